@@ -1,0 +1,22 @@
+// Every C++ operator of the library, in one place. The build compiles this file once into librbm_cpu and once, with
+// RBM_CUDA_LIBRARY defined, into librbm_cuda. Schemas, fake implementations and derivatives stand in
+// rbm_kernels/<operator>/op.py; only implementations are bound here.
+#include <torch/csrc/stable/library.h>
+
+#include "memory_update.h"
+
+#ifdef RBM_CUDA_LIBRARY
+
+STABLE_TORCH_LIBRARY_IMPL(rbm, CUDA, m) {
+  m.impl("memory_statistics", TORCH_BOX(&rbm::cuda::memory_statistics));
+  m.impl("memory_update_", TORCH_BOX(&rbm::cuda::memory_update_));
+}
+
+#else
+
+STABLE_TORCH_LIBRARY_IMPL(rbm, CPU, m) {
+  m.impl("memory_statistics", TORCH_BOX(&rbm::cpu::memory_statistics));
+  m.impl("memory_update_", TORCH_BOX(&rbm::cpu::memory_update_));
+}
+
+#endif

@@ -1,0 +1,43 @@
+"""Routing-by-Memory: distil a graph neural network into a sparse mixture of experts that needs no graph.
+
+* :func:`rbm.distill`: a graph and a teacher in, a student out.
+* :class:`rbm.FusedRbMLayer`: the layer alone, for any other model.
+* :mod:`rbm_kernels`: the operators alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from rbm_kernels import __version__
+
+from .layer import FusedRbMLayer, Routing
+from .students import MLPStudent, RbMStudent
+
+if TYPE_CHECKING:
+    from .checkpoint import load_student
+    from .config import Config, preset_config
+    from .datasets import load_dataset
+    from .distillation import Distillation, distill
+
+# What stands on PyTorch Geometric and scikit-learn is imported when it is first asked for: who wants the layer alone
+# does not wait for them.
+_LAZY = {
+    "Config": "config",
+    "Distillation": "distillation",
+    "distill": "distillation",
+    "load_dataset": "datasets",
+    "load_student": "checkpoint",
+    "preset_config": "config",
+}
+
+__all__ = ["FusedRbMLayer", "MLPStudent", "RbMStudent", "Routing", "__version__", *_LAZY]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rbm' has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

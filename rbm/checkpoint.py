@@ -1,0 +1,199 @@
+"""The run folder: what a run leaves behind, how it survives a kill, and how a student is loaded again.
+
+Nothing is ever unpickled: finished models are safetensors files, the state of an unfinished one is read with
+``weights_only``. Files are written beside their place and renamed, so that a kill leaves the old file or the new one.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .config import Config
+from .students import MLPStudent, RbMStudent
+
+STUDENTS = {"RbMStudent": RbMStudent, "MLPStudent": MLPStudent}
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then move it there in one step."""
+    partial = path.with_name(path.name + ".partial")
+    write(partial)
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    text = json.dumps(content, indent=2) + "\n"
+    write_atomically(path, lambda partial: partial.write_text(text))
+
+
+class RunFolder:
+    """One run on disk.
+
+    ==========================  ==========================================================================
+    ``config.yaml``             the configuration
+    ``metrics.jsonl``           one line an epoch
+    ``<phase>.safetensors``     the best state of a finished phase (teacher, mlp, student) and its result
+    ``student.json``            class and arguments that rebuild the student
+    ``summary.json``            results, equal for equal seeds
+    ``timings.json``            seconds and latencies, which are not
+    ``checkpoint.pt``           state of the unfinished phase; gone when the run is complete
+    ``*.png``                   plots
+    ==========================  ==========================================================================
+
+    Raises:
+        FileExistsError: the folder holds a run and neither ``resume`` nor ``overwrite`` is given.
+        FileNotFoundError: ``resume`` without a run to continue.
+        ValueError: ``resume`` with another configuration than the run was started with.
+    """
+
+    def __init__(self, path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        config_file = self.path / "config.yaml"
+        if resume:
+            if not config_file.is_file():
+                raise FileNotFoundError(f"run folder {self.path} has no config.yaml: there is no run to resume")
+            _check_same(Config.from_yaml(config_file), config, self.path)
+        else:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                if not overwrite:
+                    raise FileExistsError(
+                        f"run folder {self.path} exists and is not empty;"
+                        " use --resume to continue it, --overwrite to replace it, or another --out"
+                    )
+                self._remove_old_run()
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(config_file, lambda partial: partial.write_text(config.to_yaml()))
+
+    def _remove_old_run(self) -> None:
+        # Only what a run writes: a folder given by mistake keeps everything else.
+        if not self.path.is_dir() or not (self.path / "config.yaml").is_file():
+            raise FileExistsError(f"{self.path} is not a run folder (no config.yaml), so --overwrite leaves it alone")
+        for pattern in ("*.safetensors", "*.json", "*.jsonl", "*.png", "*.partial", "checkpoint.pt", "config.yaml"):
+            for file in self.path.glob(pattern):
+                file.unlink()
+
+    def finished(self, phase: str) -> dict[str, Any] | None:
+        """The result of a phase that is complete, or None."""
+        path = self.path / f"{phase}.safetensors"
+        if not path.is_file():
+            return None
+        return json.loads(_metadata(path)["result"])
+
+    def save_phase(self, phase: str, model: nn.Module, result: dict[str, Any]) -> None:
+        """Write the model of a finished phase together with its result."""
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        metadata = {"format": "rbm", "result": json.dumps(result)}
+        write_atomically(self.path / f"{phase}.safetensors", lambda partial: save_file(tensors, partial, metadata))
+        (self.path / "checkpoint.pt").unlink(missing_ok=True)
+
+    def load_phase(self, phase: str, model: nn.Module) -> None:
+        """Read the model of a finished phase."""
+        load_weights(model, self.path / f"{phase}.safetensors")
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        write_atomically(self.path / "checkpoint.pt", lambda partial: torch.save(state, partial))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The state of the unfinished phase, or None where there is none."""
+        path = self.path / "checkpoint.pt"
+        if not path.is_file():
+            return None
+        try:
+            return torch.load(path, weights_only=True)
+        except Exception as error:
+            raise ValueError(f"{path} is not a readable checkpoint ({error}); delete it to start its phase anew") from error
+
+    def keep_metrics(self, phases: tuple[str, ...], phase: str, epochs: int) -> None:
+        """Drop the lines of ``phase`` from ``epochs`` on and all lines of later phases: they will be written again."""
+        path = self.path / "metrics.jsonl"
+        later = phases[phases.index(phase) + 1 :]
+        kept = [
+            record
+            for record in self.metrics()
+            if record["phase"] not in later and (record["phase"] != phase or record["epoch"] < epochs)
+        ]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        write_atomically(path, lambda partial: partial.write_text(text))
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of ``metrics.jsonl``; a line that a kill cut short is left out."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        lines = path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def save_student(folder: Path | str, student: nn.Module, arguments: dict[str, Any]) -> None:
+    """Write ``student.json``, from which :func:`load_student` rebuilds the module that ``student.safetensors`` fills."""
+    write_json(Path(folder) / "student.json", {"class": type(student).__name__, "arguments": arguments})
+
+
+def load_student(folder: Path | str) -> nn.Module:
+    """Load the student of a run folder, in eval mode, on the CPU.
+
+    Raises:
+        FileNotFoundError: the folder holds no finished student.
+        ValueError: a file of it is corrupt or was not written by this package.
+    """
+    folder = Path(folder)
+    description, weights = folder / "student.json", folder / "student.safetensors"
+    for file in (description, weights):
+        if not file.is_file():
+            raise FileNotFoundError(f"{folder} holds no {file.name}: it is no run folder, or its run is not finished")
+    try:
+        content = json.loads(description.read_text())
+        student = STUDENTS[content["class"]](**content["arguments"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{description} does not describe a student of this package: {error!r}") from error
+    load_weights(student, weights)
+    return student.eval()
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill ``model`` from a safetensors file of this package; ValueError where the file is corrupt or foreign."""
+    _metadata(path)
+    with safe_open(path, framework="pt") as file:
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from error
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+    if metadata.get("format") != "rbm":
+        raise ValueError(f"{path} was not written by this package: its metadata lacks format=rbm")
+    return metadata
+
+
+def _check_same(stored: Config, given: Config, path: Path) -> None:
+    if stored == given:
+        return
+    changed = [
+        f"{old.split(':')[0].strip()} (was {old.split(':', 1)[1].strip()}, now {new.split(':', 1)[1].strip()})"
+        for old, new in zip(stored.to_yaml().splitlines(), given.to_yaml().splitlines(), strict=True)
+        if old != new
+    ]
+    raise ValueError(
+        f"run folder {path} was started with another configuration: {'; '.join(changed)};"
+        " resume without these changes, or use another --out"
+    )

@@ -1,0 +1,141 @@
+"""The command line: ``rbm distill``, ``rbm predict``, ``rbm info``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Distil a graph neural network into a Routing-by-Memory student that needs no graph.",
+)
+# Results go to standard output, progress and errors to standard error.
+console, status = Console(), Console(stderr=True)
+
+
+@app.command()
+def distill(
+    dataset: Annotated[str | None, typer.Option(help="Dataset; the default, digits, needs no files.")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")] = None,
+    setting: Annotated[str | None, typer.Option(help="transductive or inductive.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="sage or gcn.")] = None,
+    preset: Annotated[str | None, typer.Option(help="clean (recommended) or paper (the paper's equations).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of splits, initialisation and dropout.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, for example student.lr=0.005; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/DATASET-SETTING-PRESET-seedN].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run of this folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this folder.")] = False,
+    plots: Annotated[bool, typer.Option(help="Write plots into the run folder.")] = True,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
+) -> None:
+    """Train a teacher on a graph, distil it into a student, and compare them."""
+    from .checkpoint import RunFolder
+    from .datasets import find_dataset, load_dataset
+    from .distillation import distill as run_distillation
+    from .report import results_markdown, results_table, write_plots
+
+    chosen = _configuration(dataset, root, setting, teacher, preset, seed, config, set_, out if resume else None)
+    info = find_dataset(chosen.dataset)
+    data = load_dataset(chosen.dataset, chosen.root or None, seed=chosen.seed).to(_device(device))
+    name = f"{chosen.dataset}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
+    folder = RunFolder(out or Path("runs") / name, chosen, resume=resume, overwrite=overwrite)
+
+    status.print(f"[bold]{info.name}[/]: {info.description}; writing to {folder.path}", highlight=False)
+    result = run_distillation(
+        data, config=chosen, folder=folder, unseen_fraction=info.unseen_fraction, console=status
+    )
+    console.print(results_table(result.summary, result.timings))
+    (folder.path / "results.md").write_text(results_markdown(result.summary, result.timings))
+    if plots:
+        with status.status("plots"):
+            write_plots(result, folder.metrics(), folder.path)
+    console.print(f"run folder: {folder.path}", highlight=False)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")],
+    features: Annotated[Path, typer.Argument(help=".npy, .npz (array x) or .csv, one row a node.")],
+    out: Annotated[Path, typer.Option(help="File to write: .csv (class and probability) or .npy (all).")] = Path(
+        "predictions.csv"
+    ),
+) -> None:
+    """Predict classes for rows of features with the student of a run folder."""
+    from .checkpoint import load_student
+    from .prediction import check_format, predict_probabilities, read_features, write_predictions
+
+    check_format(out)
+    student = load_student(run)
+    rows = read_features(features, student.layers[0].in_features)
+    write_predictions(predict_probabilities(student, rows), out)
+    console.print(f"{rows.shape[0]} predictions written to {out}", highlight=False)
+
+
+@app.command()
+def info() -> None:
+    """Tell what was built, what is installed, and which implementation serves each operator."""
+    from .info import tables
+
+    for table in tables():
+        console.print(table)
+
+
+def _configuration(dataset, root, setting, teacher, preset, seed, config_file, assignments, resumed):
+    """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
+    import yaml
+
+    from .config import Config, parse_assignments, preset_config
+    from .datasets import find_dataset
+
+    options = {"root": root, "setting": setting, "seed": seed}
+    given = {key: value for key, value in options.items() if value is not None}
+    if resumed is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
+        stored = Path(resumed) / "config.yaml"
+        if not stored.is_file():
+            raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
+        return Config.from_yaml(stored)
+
+    changes = {}
+    if config_file is not None:
+        if not config_file.is_file():
+            raise FileNotFoundError(f"configuration file {config_file} does not exist")
+        changes = yaml.safe_load(config_file.read_text()) or {}
+    dataset = find_dataset(dataset or changes.get("dataset", "digits")).name
+    preset = preset or changes.get("preset", "clean")
+    setting = setting or changes.get("setting", "transductive")
+    teacher = teacher or changes.get("teacher", {}).get("name", "sage")
+    chosen = preset_config(preset, dataset, setting, teacher).updated(changes)
+    fixed = {**given, "dataset": dataset, "preset": preset, "teacher": {"name": teacher}}
+    return chosen.updated(fixed).updated(parse_assignments(assignments or []))
+
+
+def _device(name: str | None) -> str:
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device is {name!r}, which is not usable here: {str(error).splitlines()[0]}") from error
+    return name
+
+
+def main() -> None:
+    """Entry point: a user's mistake ends in one sentence and exit status 2, not in a traceback."""
+    try:
+        app()
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        status.print("[bold red]Error:[/]", end=" ")
+        status.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Everything a run can be told, as one tree of dataclasses: typed, validated, written to and read from YAML.
+
+A preset chooses the switches where the paper's equations, its released code and good practice differ (SPEC: "clean" is
+what we recommend, "paper" follows the equations). The hyperparameters of the nine datasets of the paper are the released
+ones, from ``rbm/configs/``.
+"""
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from .losses import TEMPERATURE_MODES
+from .students import NORMS
+
+SETTINGS = ("transductive", "inductive")
+PRESETS = ("clean", "paper")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the tree. Values are checked when it is built, with messages that name the key."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if is_dataclass(hints[item.name]):
+                continue
+            object.__setattr__(self, item.name, _typed(f"{self.section}{item.name}", value, hints[item.name]))
+        self.validate()
+
+    @property
+    def section(self) -> str:
+        name = type(self).__name__.removesuffix("Config").lower()
+        return f"{name}." if name else ""
+
+    def validate(self) -> None:
+        """Raise ValueError where a value is out of range."""
+
+    def require(self, name: str, fits: bool, expected: str) -> None:
+        if not fits:
+            raise ValueError(f"{self.section}{name} is {getattr(self, name)!r}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class Network(Section):
+    """What every trained network has: its shape and its optimiser (Adam, one step an epoch)."""
+
+    num_layers: int = 2
+    hidden_channels: int = 128
+    norm: str = "none"
+    dropout: float = 0.3
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    max_epochs: int = 500
+    patience: int = 50
+
+    def validate(self) -> None:
+        for name in ("num_layers", "hidden_channels", "max_epochs", "patience"):
+            self.require(name, getattr(self, name) >= 1, "at least 1")
+        self.require("norm", self.norm in NORMS, f"one of {', '.join(NORMS)}")
+        self.require("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self.require("lr", self.lr > 0, "a positive number")
+        self.require("weight_decay", self.weight_decay >= 0, "at least 0")
+
+
+@dataclass(frozen=True)
+class TeacherConfig(Network):
+    """The graph neural network: ``sage`` (mean aggregation with the node itself) or ``gcn``."""
+
+    name: str = "sage"
+    dropout: float = 0.5
+
+
+@dataclass(frozen=True)
+class MLPConfig(Network):
+    """The plain student that the RbM student is compared with. Depth, width and norm are those of the RbM student."""
+
+
+@dataclass(frozen=True)
+class StudentConfig(Network):
+    """The RbM student.
+
+    ``decay`` is the share of the old memory in each update, ``anneal_delta`` and ``anneal_steps`` its schedule (Eq. 13);
+    ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the self-similarity loss
+    trains them; ``kmeans_max_rows = 0`` means all rows.
+    """
+
+    num_experts: int = 8
+    top_k: int = 3
+    decay: float = 0.9
+    anneal_delta: float = 0.0
+    anneal_steps: int = 200
+    input_attention: bool = True
+    dropout_first_layer: bool = True
+    detach_gates: bool = True
+    gate_temperature: float = 1.0
+    normalize_memory: bool = True
+    normalize_memory_input: bool = True
+    commitment_weight: float = 0.05
+    self_similarity_weight: float = 0.01
+    load_balance_weight: float = 0.01
+    pretrain_epochs: int = 12
+    reset_optimizer: bool = True
+    memory_weight_decay: bool = False
+    kmeans_max_rows: int = 0
+
+    def validate(self) -> None:
+        super().validate()
+        self.require("num_experts", self.num_experts >= 1, "at least 1")
+        self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")
+        self.require("decay", 0 <= self.decay <= 1, "between 0 and 1")
+        self.require("anneal_steps", self.anneal_steps >= 1, "at least 1")
+        self.require("gate_temperature", self.gate_temperature > 0, "a positive number")
+        for name in (
+            "anneal_delta",
+            "commitment_weight",
+            "self_similarity_weight",
+            "load_balance_weight",
+            "pretrain_epochs",
+            "kmeans_max_rows",
+        ):
+            self.require(name, getattr(self, name) >= 0, "at least 0")
+
+
+@dataclass(frozen=True)
+class DistillConfig(Section):
+    """How soft and hard labels mix: ``label_weight`` is the weight of the true labels, the rest goes to the teacher's."""
+
+    label_weight: float = 0.2
+    temperature: float = 1.0
+    temperature_mode: str = "softmax"
+
+    def validate(self) -> None:
+        self.require("label_weight", 0 <= self.label_weight <= 1, "between 0 and 1")
+        self.require("temperature", self.temperature > 0, "a positive number")
+        modes = ", ".join(TEMPERATURE_MODES)
+        self.require("temperature_mode", self.temperature_mode in TEMPERATURE_MODES, f"one of {modes}")
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started."""
+
+    dataset: str = "digits"
+    root: str = ""
+    setting: str = "transductive"
+    preset: str = "clean"
+    seed: int = 0
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    mlp: MLPConfig = field(default_factory=MLPConfig)
+    student: StudentConfig = field(default_factory=StudentConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+
+    def validate(self) -> None:
+        self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
+        self.require("preset", self.preset in PRESETS, f"one of {', '.join(PRESETS)}")
+        self.require("seed", 0 <= self.seed < 2**31, "between 0 and 2^31 - 1")
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(asdict(self), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, path: Path | str) -> "Config":
+        """Read a configuration; raises ValueError on an unknown key or a value that does not fit."""
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is not valid YAML: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} holds {type(content).__name__}, expected the sections of a configuration")
+        return cls().updated(content)
+
+    def updated(self, changes: dict[str, Any]) -> "Config":
+        """A copy with nested ``changes``, for example ``{"student": {"lr": 0.005}}``."""
+        return _updated(self, changes, "")
+
+
+def _updated(section: Any, changes: dict[str, Any], path: str) -> Any:
+    known = {item.name for item in fields(section)}
+    values = {}
+    for key, value in changes.items():
+        if key not in known:
+            raise ValueError(f"unknown setting {path}{key}; known here: {', '.join(sorted(known))}")
+        current = getattr(section, key)
+        if is_dataclass(current):
+            if not isinstance(value, dict):
+                raise ValueError(f"{path}{key} is {value!r}, expected a section with keys such as lr")
+            value = _updated(current, value, f"{path}{key}.")
+        values[key] = value
+    return replace(section, **values)
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    # YAML 1.1 reads 1e-7 as text, and so did the released hyperparameters; a number that is meant is taken as one.
+    if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise ValueError(f"{name} is {value!r} ({type(value).__name__}), expected {kind.__name__}")
+    return value
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """Turn ``["student.lr=0.005"]`` into ``{"student": {"lr": 0.005}}``, values read as YAML."""
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as student.lr=0.005")
+        *sections, last = key.strip().split(".")
+        target = changes
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[last] = yaml.safe_load(value)
+    return changes
+
+
+_PAPER_SWITCHES: dict[str, Any] = {
+    "student": {"dropout_first_layer": False, "anneal_delta": 0.05, "normalize_memory": False},
+}
+
+
+def preset_config(preset: str, dataset: str, setting: str = "transductive", teacher: str = "sage") -> Config:
+    """The configuration that a preset gives for a dataset.
+
+    Raises:
+        ValueError: an unknown preset, or the paper's hyperparameters do not cover this dataset, setting and teacher.
+    """
+    config = Config(dataset=dataset, setting=setting, preset=preset)
+    config = config.updated({"teacher": {"name": teacher}})
+    released = _released(dataset, setting, teacher)
+    if released is None and preset == "paper":
+        raise ValueError(
+            f"the paper has no hyperparameters for dataset {dataset!r}, setting {setting!r}, teacher {teacher!r};"
+            " use the preset clean"
+        )
+    if released is not None:
+        config = config.updated(released)
+    return config.updated(_PAPER_SWITCHES) if preset == "paper" else config
+
+
+def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
+    path = resources.files("rbm") / "configs" / f"{dataset}.yaml"
+    if not path.is_file():
+        return None
+    groups = yaml.safe_load(path.read_text()).get(setting, {}).get(teacher)
+    if groups is None:
+        return None
+    rbm, mlp = groups["rbm"], groups["mlp"]
+    student = dict(rbm["student"])
+    student["decay"] = student.pop("memory_momentum")
+    return {
+        "teacher": rbm["teacher"],
+        "student": student,
+        "mlp": {key: mlp["student"][key] for key in ("dropout", "lr", "weight_decay", "max_epochs")},
+        "distill": {key: rbm["distill"][key] for key in ("label_weight", "temperature")},
+    }

@@ -1,0 +1,123 @@
+"""Checks of a graph before hours of work are built on it."""
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+def num_classes(data: Data) -> int:
+    """The number of classes: ``data.num_classes`` where it is set, else the largest label plus one."""
+    known = data.get("num_classes")
+    return int(known) if known is not None else int(data.y.max()) + 1
+
+
+def validate_data(data: Data) -> None:
+    """Check that ``data`` can be distilled; the first problem found is raised with the way to mend it.
+
+    Expected: ``x`` floating ``[N, F]`` and finite; ``edge_index`` int64 ``[2, M]`` with ids in ``[0, N)``, messages
+    flowing from row 0 to row 1 (directed graphs are left as they are); ``y`` int64 ``[N]``, valid in the masks and -1
+    at most outside them; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``, not empty, not overlapping.
+
+    Raises:
+        TypeError: not a ``Data``, or a tensor of the wrong kind or dtype.
+        ValueError: anything else.
+    """
+    if not isinstance(data, Data):
+        raise TypeError(f"data: got {type(data).__name__}, expected torch_geometric.data.Data(x, edge_index, y, masks)")
+    num_nodes = _check_features(data)
+    _check_edges(data, num_nodes)
+    labels = _tensor(data, "y")
+    if labels.dtype != torch.int64:
+        raise TypeError(f"data.y: got {labels.dtype}, expected torch.int64 class numbers; use data.y.long()")
+    if labels.shape != (num_nodes,):
+        hint = "; use data.y.squeeze(1)" if labels.shape == (num_nodes, 1) else ""
+        raise ValueError(f"data.y: got shape {list(labels.shape)}, expected [{num_nodes}], one class a node{hint}")
+    _check_masks(data, num_nodes)
+    _check_labels(data)
+
+
+def _tensor(data: Data, name: str) -> Tensor:
+    value = data.get(name)
+    if value is None:
+        raise ValueError(f"data.{name}: missing, expected a tensor; set data.{name} before passing the graph")
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        kind = f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"data.{name}: got {kind}, expected a dense torch.Tensor")
+    return value
+
+
+def _first(ids: Tensor, limit: int = 5) -> str:
+    shown = ", ".join(str(i) for i in ids[:limit].tolist())
+    return shown + (", ..." if ids.numel() > limit else "")
+
+
+def _check_features(data: Data) -> int:
+    x = _tensor(data, "x")
+    if not x.is_floating_point():
+        raise TypeError(f"data.x: got {x.dtype}, expected floating-point features; use data.x.float()")
+    if x.dim() != 2 or 0 in x.shape:
+        raise ValueError(f"data.x: got shape {list(x.shape)}, expected [nodes, features] with at least one of each")
+    bad = (~torch.isfinite(x)).any(dim=1).nonzero().flatten()
+    if bad.numel():
+        raise ValueError(
+            f"data.x: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {_first(bad)}), "
+            "expected finite numbers; repair or drop these nodes, for example with torch.nan_to_num(data.x)"
+        )
+    return x.size(0)
+
+
+def _check_edges(data: Data, num_nodes: int) -> None:
+    edges = _tensor(data, "edge_index")
+    if edges.dtype != torch.int64:
+        raise TypeError(f"data.edge_index: got {edges.dtype}, expected torch.int64; use data.edge_index.long()")
+    if edges.dim() != 2 or edges.size(0) != 2:
+        hint = "; use data.edge_index.t()" if edges.dim() == 2 and edges.size(1) == 2 else ""
+        raise ValueError(f"data.edge_index: got shape {list(edges.shape)}, expected [2, edges]{hint}")
+    bad = ((edges < 0) | (edges >= num_nodes)).any(dim=0).nonzero().flatten()
+    if bad.numel():
+        source, target = edges[:, bad[0]].tolist()
+        raise ValueError(
+            f"data.edge_index: {bad.numel()} of {edges.size(1)} edges point outside the graph (edge {_first(bad)}; "
+            f"edge {bad[0]} is {source} -> {target}), expected node ids from 0 to {num_nodes - 1}; "
+            "renumber the nodes or drop these edges"
+        )
+
+
+def _check_masks(data: Data, num_nodes: int) -> None:
+    masks = {name: _tensor(data, name) for name in MASKS}
+    for name, mask in masks.items():
+        if mask.dtype != torch.bool:
+            raise TypeError(f"data.{name}: got {mask.dtype}, expected torch.bool, True for the nodes of the set")
+        if mask.shape != (num_nodes,):
+            several = mask.dim() == 2 and mask.size(0) == num_nodes
+            hint = f"; choose one of its {mask.size(1)} splits, data.{name}[:, 0]" if several else ""
+            raise ValueError(f"data.{name}: got shape {list(mask.shape)}, expected [{num_nodes}]{hint}")
+        if not mask.any():
+            raise ValueError(f"data.{name}: no node is marked, expected at least one; mark nodes for this set")
+    for one, other in (MASKS[:2], MASKS[::2], MASKS[1:]):
+        both = (masks[one] & masks[other]).nonzero().flatten()
+        if both.numel():
+            raise ValueError(
+                f"data.{one}: {both.numel()} nodes are in data.{other} as well (node {_first(both)}), expected "
+                "disjoint sets; clear them in one of the two"
+            )
+
+
+def _check_labels(data: Data) -> None:
+    known = data.get("num_classes")
+    if known is not None and (isinstance(known, bool) or not isinstance(known, int) or known < 1):
+        raise TypeError(f"data.num_classes: got {known!r}, expected a positive int; set it or delete it")
+    used = data.train_mask | data.val_mask | data.test_mask
+    wrong = (data.y < -1) | ((data.y < 0) & used)
+    expected = "class numbers from 0 (-1, unknown, only outside the masks)"
+    if known is not None:
+        wrong |= data.y >= known
+        expected = f"class numbers from 0 to {known - 1} (-1, unknown, only outside the masks)"
+    bad = wrong.nonzero().flatten()
+    if bad.numel():
+        raise ValueError(
+            f"data.y: {bad.numel()} labels are out of range (node {_first(bad)}; node {bad[0]} has "
+            f"{int(data.y[bad[0]])}), expected {expected}; renumber the classes or take these nodes out of the masks"
+        )

@@ -1,0 +1,60 @@
+"""What ``rbm info`` tells: the build, the versions, the devices, and who serves each operator."""
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from rich.table import Table
+
+from rbm_kernels import _native
+from rbm_kernels._dispatch import DEVICES, implementations
+
+PACKAGES = ("torch", "triton", "torch-geometric", "numpy", "scikit-learn", "safetensors")
+
+
+def tables() -> Iterator[Table]:
+    """Tables for the terminal, in the order in which they are printed."""
+    yield _pairs("Build", {name: str(value) for name, value in _native.build_info().items()})
+    yield _pairs("Versions", {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}})
+    yield _pairs("Devices", devices())
+    yield _pairs("Libraries", libraries())
+
+    served = Table(title="Operators", title_justify="left")
+    served.add_column("torch.ops.rbm")
+    for device in DEVICES:
+        served.add_column(device)
+    for operator, by_device in implementations().items():
+        served.add_row(operator, *by_device.values())
+    yield served
+
+
+def devices() -> dict[str, str]:
+    """The devices found, by name."""
+    found = {"cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        found[f"cuda:{index}"] = f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}"
+    return found
+
+
+def libraries() -> dict[str, str]:
+    """What became of each built library."""
+    return {
+        f"librbm_{name}": "loaded" if entry["loaded"] else f"not loaded: {entry['reason']}"
+        for name, entry in _native.status().items()
+    }
+
+
+def _pairs(title: str, pairs: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in pairs.items():
+        table.add_row(name, value)
+    return table
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,57 @@
+"""Where the memory vectors start: at the K-means centres of what each router sees."""
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+from torch.nn import functional as F
+
+from .layer import FusedRbMLayer
+from .students import RbMStudent
+
+
+def kmeans_memory(rows: Tensor, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:
+    """K-means centres of the rows' directions, unit length, ``[E, D]`` in float32 on the rows' device.
+
+    Args:
+        rows: ``[B, D]``, at least ``num_experts`` of them.
+        num_experts: ``E``.
+        seed: of k-means++ (10 starts).
+        max_rows: fit on that many rows drawn at random; all of them by default.
+
+    Raises:
+        ValueError: fewer rows than experts, or rows that are not finite.
+    """
+    if rows.shape[0] < num_experts:
+        raise ValueError(
+            f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"
+            " use fewer experts"
+        )
+    if not torch.isfinite(rows).all():
+        raise ValueError("rows hold NaN or infinity; K-means needs finite rows")
+    unit = F.normalize(rows.detach().float(), dim=-1).cpu().numpy()
+    if max_rows is not None and len(unit) > max_rows:
+        unit = unit[np.random.default_rng(seed).choice(len(unit), max_rows, replace=False)]
+    centers = KMeans(num_experts, n_init=10, random_state=seed).fit(unit).cluster_centers_
+    return F.normalize(torch.from_numpy(centers).float(), dim=-1).to(rows.device)
+
+
+@torch.no_grad()
+def initialize_memory(student: RbMStudent, x: Tensor, *, seed: int = 0, max_rows: int | None = None) -> None:
+    """Place every layer's memory vectors, first layer first, by the rows ``x [B, F]`` as they arrive at each router.
+
+    A layer that has its memory routes the rows to the next one, in eval mode, as the released code does (the paper says
+    only "inputs for each layer").
+    """
+    training = student.training
+    student.eval()
+    for layer, rows in student.router_inputs(x):
+        _place(layer, kmeans_memory(rows, layer.num_experts, seed=seed, max_rows=max_rows))
+    student.train(training)
+
+
+def _place(layer: FusedRbMLayer, centers: Tensor) -> None:
+    # K-means leaves a centre at zero when rows are zero or fewer directions than experts exist. Such a vector has no
+    # direction to be near to; the layer's random start has one.
+    placed = centers.norm(dim=-1, keepdim=True) > 0
+    layer.memory.copy_(torch.where(placed, centers.to(layer.memory.dtype), layer.memory))

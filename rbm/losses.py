@@ -1,0 +1,91 @@
+"""One function a loss. All are means over rows (or experts), so that weights mean the same for every batch size."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .layer import Routing
+
+TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
+
+
+def hard_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy with the true classes, the first term of the paper's Eq. 8. ``logits [B, C]``, ``labels [B]``."""
+    return F.cross_entropy(logits, labels)
+
+
+def soft_label_loss(
+    logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax"
+) -> Tensor:
+    """``KL(teacher || student)``, the second term of the paper's Eq. 8, as a mean over the rows of ``[B, C]``.
+
+    Args:
+        logits: the student's.
+        teacher_logits: the teacher's, same shape; no gradient flows into them.
+        temperature: softens both distributions.
+        mode: ``softmax`` divides both logits by the temperature. ``scaled_log_probs`` is the released code's form: it
+            divides the log-probabilities and does not normalise them again, so that the student at temperature 1
+            imitates ``p^(1/T)`` and each row weighs its mass over T.
+
+    Raises:
+        ValueError: an unknown mode.
+    """
+    teacher_logits = teacher_logits.detach()
+    if mode == "softmax":
+        student = F.log_softmax(logits / temperature, dim=-1)
+        teacher = F.log_softmax(teacher_logits / temperature, dim=-1)
+    elif mode == "scaled_log_probs":
+        student = F.log_softmax(logits, dim=-1) / temperature
+        teacher = F.log_softmax(teacher_logits, dim=-1) / temperature
+    else:
+        raise ValueError(f"mode is {mode!r}, expected one of {', '.join(TEMPERATURE_MODES)}")
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+def commitment_loss(routing: Routing) -> Tensor:
+    """Eq. 6: minus the gate-weighted cosine of each row with its memory vectors. Pulls rows towards their experts."""
+    return -(routing.gates * routing.cosines).sum(-1).mean()
+
+
+def self_similarity_loss(memory: Tensor) -> Tensor:
+    """Eq. 7: mean cosine over all pairs of memory vectors ``[E, D]``, gradient on one side. Pushes them apart."""
+    unit = F.normalize(memory, dim=-1)
+    return (unit @ unit.detach().T).mean()
+
+
+def load_balance_loss(routing: Routing, num_experts: int) -> Tensor:
+    """Squared coefficient of variation of the experts' load: ``Var(load) / mean(load)^2``, load = sum of gates.
+
+    The variance is the unbiased one, as in the released code. Zero for a single expert.
+    """
+    if num_experts == 1:
+        return routing.gates.new_zeros(())
+    load = expert_load(routing, num_experts)
+    return load.var() / (load.mean().square() + 1e-10)
+
+
+def expert_load(routing: Routing, num_experts: int) -> Tensor:
+    """Sum of the gates that each expert received, ``[E]``, with gradient."""
+    experts = routing.experts.flatten().long()
+    # A product with a one-hot matrix, not index_add: its order of summation is fixed on every device.
+    return routing.gates.flatten() @ F.one_hot(experts, num_experts).to(routing.gates.dtype)
+
+
+def embedding_loss(
+    routings: list[Routing],
+    memories: list[Tensor],
+    *,
+    commitment_weight: float,
+    self_similarity_weight: float,
+    load_balance_weight: float,
+) -> Tensor | float:
+    """Sum over layers of the weighted embedding losses (paper, Eq. 12). A term with weight zero is not computed."""
+    loss: Tensor | float = 0.0
+    for routing, memory in zip(routings, memories, strict=True):
+        if commitment_weight > 0:
+            loss = loss + commitment_weight * commitment_loss(routing)
+        if self_similarity_weight > 0:
+            loss = loss + self_similarity_weight * self_similarity_loss(memory)
+        if load_balance_weight > 0:
+            loss = loss + load_balance_weight * load_balance_loss(routing, memory.shape[0])
+    return loss

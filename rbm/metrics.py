@@ -1,0 +1,59 @@
+"""What is measured of a trained model: accuracy, and the time that a prediction takes."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of rows of ``logits [B, C]`` whose largest entry is the label, in [0, 1]; NaN for no rows."""
+    if labels.numel() == 0:
+        return float("nan")
+    return (logits.argmax(dim=-1) == labels).sum().item() / labels.numel()
+
+
+def median_milliseconds(call: Callable[[], object], repeats: int) -> float:
+    """Median wall-clock time of ``call`` in milliseconds, after a warm-up call. Waits for a CUDA device."""
+
+    def timed() -> float:
+        start = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    timed()
+    return statistics.median(timed() for _ in range(repeats))
+
+
+@torch.no_grad()
+def student_latency(student: nn.Module, x: Tensor, *, repeats: int = 30) -> tuple[float, float]:
+    """Milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
+    student.eval()
+    one = x[:1].contiguous()
+    return median_milliseconds(lambda: student(one), repeats), median_milliseconds(lambda: student(x), 3)
+
+
+@torch.no_grad()
+def teacher_latency(
+    teacher: nn.Module, x: Tensor, edge_index: Tensor, *, num_layers: int, repeats: int = 30
+) -> tuple[float, float]:
+    """Milliseconds that a teacher takes for one node, its neighbourhood gathered, and for all nodes.
+
+    The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood.
+    """
+    from torch_geometric.utils import k_hop_subgraph
+
+    teacher.eval()
+    nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1).long().tolist())
+
+    def one_node() -> Tensor:
+        subset, edges, position, _ = k_hop_subgraph(
+            next(nodes), num_layers, edge_index, relabel_nodes=True, num_nodes=x.shape[0]
+        )
+        return teacher(x[subset], edges)[position]
+
+    return median_milliseconds(one_node, repeats), median_milliseconds(lambda: teacher(x, edge_index), 3)

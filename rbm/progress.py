@@ -1,0 +1,51 @@
+"""Progress on the terminal: one bar a phase, with the current loss and accuracies."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+if TYPE_CHECKING:
+    from .training import Accuracies
+
+TITLES = {"teacher": "Teacher", "mlp": "MLP student", "student": "RbM student"}
+
+
+class Bar:
+    """The bar of one phase."""
+
+    def __init__(self, rich: RichProgress, title: str, total: int) -> None:
+        self._rich = rich
+        self._task = rich.add_task(title, total=total, status="")
+
+    def update(self, epochs: int, loss: float, accuracies: "Accuracies") -> None:
+        status = f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}"
+        self._rich.update(self._task, completed=epochs, status=status)
+
+
+class Progress:
+    """Where a run reports to. ``Progress(None)`` is silent."""
+
+    def __init__(self, console: Console | None) -> None:
+        self._console = console or Console(quiet=True)
+
+    def say(self, text: str) -> None:
+        """Print one line above the bars."""
+        self._console.print(text, highlight=False)
+
+    @contextmanager
+    def phase(self, phase: str, total: int) -> Iterator[Bar]:
+        """A bar for a training phase of at most ``total`` epochs; early stopping leaves it short of the end."""
+        columns = (
+            TextColumn("[bold]{task.description:<12}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with RichProgress(*columns, console=self._console) as rich:
+            yield Bar(rich, TITLES.get(phase, phase), total)

@@ -1,0 +1,100 @@
+"""What a run shows at its end: the comparison as a table, and plots of how it came about."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch.nn import functional as F
+
+from . import plots
+from .distillation import Distillation
+from .losses import expert_load
+from .students import RbMStudent
+
+_ROWS = (("teacher", "Teacher"), ("mlp", "MLP student"), ("student", "RbM student"))
+_COLUMNS = (
+    "Test accuracy at best validation",
+    "Validation",
+    "Maximum of test over epochs (as published)",
+    "Parameters",
+    "Active",
+    "One node, ms",
+    "All nodes, ms",
+)
+
+
+def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
+    """Teacher, MLP student and RbM student side by side, for the terminal."""
+    table = Table(title=_title(summary), title_justify="left")
+    table.add_column("")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for name, *cells in _cells(summary, timings):
+        style = "bold" if name == "RbM student" else None
+        table.add_row(name, *cells, style=style)
+    return table
+
+
+def results_markdown(summary: dict[str, Any], timings: dict[str, Any]) -> str:
+    """The same table in Markdown."""
+    lines = [f"| {_title(summary)} | {' | '.join(_COLUMNS)} |", "|---|" + "---:|" * len(_COLUMNS)]
+    lines += [f"| {' | '.join(row)} |" for row in _cells(summary, timings)]
+    return "\n".join(lines) + "\n"
+
+
+def _title(summary: dict[str, Any]) -> str:
+    teacher = summary["teacher"]["name"]
+    return f"{summary['dataset']}, {summary['setting']}, {teacher} teacher, seed {summary['seed']}"
+
+
+def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for key, name in _ROWS:
+        result, latency = summary[key], timings.get(key)
+        rows.append(
+            [
+                name,
+                f"{result['test_accuracy']:.2%}",
+                f"{result['val_accuracy']:.2%}",
+                f"{result['test_max']:.2%}",
+                _count(result["parameters"]),
+                _count(result["active_parameters"]),
+                "" if latency is None else f"{latency['one_node_ms']:.3f}",
+                "" if latency is None else f"{latency['all_nodes_ms']:.2f}",
+            ]
+        )
+    return rows
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+@torch.no_grad()
+def expert_loads(student: RbMStudent, x: torch.Tensor) -> torch.Tensor:
+    """Share of the gates' mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
+    _, routings = student.eval()(x, return_routing=True)
+    loads = [
+        expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)
+    ]
+    return F.normalize(torch.stack(loads), p=1, dim=-1)
+
+
+@torch.no_grad()
+def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Training curves, expert load, and the rows at the last router coloured by top expert and by label.
+
+    Returns:
+        The files written: ``training.png``, ``expert_load.png``, ``representation.png``.
+    """
+    files = [folder / name for name in ("training.png", "expert_load.png", "representation.png")]
+    x, labels = result.split.graph.x, result.split.graph.y
+    plots.plot_training_curves(records, files[0])
+    plots.plot_expert_load(expert_loads(result.student, x).cpu(), files[1])
+
+    *_, (_, rows) = result.student.eval().router_inputs(x)
+    _, routings = result.student(x, return_routing=True)
+    top_expert = routings[-1].experts[:, 0]
+    plots.plot_router_inputs(rows.cpu(), top_expert.cpu(), labels.cpu(), files[2], seed=result.config.seed)
+    return files

@@ -1,0 +1,155 @@
+"""Which nodes train, validate and test a student, and which of them training may see at all.
+
+Two settings of the paper. *Transductive*: training sees the whole graph, and only the labels of validation and test
+nodes are hidden. *Inductive*: some test nodes are hidden with all their edges; training sees the graph that remains,
+and the hidden ("unseen") nodes arrive afterwards, as new users of a deployed model do.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+SETTINGS = ("transductive", "inductive")
+_GENERATORS = {"pcg64": np.random.default_rng, "mt19937": np.random.RandomState}
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSplit:
+    """A graph, and the part of it that training may see.
+
+    Attributes:
+        setting: ``"transductive"`` or ``"inductive"``.
+        graph: the full graph.
+        observed: what training may see, with its own masks; the same object as ``graph`` when transductive.
+        observed_nodes: int64 ``[n_observed]``; row ``i`` of ``observed`` is node ``observed_nodes[i]`` of ``graph``.
+        unseen_nodes: int64 ``[n_unseen]``, ascending ids in ``graph`` of the test nodes hidden from training.
+    """
+
+    setting: str
+    graph: Data
+    observed: Data
+    observed_nodes: Tensor
+    unseen_nodes: Tensor
+
+
+def split_graph(
+    data: Data, setting: str = "transductive", *, unseen_fraction: float = 0.2, seed: int = 0
+) -> GraphSplit:
+    """Hide a part of the test nodes from training (inductive), or nothing (transductive).
+
+    The unseen nodes are the first ``int(unseen_fraction * n_test)`` entries of ``torch.randperm(n_test)`` under
+    ``seed``, taken as positions in the ascending list of test nodes: the rule of the RbM, GLNN, NOSMOG and CoHOp code.
+    With ``unseen_fraction=1.0`` (Planetoid's protocol) every test node is unseen, and ``observed`` has no test node.
+    Observed nodes are renumbered in the order training, validation, observed test, other nodes, each ascending. No edge
+    of ``observed`` touches an unseen node.
+
+    Args:
+        data: a graph with ``train_mask``, ``val_mask`` and ``test_mask`` (see ``rbm.datasets.validate_data``).
+        setting: ``"transductive"`` or ``"inductive"``.
+        unseen_fraction: share of the test nodes to hide, in (0, 1]; unused when transductive.
+        seed: seed of the permutation; unused when transductive.
+
+    Raises:
+        ValueError: an unknown setting, a fraction outside (0, 1], or a fraction that hides no node.
+    """
+    if setting not in SETTINGS:
+        raise ValueError(f"setting: got {setting!r}, expected one of {', '.join(SETTINGS)}")
+    num_nodes = data.num_nodes
+    if setting == "transductive":
+        empty = torch.empty(0, dtype=torch.int64)
+        return GraphSplit(setting, data, data, torch.arange(num_nodes), empty)
+
+    if not 0.0 < unseen_fraction <= 1.0:
+        raise ValueError(f"unseen_fraction: got {unseen_fraction}, expected a number in (0, 1]")
+    test_nodes = _nodes(data.test_mask)
+    count = int(unseen_fraction * test_nodes.numel())
+    if count == 0:
+        raise ValueError(
+            f"unseen_fraction: {unseen_fraction} of {test_nodes.numel()} test nodes hides no node at all; "
+            "pass a larger fraction or mark more nodes in data.test_mask"
+        )
+    permutation = torch.randperm(test_nodes.numel(), generator=torch.Generator().manual_seed(seed))
+    unseen = test_nodes[permutation[:count]].sort().values
+
+    observed_test = data.test_mask.cpu().clone()
+    observed_test[unseen] = False
+    other = ~(data.train_mask | data.val_mask | data.test_mask)
+    observed_nodes = torch.cat([_nodes(mask) for mask in (data.train_mask, data.val_mask, observed_test, other)])
+    return GraphSplit(setting, data, _induced_subgraph(data, observed_nodes), observed_nodes, unseen)
+
+
+def _nodes(mask: Tensor) -> Tensor:
+    return mask.nonzero().flatten().cpu()
+
+
+def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
+    """The subgraph on ``nodes``, its rows in exactly that order (PyG's ``Data.subgraph`` keeps ascending order)."""
+    nodes = nodes.to(data.edge_index.device)
+    new_id = torch.full((data.num_nodes,), -1, dtype=torch.int64, device=nodes.device)
+    new_id[nodes] = torch.arange(nodes.numel(), device=nodes.device)
+    edges = new_id[data.edge_index]
+    kept = (edges >= 0).all(dim=0)
+
+    observed = Data()
+    for key, value in data:
+        if key == "edge_index":
+            observed.edge_index = edges[:, kept]
+        elif key == "num_nodes":
+            observed.num_nodes = nodes.numel()
+        elif data.is_node_attr(key):
+            observed[key] = value[nodes]
+        elif data.is_edge_attr(key):
+            observed[key] = value[kept]
+        else:
+            observed[key] = value
+    return observed
+
+
+def per_class_masks(
+    labels: Tensor, *, seed: int = 0, train_per_class: int = 20, val_per_class: int = 30, split_rng: str = "pcg64"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw a training and a validation set with equally many nodes of each class; the rest is the test set.
+
+    For each class in ascending order ``train_per_class`` of its nodes are drawn without replacement; then, again class
+    by class, ``val_per_class`` of the nodes left.
+
+    Args:
+        labels: int64 ``[N]``, non-negative.
+        seed: seed of the generator.
+        train_per_class: training nodes of each class.
+        val_per_class: validation nodes of each class.
+        split_rng: ``"pcg64"`` (NumPy's ``default_rng(seed)``) gives the splits of the RbM code, ``"mt19937"``
+            (``RandomState(seed)``) those of GLNN and NOSMOG.
+
+    Returns:
+        Training, validation and test mask, bool ``[N]`` each.
+
+    Raises:
+        ValueError: an unknown generator, a negative seed, or a class too small to fill both sets and leave a test node.
+    """
+    if split_rng not in _GENERATORS:
+        raise ValueError(f"split_rng: got {split_rng!r}, expected one of {', '.join(_GENERATORS)}")
+    if seed < 0:
+        raise ValueError(f"seed: got {seed}, expected a non-negative integer")
+    generator = _GENERATORS[split_rng](seed)
+    classes = labels.cpu().numpy()
+    for label, count in zip(*np.unique(classes, return_counts=True), strict=True):
+        if count <= train_per_class + val_per_class:
+            raise ValueError(
+                f"labels: class {label} has {count} nodes, expected more than {train_per_class + val_per_class} "
+                f"({train_per_class} for training, {val_per_class} for validation, the rest for testing); "
+                "use a larger graph or smaller train_per_class and val_per_class"
+            )
+    free = np.ones(classes.size, dtype=bool)
+    masks = []
+    for per_class in (train_per_class, val_per_class):
+        candidates = [np.flatnonzero((classes == label) & free) for label in np.unique(classes)]
+        drawn = np.concatenate([generator.choice(nodes, per_class, replace=False) for nodes in candidates])
+        free[drawn] = False
+        mask = torch.zeros(classes.size, dtype=torch.bool)
+        mask[torch.from_numpy(drawn)] = True
+        masks.append(mask)
+    return masks[0], masks[1], torch.from_numpy(free)

@@ -1,0 +1,177 @@
+"""Students: models that classify a node from its own features. All of them share one interface.
+
+``student(x)`` gives logits ``[B, C]``; ``student(x, return_routing=True)`` gives ``(logits, routings)``, one
+:class:`~rbm.layer.Routing` for each routed layer (none for an MLP, none while pretraining).
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .layer import FusedRbMLayer, Routing
+
+NORMS = ("none", "batch", "layer")
+
+
+def build_norm(norm: str, channels: int) -> nn.Module:
+    """A normalisation over ``channels`` by its name in the configuration.
+
+    Raises:
+        ValueError: the name is not one of ``none``, ``batch``, ``layer``.
+    """
+    if norm == "none":
+        return nn.Identity()
+    if norm == "batch":
+        return BatchNorm(channels)
+    if norm == "layer":
+        return nn.LayerNorm(channels)
+    raise ValueError(f"norm is {norm!r}, expected one of {', '.join(NORMS)}")
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm that uses its running statistics where a batch has fewer than two rows, instead of raising."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.shape[0] < 2:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        return super().forward(x)
+
+
+def _layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_layers: int) -> list[tuple[int, int]]:
+    if num_layers < 1:
+        raise ValueError(f"num_layers is {num_layers}, expected at least 1")
+    sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+    return list(zip(sizes[:-1], sizes[1:], strict=True))
+
+
+class MLPStudent(nn.Module):
+    """Multi-layer perceptron: linear, norm, ReLU, dropout; the last layer plain.
+
+    Args:
+        in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
+        num_layers: linear layers.
+        norm: ``none``, ``batch`` or ``layer``.
+        dropout: after every hidden activation.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        sizes = _layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
+        self.layers = nn.ModuleList(nn.Linear(*size) for size in sizes)
+        self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+        for layer, norm in zip(self.layers, self.norms, strict=False):
+            x = F.dropout(F.relu(norm(layer(x))), self.dropout, self.training)
+        logits = self.layers[-1](x)
+        return (logits, []) if return_routing else logits
+
+
+class RbMStudent(nn.Module):
+    """Stack of :class:`~rbm.layer.FusedRbMLayer`: layer, norm, ReLU; the last layer plain (paper, section 4).
+
+    Args:
+        in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
+        num_layers: RbM layers.
+        num_experts, top_k: of every layer.
+        norm: ``none``, ``batch`` or ``layer``.
+        dropout: on the experts' input.
+        dropout_first_layer: whether the first layer has that dropout too. The released code says yes, the paper no.
+        layer_options: further keyword arguments of :class:`~rbm.layer.FusedRbMLayer`.
+
+    Attributes:
+        pretraining: while true, every layer is its first expert alone and nothing is routed.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        num_experts: int = 8,
+        top_k: int = 3,
+        norm: str = "none",
+        dropout: float = 0.0,
+        dropout_first_layer: bool = True,
+        **layer_options,
+    ) -> None:
+        super().__init__()
+        sizes = _layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
+        self.layers = nn.ModuleList(
+            FusedRbMLayer(
+                *size,
+                num_experts,
+                top_k,
+                dropout=dropout if dropout_first_layer or i > 0 else 0.0,
+                **layer_options,
+            )
+            for i, size in enumerate(sizes)
+        )
+        self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
+        self.pretraining = False
+
+    def forward(self, x: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+        routings: list[Routing] = []
+        for i, layer in enumerate(self.layers):
+            if i > 0:
+                x = F.relu(self.norms[i - 1](x))
+            if self.pretraining:
+                x = layer.expert_forward(x)
+            else:
+                x, routing = layer(x, return_routing=True)
+                routings.append(routing)
+        return (x, routings) if return_routing else x
+
+    @torch.no_grad()
+    def router_inputs(self, x: Tensor) -> Iterator[tuple[FusedRbMLayer, Tensor]]:
+        """Each layer with the rows that its router sees, in order. A layer runs only when the next one is asked for."""
+        for i, layer in enumerate(self.layers):
+            if i > 0:
+                x = F.relu(self.norms[i - 1](x))
+            yield layer, x
+            x = layer(x)
+
+    def memories(self) -> list[Tensor]:
+        """The memory of every layer, ``[E, in_features]`` each."""
+        return [layer.memory for layer in self.layers]
+
+    def set_decay(self, decay: float) -> None:
+        """Set the decay of every layer's memory."""
+        for layer in self.layers:
+            layer.decay = decay
+
+    def clone_experts(self) -> None:
+        """Copy each layer's first expert to all its experts and leave pretraining."""
+        for layer in self.layers:
+            layer.clone_expert(0)
+        self.pretraining = False
+
+
+def count_parameters(student: nn.Module) -> tuple[int, int]:
+    """Numbers that a student holds and that one node's prediction uses: ``(total, active)``.
+
+    Memory vectors count in both: a router compares a row with all of them. Of the experts' weights, biases and
+    attentions ``top_k`` of ``num_experts`` are active.
+    """
+    total = sum(p.numel() for p in student.parameters())
+    idle = 0
+    for layer in student.modules():
+        if isinstance(layer, FusedRbMLayer):
+            total += layer.memory.numel()
+            per_expert = sum(p[0].numel() for p in (layer.weight, layer.bias, layer.attention) if p is not None)
+            idle += (layer.num_experts - layer.top_k) * per_expert
+    return total, total - idle

@@ -1,0 +1,110 @@
+"""What both teachers share: their settings, and the sparse matrix that carries messages."""
+
+import itertools
+import warnings
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import to_torch_csr_tensor
+
+NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+class Teacher(nn.Module, ABC):
+    """A stack of graph convolutions; subclasses fill ``convs`` and say how a hidden layer ends.
+
+    Args:
+        in_channels: width of the node features.
+        hidden_channels: width of every hidden layer.
+        out_channels: number of classes.
+        num_layers: number of convolutions, at least 2 (the last one gives the logits).
+        dropout: probability in [0, 1), applied to hidden layers in training; the input is never dropped.
+        norm: ``"none"``, ``"batch"`` or ``"layer"``.
+
+    Raises:
+        ValueError: a size below its minimum, a dropout outside [0, 1), an unknown norm.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        norm: str = "none",
+    ) -> None:
+        super().__init__()
+        sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, expected at least 1")
+        if num_layers < 2:
+            raise ValueError(f"num_layers: got {num_layers}, expected at least 2: hidden layers and one for the logits")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
+        if norm not in NORMS:
+            raise ValueError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
+        widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        pairs = itertools.pairwise(widths)
+        self.convs = nn.ModuleList([self.make_conv(d_in, d_out) for d_in, d_out in pairs])
+        self.norms = nn.ModuleList([NORMS[norm](hidden_channels) for _ in range(num_layers - 1)])
+        self.dropout = nn.Dropout(dropout)
+
+    @staticmethod
+    @abstractmethod
+    def make_conv(in_channels: int, out_channels: int) -> nn.Module:
+        """One convolution that takes ``(x, adjacency)``."""
+
+    @staticmethod
+    @abstractmethod
+    def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The normalised adjacency with self-loops, sparse CSR ``[N, N]``, row = target node.
+
+        Pass it in place of ``edge_index`` to build it once for many epochs. It belongs to one graph.
+        """
+
+    @abstractmethod
+    def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
+        """From the convolution's output ``h``, ``[N, H]``: what ``embed`` shows of it, and the next layer's input."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Class logits.
+
+        Args:
+            x: floating ``[N, F]``.
+            edge_index: int64 ``[2, M]`` without self-loops, messages flow from row 0 to row 1; or ``adjacency`` of it.
+
+        Returns:
+            Logits ``[N, C]``.
+        """
+        adjacency = self._as_adjacency(x, edge_index)
+        h, _ = self._run_hidden(x, adjacency)
+        return self.convs[-1](h, adjacency)
+
+    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The last hidden layer ``[N, H]``, before norm; arguments as in ``forward``."""
+        return self._run_hidden(x, self._as_adjacency(x, edge_index))[1]
+
+    def _run_hidden(self, x: Tensor, adjacency: Tensor) -> tuple[Tensor, Tensor]:
+        h = shown = x
+        for layer, conv in enumerate(self.convs[:-1]):
+            shown, h = self.hidden(layer, conv(h, adjacency))
+        return h, shown
+
+    def _as_adjacency(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if edge_index.layout != torch.strided:
+            return edge_index
+        return self.adjacency(edge_index, x.size(0), x.dtype)
+
+
+def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+    """Edges source -> target as a CSR matrix ``[N, N]`` with ``A[target, source]``; weights of equal edges add up.
+
+    A sparse product is three to four times as fast on a CPU as gathering and scattering messages along edges (Amazon
+    Computers, 256 wide), needs no ``[edges, width]`` buffer, and adds in a fixed order.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # notices of PyTorch, not of a fault here
+        return to_torch_csr_tensor(edge_index.flip(0), weight, size=(num_nodes, num_nodes))

@@ -1,0 +1,29 @@
+"""Graph convolutional network with symmetric normalisation."""
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from rbm.teachers.base import Teacher, sparse_adjacency
+
+
+class GCN(Teacher):
+    """``h' = D^-1/2 (A + I) D^-1/2 h W + b``, then ReLU, norm, dropout; the last layer is plain.
+
+    Equal to PyG's ``GCN(..., act_first=True)``; self-loops are added here. ``embed`` gives the last hidden layer after
+    ReLU and before norm.
+    """
+
+    @staticmethod
+    def make_conv(in_channels: int, out_channels: int) -> nn.Module:
+        return GCNConv(in_channels, out_channels, normalize=False)
+
+    @staticmethod
+    def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        edges, weight = gcn_norm(edge_index, None, num_nodes, add_self_loops=True, dtype=dtype)
+        return sparse_adjacency(edges, weight, num_nodes)
+
+    def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
+        activated = h.relu()
+        return activated, self.dropout(self.norms[layer](activated))

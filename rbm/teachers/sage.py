@@ -1,0 +1,50 @@
+"""GraphSAGE with the "gcn" aggregator: a node and its in-neighbours count alike in one mean."""
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+from torch_geometric.utils import add_self_loops, degree
+
+from rbm.teachers.base import Teacher, sparse_adjacency
+
+
+class _MeanConv(SAGEConv):
+    """PyG's convolution over a row-normalised adjacency: a weighted sum there is the mean of the in-neighbours.
+
+    Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, aggr="sum", root_weight=False)
+
+    def reset_parameters(self) -> None:
+        # The initialisation of DGL's layer, which the paper's teachers use.
+        nn.init.xavier_uniform_(self.lin_l.weight, gain=nn.init.calculate_gain("relu"))
+        nn.init.zeros_(self.lin_l.bias)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        if self.in_channels <= self.out_channels:
+            return super().forward(x, adjacency)
+        projected = self.lin_l(x)
+        return self.propagate(adjacency, x=(projected, projected), size=None)
+
+
+class GraphSAGE(Teacher):
+    """``h_i' = W (h_i + sum_{j -> i} h_j) / (in-degree(i) + 1) + b``, then norm, ReLU, dropout; the last is plain.
+
+    Equal to PyG's ``SAGEConv(aggr="mean", root_weight=False)`` on edges with one more self-loop for each node (added
+    here), and to DGL's ``SAGEConv(aggregator_type="gcn")``. ``embed`` gives the last hidden layer before norm and ReLU.
+    """
+
+    @staticmethod
+    def make_conv(in_channels: int, out_channels: int) -> nn.Module:
+        return _MeanConv(in_channels, out_channels)
+
+    @staticmethod
+    def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        edges, _ = add_self_loops(edge_index, num_nodes=num_nodes)
+        weight = 1.0 / degree(edges[1], num_nodes, dtype)
+        return sparse_adjacency(edges, weight[edges[1]], num_nodes)
+
+    def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
+        return h, self.dropout(self.norms[layer](h).relu())

@@ -1,0 +1,166 @@
+"""The epoch loop that every trained network shares: select by validation, stop early, log, survive a kill."""
+
+import copy
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .checkpoint import RunFolder
+from .progress import Progress
+
+CHECKPOINT_SECONDS = 10.0
+
+
+class Accuracies(NamedTuple):
+    """Shares of right predictions, in [0, 1]."""
+
+    train: float
+    val: float
+    test: float
+
+
+class Learner(Protocol):
+    """What :func:`fit` trains: a model that can do an epoch, be evaluated, and hand over its whole state."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def train_epoch(self, epoch: int) -> float:
+        """Train for one epoch and return its loss."""
+
+    def evaluate(self) -> Accuracies:
+        """Accuracies of the model as it is now."""
+
+    def resume_at(self, epoch: int) -> None:
+        """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
+
+
+@dataclass
+class Result:
+    """What training came to. ``test_accuracy`` is the one at the epoch with the best validation accuracy.
+
+    ``test_max`` is the maximum over epochs, which the released code reports; it looks at test labels, and stands here
+    for comparison with the paper only.
+    """
+
+    val_accuracy: float = -1.0
+    test_accuracy: float = 0.0
+    test_max: float = 0.0
+    best_epoch: int = 0
+    epochs: int = 0
+
+
+@dataclass
+class Selection:
+    """Result so far and the weights that belong to its best epoch."""
+
+    result: Result = field(default_factory=Result)
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, epoch: int, accuracies: Accuracies, model: nn.Module, selectable: bool) -> None:
+        """Take note of an epoch; among equal validation accuracies the later epoch wins, as in the released code."""
+        result = self.result
+        result.epochs = epoch + 1
+        result.test_max = max(result.test_max, accuracies.test)
+        if selectable and accuracies.val >= result.val_accuracy:
+            result.val_accuracy, result.test_accuracy = accuracies.val, accuracies.test
+            result.best_epoch = epoch
+            self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def fit(
+    phase: str,
+    learner: Learner,
+    *,
+    max_epochs: int,
+    patience: int,
+    warmup: int = 0,
+    folder: RunFolder | None = None,
+    progress: Progress,
+) -> Result:
+    """Train ``learner`` and leave its model at the epoch with the best validation accuracy, in eval mode.
+
+    Args:
+        phase: name of this training in the metrics and in the run folder.
+        learner: see :class:`Learner`.
+        max_epochs: epochs after the ``warmup``.
+        patience: stop after that many epochs without a validation accuracy at least as good as the best.
+        warmup: first epochs that are neither selected nor counted for stopping (pretraining).
+        folder: writes metrics and checkpoints there, and continues from a checkpoint of this phase.
+        progress: shows losses and accuracies.
+
+    Raises:
+        FloatingPointError: the loss is no longer finite.
+    """
+    selection, start = Selection(), 0
+    checkpoint = folder.load_checkpoint() if folder else None
+    if checkpoint is not None and checkpoint["phase"] == phase:
+        start = _restore(checkpoint, learner, selection)
+
+    saved_at = time.monotonic()
+    with progress.phase(phase, warmup + max_epochs) as bar:
+        for epoch in range(start, warmup + max_epochs):
+            started = time.perf_counter()
+            learner.model.train()
+            loss = learner.train_epoch(epoch)
+            if not loss < float("inf"):
+                raise FloatingPointError(
+                    f"the loss of phase {phase!r} became {loss} in epoch {epoch}; a smaller learning rate usually helps"
+                )
+            learner.model.eval()
+            accuracies = learner.evaluate()
+            selection.see(epoch, accuracies, learner.model, epoch >= warmup)
+            seconds = time.perf_counter() - started
+
+            bar.update(epoch + 1, loss, accuracies)
+            if folder:
+                folder.append_metrics(_record(phase, epoch, loss, accuracies, seconds))
+                if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                    folder.save_checkpoint(_snapshot(phase, epoch + 1, learner, selection))
+                    saved_at = time.monotonic()
+            if epoch >= warmup and epoch - selection.result.best_epoch >= patience:
+                break
+
+    learner.model.load_state_dict(selection.state)
+    learner.model.eval()
+    return selection.result
+
+
+def _record(phase: str, epoch: int, loss: float, accuracies: Accuracies, seconds: float) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "epoch": epoch,
+        "loss": loss,
+        "train_accuracy": accuracies.train,
+        "val_accuracy": accuracies.val,
+        "test_accuracy": accuracies.test,
+        "seconds": round(seconds, 4),
+    }
+
+
+def _snapshot(phase: str, epoch: int, learner: Learner, selection: Selection) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "epoch": epoch,
+        "model": learner.model.state_dict(),
+        "optimizer": learner.optimizer.state_dict(),
+        "result": asdict(selection.result),
+        "best": selection.state,
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _restore(checkpoint: dict[str, Any], learner: Learner, selection: Selection) -> int:
+    learner.resume_at(checkpoint["epoch"])
+    learner.model.load_state_dict(checkpoint["model"])
+    learner.optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
+    selection.result = Result(**checkpoint["result"])
+    selection.state = checkpoint["best"]
+    torch.set_rng_state(checkpoint["rng"])
+    if checkpoint["cuda_rng"]:
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"])
+    return checkpoint["epoch"]

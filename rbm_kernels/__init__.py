@@ -1,0 +1,31 @@
+"""Kernels for Routing-by-Memory: four PyTorch operators that know nothing of graphs.
+
+==================  =============================================================================
+``cosine_topk``     route rows to the k memory vectors nearest in cosine similarity
+``expert_order``    put rows in order of their set of experts
+``expert_matmul``   send each row through its own experts, weighted by its gates
+``memory_update_``  move the memory vectors towards the rows routed to them (``memory_statistics`` first)
+==================  =============================================================================
+
+All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(fullgraph=True)``, export, and never
+synchronise with the host. The device of the arguments chooses the implementation.
+"""
+
+from . import _native
+from .cosine_topk import cosine_topk
+from .expert_matmul import expert_matmul
+from .expert_order import ExpertOrder, expert_order
+from .memory_update import memory_statistics, memory_update_
+
+_native.load()
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ExpertOrder",
+    "cosine_topk",
+    "expert_matmul",
+    "expert_order",
+    "memory_statistics",
+    "memory_update_",
+]

@@ -1,0 +1,17 @@
+"""Which implementation PyTorch's dispatcher picks for an operator on a device."""
+
+import torch
+
+OPERATORS = ("cosine_topk", "expert_order", "expert_matmul", "memory_statistics", "memory_update_")
+DEVICES = ("CPU", "CUDA")
+_BUILT = {"CPU": "C++ (librbm_cpu)", "CUDA": "CUDA (librbm_cuda)"}
+
+
+def implementations() -> dict[str, dict[str, str]]:
+    """For every operator and device the implementation that serves it, as registered now."""
+    return {operator: {device: _serving(operator, device) for device in DEVICES} for operator in OPERATORS}
+
+
+def _serving(operator: str, device: str) -> str:
+    built = torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{operator}", device)
+    return _BUILT[device] if built else "reference (eager PyTorch)"

@@ -1,0 +1,66 @@
+"""The built libraries of ``rbm_kernels/lib``: finding them, loading them, telling what became of them."""
+
+import importlib
+import warnings
+from pathlib import Path
+
+import torch
+
+LIBRARY_DIR = Path(__file__).parent / "lib"
+MEND = "rebuild it with `pip install -e .` in a checkout, or reinstall rbm-kernels"
+
+_status: dict[str, dict] = {}
+
+
+def load() -> None:
+    """Load librbm_cpu, and librbm_cuda where CUDA is available.
+
+    Raises:
+        ImportError: librbm_cpu is missing or cannot be loaded. A librbm_cuda that is missing or cannot be loaded only
+            warns: the eager references serve CUDA tensors then.
+    """
+    _load_library("cpu")
+    if not _status["cpu"]["loaded"]:
+        raise ImportError(f"{_status['cpu']['reason']}: {MEND}.")
+    if not torch.cuda.is_available():
+        _record("cuda", loaded=False, reason="CUDA is not available")
+        return
+    _load_library("cuda")
+    if not _status["cuda"]["loaded"]:
+        warnings.warn(
+            f"{_status['cuda']['reason']}: the slower eager references serve CUDA tensors; {MEND}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def status() -> dict[str, dict]:
+    """For ``cpu`` and ``cuda``: the library's ``path``, whether it is ``loaded``, and the ``reason`` if not (else None)."""
+    return {name: dict(entry) for name, entry in _status.items()}
+
+
+def build_info() -> dict[str, str | None]:
+    """What was built: version, compilers, flags, CUDA version and architectures (None without CUDA), ABI target."""
+    module = importlib.import_module("._build_info", __package__)
+    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+
+
+def _path(name: str) -> Path:
+    return LIBRARY_DIR / f"librbm_{name}.so"
+
+
+def _record(name: str, *, loaded: bool, reason: str | None) -> None:
+    _status[name] = {"path": str(_path(name)), "loaded": loaded, "reason": reason}
+
+
+def _load_library(name: str) -> None:
+    path = _path(name)
+    if not path.exists():
+        _record(name, loaded=False, reason=f"{path} is missing")
+        return
+    try:
+        torch.ops.load_library(path)
+    except (OSError, RuntimeError) as error:
+        _record(name, loaded=False, reason=f"{path} cannot be loaded ({error})")
+    else:
+        _record(name, loaded=True, reason=None)

@@ -1,0 +1,99 @@
+"""``torch.ops.rbm.cosine_topk``: schema, checks, fake implementation, derivative."""
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from .._library import define, implement_autograd, implement_everywhere, implement_fake
+from . import reference
+
+define(
+    "cosine_topk(Tensor h, Tensor memory, int k, *, float temperature=1.0)"
+    " -> (Tensor gates, Tensor experts, Tensor cosines)"
+)
+define(
+    "cosine_topk_backward(Tensor? grad_gates, Tensor? grad_cosines, Tensor h, Tensor memory,"
+    " Tensor gates, Tensor experts, Tensor cosines, *, float temperature=1.0) -> Tensor"
+)
+
+
+def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Route each row to the ``k`` memory vectors that are closest in cosine similarity.
+
+    The gate of the paper (Eq. 3): ``gates = softmax(top_k(cos(h, memory)) / temperature)``, the softmax running over
+    the selected experts alone.
+
+    Args:
+        h: rows to route, ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
+        memory: memory vectors, ``[E, D]``; float32 or float64. Their lengths do not matter. They get no gradient.
+        k: experts a row uses, ``1 <= k <= E``.
+        temperature: divides the cosines before the softmax; positive.
+
+    Returns:
+        ``gates`` (sum to one over the last dimension), ``experts`` (int32, best first) and ``cosines``, each ``[B, k]``.
+        Gates and cosines are float32, float64 for float64 arguments. Equal cosines go to the lower expert. A zero row
+        has cosine 0 with every expert. ``h`` gets a gradient through gates and cosines; a zero row's is zero.
+
+    Raises:
+        TypeError: a dtype that is not listed above.
+        ValueError: shapes that do not fit, ``k`` out of range or a temperature that is not positive.
+    """
+    return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)
+
+
+def _check(h: Tensor, memory: Tensor, k: int, temperature: float) -> None:
+    checks.check_dtype("cosine_topk", "h", h, checks.FLOATING)
+    checks.check_dtype("cosine_topk", "memory", memory, (torch.float32, torch.float64))
+    checks.check_shape("cosine_topk", "h", h, (None, None), "rows by features")
+    checks.check_shape("cosine_topk", "memory", memory, (None, h.shape[1]), "experts by the features of h")
+    checks.check_top_k("cosine_topk", k, memory.shape[0])
+    if not temperature > 0:
+        raise ValueError(f"rbm::cosine_topk: temperature is {temperature}, expected a positive number")
+
+
+def _eager(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    _check(h, memory, k, temperature)
+    return reference.cosine_topk(h, memory, k, temperature)
+
+
+def _fake(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    _check(h, memory, k, temperature)
+    dtype = checks.accumulation_dtype(h, memory)
+    shape = (h.shape[0], k)
+    return h.new_empty(shape, dtype=dtype), h.new_empty(shape, dtype=torch.int32), h.new_empty(shape, dtype=dtype)
+
+
+def _fake_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
+    return torch.empty_like(h, memory_format=torch.contiguous_format)
+
+
+def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
+    return reference.cosine_topk_backward(
+        grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature
+    ).contiguous()
+
+
+def _setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
+    h, memory, _ = inputs
+    gates, experts, cosines = output
+    # A copy of the memory: its owner moves it in place between this forward and its backward.
+    ctx.save_for_backward(h, memory.clone(), gates, experts, cosines)
+    ctx.temperature = keyword_only_inputs["temperature"]
+    ctx.mark_non_differentiable(experts)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_gates, _grad_experts, grad_cosines):
+    if grad_gates is None and grad_cosines is None:
+        return None, None, None
+    grad_h = torch.ops.rbm.cosine_topk_backward(
+        grad_gates, grad_cosines, *ctx.saved_tensors, temperature=ctx.temperature
+    )
+    return grad_h, None, None
+
+
+implement_everywhere("cosine_topk", _eager)
+implement_everywhere("cosine_topk_backward", _eager_backward)
+implement_fake("cosine_topk", _fake)
+implement_fake("cosine_topk_backward", _fake_backward)
+implement_autograd("cosine_topk", _backward, _setup_context)

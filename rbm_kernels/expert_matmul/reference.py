@@ -1,0 +1,58 @@
+"""The meaning of the grouped matmul, in plain eager PyTorch: every expert sees every row, gated by zero where unused.
+
+That costs ``E / k`` times the work that is needed, and nothing of size ``B * k * N``, no host synchronisation and no
+order of summation that changes from run to run.
+"""
+
+import torch
+from torch import Tensor
+
+from ..checks import accumulation_dtype
+
+
+def dense_gates(gates: Tensor, experts: Tensor, num_experts: int) -> Tensor:
+    """Gates as ``[B, E]``, zero where a row does not use an expert."""
+    dense = gates.new_zeros(gates.shape[0], num_experts)
+    return dense.scatter_add_(1, experts.long(), gates)
+
+
+def expert_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor) -> Tensor:
+    """``y_b = sum_j gates[b, j] (weight[experts[b, j]] x_b + bias[experts[b, j]])``, ``[B, N]`` in the dtype of ``x``."""
+    num_experts, out_features, _ = weight.shape
+    dtype = accumulation_dtype(x)
+    gate = dense_gates(gates.to(dtype), experts, num_experts)
+    rows = x.to(dtype)
+    y = rows.new_zeros(rows.shape[0], out_features)
+    for e in range(num_experts):
+        y.addcmul_(gate[:, e, None], rows @ weight[e].to(dtype).T)
+    if bias is not None:
+        y.addmm_(gate, bias.to(dtype))
+    return y.to(x.dtype)
+
+
+def backward_input(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to ``x`` and ``gates``: both need ``grad_b weight[e]``, which is formed once."""
+    dtype = accumulation_dtype(x)
+    gate = dense_gates(gates.to(dtype), experts, weight.shape[0])
+    rows, grad = x.to(dtype), grad.to(dtype)
+    grad_x, grad_gate = torch.zeros_like(rows), torch.zeros_like(gate)
+    for e in range(weight.shape[0]):
+        through_expert = grad @ weight[e].to(dtype)
+        grad_x.addcmul_(gate[:, e, None], through_expert)
+        grad_gate[:, e] = (through_expert * rows).sum(-1)
+    if bias is not None:
+        grad_gate.addmm_(grad, bias.to(dtype).T)
+    return grad_x.to(x.dtype), grad_gate.gather(1, experts.long()).to(gates.dtype)
+
+
+def backward_weight(
+    grad: Tensor, x: Tensor, gates: Tensor, experts: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to ``weight`` and ``bias``, in the dtype of ``x``."""
+    dtype = accumulation_dtype(x)
+    gate = dense_gates(gates.to(dtype), experts, num_experts)
+    rows, grad = x.to(dtype), grad.to(dtype)
+    grad_weight = torch.stack([(gate[:, e, None] * grad).T @ rows for e in range(num_experts)])
+    return grad_weight.to(x.dtype), (gate.T @ grad).to(x.dtype)

@@ -1,0 +1,72 @@
+"""``torch.ops.rbm.expert_order``: schema, checks, fake implementation. Integers in, integers out: no derivative."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from .._library import define, implement_everywhere, implement_fake
+from . import reference
+
+define(
+    "expert_order(Tensor experts, int num_experts, int block_m)"
+    " -> (Tensor order, Tensor tile_experts, Tensor tile_counts)"
+)
+
+
+class ExpertOrder(NamedTuple):
+    """What :func:`expert_order` returns: int32 tensors and the tile height that they were made for."""
+
+    order: Tensor
+    tile_experts: Tensor
+    tile_counts: Tensor
+    block_m: int
+
+
+def expert_order(experts: Tensor, num_experts: int, block_m: int = 128) -> ExpertOrder:
+    """Order rows so that rows with the same *set* of experts stand together.
+
+    Args:
+        experts: int32 ``[B, k]``, as :func:`rbm_kernels.cosine_topk` returns them: k different experts a row, each in
+            ``[0, num_experts)``. The order of the k experts within a row does not matter.
+        num_experts: ``E``.
+        block_m: rows a tile; at least 1.
+
+    Returns:
+        ``order [B]``: a stable permutation of the rows, by the rank of their set in revolving-door order;
+        ``tile_experts [ceil(B / block_m), E]``: for each tile of ordered rows the experts that any of its rows uses,
+        ascending, then -1; ``tile_counts [ceil(B / block_m)]``: how many those are; and ``block_m`` itself.
+
+    Raises:
+        TypeError: ``experts`` is not int32.
+        ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, or ``block_m < 1``.
+    """
+    return ExpertOrder(*torch.ops.rbm.expert_order(experts, num_experts, block_m), block_m)
+
+
+def _check(experts: Tensor, num_experts: int, block_m: int) -> None:
+    checks.check_dtype("expert_order", "experts", experts, (torch.int32,))
+    checks.check_shape("expert_order", "experts", experts, (None, None), "rows by experts a row")
+    checks.check_top_k("expert_order", experts.shape[1], num_experts)
+    if block_m < 1:
+        raise ValueError(f"rbm::expert_order: block_m is {block_m}, expected at least 1")
+
+
+def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    _check(experts, num_experts, block_m)
+    return reference.expert_order(experts, num_experts, block_m)
+
+
+def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    _check(experts, num_experts, block_m)
+    tiles = (experts.shape[0] + block_m - 1) // block_m
+    return (
+        experts.new_empty((experts.shape[0],)),
+        experts.new_empty((tiles, num_experts)),
+        experts.new_empty((tiles,)),
+    )
+
+
+implement_everywhere("expert_order", _eager)
+implement_fake("expert_order", _fake)

@@ -1,0 +1,132 @@
+"""``torch.ops.rbm.memory_statistics`` and ``torch.ops.rbm.memory_update_``: schemas, checks, fake implementations, autograd."""
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from .._library import define, implement_everywhere, implement_fake, stop_gradient
+from . import reference
+
+define(
+    "memory_statistics(Tensor h, Tensor gates, Tensor experts, int num_experts, *, bool normalize=True)"
+    " -> (Tensor weighted_sum, Tensor total)"
+)
+define(
+    "memory_update_(Tensor(a!) memory, Tensor weighted_sum, Tensor total, float decay, *, bool normalize=True) -> ()"
+)
+
+
+def memory_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Sum what the memory update needs to know of a batch: both halves of the batch softmax (paper, Eq. 4).
+
+    With ``n(h) = h / max(|h|, 1e-12)``, and each sum running over the rows ``b`` and choices ``j`` with
+    ``experts[b, j] == i``::
+
+        weighted_sum[i] = sum exp(gates[b, j]) n(h[b])
+        total[i]        = sum exp(gates[b, j])
+
+    The softmax of Eq. 4 over the rows of an expert is ``weighted_sum[i] / total[i]``. Both sums add over tiles of a batch,
+    over micro-batches and over ranks: add (all-reduce) first, then call :func:`memory_update_` once.
+
+    Args:
+        h: rows, ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0, any distance between rows will do.
+        gates: ``[B, k]``, in [0, 1]; float32, float64 where ``h`` is float64.
+        experts: ``[B, k]``, int32, in ``[0, num_experts)``. On CUDA an expert outside that range is skipped: to report it
+            would take a synchronisation.
+        num_experts: ``E``, at least 1.
+        normalize: use ``n(h)`` as the released code does; ``False`` uses ``h``, as the paper writes.
+
+    Returns:
+        ``weighted_sum [E, D]`` and ``total [E]``; float32, float64 where ``h`` is float64. Neither ever requires a
+        gradient. A row with a gate that is not finite, or whose squared norm in the dtype of the result is not, is left out.
+        The same arguments give the same bits, on the CPU for any number of threads.
+
+    Raises:
+        TypeError: a dtype that is not listed above.
+        ValueError: shapes that do not fit, ``num_experts < 1``, or (on the CPU) an expert out of range. The C++
+            implementations raise ValueError for a dtype, too.
+    """
+    return torch.ops.rbm.memory_statistics(h, gates, experts, num_experts, normalize=normalize)
+
+
+def memory_update_(
+    memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True
+) -> None:
+    """Move the memory vectors, in place, towards the rows that were routed to them (paper, Eq. 4).
+
+    ``memory[i] = decay n(memory[i]) + (1 - decay) weighted_sum[i] / total[i]`` where ``total[i]`` is finite and positive;
+    every other expert's memory stays as it is, bit for bit. No gradient flows.
+
+    Args:
+        memory: memory vectors, ``[E, D]``, changed in place; float32 or float64, of any strides.
+        weighted_sum: ``[E, D]``, from :func:`memory_statistics`; of the dtype of ``memory``.
+        total: ``[E]``, from :func:`memory_statistics`; of the dtype of ``memory``.
+        decay: how much of the old memory stays, in [0, 1]; the paper's lambda-hat of t.
+        normalize: bring the old memory to unit length first, as the released code does.
+
+    Raises:
+        TypeError: a dtype that is not listed above.
+        ValueError: shapes that do not fit, or a decay outside [0, 1]. The C++ implementations raise ValueError for a
+            dtype, too.
+    """
+    torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
+
+
+def _check_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: int) -> None:
+    op = "memory_statistics"
+    checks.check_dtype(op, "h", h, checks.FLOATING)
+    checks.check_dtype(op, "gates", gates, (checks.accumulation_dtype(h),))
+    checks.check_dtype(op, "experts", experts, (torch.int32,))
+    checks.check_shape(op, "h", h, (None, None), "rows by features")
+    checks.check_shape(op, "gates", gates, (h.shape[0], None), "one row for each row of h")
+    checks.check_shape(op, "experts", experts, (h.shape[0], gates.shape[1]), "one expert for each gate")
+    if num_experts < 1:
+        raise ValueError(f"rbm::{op}: num_experts is {num_experts}, expected at least 1")
+
+
+def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float) -> None:
+    op = "memory_update_"
+    checks.check_dtype(op, "memory", memory, (torch.float32, torch.float64))
+    checks.check_dtype(op, "weighted_sum", weighted_sum, (memory.dtype,))
+    checks.check_dtype(op, "total", total, (memory.dtype,))
+    checks.check_shape(op, "memory", memory, (None, None), "experts by features")
+    checks.check_shape(op, "weighted_sum", weighted_sum, tuple(memory.shape), "the shape of memory")
+    checks.check_shape(op, "total", total, (memory.shape[0],), "one for each row of memory")
+    if not 0 <= decay <= 1:
+        raise ValueError(f"rbm::{op}: decay is {decay}, expected between 0 and 1")
+
+
+def _eager_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    _check_statistics(h, gates, experts, num_experts)
+    return reference.memory_statistics(h, gates, experts, num_experts, normalize)
+
+
+def _eager_update(
+    memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True
+) -> None:
+    _check_update(memory, weighted_sum, total, decay)
+    reference.memory_update_(memory, weighted_sum, total, decay, normalize)
+
+
+def _fake_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    _check_statistics(h, gates, experts, num_experts)
+    return gates.new_empty(num_experts, h.shape[1]), gates.new_empty(num_experts)
+
+
+def _fake_update(
+    memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True
+) -> None:
+    _check_update(memory, weighted_sum, total, decay)
+
+
+implement_everywhere("memory_statistics", _eager_statistics)
+implement_everywhere("memory_update_", _eager_update)
+implement_fake("memory_statistics", _fake_statistics)
+implement_fake("memory_update_", _fake_update)
+stop_gradient("memory_statistics", num_outputs=2)

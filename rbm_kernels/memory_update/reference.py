@@ -1,0 +1,36 @@
+"""The meaning of the memory update, in plain eager PyTorch (paper, Eq. 4)."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize as unit
+
+from ..checks import accumulation_dtype
+
+EPS = 1e-12
+
+
+def memory_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Numerator ``[E, D]`` and denominator ``[E]`` of the batch softmax, over the rows of ``h [B, D]``."""
+    dtype = accumulation_dtype(h)
+    h = h.to(dtype)
+    # One bad row must not poison the memory: it is left out of both sums.
+    usable = h.square().sum(-1).isfinite() & gates.isfinite().all(-1)
+    rows = torch.where(usable[:, None], unit(h, dim=-1, eps=EPS) if normalize else h, 0.0)
+    weights = torch.where(usable[:, None], gates.to(dtype).exp(), 0.0)
+
+    # An index of each (row, choice) into the experts, as a matrix: weight_of[b, i] is exp(gate) where row b uses expert i.
+    chosen = experts[:, :, None] == torch.arange(num_experts, device=h.device)
+    weight_of = (weights[:, :, None] * chosen).sum(1)
+    return weight_of.T @ rows, weight_of.sum(0)
+
+
+def memory_update_(
+    memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, normalize: bool = True
+) -> None:
+    """``Q_i <- decay n(Q_i) + (1 - decay) weighted_sum_i / total_i``, in place, for experts that some row chose."""
+    chosen = (total.isfinite() & (total > 0))[:, None]
+    old = unit(memory, dim=-1, eps=EPS) if normalize else memory
+    moved = decay * old + (1 - decay) * weighted_sum / total[:, None]
+    memory.copy_(torch.where(chosen, moved, memory))

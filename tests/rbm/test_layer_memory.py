@@ -1,0 +1,179 @@
+"""When the memory moves: once a training forward, unseen by recomputation, the same on every rank."""
+
+import copy
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from rbm import FusedRbMLayer
+
+
+def expected_memory(layer, rows):
+    """Eq. 4 by hand: a softmax over each expert's rows."""
+    cosines = F.normalize(rows, dim=-1) @ F.normalize(layer.memory, dim=-1).T
+    top, experts = cosines.topk(layer.top_k, dim=-1)
+    gates = torch.softmax(top, dim=-1)
+    memory = layer.memory.clone()
+    for i in range(layer.num_experts):
+        row, choice = (experts == i).nonzero(as_tuple=True)
+        if len(row):
+            share = torch.softmax(gates[row, choice], dim=0)
+            target = (share[:, None] * F.normalize(rows[row], dim=-1)).sum(0)
+            memory[i] = layer.decay * F.normalize(layer.memory[i], dim=0) + (1 - layer.decay) * target
+    return memory
+
+
+def make(**options):
+    return FusedRbMLayer(6, 4, 5, 2, dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        lambda layer: layer.eval(),
+        lambda layer: layer.update_memory(),
+        lambda layer: layer.state_dict(),
+        lambda layer: layer(torch.empty(0, 6, dtype=torch.float64)),
+        lambda layer: nn.Sequential(layer).eval(),
+        lambda layer: nn.Sequential(layer).state_dict(),
+    ],
+    ids=["eval", "update_memory", "state_dict", "next forward", "parent's eval", "parent's state_dict"],
+)
+def test_follows_what_the_forward_recorded_once(trigger):
+    layer, rows = make(), torch.randn(13, 6, dtype=torch.float64)
+    expected, before = expected_memory(layer, rows), layer.memory.clone()
+    layer(rows)
+    assert torch.equal(layer.memory, before), "the forward itself only records"
+    trigger(layer)
+    torch.testing.assert_close(layer.memory, expected)
+    layer.eval()
+    layer.update_memory()
+    torch.testing.assert_close(layer.memory, expected, msg="the second time there is nothing to follow")
+
+
+def test_moves_once_a_training_forward():
+    layer = make()
+    for _ in range(3):
+        rows = torch.randn(9, 6, dtype=torch.float64)
+        layer.update_memory()
+        expected = expected_memory(layer, rows)
+        layer(rows)
+    layer.eval()
+    torch.testing.assert_close(layer.memory, expected)
+
+
+def test_eval_forward_moves_nothing():
+    layer = make().eval()
+    before = layer.memory.clone()
+    layer(torch.randn(9, 6, dtype=torch.float64))
+    layer.train().eval()
+    assert torch.equal(layer.memory, before)
+
+
+def test_expert_without_rows_and_bad_rows():
+    layer = make()
+    with torch.no_grad():
+        layer.memory.copy_(-torch.eye(6, dtype=torch.float64)[:5])
+        layer.memory[:2].abs_()
+    rows = torch.zeros(8, 6, dtype=torch.float64)
+    rows[:, :2] = torch.rand(8, 2, dtype=torch.float64) + 0.1
+    poisoned = rows.clone()
+    poisoned = torch.cat([poisoned, torch.full((1, 6), float("nan"), dtype=torch.float64)])
+    twin = copy.deepcopy(layer)
+    idle = layer.memory[2:].clone()
+    layer(rows)
+    twin(poisoned)
+    layer.eval()
+    twin.eval()
+    assert torch.equal(layer.memory[2:], idle)
+    torch.testing.assert_close(twin.memory, layer.memory)
+
+
+def test_loading_forgets_what_was_recorded():
+    layer = make()
+    saved = copy.deepcopy(layer.state_dict())
+    layer(torch.randn(9, 6, dtype=torch.float64))
+    layer.load_state_dict(saved)
+    layer.eval()
+    assert torch.equal(layer.memory, saved["memory"])
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing_gives_equal_gradients_and_memory(use_reentrant):
+    plain = nn.Sequential(make(dropout=0.3), nn.ReLU(), FusedRbMLayer(4, 4, 5, 2, dtype=torch.float64))
+    twin = copy.deepcopy(plain)
+    for _ in range(3):
+        x = torch.randn(20, 6, dtype=torch.float64)
+        gradients = []
+        for model, checkpointed in ((plain, False), (twin, True)):
+            torch.manual_seed(3)
+            model.zero_grad()
+            rows = x.clone().requires_grad_()
+            y = rows
+            for module in model:
+                y = checkpoint(module, y, use_reentrant=use_reentrant) if checkpointed else module(y)
+            y.square().sum().backward()
+            gradients.append([rows.grad, *(p.grad for p in model.parameters())])
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    a, b = plain.state_dict(), twin.state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_two_forwards_before_one_backward():
+    """The first forward's backward must not notice that the memory has moved since."""
+    layer, x = make(detach_gates=False), torch.randn(12, 6, dtype=torch.float64)
+    alone = copy.deepcopy(layer)
+    alone(x).sum().backward()
+    first = layer(x).sum()
+    second = layer(torch.randn(12, 6, dtype=torch.float64)).sum() * 0.0
+    (first + second).backward()
+    torch.testing.assert_close(layer.attention.grad, alone.attention.grad)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _train_rank(rank, world_size, port, state, batches, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+    )
+    layer = make()
+    layer.load_state_dict(state)
+    model = nn.parallel.DistributedDataParallel(layer)
+    for batch in batches:
+        model.zero_grad()
+        # A sum over rows, so that DDP's mean over ranks times their number is the gradient of the joint batch.
+        (model(batch.tensor_split(world_size)[rank]).square().sum() * world_size).backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= 0.01 * parameter.grad
+    results[rank] = {name: value.tolist() for name, value in layer.eval().state_dict().items()}
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_agree_with_each_other_and_with_one_process():
+    layer = make()
+    state = copy.deepcopy(layer.state_dict())
+    batches = [torch.randn(rows, 6, dtype=torch.float64) for rows in (12, 7, 9)]
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_train_rank, (2, _free_port(), state, batches, results), nprocs=2)
+        ranks = dict(results)
+    for batch in batches:
+        layer.zero_grad()
+        layer(batch).square().sum().backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= 0.01 * parameter.grad
+    assert ranks[0] == ranks[1]
+    for name, value in layer.eval().state_dict().items():
+        torch.testing.assert_close(torch.tensor(ranks[0][name], dtype=torch.float64), value, msg=name)

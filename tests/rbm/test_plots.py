@@ -1,0 +1,154 @@
+"""The pictures of a run: what is drawn, not how it looks."""
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import same_color
+from matplotlib.image import imread
+
+from rbm import plots
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures in the order in which they were saved."""
+    saved = []
+    save = plots._save
+
+    def keep(figure, path):
+        saved.append(figure)
+        save(figure, path)
+
+    monkeypatch.setattr(plots, "_save", keep)
+    return saved
+
+
+def assert_picture(path) -> None:
+    picture = imread(path)
+    assert picture.shape[0] > 300
+    assert picture.shape[1] > 300
+    assert picture.std() > 0.01, "nothing is drawn"
+
+
+def record(phase: str, epoch: int, loss: float, val: float, test: float) -> dict:
+    return {"phase": phase, "epoch": epoch, "loss": loss, "val_accuracy": val, "test_accuracy": test}
+
+
+def test_training_curves(tmp_path, figures):
+    records = [record("rbm", 2, 0.5, 0.8, 0.75), record("rbm", 1, 1.0, 0.4, 0.3)]
+    records += [record("rbm", 3, 0.4, 0.8, 0.7), record("rbm", 4, 0.3, 0.6, 0.9)]
+    records += [record("teacher", 1, 2.0, 0.5, 0.5)]
+    path = tmp_path / "new" / "curves.png"
+    plots.plot_training_curves(records, path)
+    assert_picture(path)
+    loss, accuracy = figures[0].axes
+    curve = next(line for line in loss.get_lines() if line.get_label() == "RbM student")
+    assert curve.get_xydata().tolist() == [[1, 1.0], [2, 0.5], [3, 0.4], [4, 0.3]]
+    # Of the two epochs with the best validation the later counts, and it tells the test accuracy.
+    names = [text.get_text() for text in accuracy.get_legend().get_texts()]
+    assert names == ["Teacher: test 50.0% at epoch 1", "RbM student: test 70.0% at epoch 3"]
+    marks = [line.get_xydata()[0].tolist() for line in accuracy.get_lines() if line.get_marker() == "o"]
+    assert [3, 0.8] in marks
+    assert [3, 0.7] in marks
+
+
+def test_a_steep_loss_is_drawn_on_a_logarithmic_axis(tmp_path, figures):
+    flat = [record("mlp", epoch, 1.0 / epoch, 0.5, 0.5) for epoch in range(1, 5)]
+    plots.plot_training_curves(flat, tmp_path / "flat.png")
+    plots.plot_training_curves([*flat, record("mlp", 5, 0.001, 0.5, 0.5)], tmp_path / "steep.png")
+    assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log"]
+
+
+def test_bad_records(tmp_path):
+    with pytest.raises(ValueError, match="records: got none"):
+        plots.plot_training_curves([], tmp_path / "none.png")
+    with pytest.raises(ValueError, match="records: got phase 'student', expected one of teacher, mlp, rbm"):
+        plots.plot_training_curves([record("student", 1, 1.0, 0.5, 0.5)], tmp_path / "none.png")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 8), (2, 40)])
+def test_expert_load(tmp_path, figures, shape):
+    loads = torch.rand(shape, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
+    plots.plot_expert_load(loads, tmp_path / "load.png", title="Cora")
+    assert_picture(tmp_path / "load.png")
+    assert figures[0].get_suptitle() == "Cora"
+    heights = [[bar.get_height() for bar in axes.patches] for axes in figures[0].axes]
+    np.testing.assert_allclose(heights, loads.numpy(), rtol=1e-6)
+    assert len({axes.get_ylim() for axes in figures[0].axes}) == 1, "layers are drawn on different scales"
+
+
+def test_bad_load(tmp_path):
+    with pytest.raises(ValueError, match=r"loads: got shape \[8\]"):
+        plots.plot_expert_load(torch.ones(8), tmp_path / "load.png")
+
+
+def groups(axes) -> dict[str, np.ndarray]:
+    return {points.get_label(): np.asarray(points.get_offsets()) for points in axes.collections}
+
+
+def test_router_inputs_show_one_map_twice(tmp_path, figures):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    inputs = 20.0 * torch.eye(3)[labels] @ torch.randn(3, 6, generator=generator)
+    inputs += torch.randn(60, 6, generator=generator)
+    experts = labels.flip(0)
+    plots.plot_router_inputs(inputs, experts, labels, tmp_path / "tsne.png")
+    assert_picture(tmp_path / "tsne.png")
+    by_expert, by_label = map(groups, figures[0].axes)
+    assert {name: len(points) for name, points in by_expert.items()} == {"0": 20, "1": 20, "2": 20}
+    everything = [np.sort(np.concatenate(list(by.values())), axis=0) for by in (by_expert, by_label)]
+    np.testing.assert_array_equal(*everything)
+    # Well separated classes stay apart on the map: a point is nearest to the centre of its own.
+    centers = np.stack([by_label[str(label)].mean(axis=0) for label in range(3)])
+    for label in range(3):
+        distances = np.linalg.norm(by_label[str(label)][:, None] - centers, axis=2)
+        assert (distances.argmin(axis=1) == label).all()
+
+
+def test_router_inputs_repeat_and_are_thinned(tmp_path, figures):
+    inputs = torch.randn(50, 70, generator=torch.Generator().manual_seed(0))
+    for name in ("one", "two"):
+        plots.plot_router_inputs(inputs, torch.zeros(50), torch.arange(50) % 12, tmp_path / name, max_points=20)
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    assert sum(map(len, groups(figures[0].axes[1]).values())) == 20
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_few_or_equal_router_inputs(tmp_path, figures, rows):
+    for inputs in (torch.zeros(rows, 1), torch.randn(rows, 80)):
+        plots.plot_router_inputs(inputs, torch.zeros(rows).long(), torch.arange(rows), tmp_path / "tsne.png")
+        assert_picture(tmp_path / "tsne.png")
+    for figure in figures:
+        assert all(np.isfinite(points).all() for points in groups(figure.axes[1]).values())
+
+
+def test_many_classes_keep_apart(tmp_path, figures):
+    labels = torch.arange(15)
+    plots.plot_router_inputs(torch.randn(15, 4), labels, labels, tmp_path / "tsne.png")
+    drawn = figures[0].axes[1].collections
+    looks = [(point.get_facecolor()[0], point.get_paths()[0].vertices.shape) for point in drawn]
+    for i, (color, marker) in enumerate(looks):
+        assert not any(same_color(color, other) and marker == shape for other, shape in looks[:i])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "experts", "message"),
+    [
+        (torch.ones(0, 3), torch.ones(0), r"inputs: got shape \[0, 3\]"),
+        (torch.ones(4), torch.ones(4), r"inputs: got shape \[4\]"),
+        (torch.ones(4, 2), torch.ones(3), r"top_expert: got shape \[3\], expected \[4\]"),
+    ],
+)
+def test_bad_router_inputs(tmp_path, inputs, experts, message):
+    with pytest.raises(ValueError, match=message):
+        plots.plot_router_inputs(inputs, experts, torch.ones(inputs.size(0)), tmp_path / "tsne.png")
+
+
+def test_drawing_leaves_matplotlib_alone(tmp_path):
+    from matplotlib import pyplot
+
+    settings, open_figures = dict(matplotlib.rcParams), pyplot.get_fignums()
+    plots.plot_expert_load(torch.ones(1, 2) / 2, tmp_path / "load.png")
+    assert dict(matplotlib.rcParams) == settings
+    assert pyplot.get_fignums() == open_figures

@@ -1,0 +1,135 @@
+"""Splits by class, and what the inductive setting hides."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from rbm.splits import per_class_masks, split_graph
+
+NODES = 40
+
+
+def graph(seed: int = 0) -> Data:
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(NODES, generator=generator)
+    data = Data(
+        x=torch.randn(NODES, 3, generator=generator),
+        y=torch.randint(4, (NODES,), generator=generator),
+        edge_index=torch.randint(NODES, (2, 200), generator=generator),
+        edge_weight=torch.rand(200, generator=generator),
+    )
+    for name, nodes in (("train_mask", order[:6]), ("val_mask", order[6:12]), ("test_mask", order[12:33])):
+        data[name] = torch.zeros(NODES, dtype=torch.bool)
+        data[name][nodes] = True
+    data.num_classes = 4
+    return data
+
+
+def ids(mask: torch.Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist()
+
+
+def test_transductive_hides_nothing():
+    data = graph()
+    split = split_graph(data)
+    assert split.setting == "transductive"
+    assert split.graph is data
+    assert split.observed is data
+    assert split.observed_nodes.tolist() == list(range(NODES))
+    assert (split.unseen_nodes.dtype, split.unseen_nodes.numel()) == (torch.int64, 0)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("fraction", [0.2, 0.5, 1.0])
+def test_inductive_hides_the_permuted_test_nodes(seed, fraction):
+    data = graph()
+    split = split_graph(data, "inductive", unseen_fraction=fraction, seed=seed)
+    test = data.test_mask.nonzero().flatten()
+    torch.manual_seed(seed)
+    expected = test[torch.randperm(21)[: int(fraction * 21)]]
+    assert split.unseen_nodes.tolist() == sorted(expected.tolist())
+
+    observed_test = sorted(set(test.tolist()) - set(expected.tolist()))
+    other = ids(~(data.train_mask | data.val_mask | data.test_mask))
+    assert split.observed_nodes.tolist() == ids(data.train_mask) + ids(data.val_mask) + observed_test + other
+
+
+def test_observed_graph_is_the_full_graph_without_the_unseen_nodes():
+    data = graph()
+    split = split_graph(data, "inductive", unseen_fraction=0.5)
+    observed, nodes = split.observed, split.observed_nodes
+    unseen = set(split.unseen_nodes.tolist())
+    kept = [
+        (source, target, weight)
+        for (source, target), weight in zip(data.edge_index.t().tolist(), data.edge_weight.tolist(), strict=True)
+        if source not in unseen and target not in unseen
+    ]
+    assert len(kept) < data.num_edges
+    mapped = nodes[observed.edge_index].t().tolist()
+    assert [(*edge, weight) for edge, weight in zip(mapped, observed.edge_weight.tolist(), strict=True)] == kept
+    for key in ("x", "y", "train_mask", "val_mask", "test_mask"):
+        assert torch.equal(observed[key], data[key][nodes]), key
+    assert observed.num_classes == 4
+    assert observed.num_nodes == NODES - len(unseen)
+    assert int(observed.test_mask.sum()) == 21 - len(unseen)
+
+
+def test_planetoid_fraction_leaves_no_observed_test_node():
+    split = split_graph(graph(), "inductive", unseen_fraction=1.0)
+    assert not split.observed.test_mask.any()
+    assert split.unseen_nodes.numel() == 21
+
+
+def test_splitting_leaves_graph_and_global_generator_alone():
+    data = graph()
+    before = {key: value.clone() for key, value in data.to_dict().items() if torch.is_tensor(value)}
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    split_graph(data, "inductive")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(data[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"setting": "inductve"}, "setting: got 'inductve', expected one of transductive, inductive"),
+        ({"setting": "inductive", "unseen_fraction": 0.0}, r"unseen_fraction: got 0\.0"),
+        ({"setting": "inductive", "unseen_fraction": 1.5}, r"unseen_fraction: got 1\.5"),
+        ({"setting": "inductive", "unseen_fraction": 0.01}, "hides no node at all"),
+    ],
+)
+def test_bad_settings(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        split_graph(graph(), **arguments)
+
+
+@pytest.mark.parametrize("split_rng", ["pcg64", "mt19937"])
+def test_per_class_masks_follow_the_published_algorithm(split_rng):
+    labels = torch.tensor([2, 0, 1, 0, 2, 2] * 30)
+    rng = np.random.default_rng(4) if split_rng == "pcg64" else np.random.RandomState(4)
+    train, val = [], []
+    for c in (0, 1, 2):
+        train += rng.choice([i for i in range(180) if labels[i] == c], 5, replace=False).tolist()
+    for c in (0, 1, 2):
+        val += rng.choice([i for i in range(180) if labels[i] == c and i not in train], 7, replace=False).tolist()
+    masks = per_class_masks(labels, seed=4, train_per_class=5, val_per_class=7, split_rng=split_rng)
+    assert all(mask.dtype == torch.bool for mask in masks)
+    assert ids(masks[0]) == sorted(train)
+    assert ids(masks[1]) == sorted(val)
+    assert ids(masks[2]) == sorted(set(range(180)) - set(train) - set(val))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split_rng": "xorshift"}, "split_rng: got 'xorshift', expected one of pcg64, mt19937"),
+        ({"seed": -1}, "seed: got -1"),
+        ({}, r"labels: class 1 has 50 nodes, expected more than 50"),
+    ],
+)
+def test_bad_per_class_splits(arguments, message):
+    labels = torch.tensor([0] * 80 + [1] * 50)
+    with pytest.raises(ValueError, match=message):
+        per_class_masks(labels, **arguments)

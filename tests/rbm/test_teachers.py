@@ -1,0 +1,165 @@
+"""Teachers against PyG's own layers, forward and backward."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import models as pyg_models
+from torch_geometric.utils import add_self_loops
+
+from rbm.datasets import load_dataset
+from rbm.teachers import GCN, TEACHERS, GraphSAGE, build_teacher
+
+NODES = 30
+NORMS = ("none", "batch", "layer")
+
+
+@pytest.fixture
+def graph() -> tuple[torch.Tensor, torch.Tensor]:
+    """Directed, one edge twice, nodes 28 and 29 without any edge."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(28, (90,), generator=generator)
+    target = (source + torch.randint(1, 28, (90,), generator=generator)) % 28
+    edges = torch.stack([source, target])
+    return torch.randn(NODES, 12, generator=generator), torch.cat([edges, edges[:, :1]], dim=1)
+
+
+class PyGSage(nn.Module):
+    """The specification spelled out with PyG's layer: mean over neighbours and one more self-loop, no root weight."""
+
+    def __init__(self, teacher: GraphSAGE, widths: list[int]) -> None:
+        super().__init__()
+        pairs = itertools.pairwise(widths)
+        self.convs = nn.ModuleList([SAGEConv(a, b, aggr="mean", root_weight=False) for a, b in pairs])
+        self.norms = teacher.norms
+        self.convs.load_state_dict(teacher.convs.state_dict())
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        for conv, norm in zip(self.convs[:-1], self.norms, strict=True):
+            hidden = conv(x, edge_index)
+            x = norm(hidden).relu()
+        return self.convs[-1](x, edge_index), hidden
+
+
+def gradients(module: nn.Module, logits: torch.Tensor) -> list[torch.Tensor]:
+    weights = torch.linspace(-1, 1, logits.numel()).view_as(logits)
+    return torch.autograd.grad((logits * weights).sum(), list(module.convs.parameters()))
+
+
+# Widths that shrink, grow and stay: the mean is taken before or after the projection.
+@pytest.mark.parametrize("hidden", [5, 12, 40])
+@pytest.mark.parametrize("norm", NORMS)
+def test_sage_equals_pyg(graph, norm, hidden):
+    x, edge_index = graph
+    torch.manual_seed(1)
+    teacher = GraphSAGE(12, hidden, 3, num_layers=3, norm=norm)
+    reference = PyGSage(teacher, [12, hidden, hidden, 3])
+    logits, (expected, embedding) = teacher(x, edge_index), reference(x, edge_index)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(teacher.embed(x, edge_index), embedding, rtol=1e-4, atol=1e-5)
+    for got, want in zip(gradients(teacher, logits), gradients(reference, expected), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_gcn_equals_pyg(graph, norm):
+    x, edge_index = graph
+    torch.manual_seed(1)
+    teacher = GCN(12, 8, 3, num_layers=3, norm=norm)
+    pyg_norm = {"none": None, "batch": "batch_norm", "layer": "layer_norm"}[norm]
+    kwargs = {"mode": "node"} if norm == "layer" else None
+    reference = pyg_models.GCN(12, 8, 3, 3, norm=pyg_norm, norm_kwargs=kwargs, act_first=True)
+    reference.convs.load_state_dict(teacher.convs.state_dict())
+    torch.testing.assert_close(teacher(x, edge_index), reference(x, edge_index), rtol=1e-4, atol=1e-5)
+    got, want = gradients(teacher, teacher(x, edge_index)), gradients(reference, reference(x, edge_index))
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_gcn_embedding_is_taken_after_relu_and_before_norm(graph):
+    x, edge_index = graph
+    teacher = GCN(12, 8, 3, norm="layer").eval()
+    expected = teacher.convs[0](x, teacher.adjacency(edge_index, NODES)).relu()
+    assert torch.equal(teacher.embed(x, edge_index), expected)
+    assert float(expected.detach().min()) == 0.0
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_a_prepared_adjacency_gives_the_same_bits(graph, name):
+    x, edge_index = graph
+    teacher = build_teacher(name, 12, 3, hidden_channels=8)
+    prepared = teacher.adjacency(edge_index, NODES)
+    assert torch.equal(teacher(x, prepared), teacher(x, edge_index))
+    assert torch.equal(teacher.embed(x, prepared), teacher.embed(x, edge_index))
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_double_precision(graph, name):
+    x, edge_index = graph
+    teacher = build_teacher(name, 12, 3, hidden_channels=8).double()
+    assert teacher(x.double(), edge_index).dtype == torch.float64
+
+
+def test_initialisation_of_sage():
+    torch.manual_seed(0)
+    conv = GraphSAGE(300, 200, 3).convs[0]
+    bound = math.sqrt(2) * math.sqrt(6 / 500)
+    largest = float(conv.lin_l.weight.detach().abs().max())
+    assert 0.99 * bound < largest <= bound
+    assert not conv.lin_l.bias.any()
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_dropout_spares_the_input_and_the_logits(name):
+    # Without edges and with one hidden unit of weight one, a dropped hidden unit leaves the bias alone.
+    teacher = build_teacher(name, 1, 1, hidden_channels=1, dropout=0.5).train()
+    for parameter in teacher.parameters():
+        nn.init.ones_(parameter)
+    torch.manual_seed(0)
+    logits = teacher(torch.ones(400, 1), torch.empty(2, 0, dtype=torch.int64))
+    # Hidden: 1 * 1 + 1 = 2; dropped: 0, kept: 4; logits add the bias 1.
+    assert set(logits.flatten().tolist()) == {1.0, 5.0}
+    assert set(teacher.eval()(torch.ones(4, 1), torch.empty(2, 0, dtype=torch.int64)).flatten().tolist()) == {3.0}
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_training_learns_and_repeats_to_the_bit(name):
+    data = load_dataset("digits")
+
+    def train() -> tuple[torch.Tensor, float]:
+        torch.manual_seed(0)
+        teacher = build_teacher(name, 64, 10, hidden_channels=32, dropout=0.3, norm="batch")
+        optimizer = torch.optim.Adam(teacher.parameters(), lr=0.01)
+        adjacency = teacher.adjacency(data.edge_index, data.num_nodes)
+        for _ in range(40):
+            optimizer.zero_grad()
+            F.cross_entropy(teacher(data.x, adjacency)[data.train_mask], data.y[data.train_mask]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            logits = teacher.eval()(data.x, adjacency)
+        return logits, float((logits.argmax(1) == data.y)[data.test_mask].float().mean())
+
+    logits, accuracy = train()
+    assert accuracy > 0.85
+    assert torch.equal(logits, train()[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "gat"}, "teacher: got 'gat', expected one of sage, gcn"),
+        ({"norm": "graph"}, "norm: got 'graph', expected one of none, batch, layer"),
+        ({"num_layers": 1}, "num_layers: got 1, expected at least 2"),
+        ({"hidden_channels": 0}, "hidden_channels: got 0"),
+        ({"dropout": 1.0}, r"dropout: got 1\.0"),
+    ],
+)
+def test_bad_settings(changes, message):
+    settings = {"name": "sage", "hidden_channels": 8} | changes
+    with pytest.raises(ValueError, match=message):
+        build_teacher(settings.pop("name"), 12, 3, **settings)

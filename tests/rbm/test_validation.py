@@ -1,0 +1,118 @@
+"""Every fault of a graph gets its own sentence."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from rbm.datasets import num_classes, validate_data
+
+
+def graph(**changes) -> Data:
+    data = Data(
+        x=torch.ones(6, 2),
+        edge_index=torch.tensor([[0, 1, 2, 5], [1, 2, 0, 4]]),
+        y=torch.tensor([0, 1, 2, 0, 1, -1]),
+        train_mask=torch.tensor([1, 1, 0, 0, 0, 0], dtype=torch.bool),
+        val_mask=torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool),
+        test_mask=torch.tensor([0, 0, 0, 1, 1, 0], dtype=torch.bool),
+    )
+    for key, value in changes.items():
+        data[key] = value
+    return data
+
+
+def test_a_directed_graph_with_an_unlabelled_node_outside_the_masks_is_fine():
+    validate_data(graph())
+    validate_data(graph(num_classes=3))
+    validate_data(graph(edge_index=torch.empty(2, 0, dtype=torch.int64)))
+
+
+def test_number_of_classes():
+    assert num_classes(graph()) == 3
+    assert num_classes(graph(num_classes=5)) == 5
+
+
+def with_value(tensor: torch.Tensor, index, value) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor[index] = value
+    return tensor
+
+
+FAULTS = {
+    "no x": ({"x": None}, ValueError, r"data\.x: missing"),
+    "x list": ({"x": [[1.0]] * 6}, TypeError, r"data\.x: got list"),
+    "x sparse": ({"x": torch.ones(6, 2).to_sparse()}, TypeError, r"data\.x: got a torch\.sparse_coo tensor"),
+    "x whole": ({"x": torch.ones(6, 2).long()}, TypeError, r"data\.x: got torch\.int64.*data\.x\.float\(\)"),
+    "x flat": ({"x": torch.ones(6)}, ValueError, r"data\.x: got shape \[6\]"),
+    "x empty": ({"x": torch.ones(6, 0)}, ValueError, r"data\.x: got shape \[6, 0\]"),
+    "x nan": (
+        {"x": with_value(torch.ones(6, 2), (4, 1), torch.nan)},
+        ValueError,
+        r"data\.x: 1 of 6 nodes have NaN or infinite features \(node 4\)",
+    ),
+    "x inf": (
+        {"x": torch.full((6, 2), torch.inf)},
+        ValueError,
+        r"data\.x: 6 of 6 nodes .*\(node 0, 1, 2, 3, 4, \.\.\.\)",
+    ),
+    "no edges": ({"edge_index": None}, ValueError, r"data\.edge_index: missing"),
+    "edges int32": (
+        {"edge_index": torch.zeros(2, 3, dtype=torch.int32)},
+        TypeError,
+        r"data\.edge_index: got torch\.int32",
+    ),
+    "edges turned": (
+        {"edge_index": torch.zeros(3, 2, dtype=torch.int64)},
+        ValueError,
+        r"data\.edge_index: got shape \[3, 2\].*\.t\(\)",
+    ),
+    "edge too high": (
+        {"edge_index": torch.tensor([[0, 1, 2], [1, 6, 0]])},
+        ValueError,
+        r"data\.edge_index: 1 of 3 edges .*\(edge 1; edge 1 is 1 -> 6\), expected node ids from 0 to 5",
+    ),
+    "edge negative": ({"edge_index": torch.tensor([[-1], [0]])}, ValueError, r"edge 0 is -1 -> 0"),
+    "no y": ({"y": None}, ValueError, r"data\.y: missing"),
+    "y float": ({"y": torch.zeros(6)}, TypeError, r"data\.y: got torch\.float32.*\.long\(\)"),
+    "y short": ({"y": torch.zeros(5).long()}, ValueError, r"data\.y: got shape \[5\], expected \[6\]"),
+    "y column": ({"y": torch.zeros(6, 1).long()}, ValueError, r"data\.y: got shape \[6, 1\].*squeeze\(1\)"),
+    "y unknown in mask": (
+        {"y": torch.tensor([0, 1, 2, -1, 1, -1])},
+        ValueError,
+        r"data\.y: 1 labels are out of range \(node 3; node 3 has -1\)",
+    ),
+    "y very negative": ({"y": torch.tensor([0, 1, 2, 0, 1, -2])}, ValueError, r"node 5 has -2"),
+    "y too high": ({"num_classes": 2}, ValueError, r"\(node 2; node 2 has 2\), expected class numbers from 0 to 1"),
+    "classes text": ({"num_classes": "3"}, TypeError, r"data\.num_classes: got '3'"),
+    "no mask": ({"val_mask": None}, ValueError, r"data\.val_mask: missing"),
+    "mask long": ({"test_mask": torch.ones(6).long()}, TypeError, r"data\.test_mask: got torch\.int64"),
+    "mask short": ({"train_mask": torch.ones(4).bool()}, ValueError, r"data\.train_mask: got shape \[4\]"),
+    "many splits": (
+        {"train_mask": torch.ones(6, 10).bool()},
+        ValueError,
+        r"got shape \[6, 10\].*choose one of its 10 splits, data\.train_mask\[:, 0\]",
+    ),
+    "mask empty": ({"val_mask": torch.zeros(6).bool()}, ValueError, r"data\.val_mask: no node is marked"),
+    "masks overlap": (
+        {"val_mask": torch.tensor([0, 0, 0, 0, 1, 0], dtype=torch.bool)},
+        ValueError,
+        r"data\.val_mask: 1 nodes are in data\.test_mask as well \(node 4\)",
+    ),
+    "train in test": (
+        {"train_mask": torch.tensor([0, 0, 0, 1, 0, 0], dtype=torch.bool)},
+        ValueError,
+        r"data\.train_mask: 1 nodes are in data\.test_mask",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault(fault):
+    changes, error, message = FAULTS[fault]
+    with pytest.raises(error, match=message):
+        validate_data(graph(**changes))
+
+
+def test_not_a_graph():
+    with pytest.raises(TypeError, match="data: got dict"):
+        validate_data({"x": torch.ones(2, 2)})
