@@ -22,11 +22,13 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         package = ROOT / "rbm_kernels" if self._is_in_place else Path(self.build_lib).resolve() / "rbm_kernels"
-        cmake = shutil.which("cmake")
+        # ninja, and perhaps cmake, stand beside this Python, whose environment need not be activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        cmake = shutil.which("cmake", path=path)
         if cmake is None:
             raise SetupError("building rbm-kernels needs cmake 3.24 or newer on PATH: install it and try again.")
-        subprocess.run([cmake, *self._configure_arguments(package)], check=True)
-        subprocess.run([cmake, "--build", self.build_temp], check=True)
+        for arguments in (self._configure_arguments(package), ["--build", self.build_temp]):
+            subprocess.run([cmake, *arguments], check=True, env={**os.environ, "PATH": path})
 
     def _configure_arguments(self, package: Path) -> list[str]:
         return [

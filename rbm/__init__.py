@@ -6,18 +6,10 @@
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+from rbm.layer import FusedRbMLayer, Routing
+from rbm.students import MLPStudent, RbMStudent
 from rbm_kernels import __version__
-
-from .layer import FusedRbMLayer, Routing
-from .students import MLPStudent, RbMStudent
-
-if TYPE_CHECKING:
-    from .checkpoint import load_student
-    from .config import Config, preset_config
-    from .datasets import load_dataset
-    from .distillation import Distillation, distill
 
 # What stands on PyTorch Geometric and scikit-learn is imported when it is first asked for: who wants the layer alone
 # does not wait for them.

@@ -1,5 +1,5 @@
 """``python -m rbm`` is the command line, as ``torchrun -m rbm`` needs it."""
 
-from .cli import main
+from rbm.cli import main
 
 main()

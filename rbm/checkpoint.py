@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from .config import Config
-from .students import MLPStudent, RbMStudent
+from rbm.config import Config
+from rbm.students import MLPStudent, RbMStudent
 
+METADATA_KEY = "rbm"
 STUDENTS = {"RbMStudent": RbMStudent, "MLPStudent": MLPStudent}
 
 
@@ -86,13 +87,14 @@ class RunFolder:
         path = self.path / f"{phase}.safetensors"
         if not path.is_file():
             return None
-        return json.loads(_metadata(path)["result"])
+        return _result(path)
 
     def save_phase(self, phase: str, model: nn.Module, result: dict[str, Any]) -> None:
         """Write the model of a finished phase together with its result."""
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        metadata = {"format": "rbm", "result": json.dumps(result)}
-        write_atomically(self.path / f"{phase}.safetensors", lambda partial: save_file(tensors, partial, metadata))
+        # One key: safetensors writes several in an order that changes, and equal runs shall leave equal files.
+        content = save(tensors, {METADATA_KEY: json.dumps(result)})
+        write_atomically(self.path / f"{phase}.safetensors", lambda partial: partial.write_bytes(content))
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
 
     def load_phase(self, phase: str, model: nn.Module) -> None:
@@ -110,35 +112,32 @@ class RunFolder:
         try:
             return torch.load(path, weights_only=True)
         except Exception as error:
-            raise ValueError(f"{path} is not a readable checkpoint ({error}); delete it to start its phase anew") from error
+            raise ValueError(
+                f"{path} is no readable checkpoint ({error}); delete it to start its phase anew"
+            ) from error
 
-    def keep_metrics(self, phases: tuple[str, ...], phase: str, epochs: int) -> None:
-        """Drop the lines of ``phase`` from ``epochs`` on and all lines of later phases: they will be written again."""
-        path = self.path / "metrics.jsonl"
-        later = phases[phases.index(phase) + 1 :]
-        kept = [
-            record
-            for record in self.metrics()
-            if record["phase"] not in later and (record["phase"] != phase or record["epoch"] < epochs)
-        ]
+    def keep_metrics(self, phase: str, epochs: int) -> None:
+        """Drop the lines of ``phase`` from ``epochs`` on: a kill came after they were written, before a checkpoint."""
+        kept = [r for r in read_metrics(self.path) if r["phase"] != phase or r["epoch"] < epochs]
         text = "".join(json.dumps(record) + "\n" for record in kept)
-        write_atomically(path, lambda partial: partial.write_text(text))
+        write_atomically(self.path / "metrics.jsonl", lambda partial: partial.write_text(text))
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """All lines of ``metrics.jsonl``; a line that a kill cut short is left out."""
-        path = self.path / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        lines = path.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """All lines of a run folder's ``metrics.jsonl``; a line that a kill cut short is left out."""
+    path = Path(folder) / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def save_student(folder: Path | str, student: nn.Module, arguments: dict[str, Any]) -> None:
-    """Write ``student.json``, from which :func:`load_student` rebuilds the module that ``student.safetensors`` fills."""
+    """Write ``student.json``, from which :func:`load_student` rebuilds the module for ``student.safetensors``."""
     write_json(Path(folder) / "student.json", {"class": type(student).__name__, "arguments": arguments})
 
 
@@ -165,7 +164,7 @@ def load_student(folder: Path | str) -> nn.Module:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill ``model`` from a safetensors file of this package; ValueError where the file is corrupt or foreign."""
-    _metadata(path)
+    _result(path)
     with safe_open(path, framework="pt") as file:
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:
@@ -174,15 +173,16 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from error
 
 
-def _metadata(path: Path) -> dict[str, str]:
+def _result(path: Path) -> dict[str, Any]:
+    """The result that :meth:`RunFolder.save_phase` wrote into the file's metadata."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
-    if metadata.get("format") != "rbm":
-        raise ValueError(f"{path} was not written by this package: its metadata lacks format=rbm")
-    return metadata
+    if METADATA_KEY not in metadata:
+        raise ValueError(f"{path} was not written by this package: its metadata lacks the key {METADATA_KEY}")
+    return json.loads(metadata[METADATA_KEY])
 
 
 def _check_same(stored: Config, given: Config, path: Path) -> None:

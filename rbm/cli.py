@@ -35,27 +35,30 @@ def distill(
     device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
 ) -> None:
     """Train a teacher on a graph, distil it into a student, and compare them."""
-    from .checkpoint import RunFolder
-    from .datasets import find_dataset, load_dataset
-    from .distillation import distill as run_distillation
-    from .report import results_markdown, results_table, write_plots
+    from rbm.checkpoint import read_metrics
+    from rbm.datasets import find_dataset, load_dataset
+    from rbm.distillation import distill as run_distillation
+    from rbm.report import results_markdown, results_table, write_plots
 
     chosen = _configuration(dataset, root, setting, teacher, preset, seed, config, set_, out if resume else None)
     info = find_dataset(chosen.dataset)
     data = load_dataset(chosen.dataset, chosen.root or None, seed=chosen.seed).to(_device(device))
-    name = f"{chosen.dataset}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
-    folder = RunFolder(out or Path("runs") / name, chosen, resume=resume, overwrite=overwrite)
-
-    status.print(f"[bold]{info.name}[/]: {info.description}; writing to {folder.path}", highlight=False)
+    path = out or Path("runs") / f"{chosen.dataset}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
     result = run_distillation(
-        data, config=chosen, folder=folder, unseen_fraction=info.unseen_fraction, console=status
+        data,
+        config=chosen,
+        folder=path,
+        resume=resume,
+        overwrite=overwrite,
+        unseen_fraction=info.unseen_fraction,
+        console=status,
     )
     console.print(results_table(result.summary, result.timings))
-    (folder.path / "results.md").write_text(results_markdown(result.summary, result.timings))
+    (path / "results.md").write_text(results_markdown(result.summary, result.timings))
     if plots:
         with status.status("plots"):
-            write_plots(result, folder.metrics(), folder.path)
-    console.print(f"run folder: {folder.path}", highlight=False)
+            write_plots(result, read_metrics(path), path)
+    console.print(f"run folder: {path}", highlight=False)
 
 
 @app.command()
@@ -67,8 +70,8 @@ def predict(
     ),
 ) -> None:
     """Predict classes for rows of features with the student of a run folder."""
-    from .checkpoint import load_student
-    from .prediction import check_format, predict_probabilities, read_features, write_predictions
+    from rbm.checkpoint import load_student
+    from rbm.prediction import check_format, predict_probabilities, read_features, write_predictions
 
     check_format(out)
     student = load_student(run)
@@ -80,7 +83,7 @@ def predict(
 @app.command()
 def info() -> None:
     """Tell what was built, what is installed, and which implementation serves each operator."""
-    from .info import tables
+    from rbm.info import tables
 
     for table in tables():
         console.print(table)
@@ -90,8 +93,8 @@ def _configuration(dataset, root, setting, teacher, preset, seed, config_file, a
     """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
     import yaml
 
-    from .config import Config, parse_assignments, preset_config
-    from .datasets import find_dataset
+    from rbm.config import Config, parse_assignments, preset_config
+    from rbm.datasets import find_dataset
 
     options = {"root": root, "setting": setting, "seed": seed}
     given = {key: value for key, value in options.items() if value is not None}

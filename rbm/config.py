@@ -1,8 +1,8 @@
 """Everything a run can be told, as one tree of dataclasses: typed, validated, written to and read from YAML.
 
-A preset chooses the switches where the paper's equations, its released code and good practice differ (SPEC: "clean" is
-what we recommend, "paper" follows the equations). The hyperparameters of the nine datasets of the paper are the released
-ones, from ``rbm/configs/``.
+A preset chooses the switches where the paper's equations and good practice differ: ``clean`` is what we recommend,
+``paper`` follows the equations. The hyperparameters of the nine datasets of the paper are the released ones, from
+``rbm/configs/``.
 """
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from .losses import TEMPERATURE_MODES
-from .students import NORMS
+from rbm.losses import TEMPERATURE_MODES
+from rbm.students import NORMS
 
 SETTINGS = ("transductive", "inductive")
 PRESETS = ("clean", "paper")
@@ -84,9 +84,9 @@ class MLPConfig(Network):
 class StudentConfig(Network):
     """The RbM student.
 
-    ``decay`` is the share of the old memory in each update, ``anneal_delta`` and ``anneal_steps`` its schedule (Eq. 13);
-    ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the self-similarity loss
-    trains them; ``kmeans_max_rows = 0`` means all rows.
+    ``decay`` is the share of the old memory in each update, ``anneal_delta`` and ``anneal_steps`` are its schedule
+    (Eq. 13); ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the
+    self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows.
     """
 
     num_experts: int = 8
@@ -128,7 +128,7 @@ class StudentConfig(Network):
 
 @dataclass(frozen=True)
 class DistillConfig(Section):
-    """How soft and hard labels mix: ``label_weight`` is the weight of the true labels, the rest goes to the teacher's."""
+    """How soft and hard labels mix: ``label_weight`` is the weight of the true labels, the teacher's get the rest."""
 
     label_weight: float = 0.2
     temperature: float = 1.0

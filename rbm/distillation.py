@@ -11,16 +11,16 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from .checkpoint import RunFolder, save_student, write_json
-from .config import Config, StudentConfig
-from .datasets import num_classes, validate_data
-from .learners import StudentTraining, TeacherTraining, split_accuracies
-from .metrics import student_latency, teacher_latency
-from .progress import Progress
-from .splits import GraphSplit, split_graph
-from .students import MLPStudent, RbMStudent, count_parameters
-from .teachers import build_teacher
-from .training import Result, fit
+from rbm.checkpoint import RunFolder, save_student, write_json
+from rbm.config import Config, StudentConfig
+from rbm.datasets import num_classes, validate_data
+from rbm.learners import StudentTraining, TeacherTraining, split_accuracies
+from rbm.metrics import student_latency, teacher_latency
+from rbm.progress import Progress
+from rbm.splits import GraphSplit, split_graph
+from rbm.students import MLPStudent, RbMStudent, count_parameters
+from rbm.teachers import build_teacher, check_teacher, edges_for
+from rbm.training import Result, fit
 
 PHASES = ("teacher", "mlp", "student")
 
@@ -55,7 +55,9 @@ def distill(
     teacher: nn.Module | Tensor | str | None = None,
     *,
     config: Config | None = None,
-    folder: RunFolder | Path | str | None = None,
+    folder: Path | str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
     unseen_fraction: float = 0.2,
     console: Console | None = None,
 ) -> Distillation:
@@ -67,7 +69,9 @@ def distill(
         teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
             name of a teacher to train (``sage`` or ``gcn``); by default the one in ``config``.
         config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read.
-        folder: run folder to write to; nothing is written by default. A path must be new or empty.
+        folder: run folder to write to (see :class:`rbm.checkpoint.RunFolder`); nothing is written by default.
+        resume: continue the run of this folder.
+        overwrite: replace the run of this folder.
         unseen_fraction: share of the test nodes that the inductive setting hides.
         console: shows progress there; silent by default.
 
@@ -77,6 +81,7 @@ def distill(
 
     Raises:
         ValueError, TypeError: data, teacher or configuration do not fit; before any work.
+        FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
     """
     config = config or Config()
     if isinstance(teacher, str):
@@ -85,19 +90,21 @@ def distill(
     classes = num_classes(data)
     split = split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
     _check_experts(config.student, split.observed.num_nodes)
-    if isinstance(teacher, Tensor):
+    if teacher is None:
+        check_teacher(config.teacher.name)
+    elif isinstance(teacher, Tensor):
         _check_logits(teacher, data.num_nodes, classes)
-    if folder is not None and not isinstance(folder, RunFolder):
-        folder = RunFolder(folder, config)
+    run = None if folder is None else RunFolder(folder, config, resume=resume, overwrite=overwrite)
     progress = Progress(console)
+    progress.say(
+        f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {data.num_features:,} features, {classes} classes"
+    )
     teacher_name = config.teacher.name if teacher is None else "given"
 
     with _deterministic():
-        teacher, teacher_logits, soft_labels, teacher_result = _teach(
-            split, teacher, config, classes, folder, progress
-        )
-        mlp, mlp_result = _learn("mlp", split, soft_labels, config, classes, folder, progress)
-        student, student_result = _learn("student", split, soft_labels, config, classes, folder, progress)
+        teacher, teacher_logits, soft_labels, teacher_result = _teach(split, teacher, config, classes, run, progress)
+        mlp, mlp_result = _learn("mlp", split, soft_labels, config, classes, run, progress)
+        student, student_result = _learn("student", split, soft_labels, config, classes, run, progress)
 
     summary = {
         "dataset": config.dataset,
@@ -113,10 +120,10 @@ def distill(
         "student": {**student_result, **_parameters(student)},
     }
     timings = _timings(split, teacher, mlp, student, config)
-    if folder:
-        save_student(folder.path, student, _student_arguments(config, data.num_features, classes))
-        write_json(folder.path / "summary.json", summary)
-        write_json(folder.path / "timings.json", timings)
+    if run:
+        save_student(run.path, student, _student_arguments(config, data.num_features, classes))
+        write_json(run.path / "summary.json", summary)
+        write_json(run.path / "timings.json", timings)
     return Distillation(student, mlp, teacher, teacher_logits, split, summary, timings, config)
 
 
@@ -142,10 +149,10 @@ def _teach(
         result = _fit_phase("teacher", TeacherTraining(teacher, split, config), config, folder, progress)
     with torch.no_grad():
         teacher.eval()
-        logits = teacher(full.x, full.edge_index)
+        logits = teacher(full.x, edges_for(teacher, full))
         _check_logits(logits, full.num_nodes, classes)
         # A teacher that never met the unseen nodes must not meet them here either.
-        soft_labels = teacher(observed.x, observed.edge_index) if len(split.unseen_nodes) else logits
+        soft_labels = teacher(observed.x, edges_for(teacher, observed)) if len(split.unseen_nodes) else logits
     if given:
         result = _given_result(soft_labels, logits, split)
     return teacher, logits, soft_labels, result
@@ -267,9 +274,7 @@ def _timings(
     full = split.graph
     latencies = {"mlp": student_latency(mlp, full.x), "student": student_latency(student, full.x)}
     if teacher is not None:
-        latencies["teacher"] = teacher_latency(
-            teacher, full.x, full.edge_index, num_layers=config.teacher.num_layers
-        )
+        latencies["teacher"] = teacher_latency(teacher, full, num_layers=config.teacher.num_layers)
     return {name: {"one_node_ms": one, "all_nodes_ms": every} for name, (one, every) in latencies.items()}
 
 

@@ -6,8 +6,8 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional as F
 
-from .layer import FusedRbMLayer
-from .students import RbMStudent
+from rbm.layer import FusedRbMLayer
+from rbm.students import RbMStudent
 
 
 def kmeans_memory(rows: Tensor, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:

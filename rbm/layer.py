@@ -21,7 +21,7 @@ class Routing(NamedTuple):
 
 
 class FusedRbMLayer(nn.Module):
-    r"""Routing-by-Memory layer (paper, Eqs. 3 to 5), a drop-in module from ``[..., in_features]`` to ``[..., out_features]``.
+    r"""Routing-by-Memory layer (paper, Eqs. 3 to 5): a module from ``[..., in_features]`` to ``[..., out_features]``.
 
     Every row goes to the ``top_k`` of ``num_experts`` linear experts whose memory vectors lie closest to it in cosine
     similarity, and gets :math:`\exp(s) \sum_i G_i f_i(\exp(a_i) \odot h)`: ``G`` is the softmax over the selected
@@ -149,9 +149,7 @@ class FusedRbMLayer(nn.Module):
         records = self.training and not _recomputing()
         if records:
             self.update_memory()
-        gates, experts, cosines = cosine_topk(
-            rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature
-        )
+        gates, experts, cosines = cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
         if records:
             self._record(rows, gates, experts)
         y = self._combine(rows, gates.detach() if self.detach_gates else gates, experts)
@@ -177,9 +175,7 @@ class FusedRbMLayer(nn.Module):
     @torch.no_grad()
     def update_memory(self) -> None:
         """Let the memory follow what the last training forward recorded (Eq. 4); without a record it stays."""
-        memory_update_(
-            self.memory, self.pending_sum, self.pending_total, self.decay, normalize=self.normalize_memory
-        )
+        memory_update_(self.memory, self.pending_sum, self.pending_total, self.decay, normalize=self.normalize_memory)
         self.pending_total.zero_()
 
     def train(self, mode: bool = True) -> "FusedRbMLayer":

@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import losses
-from .config import Config, StudentConfig
-from .initialization import initialize_memory
-from .metrics import accuracy
-from .splits import GraphSplit
-from .students import MLPStudent, RbMStudent
-from .training import Accuracies
+from rbm import losses
+from rbm.config import Config, StudentConfig
+from rbm.initialization import initialize_memory
+from rbm.metrics import accuracy
+from rbm.splits import GraphSplit
+from rbm.students import MLPStudent, RbMStudent
+from rbm.teachers import edges_for
+from rbm.training import Accuracies
 
 
 class TeacherTraining:
@@ -19,6 +20,8 @@ class TeacherTraining:
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
         self.model, self.split = model, split
+        self.observed_edges = edges_for(model, split.observed)
+        self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
         self.optimizer = torch.optim.Adam(
             model.parameters(), lr=config.teacher.lr, weight_decay=config.teacher.weight_decay
         )
@@ -26,7 +29,7 @@ class TeacherTraining:
     def train_epoch(self, epoch: int) -> float:
         graph = self.split.observed
         self.optimizer.zero_grad()
-        logits = self.model(graph.x, graph.edge_index)
+        logits = self.model(graph.x, self.observed_edges)
         loss = losses.hard_label_loss(logits[graph.train_mask], graph.y[graph.train_mask])
         loss.backward()
         self.optimizer.step()
@@ -35,9 +38,9 @@ class TeacherTraining:
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
         observed, full = self.split.observed, self.split.graph
-        logits = self.model(observed.x, observed.edge_index)
+        logits = self.model(observed.x, self.observed_edges)
         # Unseen nodes come with their edges, after training: only they need the full graph.
-        full_logits = self.model(full.x, full.edge_index) if len(self.split.unseen_nodes) else logits
+        full_logits = self.model(full.x, self.full_edges) if len(self.split.unseen_nodes) else logits
         return split_accuracies(logits, full_logits, self.split)
 
     def resume_at(self, epoch: int) -> None:

@@ -1,10 +1,9 @@
 """One function a loss. All are means over rows (or experts), so that weights mean the same for every batch size."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .layer import Routing
+from rbm.layer import Routing
 
 TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
 
@@ -14,9 +13,7 @@ def hard_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def soft_label_loss(
-    logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax"
-) -> Tensor:
+def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:
     """``KL(teacher || student)``, the second term of the paper's Eq. 8, as a mean over the rows of ``[B, C]``.
 
     Args:

@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import k_hop_subgraph
+
+from rbm.teachers import edges_for
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -38,16 +42,13 @@ def student_latency(student: nn.Module, x: Tensor, *, repeats: int = 30) -> tupl
 
 
 @torch.no_grad()
-def teacher_latency(
-    teacher: nn.Module, x: Tensor, edge_index: Tensor, *, num_layers: int, repeats: int = 30
-) -> tuple[float, float]:
+def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats: int = 30) -> tuple[float, float]:
     """Milliseconds that a teacher takes for one node, its neighbourhood gathered, and for all nodes.
 
     The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood.
     """
-    from torch_geometric.utils import k_hop_subgraph
-
     teacher.eval()
+    x, edge_index, all_edges = graph.x, graph.edge_index, edges_for(teacher, graph)
     nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1).long().tolist())
 
     def one_node() -> Tensor:
@@ -56,4 +57,4 @@ def teacher_latency(
         )
         return teacher(x[subset], edges)[position]
 
-    return median_milliseconds(one_node, repeats), median_milliseconds(lambda: teacher(x, edge_index), 3)
+    return median_milliseconds(one_node, repeats), median_milliseconds(lambda: teacher(x, all_edges), 3)

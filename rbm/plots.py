@@ -20,7 +20,7 @@ _BLUE, _ORANGE, _GREEN, _RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
 _GROUP_COLORS += ("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_PHASES = {"teacher": ("Teacher", _ORANGE), "mlp": ("MLP student", _GREEN), "rbm": ("RbM student", _BLUE)}
+_PHASES = {"teacher": ("Teacher", _ORANGE), "mlp": ("MLP student", _GREEN), "student": ("RbM student", _BLUE)}
 _INK = "#333333"
 
 
@@ -45,15 +45,15 @@ def _save(figure: Figure, path: str | Path) -> None:
     figure.savefig(path, dpi=160, facecolor="white")
 
 
-def plot_training_curves(records: list[dict], path: str | Path) -> None:
+def plot_training_curves(records: list[dict], path: str | Path, *, best_epochs: dict[str, int] | None = None) -> None:
     """Draw the loss, and validation and test accuracy, of every phase over its epochs; a dot marks the best validation.
 
-    The best epoch is the last one that reaches the highest validation accuracy, as in training (ties refresh).
-
     Args:
-        records: lines of ``metrics.jsonl``: ``phase`` (``"teacher"``, ``"mlp"`` or ``"rbm"``), ``epoch``, ``loss``,
+        records: lines of ``metrics.jsonl``: ``phase`` (``"teacher"``, ``"mlp"`` or ``"student"``), ``epoch``, ``loss``,
             ``val_accuracy``, ``test_accuracy`` (accuracies in [0, 1]); other keys are ignored.
         path: PNG file to write; its folder is made.
+        best_epochs: the epoch that each phase selected. Without it, the last one that reaches the highest validation
+            accuracy, as in training (which does not select while pretraining).
 
     Raises:
         ValueError: no records, or a record of an unknown phase.
@@ -72,7 +72,10 @@ def plot_training_curves(records: list[dict], path: str | Path) -> None:
             np.array([line[key] for line in lines], dtype=float)
             for key in ("epoch", "loss", "val_accuracy", "test_accuracy")
         )
-        best = len(lines) - 1 - int(np.argmax(validation[::-1]))
+        if best_epochs is None:
+            best = len(lines) - 1 - int(np.argmax(validation[::-1]))
+        else:
+            best = int(np.flatnonzero(epochs == best_epochs[phase])[0])
         loss_axes.plot(epochs, loss, color=color, linewidth=1.6, label=name)
         loss_axes.plot(epochs[best], loss[best], "o", color=color, markersize=6, markeredgecolor="white")
         label = f"{name}: test {test[best]:.1%} at epoch {epochs[best]:.0f}"

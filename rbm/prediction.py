@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import write_atomically
+from rbm.checkpoint import write_atomically
 
 FORMATS = (".csv", ".npy")
 

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 if TYPE_CHECKING:
-    from .training import Accuracies
+    from rbm.training import Accuracies
 
 TITLES = {"teacher": "Teacher", "mlp": "MLP student", "student": "RbM student"}
 

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .layer import MAX_LOG_SCALE, FusedRbMLayer, Routing
+from rbm.layer import MAX_LOG_SCALE, FusedRbMLayer, Routing
 
 
 class ReferenceRbMLayer(FusedRbMLayer):
     """Same arguments, parameters and ``state_dict`` as :class:`~rbm.layer.FusedRbMLayer`, none of its operators.
 
-    Every expert sees every row, attention and scale multiply activations instead of weights, and the memory moves inside
-    the forward pass, at its end, as in the released code: so not under activation checkpointing.
+    Every expert sees every row, attention and scale multiply activations instead of weights, and the memory moves at
+    the end of the forward pass, as in the released code: so not under activation checkpointing.
 
     Args:
         dropout_per_expert: draw one dropout mask for each expert, after the attention, as the released code does.

@@ -4,13 +4,14 @@
 :class:`~rbm.layer.Routing` for each routed layer (none for an MLP, none while pretraining).
 """
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layer import FusedRbMLayer, Routing
+from rbm.layer import FusedRbMLayer, Routing
 
 NORMS = ("none", "batch", "layer")
 
@@ -43,7 +44,7 @@ def _layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_
     if num_layers < 1:
         raise ValueError(f"num_layers is {num_layers}, expected at least 1")
     sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-    return list(zip(sizes[:-1], sizes[1:], strict=True))
+    return list(itertools.pairwise(sizes))
 
 
 class MLPStudent(nn.Module):

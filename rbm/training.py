@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import RunFolder
-from .progress import Progress
+from rbm.checkpoint import RunFolder
+from rbm.progress import Progress
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -99,6 +99,8 @@ def fit(
     checkpoint = folder.load_checkpoint() if folder else None
     if checkpoint is not None and checkpoint["phase"] == phase:
         start = _restore(checkpoint, learner, selection)
+    if folder:
+        folder.keep_metrics(phase, start)
 
     saved_at = time.monotonic()
     with progress.phase(phase, warmup + max_epochs) as bar:

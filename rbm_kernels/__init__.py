@@ -11,11 +11,11 @@ All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(f
 synchronise with the host. The device of the arguments chooses the implementation.
 """
 
-from . import _native
-from .cosine_topk import cosine_topk
-from .expert_matmul import expert_matmul
-from .expert_order import ExpertOrder, expert_order
-from .memory_update import memory_statistics, memory_update_
+from rbm_kernels import _native
+from rbm_kernels.cosine_topk import cosine_topk
+from rbm_kernels.expert_matmul import expert_matmul
+from rbm_kernels.expert_order import ExpertOrder, expert_order
+from rbm_kernels.memory_update import memory_statistics, memory_update_
 
 _native.load()
 

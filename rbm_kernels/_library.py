@@ -1,9 +1,9 @@
 """The one operator library of this package: everything registered here is reached as ``torch.ops.rbm.<name>``.
 
-Schemas, fake (meta) implementations and autograd are written in Python, in each operator's ``op.py``. Implementations are
-bound to dispatch keys: the eager reference to ``CompositeExplicitAutograd``, so that every device is served; the libraries
-of ``csrc/`` to ``CPU`` and ``CUDA``, where they take precedence. PyTorch's dispatcher picks by the device of the arguments;
-nothing else chooses.
+Schemas, fake (meta) implementations and autograd are written in Python, in each operator's ``op.py``. Implementations
+are bound to dispatch keys: the eager reference to ``CompositeExplicitAutograd``, so that every device is served; the
+libraries of ``csrc/`` to ``CPU`` and ``CUDA``, where they take precedence. PyTorch's dispatcher picks by the device of
+the arguments; nothing else chooses.
 """
 
 from collections.abc import Callable

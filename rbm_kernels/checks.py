@@ -1,4 +1,4 @@
-"""Argument checks shared by the operators: every message names the operator, the argument, what came and what was expected."""
+"""Argument checks shared by the operators: a message names operator and argument, what came and what was expected."""
 
 import torch
 from torch import Tensor

@@ -29,7 +29,7 @@ def small_graph() -> Data:
     """60 nodes in three noisy, well-connected classes: a few epochs separate them."""
     generator = torch.Generator().manual_seed(7)
     labels = torch.arange(60) % 3
-    x = torch.randn(60, 12, generator=generator) + 2.0 * torch.nn.functional.one_hot(labels, 12)
+    x = torch.randn(60, 12, generator=generator) + 3.0 * torch.nn.functional.one_hot(labels, 12)
     same = torch.randint(0, 20, (2, 150), generator=generator) * 3
     pairs = same + torch.randint(0, 3, (1, 150), generator=generator)
     other = torch.randint(0, 60, (2, 20), generator=generator)

@@ -1,6 +1,7 @@
 """Teachers: graph neural networks whose predictions a student learns from."""
 
-from torch import nn
+from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from rbm.teachers.base import Teacher
 from rbm.teachers.gcn import GCN
@@ -24,9 +25,21 @@ def build_teacher(
     Raises:
         ValueError: an unknown name.
     """
-    if name not in TEACHERS:
-        raise ValueError(f"teacher: got {name!r}, expected one of {', '.join(TEACHERS)}, or your own trained module")
+    check_teacher(name)
     return TEACHERS[name](in_channels, hidden_channels, out_channels, num_layers, dropout, norm)
 
 
-__all__ = ["GCN", "TEACHERS", "GraphSAGE", "Teacher", "build_teacher"]
+def check_teacher(name: str) -> None:
+    """Raise ValueError unless ``name`` is one of ``TEACHERS``."""
+    if name not in TEACHERS:
+        raise ValueError(f"teacher: got {name!r}, expected one of {', '.join(TEACHERS)}, or your own trained module")
+
+
+def edges_for(teacher: nn.Module, graph: Data) -> Tensor:
+    """What ``teacher`` takes as edges of ``graph``: our own take a matrix that is built once, others ``edge_index``."""
+    if isinstance(teacher, Teacher):
+        return teacher.adjacency(graph.edge_index, graph.num_nodes, graph.x.dtype)
+    return graph.edge_index
+
+
+__all__ = ["GCN", "TEACHERS", "GraphSAGE", "Teacher", "build_teacher", "check_teacher", "edges_for"]

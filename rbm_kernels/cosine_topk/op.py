@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from .. import checks
-from .._library import define, implement_autograd, implement_everywhere, implement_fake
-from . import reference
+from rbm_kernels import checks
+from rbm_kernels._library import define, implement_autograd, implement_everywhere, implement_fake
+from rbm_kernels.cosine_topk import reference
 
 define(
     "cosine_topk(Tensor h, Tensor memory, int k, *, float temperature=1.0)"
@@ -30,9 +30,9 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
-        ``gates`` (sum to one over the last dimension), ``experts`` (int32, best first) and ``cosines``, each ``[B, k]``.
-        Gates and cosines are float32, float64 for float64 arguments. Equal cosines go to the lower expert. A zero row
-        has cosine 0 with every expert. ``h`` gets a gradient through gates and cosines; a zero row's is zero.
+        ``gates`` (each row sums to one), ``experts`` (int32, best first) and ``cosines``, each ``[B, k]``. Gates and
+        cosines are float32, float64 for float64 arguments. Equal cosines go to the lower expert. A zero row has cosine
+        0 with every expert. ``h`` gets a gradient through gates and cosines; a zero row's is zero.
 
     Raises:
         TypeError: a dtype that is not listed above.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..checks import accumulation_dtype
+from rbm_kernels.checks import accumulation_dtype
 
 EPS = 1e-12
 

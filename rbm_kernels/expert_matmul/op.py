@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from .. import checks
-from .._library import define, implement_autograd, implement_everywhere, implement_fake
-from ..expert_order import ExpertOrder
-from . import reference
+from rbm_kernels import checks
+from rbm_kernels._library import define, implement_autograd, implement_everywhere, implement_fake
+from rbm_kernels.expert_matmul import reference
+from rbm_kernels.expert_order import ExpertOrder
 
 _ORDER = "Tensor? order=None, Tensor? tile_experts=None, Tensor? tile_counts=None, int block_m=0"
 define(f"expert_matmul(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor experts, {_ORDER}) -> Tensor")

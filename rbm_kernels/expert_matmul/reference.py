@@ -7,7 +7,7 @@ order of summation that changes from run to run.
 import torch
 from torch import Tensor
 
-from ..checks import accumulation_dtype
+from rbm_kernels.checks import accumulation_dtype
 
 
 def dense_gates(gates: Tensor, experts: Tensor, num_experts: int) -> Tensor:
@@ -17,7 +17,7 @@ def dense_gates(gates: Tensor, experts: Tensor, num_experts: int) -> Tensor:
 
 
 def expert_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor) -> Tensor:
-    """``y_b = sum_j gates[b, j] (weight[experts[b, j]] x_b + bias[experts[b, j]])``, ``[B, N]`` in the dtype of ``x``."""
+    """``y_b = sum_j gates[b, j] (weight[experts[b, j]] x_b + bias[experts[b, j]])``: ``[B, N]``, dtype of ``x``."""
     num_experts, out_features, _ = weight.shape
     dtype = accumulation_dtype(x)
     gate = dense_gates(gates.to(dtype), experts, num_experts)
@@ -47,9 +47,7 @@ def backward_input(
     return grad_x.to(x.dtype), grad_gate.gather(1, experts.long()).to(gates.dtype)
 
 
-def backward_weight(
-    grad: Tensor, x: Tensor, gates: Tensor, experts: Tensor, num_experts: int
-) -> tuple[Tensor, Tensor]:
+def backward_weight(grad: Tensor, x: Tensor, gates: Tensor, experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Gradients with respect to ``weight`` and ``bias``, in the dtype of ``x``."""
     dtype = accumulation_dtype(x)
     gate = dense_gates(gates.to(dtype), experts, num_experts)

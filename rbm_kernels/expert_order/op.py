@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import checks
-from .._library import define, implement_everywhere, implement_fake
-from . import reference
+from rbm_kernels import checks
+from rbm_kernels._library import define, implement_everywhere, implement_fake
+from rbm_kernels.expert_order import reference
 
 define(
     "expert_order(Tensor experts, int num_experts, int block_m)"

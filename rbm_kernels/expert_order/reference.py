@@ -27,7 +27,7 @@ def set_rank(experts: Tensor, num_experts: int) -> Tensor:
 
 def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     """Order of the rows, and the experts that each tile of ``block_m`` ordered rows uses."""
-    rows, k = experts.shape
+    rows = experts.shape[0]
     order = torch.argsort(set_rank(experts, num_experts), stable=True)
 
     tiles = -(-rows // block_m)

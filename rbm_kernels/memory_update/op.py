@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .._library import define, implement_everywhere, implement_fake, stop_gradient
+from .._library import LIBRARY, define, implement_everywhere, implement_fake, stop_gradient
 from . import reference
 
 define(
@@ -125,8 +125,20 @@ def _fake_update(
     _check_update(memory, weighted_sum, total, decay)
 
 
+def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:
+    """Bump the version of ``memory``, as PyTorch's own in-place operators do.
+
+    Otherwise a backward pass would take the moved memory for the one that its forward pass saved, and say nothing.
+    """
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        below = keyset & torch._C._after_ADInplaceOrView_keyset
+        torch.ops.rbm.memory_update_.default.redispatch(below, memory, *args, **kwargs)
+    torch.autograd.graph.increment_version(memory)
+
+
 implement_everywhere("memory_statistics", _eager_statistics)
 implement_everywhere("memory_update_", _eager_update)
 implement_fake("memory_statistics", _fake_statistics)
 implement_fake("memory_update_", _fake_update)
 stop_gradient("memory_statistics", num_outputs=2)
+LIBRARY.impl("memory_update_", _count_the_change, "ADInplaceOrView", with_keyset=True)

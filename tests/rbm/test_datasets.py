@@ -40,7 +40,7 @@ def files_below(root: Path) -> set[str]:
 
 
 def write_npz(path: Path, seed: int = 0) -> None:
-    """120 nodes of two classes in a ring with chords, a component of 10, a self-loop, one-way edges, counts as features."""
+    """120 nodes of two classes in a ring with chords, and 10 others; a self-loop, one-way edges, counts as features."""
     rng = np.random.default_rng(seed)
     ring = np.arange(120)
     source = np.concatenate([ring, rng.integers(0, 120, 60), np.arange(120, 129), [3]])

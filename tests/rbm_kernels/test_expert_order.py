@@ -44,7 +44,9 @@ def test_order_and_tiles(rows, num_experts, k, block_m, seed):
     tiles = -(-rows // block_m)
     assert tile_experts.shape == (tiles, num_experts)
     for tile in range(tiles):
-        used = sorted({e for row in order[tile * block_m : (tile + 1) * block_m].tolist() for e in experts[row].tolist()})
+        used = sorted(
+            {e for row in order[tile * block_m : (tile + 1) * block_m].tolist() for e in experts[row].tolist()}
+        )
         assert tile_counts[tile] == len(used)
         assert tile_experts[tile].tolist() == used + [-1] * (num_experts - len(used))
 

@@ -1,0 +1,159 @@
+"""The run folder: nothing is lost by mistake, nothing foreign is loaded, nothing is unpickled."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rbm import RbMStudent
+from rbm.checkpoint import RunFolder, load_student, read_metrics, save_student, write_atomically
+from rbm.config import Config
+
+ARGUMENTS = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3, "num_experts": 4, "top_k": 2}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path / "run", Config())
+
+
+@pytest.fixture
+def finished(folder):
+    student = RbMStudent(**ARGUMENTS).eval()
+    folder.save_phase("student", student, {"val_accuracy": 0.5})
+    save_student(folder.path, student, ARGUMENTS)
+    return folder.path, student
+
+
+def test_student_survives_the_disk(finished):
+    path, student = finished
+    loaded, x = load_student(path), torch.randn(9, 6)
+    assert torch.equal(loaded(x), student(x))
+    assert not loaded.training
+
+
+def test_phase_result(folder):
+    assert folder.finished("teacher") is None
+    model = torch.nn.Linear(2, 2)
+    folder.save_checkpoint({"phase": "teacher"})
+    folder.save_phase("teacher", model, {"epochs": 3})
+    assert folder.finished("teacher") == {"epochs": 3}
+    assert folder.load_checkpoint() is None, "a finished phase needs no checkpoint"
+    other = torch.nn.Linear(2, 2)
+    folder.load_phase("teacher", other)
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_existing_run_is_kept_unless_told_otherwise(folder):
+    folder.append_metrics({"phase": "teacher", "epoch": 0})
+    with pytest.raises(FileExistsError, match="exists and is not empty; use --resume to continue it, --overwrite"):
+        RunFolder(folder.path, Config())
+    assert read_metrics(RunFolder(folder.path, Config(), resume=True).path) == [{"phase": "teacher", "epoch": 0}]
+    (folder.path / "notes.txt").write_text("mine")
+    assert read_metrics(RunFolder(folder.path, Config(), overwrite=True).path) == []
+    assert (folder.path / "notes.txt").read_text() == "mine"
+
+
+def test_overwrite_leaves_foreign_folders_alone(tmp_path):
+    (tmp_path / "thesis.json").write_text("{}")
+    with pytest.raises(
+        FileExistsError, match=r"is not a run folder \(no config.yaml\), so --overwrite leaves it alone"
+    ):
+        RunFolder(tmp_path, Config(), overwrite=True)
+    assert (tmp_path / "thesis.json").exists()
+
+
+def test_resume_needs_the_same_configuration(folder, tmp_path):
+    changed = Config().updated({"seed": 3, "student": {"lr": 0.5}})
+    with pytest.raises(ValueError, match=r"another configuration: seed \(was 0, now 3\); lr \(was 0.01, now 0.5\)"):
+        RunFolder(folder.path, changed, resume=True)
+    with pytest.raises(FileNotFoundError, match=r"has no config.yaml: there is no run to resume"):
+        RunFolder(tmp_path / "nothing", Config(), resume=True)
+
+
+def test_metrics_that_a_kill_cut_short(folder):
+    for phase, epoch in [("teacher", 0), ("teacher", 1), ("mlp", 0), ("mlp", 1), ("student", 0)]:
+        folder.append_metrics({"phase": phase, "epoch": epoch})
+    with open(folder.path / "metrics.jsonl", "a") as file:
+        file.write('{"phase": "stu')
+    assert len(read_metrics(folder.path)) == 5
+    folder.keep_metrics("student", 0)
+    folder.keep_metrics("mlp", 1)
+    assert [(r["phase"], r["epoch"]) for r in read_metrics(folder.path)] == [("teacher", 0), ("teacher", 1), ("mlp", 0)]
+    assert (folder.path / "metrics.jsonl").read_text().endswith("\n")
+
+
+def test_write_is_all_or_nothing(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+
+    def fail(partial):
+        partial.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+
+
+def test_unfinished_run(folder):
+    with pytest.raises(FileNotFoundError, match=r"holds no student.json: it is no run folder, or its run is not"):
+        load_student(folder.path)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x04\x95pickle"])
+def test_corrupt_weights(finished, content):
+    path, _ = finished
+    (path / "student.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"student.safetensors is not a readable safetensors file"):
+        load_student(path)
+
+
+def test_truncated_weights(finished):
+    path, _ = finished
+    weights = path / "student.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"student.safetensors is not a readable safetensors file"):
+        load_student(path)
+
+
+def test_foreign_weights(finished):
+    path, student = finished
+    save_file(student.state_dict(), path / "student.safetensors")
+    with pytest.raises(ValueError, match="was not written by this package: its metadata lacks the key rbm"):
+        load_student(path)
+
+
+def test_weights_of_another_shape(finished):
+    path, _ = finished
+    description = json.loads((path / "student.json").read_text())
+    description["arguments"]["hidden_channels"] = 16
+    (path / "student.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="does not fit RbMStudent"):
+        load_student(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"class": "Evil", "arguments": {}}', '{"class": "RbMStudent", "arguments": {"a": 1}}']
+)
+def test_broken_description(finished, text):
+    path, _ = finished
+    (path / "student.json").write_text(text)
+    with pytest.raises(ValueError, match=re.escape("student.json does not describe a student of this package")):
+        load_student(path)
+
+
+class Malice:
+    def __reduce__(self):
+        return (open, ("/tmp/rbm-was-here", "w"))
+
+
+def test_checkpoint_is_never_unpickled(folder, tmp_path):
+    torch.save({"phase": "teacher", "evil": Malice()}, folder.path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint.pt is no readable checkpoint"):
+        folder.load_checkpoint()
+    (folder.path / "checkpoint.pt").write_bytes(b"truncated")
+    with pytest.raises(ValueError, match="delete it to start its phase anew"):
+        folder.load_checkpoint()

@@ -1,0 +1,177 @@
+"""The command line as a user meets it: what it prints, writes, and says about mistakes."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from rbm import load_student
+from rbm.cli import main
+
+QUICK = ["--set", "teacher.max_epochs=8", "--set", "mlp.max_epochs=8", "--set", "student.max_epochs=8"]
+QUICK += ["--set", "student.hidden_channels=16", "--set", "student.pretrain_epochs=2"]
+
+
+@pytest.fixture
+def rbm(monkeypatch, capsys, tmp_path):
+    """Run a command in a fresh folder; returns exit status, standard output and standard error, line breaks folded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rbm.cli.console.width", 200, raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rbm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, " ".join(captured.err.split())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    command = [sys.executable, "-m", "rbm", "distill", *QUICK, "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_distill_shows_a_table_and_leaves_a_run_folder(run_folder):
+    folder, done = run_folder
+    for text in ("Teacher", "MLP student", "RbM student", "Test max", "digits, transductive, sage teacher, seed 0"):
+        assert text in done.stdout
+    assert re.search(r"RbM student .*8/10 |10/10", done.stderr), "progress goes to standard error"
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "student.safetensors", "student.json", "summary.json"} <= names
+    assert {"training.png", "expert_load.png", "representation.png", "results.md", "timings.json"} <= names
+    assert "checkpoint.pt" not in names
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [sum(r["phase"] == phase for r in records) for phase in ("teacher", "mlp", "student")] == [8, 8, 10]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"{summary['student']['test_accuracy']:.2%}" in (folder / "results.md").read_text()
+
+
+def test_predict(rbm, run_folder, tmp_path):
+    folder, _ = run_folder
+    x = torch.rand(7, 64)
+    probabilities = torch.softmax(load_student(folder)(x), dim=-1)
+    np.save("x.npy", x.numpy())
+    assert rbm("predict", folder, "x.npy")[0] == 0
+    lines = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()]
+    assert lines[0] == ["row", "class", "probability"]
+    assert [int(line[1]) for line in lines[1:]] == probabilities.argmax(-1).tolist()
+    assert float(lines[3][2]) == pytest.approx(probabilities[2].max().item(), abs=1e-6)
+
+    np.savez("x.npz", x=x.numpy())
+    assert rbm("predict", folder, "x.npz", "--out", "all.npy")[0] == 0
+    np.testing.assert_allclose(np.load("all.npy"), probabilities.detach().numpy(), atol=1e-6)
+    np.savetxt("x.csv", x.numpy(), delimiter=",")
+    assert rbm("predict", folder, "x.csv", "--out", "again.npy")[0] == 0
+    np.testing.assert_allclose(np.load("again.npy"), probabilities.detach().numpy(), atol=1e-5)
+
+
+def test_info(rbm):
+    status, out, _ = rbm("info")
+    assert status == 0
+    for text in (
+        "cxx_compiler",
+        "torch",
+        "triton",
+        "torch-geometric",
+        "librbm_cpu",
+        "memory_update_",
+        "C++ (librbm_cpu)",
+    ):
+        assert text in out
+
+
+def test_configuration_file_and_options(rbm, tmp_path):
+    (tmp_path / "own.yaml").write_text("seed: 5\nstudent:\n  num_experts: 5\n  top_k: 2\n")
+    arguments = ["distill", "--config", "own.yaml", *QUICK, "--set", "student.top_k=4", "--no-plots", "--out", "run"]
+    assert rbm(*arguments)[0] == 0
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert "num_experts: 5" in config
+    assert "top_k: 4" in config
+    assert "seed: 5" in config
+
+
+def test_resume_without_options_takes_what_the_run_was_started_with(rbm, run_folder):
+    folder, _ = run_folder
+    before = (folder / "summary.json").read_bytes()
+    status, _, err = rbm("distill", "--out", folder, "--resume", "--no-plots")
+    assert status == 0
+    assert "student: finished before, taken from" in err
+    assert (folder / "summary.json").read_bytes() == before
+
+
+MISTAKES = {
+    "unknown dataset": (["distill", "--dataset", "coraa"], "expected one of digits, cora.*did you mean 'cora'"),
+    "no root": (["distill", "--dataset", "cora"], "root"),
+    "missing root": (["distill", "--dataset", "cora", "--root", "nowhere"], "nowhere"),
+    "top_k": (["distill", "--set", "student.top_k=9"], "student.top_k is 9, expected between 1 and num_experts=8"),
+    "unknown setting": (["distill", "--set", "student.tpo_k=3"], "unknown setting student.tpo_k; known here"),
+    "experts": (["distill", "--set", "student.num_experts=2000"], "2000 but the observed graph has 1797 nodes"),
+    "preset": (["distill", "--preset", "paper"], "no hyperparameters for dataset 'digits'"),
+    "teacher": (["distill", "--teacher", "gat"], "gat"),
+    "device": (["distill", "--device", "tpu"], "device is 'tpu', which is not usable here"),
+    "config file": (["distill", "--config", "no.yaml"], "configuration file no.yaml does not exist"),
+    "resume nothing": (["distill", "--out", "nothing", "--resume"], "there is no run to resume"),
+    "predict nothing": (["predict", "nothing", "x.npy"], "holds no student.json"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_ends_in_one_sentence_and_leaves_nothing(rbm, tmp_path, arguments, message):
+    status, out, err = rbm(*arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("Error: ")
+    assert "Traceback" not in err
+    assert re.search(message, err), err
+    assert not any((tmp_path / "runs").glob("*/*.safetensors"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_existing_run_folder(rbm, run_folder):
+    folder, _ = run_folder
+    status, _, err = rbm("distill", *QUICK, "--out", folder)
+    assert status == 2
+    assert "use --resume to continue it, --overwrite to replace it" in err
+
+
+def test_resume_with_other_settings(rbm, run_folder):
+    folder, _ = run_folder
+    status, _, err = rbm("distill", *QUICK, "--seed", 3, "--out", folder, "--resume")
+    assert status == 2
+    assert "was started with another configuration: seed (was 0, now 3)" in err
+
+
+BAD_FEATURES = {
+    "missing": (None, "x.npy does not exist"),
+    "width": (np.zeros((3, 5)), r"shape \[3, 5\], expected \[\*, 64\]"),
+    "vector": (np.zeros(64), r"shape \[64\], expected"),
+    "NaN": (np.full((3, 64), np.nan), r"row 0 holds NaN or infinity \(3 such rows\)"),
+    "pickled": (np.array([{"a": 1}], dtype=object), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FEATURES.values(), ids=BAD_FEATURES.keys())
+def test_bad_features(rbm, run_folder, tmp_path, content, message):
+    if content is not None:
+        np.save("x.npy", content)
+    status, _, err = rbm("predict", run_folder[0], "x.npy")
+    assert status == 2
+    assert re.search(message, err), err
+    assert not (tmp_path / "predictions.csv").exists()
+
+
+def test_bad_predictions_file(rbm, run_folder):
+    np.save("x.npy", np.zeros((3, 64), dtype=np.float32))
+    status, _, err = rbm("predict", run_folder[0], "x.npy", "--out", "p.xlsx")
+    assert status == 2
+    assert "predictions file p.xlsx ends in '.xlsx', expected one of .csv, .npy" in err

@@ -1,0 +1,260 @@
+"""The main job on a small graph: it learns, it repeats, it survives a kill, it takes anyone's teacher."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import SAGEConv
+
+import rbm
+from rbm import training
+from rbm.checkpoint import RunFolder, load_student, read_metrics
+from rbm.config import Config, StudentConfig
+from rbm.learners import StudentTraining, annealed_decay
+from rbm.splits import split_graph
+
+QUICK = {
+    "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},
+    "mlp": {"max_epochs": 25, "patience": 25},
+    "student": {
+        "hidden_channels": 8,
+        "num_experts": 4,
+        "top_k": 2,
+        "max_epochs": 25,
+        "patience": 25,
+        "pretrain_epochs": 5,
+    },
+}
+
+
+@pytest.fixture
+def quick() -> Config:
+    return Config().updated(QUICK)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+@pytest.mark.parametrize("teacher", ["sage", "gcn"])
+def test_learns(small_graph, quick, setting, teacher):
+    result = rbm.distill(small_graph, teacher, config=quick.updated({"setting": setting}), unseen_fraction=0.4)
+    assert result.summary["student"]["test_accuracy"] > 0.7, "a third is chance"
+    assert result.summary["mlp"]["test_accuracy"] > 0.7
+    assert result.summary["teacher"]["name"] == teacher
+    assert len(result.split.unseen_nodes) == (12 if setting == "inductive" else 0)
+    logits = result.student(small_graph.x)
+    tested = result.split.unseen_nodes if setting == "inductive" else small_graph.test_mask
+    accuracy = (logits[tested].argmax(-1) == small_graph.y[tested]).float().mean().item()
+    assert accuracy == pytest.approx(result.summary["student"]["test_accuracy"]), "the student is the one reported"
+    assert not any(memory.requires_grad for memory in result.student.memories())
+    assert result.timings["student"]["one_node_ms"] > 0
+
+
+def test_same_seed_same_numbers_and_files(small_graph, quick, tmp_path):
+    state = torch.get_rng_state()
+    results = [rbm.distill(small_graph, config=quick, folder=tmp_path / name) for name in ("a", "b")]
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random state is left alone"
+    assert results[0].summary == results[1].summary
+    for name in ("student.safetensors", "mlp.safetensors", "teacher.safetensors", "summary.json", "student.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    other = rbm.distill(small_graph, config=quick.updated({"seed": 1}))
+    assert not torch.equal(other.student.layers[0].weight, results[0].student.layers[0].weight)
+
+
+def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
+    result = rbm.distill(small_graph, config=quick, folder=tmp_path / "run")
+    loaded = load_student(tmp_path / "run")
+    assert torch.equal(loaded(small_graph.x), result.student(small_graph.x))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "mlp.safetensors",
+        "student.json",
+        "student.safetensors",
+        "summary.json",
+        "teacher.safetensors",
+        "timings.json",
+    }
+
+
+KILLS = [("teacher", 7), ("mlp", 12), ("student", 3), ("student", 5), ("student", 19)]
+
+
+@pytest.mark.parametrize(("phase", "epoch"), KILLS)
+def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, phase, epoch):
+    """Killed in any phase: before, at and after the end of pretraining."""
+    whole = rbm.distill(small_graph, config=quick, folder=tmp_path / "whole")
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    append = RunFolder.append_metrics
+
+    def dies(folder, record):
+        if (record["phase"], record["epoch"]) == (phase, epoch):
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_metrics", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rbm.distill(small_graph, config=quick, folder=tmp_path / "killed")
+    assert not (tmp_path / "killed" / "summary.json").exists()
+
+    resumed = rbm.distill(small_graph, config=quick, folder=tmp_path / "killed", resume=True)
+    assert resumed.summary == whole.summary
+    for name in ("student.safetensors", "summary.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    without_seconds = [
+        [{key: value for key, value in record.items() if key != "seconds"} for record in read_metrics(tmp_path / run)]
+        for run in ("killed", "whole")
+    ]
+    assert without_seconds[0] == without_seconds[1]
+
+
+def test_survives_kill_9(tmp_path):
+    """The command line, killed without warning in the middle of the student's training."""
+    command = [sys.executable, "-m", "rbm", "distill", "--no-plots", "--set", "teacher.max_epochs=10"]
+    command += ["--set", "mlp.max_epochs=10", "--set", "student.max_epochs=30", "--set", "student.hidden_channels=32"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    options = {"check": True, "capture_output": True, "env": environment, "timeout": 300}
+    subprocess.run([*command, "--out", tmp_path / "whole"], **options)
+
+    killed = subprocess.Popen(
+        [*command, "--out", tmp_path / "killed"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    metrics, deadline = tmp_path / "killed" / "metrics.jsonl", time.monotonic() + 240
+    while time.monotonic() < deadline and killed.poll() is None:
+        if metrics.exists() and '"phase": "student"' in metrics.read_text():
+            break
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "summary.json").exists()
+
+    subprocess.run([*command, "--out", tmp_path / "killed", "--resume"], **options)
+    for name in ("summary.json", "student.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+class OwnTeacher(nn.Module):
+    """Somebody's module that knows nothing of this package."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(12, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+def test_anyones_module_and_anyones_logits(small_graph, quick):
+    torch.manual_seed(0)
+    teacher = OwnTeacher().eval()
+    by_module = rbm.distill(small_graph, teacher, config=quick)
+    assert by_module.summary["teacher"]["name"] == "given"
+    assert by_module.summary["teacher"]["parameters"] == sum(p.numel() for p in teacher.parameters())
+    logits = teacher(small_graph.x, small_graph.edge_index)
+    by_logits = rbm.distill(small_graph, logits, config=quick)
+    assert by_logits.teacher is None
+    assert by_logits.summary["student"] == by_module.summary["student"]
+    assert "teacher" not in by_logits.timings
+
+
+def test_soft_labels_reach_the_student(small_graph, quick):
+    """A teacher that is wrong on purpose, no hard labels: the students follow it, not the truth."""
+    lies = 8.0 * nn.functional.one_hot((small_graph.y + 1) % 3, 3).float()
+    result = rbm.distill(small_graph, lies, config=quick.updated({"distill": {"label_weight": 0.0}}))
+    predicted = result.student(small_graph.x).argmax(-1)
+    assert (predicted == (small_graph.y + 1) % 3).float().mean() > 0.7
+
+
+def test_unseen_nodes_never_influence_training(small_graph, quick):
+    """Inductive: other features, edges and labels of unseen nodes change nothing that was trained."""
+    config = quick.updated({"setting": "inductive"})
+    result = rbm.distill(small_graph, config=config, unseen_fraction=0.4)
+    changed, unseen = small_graph.clone(), result.split.unseen_nodes
+    changed.x[unseen] = torch.randn(len(unseen), 12)
+    changed.y[unseen] = 2 - changed.y[unseen]
+    extra = torch.stack([unseen, torch.zeros_like(unseen)])
+    changed.edge_index = torch.cat([changed.edge_index, extra, extra.flip(0)], dim=1)
+    again = rbm.distill(changed, config=config, unseen_fraction=0.4)
+    for a, b in zip(result.student.state_dict().values(), again.student.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert again.summary["student"]["val_accuracy"] == result.summary["student"]["val_accuracy"]
+
+
+def test_annealed_decay():
+    config = StudentConfig(decay=0.9, anneal_delta=0.05, anneal_steps=200)
+    assert annealed_decay(config, 0) == 0.9
+    assert annealed_decay(config, 200) == pytest.approx(0.905)
+    assert annealed_decay(StudentConfig(decay=0.9, anneal_delta=50.0), 200) == 1.0
+    assert annealed_decay(StudentConfig(decay=0.9), 10_000) == 0.9
+
+
+def test_routing_begins_with_clones_centres_and_a_fresh_optimizer(small_graph, quick):
+    student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
+    learner = StudentTraining(student, split_graph(small_graph), torch.randn(60, 3), quick)
+    for epoch in range(5):
+        student.train()
+        learner.train_epoch(epoch)
+        assert student.pretraining
+    before = [layer.weight[0].clone() for layer in student.layers]
+    learner._begin_routing()
+    assert not student.pretraining
+    assert not learner.optimizer.state, "the optimiser starts anew"
+    for layer, weight in zip(student.layers, before, strict=True):
+        assert all(torch.equal(layer.weight[e], weight) for e in range(4))
+        torch.testing.assert_close(layer.memory.norm(dim=-1), torch.ones(4))
+
+
+@pytest.mark.parametrize(("memory_weight_decay", "expected"), [(False, 0.0), (True, 5e-4)])
+def test_memory_has_its_own_optimizer_group(small_graph, quick, memory_weight_decay, expected):
+    config = quick.updated({"student": {"memory_weight_decay": memory_weight_decay}})
+    student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
+    groups = StudentTraining(student, split_graph(small_graph), torch.randn(60, 3), config).optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [5e-4, expected]
+    assert {id(p) for p in groups[1]["params"]} == {id(memory) for memory in student.memories()}
+    without = config.updated({"student": {"self_similarity_weight": 0.0}})
+    learner = StudentTraining(student, split_graph(small_graph), torch.randn(60, 3), without)
+    assert len(learner.optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (torch.zeros(60, 4), r"teacher logits have shape \[60, 4\], expected \[60, 3\]"),
+        (torch.zeros(59, 3), r"teacher logits have shape \[59, 3\]"),
+        (torch.zeros(60, 3).index_fill(0, torch.tensor(7), float("nan")), "teacher logits of node 7 are not finite"),
+    ],
+)
+def test_bad_teacher_logits(small_graph, quick, logits, message):
+    with pytest.raises(ValueError, match=message):
+        rbm.distill(small_graph, logits, config=quick)
+
+
+def test_teacher_module_with_the_wrong_classes(small_graph, quick):
+    class Wrong(nn.Module):
+        def forward(self, x, edge_index):
+            return torch.zeros(x.shape[0], 5)
+
+    with pytest.raises(ValueError, match=r"teacher logits have shape \[60, 5\], expected \[60, 3\]"):
+        rbm.distill(small_graph, Wrong(), config=quick)
+
+
+def test_more_experts_than_nodes(small_graph, quick):
+    with pytest.raises(ValueError, match=r"student.num_experts is 61 but the observed graph has 60 nodes"):
+        rbm.distill(small_graph, config=quick.updated({"student": {"num_experts": 61}}))
+
+
+def test_bad_data_writes_nothing(small_graph, quick, tmp_path):
+    small_graph.x[5, 0] = float("nan")
+    with pytest.raises(ValueError, match="5"):
+        rbm.distill(small_graph, config=quick, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_summary_is_json(small_graph, quick, tmp_path):
+    result = rbm.distill(small_graph, config=quick, folder=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary

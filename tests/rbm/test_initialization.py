@@ -1,0 +1,65 @@
+"""Memory vectors start at the K-means centres of what each router sees."""
+
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from torch.nn import functional as F
+
+from rbm import RbMStudent
+from rbm.initialization import initialize_memory, kmeans_memory
+
+
+def clusters(rows_each=20):
+    centers = F.normalize(torch.randn(3, 8), dim=-1)
+    noisy = centers.repeat_interleave(rows_each, 0) + 0.02 * torch.randn(3 * rows_each, 8)
+    return centers, noisy * torch.rand(3 * rows_each, 1).add(0.1)
+
+
+def test_finds_directions_whatever_the_lengths():
+    centers, rows = clusters()
+    memory = kmeans_memory(rows, 3)
+    torch.testing.assert_close(memory.norm(dim=-1), torch.ones(3))
+    assert (F.cosine_similarity(centers[:, None], memory[None], dim=-1).max(dim=1).values > 0.999).all()
+
+
+def test_is_scikit_learns_kmeans_and_repeatable():
+    _, rows = clusters()
+    expected = KMeans(3, n_init=10, random_state=4).fit(F.normalize(rows, dim=-1).numpy()).cluster_centers_
+    memory = kmeans_memory(rows, 3, seed=4)
+    torch.testing.assert_close(memory, F.normalize(torch.from_numpy(expected), dim=-1))
+    assert torch.equal(memory, kmeans_memory(rows, 3, seed=4))
+
+
+def test_max_rows_fits_on_a_sample():
+    _, rows = clusters(200)
+    memory = kmeans_memory(rows, 3, max_rows=60)
+    assert not torch.equal(memory, kmeans_memory(rows, 3))
+    assert (F.cosine_similarity(kmeans_memory(rows, 3)[:, None], memory[None], dim=-1).max(1).values > 0.99).all()
+
+
+def test_layer_by_layer_through_layers_that_are_already_routed():
+    student = RbMStudent(8, 6, 3, num_layers=2, num_experts=3, top_k=2, norm="batch")
+    _, x = clusters()
+    student.train()
+    initialize_memory(student, x, seed=2)
+    assert student.training
+    first, second = student.layers
+    torch.testing.assert_close(first.memory, kmeans_memory(x, 3, seed=2))
+    student.eval()
+    hidden = F.relu(student.norms[0](first(x)))
+    torch.testing.assert_close(second.memory, kmeans_memory(hidden, 3, seed=2))
+
+
+def test_no_direction_keeps_the_random_start():
+    student = RbMStudent(8, 6, 3, num_layers=1, num_experts=3, top_k=2)
+    before = student.layers[0].memory.clone()
+    with pytest.warns(Warning, match="distinct clusters"):
+        initialize_memory(student, torch.zeros(10, 8))
+    assert torch.equal(student.layers[0].memory, before)
+
+
+def test_bad_rows():
+    with pytest.raises(ValueError, match="num_experts is 4 but there are only 3 rows"):
+        kmeans_memory(torch.randn(3, 2), 4)
+    with pytest.raises(ValueError, match="rows hold NaN or infinity"):
+        kmeans_memory(torch.tensor([[1.0, float("nan")], [1.0, 2.0]]), 2)

@@ -1,0 +1,120 @@
+"""Students share one interface; the RbM student can pretrain, be cloned and be counted."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rbm import FusedRbMLayer, MLPStudent, RbMStudent
+from rbm.reference import ReferenceRbMLayer
+from rbm.students import NORMS, build_norm, count_parameters
+
+
+def make(**options):
+    return RbMStudent(6, 8, 3, **{"num_layers": 3, "num_experts": 4, "top_k": 2, **options})
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_interface(norm):
+    x = torch.randn(10, 6)
+    for student, routed in ((make(norm=norm), 3), (MLPStudent(6, 8, 3, num_layers=3, norm=norm), 0)):
+        logits, routings = student(x, return_routing=True)
+        assert logits.shape == (10, 3)
+        assert len(routings) == routed
+        assert student.eval()(x).shape == (10, 3)
+
+
+def test_equals_a_stack_of_reference_layers():
+    student = make(norm="layer").double().eval()
+    x = torch.randn(20, 6, dtype=torch.float64)
+    h = x
+    for i, layer in enumerate(student.layers):
+        if i:
+            h = F.relu(student.norms[i - 1](h))
+        reference = ReferenceRbMLayer(layer.in_features, layer.out_features, 4, 2, dtype=torch.float64).eval()
+        reference.load_state_dict(layer.state_dict())
+        h = reference(h)
+    torch.testing.assert_close(student(x), h)
+
+
+def test_mlp_order_of_operations():
+    student = MLPStudent(6, 8, 3, num_layers=2, norm="layer", dropout=0.5).eval()
+    x = torch.randn(5, 6)
+    first, last = student.layers
+    torch.testing.assert_close(student(x), last(F.relu(student.norms[0](first(x)))))
+    assert not torch.equal(student.train()(x), student(x))
+
+
+def test_pretraining_is_the_first_experts_alone():
+    student = make(norm="batch")
+    student.pretraining = True
+    memories = [memory.clone() for memory in student.memories()]
+    x = torch.randn(10, 6)
+    logits, routings = student(x, return_routing=True)
+    assert routings == []
+    logits.sum().backward()
+    for layer in student.layers:
+        assert layer.weight.grad[0].abs().sum() > 0
+        assert layer.weight.grad[1:].abs().sum() == 0
+        assert layer.attention.grad is None
+    student.eval()
+    assert all(torch.equal(a, b) for a, b in zip(memories, student.memories(), strict=True))
+
+    student.clone_experts()
+    assert not student.pretraining
+    for layer in student.layers:
+        assert all(torch.equal(layer.weight[e], layer.weight[0]) for e in range(4))
+    assert len(student(x, return_routing=True)[1]) == 3
+
+
+def test_dropout_first_layer():
+    assert [layer.dropout for layer in make(dropout=0.4).layers] == [0.4, 0.4, 0.4]
+    assert [layer.dropout for layer in make(dropout=0.4, dropout_first_layer=False).layers] == [0.0, 0.4, 0.4]
+
+
+def test_router_inputs_are_what_the_layers_see():
+    student = make().eval()
+    x = torch.randn(10, 6)
+    seen = []
+    hooks = [layer.register_forward_pre_hook(lambda _, rows: seen.append(rows[0])) for layer in student.layers]
+    student(x)
+    for hook in hooks:
+        hook.remove()
+    inputs = list(student.router_inputs(x))
+    assert [layer for layer, _ in inputs] == list(student.layers)
+    for (_, rows), expected in zip(inputs, seen, strict=True):
+        torch.testing.assert_close(rows, expected)
+
+
+def test_set_decay():
+    student = make()
+    student.set_decay(0.5)
+    assert {layer.decay for layer in student.layers} == {0.5}
+
+
+def test_batch_norm_with_one_row():
+    norm = build_norm("batch", 4)
+    norm(torch.randn(20, 4))
+    mean, row = norm.running_mean.clone(), torch.randn(1, 4)
+    alone = norm(row)
+    assert torch.equal(norm.running_mean, mean)
+    torch.testing.assert_close(alone, norm.eval()(row))
+
+
+def test_unknown_norm():
+    with pytest.raises(ValueError, match="norm is 'group', expected one of none, batch, layer"):
+        build_norm("group", 4)
+
+
+def test_counted_parameters():
+    total, active = count_parameters(MLPStudent(6, 8, 3))
+    assert total == active == 6 * 8 + 8 + 8 * 3 + 3
+    # A layer: E (D N + N + D attention) + one scale + E D memory; k of E experts are active.
+    layer = nn.ModuleList([FusedRbMLayer(6, 8, 4, 2)])
+    assert count_parameters(layer) == (4 * (48 + 8 + 6) + 1 + 24, 2 * (48 + 8 + 6) + 1 + 24)
+
+
+@pytest.mark.parametrize("student", [MLPStudent, RbMStudent])
+def test_bad_depth(student):
+    with pytest.raises(ValueError, match="num_layers is 0, expected at least 1"):
+        student(6, 8, 3, num_layers=0)

@@ -1,0 +1,103 @@
+"""The epoch loop: selection by validation, early stopping, checkpoints."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from rbm import training
+from rbm.checkpoint import RunFolder, read_metrics
+from rbm.config import Config
+from rbm.progress import Progress
+from rbm.training import Accuracies, fit
+
+
+class Script:
+    """A learner whose validation accuracies are written down; its weight counts the epochs."""
+
+    def __init__(self, val, test=None):
+        self.model = nn.Linear(1, 1)
+        nn.init.zeros_(self.model.weight)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.val, self.test, self.epoch, self.resumed = val, test or val, -1, None
+
+    def train_epoch(self, epoch):
+        self.epoch = epoch
+        with torch.no_grad():
+            self.model.weight += 1
+        return 1.0 / (epoch + 1)
+
+    def evaluate(self):
+        return Accuracies(1.0, self.val[self.epoch], self.test[self.epoch])
+
+    def resume_at(self, epoch):
+        self.resumed = epoch
+
+
+def run(learner, **options):
+    return fit("student", learner, **{"max_epochs": 6, "patience": 10, "progress": Progress(None), **options})
+
+
+def test_reports_the_test_accuracy_at_the_best_validation_epoch():
+    learner = Script(val=[0.1, 0.5, 0.3, 0.5, 0.2, 0.1], test=[0.9, 0.2, 0.3, 0.4, 0.5, 0.6])
+    result = run(learner)
+    # Of the two epochs with validation 0.5 the later counts, as in the released code; 0.9 is the maximum over epochs.
+    assert (result.best_epoch, result.val_accuracy, result.test_accuracy) == (3, 0.5, 0.4)
+    assert (result.test_max, result.epochs) == (0.9, 6)
+    assert learner.model.weight.item() == 4, "the model is the one of the best epoch"
+    assert not learner.model.training
+
+
+def test_early_stopping_counts_from_the_best_epoch():
+    assert run(Script(val=[0.5, 0.4, 0.4, 0.4, 0.9, 0.9]), patience=3).epochs == 4
+    assert run(Script(val=[0.5, 0.4, 0.4, 0.5, 0.4, 0.4]), patience=3).epochs == 6
+
+
+def test_warmup_is_neither_selected_nor_counted():
+    result = run(Script(val=[0.9, 0.9, 0.1, 0.2, 0.1, 0.1]), warmup=2, max_epochs=4, patience=2)
+    assert (result.best_epoch, result.val_accuracy, result.epochs) == (3, 0.2, 6)
+
+
+def test_loss_that_is_not_finite():
+    learner = Script(val=[0.1] * 6)
+    learner.train_epoch = lambda epoch: float("nan")
+    with pytest.raises(FloatingPointError, match="loss of phase 'student' became nan in epoch 0; a smaller learning"):
+        run(learner)
+
+
+def test_continues_from_a_checkpoint(tmp_path, monkeypatch):
+    val = [0.1, 0.5, 0.3, 0.4, 0.2, 0.1]
+    whole = run(Script(val))
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    folder = RunFolder(tmp_path / "run", Config())
+    killed = Script(val)
+    killed.evaluate = lambda: Accuracies(1.0, val[killed.epoch], val[killed.epoch]) if killed.epoch < 3 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        run(killed, folder=folder)
+
+    again = Script(val)
+    result = run(again, folder=RunFolder(folder.path, Config(), resume=True))
+    assert again.resumed == 3
+    assert result == whole
+    assert again.model.weight.item() == whole.best_epoch + 1
+    assert [record["epoch"] for record in read_metrics(folder.path)] == list(range(6))
+
+
+def test_checkpoint_of_another_phase_is_not_taken(tmp_path):
+    folder = RunFolder(tmp_path / "run", Config())
+    folder.save_checkpoint({"phase": "teacher", "epoch": 4})
+    learner = Script(val=[0.1] * 6)
+    run(learner, folder=folder)
+    assert learner.resumed is None
+
+
+def test_metrics_have_one_line_an_epoch(tmp_path):
+    folder = RunFolder(tmp_path / "run", Config())
+    run(Script(val=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), folder=folder)
+    records = read_metrics(folder.path)
+    assert [record["epoch"] for record in records] == list(range(6))
+    assert set(records[0]) == {
+        "phase", "epoch", "loss", "train_accuracy", "val_accuracy", "test_accuracy", "seconds",
+    }  # fmt: skip
+    assert all(a["loss"] > b["loss"] for a, b in itertools.pairwise(records))
