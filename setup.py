@@ -1,7 +1,7 @@
 """Builds the package: Python files as setuptools does it, binaries as CMakeLists.txt does it.
 
-``pyproject.toml`` holds everything else. Nothing here decides how the binaries are made; only for which Python, and where
-they go: into the source tree for an editable installation, into the wheel otherwise.
+``pyproject.toml`` holds everything else. Nothing here decides how the binaries are made; only for which Python, and
+where they go: into the source tree for an editable installation, into the wheel otherwise.
 """
 
 import os

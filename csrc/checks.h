@@ -1,5 +1,6 @@
-// Argument checks of the C++ operators. Their messages have the form of rbm_kernels/checks.py: the operator, the argument,
-// what came, and what was expected. They throw std::invalid_argument, which reaches Python as ValueError.
+// Argument checks of the C++ operators, for those who call torch.ops.rbm.* past the functions of rbm_kernels. The messages
+// have the form of rbm_kernels/checks.py: the operator, the argument, what came, and what was expected. All are
+// std::runtime_error, for what else becomes of an exception on its way to Python differs between versions of PyTorch.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -57,7 +58,7 @@ class Checks {
     std::ostringstream message;
     message << "rbm::" << op_ << ": ";
     (message << ... << parts);
-    throw std::invalid_argument(message.str());
+    throw std::runtime_error(message.str());
   }
 
   void dtype(const char* name, const Tensor& tensor, std::initializer_list<ScalarType> expected) const {

@@ -91,9 +91,7 @@ def info() -> None:
 
 def _configuration(dataset, root, setting, teacher, preset, seed, config_file, assignments, resumed):
     """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
-    import yaml
-
-    from rbm.config import Config, parse_assignments, preset_config
+    from rbm.config import Config, parse_assignments, preset_config, read_changes
     from rbm.datasets import find_dataset
 
     options = {"root": root, "setting": setting, "seed": seed}
@@ -104,11 +102,7 @@ def _configuration(dataset, root, setting, teacher, preset, seed, config_file, a
             raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
         return Config.from_yaml(stored)
 
-    changes = {}
-    if config_file is not None:
-        if not config_file.is_file():
-            raise FileNotFoundError(f"configuration file {config_file} does not exist")
-        changes = yaml.safe_load(config_file.read_text()) or {}
+    changes = {} if config_file is None else read_changes(config_file)
     dataset = find_dataset(dataset or changes.get("dataset", "digits")).name
     preset = preset or changes.get("preset", "clean")
     setting = setting or changes.get("setting", "transductive")

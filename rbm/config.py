@@ -95,6 +95,8 @@ class StudentConfig(Network):
     anneal_delta: float = 0.0
     anneal_steps: int = 200
     input_attention: bool = True
+    init_scale: float = 2.0
+    init_attention: float = 1.1
     dropout_first_layer: bool = True
     detach_gates: bool = True
     gate_temperature: float = 1.0
@@ -114,7 +116,8 @@ class StudentConfig(Network):
         self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")
         self.require("decay", 0 <= self.decay <= 1, "between 0 and 1")
         self.require("anneal_steps", self.anneal_steps >= 1, "at least 1")
-        self.require("gate_temperature", self.gate_temperature > 0, "a positive number")
+        for name in ("gate_temperature", "init_scale", "init_attention"):
+            self.require(name, getattr(self, name) > 0, "a positive number")
         for name in (
             "anneal_delta",
             "commitment_weight",
@@ -165,14 +168,8 @@ class Config(Section):
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> "Config":
-        """Read a configuration; raises ValueError on an unknown key or a value that does not fit."""
-        try:
-            content = yaml.safe_load(Path(path).read_text())
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path} is not valid YAML: {error}") from error
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} holds {type(content).__name__}, expected the sections of a configuration")
-        return cls().updated(content)
+        """Read a configuration that :meth:`to_yaml` wrote; raises as :func:`read_changes`."""
+        return cls().updated(read_changes(path))
 
     def updated(self, changes: dict[str, Any]) -> "Config":
         """A copy with nested ``changes``, for example ``{"student": {"lr": 0.005}}``."""
@@ -204,6 +201,25 @@ def _typed(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise ValueError(f"{name} is {value!r} ({type(value).__name__}), expected {kind.__name__}")
     return value
+
+
+def read_changes(path: Path | str) -> dict[str, Any]:
+    """The settings that a YAML file changes, checked against the tree.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no YAML, an unknown key, or a value that does not fit.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"configuration file {path} does not exist")
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {type(content).__name__}, expected the sections of a configuration")
+    Config().updated(content)
+    return content
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ class Bar:
         status = f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}"
         self._rich.update(self._task, completed=epochs, status=status)
 
+    def finish(self) -> None:
+        """The phase is over: its epochs so far are all its epochs."""
+        done = self._rich.tasks[self._task].completed
+        self._rich.update(self._task, total=done)
+
 
 class Progress:
     """Where a run reports to. ``Progress(None)`` is silent."""
@@ -38,14 +43,15 @@ class Progress:
 
     @contextmanager
     def phase(self, phase: str, total: int) -> Iterator[Bar]:
-        """A bar for a training phase of at most ``total`` epochs; early stopping leaves it short of the end."""
+        """A bar for a training phase of at most ``total`` epochs; where it stops early, the bar ends there."""
         columns = (
             TextColumn("[bold]{task.description:<12}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
         with RichProgress(*columns, console=self._console) as rich:
-            yield Bar(rich, TITLES.get(phase, phase), total)
+            bar = Bar(rich, TITLES.get(phase, phase), total)
+            yield bar
+            bar.finish()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.table import Table
 from torch.nn import functional as F
 
@@ -13,18 +14,20 @@ from rbm.losses import expert_load
 from rbm.students import RbMStudent
 
 _ROWS = (("teacher", "Teacher"), ("mlp", "MLP student"), ("student", "RbM student"))
-_COLUMNS = ("Test", "Validation", "Test max", "Parameters", "Active", "One node", "All nodes")
+_COLUMNS = ("Test", "Val", "Test max", "Params", "Active", "One node", "All nodes")
 CAPTION = (
-    "Test: accuracy at the epoch with the best validation accuracy. Test max: maximum over epochs, as the paper's code"
-    " reports it. Active: parameters that one prediction uses. Times in milliseconds; the teacher's one node includes"
-    " gathering its neighbourhood."
+    "Test: accuracy at the epoch with the best validation accuracy (Val). Test max: maximum over epochs, as the paper's"
+    " code reports it. Active: parameters that one prediction uses. Times in milliseconds; the teacher's one node"
+    " includes gathering its neighbourhood."
 )
 
 
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
     """Teacher, MLP student and RbM student side by side, for the terminal."""
-    table = Table(title=_title(summary), title_justify="left", caption=CAPTION, caption_justify="left")
-    table.add_column("")
+    table = Table(
+        title=_title(summary), title_justify="left", caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("", no_wrap=True)
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for name, *cells in _cells(summary, timings):
@@ -64,7 +67,9 @@ def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
 
 
 def _count(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
+    if number is None:
+        return ""
+    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ def load() -> None:
 
 
 def status() -> dict[str, dict]:
-    """For ``cpu`` and ``cuda``: the library's ``path``, whether it is ``loaded``, and the ``reason`` if not (else None)."""
+    """For ``cpu`` and ``cuda``: the library's ``path``, whether it is ``loaded``, and the ``reason`` if it is not."""
     return {name: dict(entry) for name, entry in _status.items()}
 
 

@@ -30,6 +30,7 @@ using torch::headeronly::Half;
 // Sums of this many rows are added to a chunk's result: the rounding error of a long chunk grows with its number of tiles
 // and not with its number of rows.
 constexpr int64_t kTileRows = 256;
+constexpr int64_t kBlockFeatures = 128;
 
 // Work below this many elements is not worth a second thread.
 constexpr int64_t kGrainElements = 16384;
@@ -62,6 +63,20 @@ RBM_INLINE bool all_finite(const Acc* values, int64_t count) {
   return finite;
 }
 
+// In blocks, for the same reason as kTileRows: how many lanes a vector has is not to decide how exact a norm is.
+template <typename Acc>
+RBM_INLINE Acc squared_norm(const Acc* row, int64_t stride, int64_t features) {
+  Acc square = 0;
+  for (int64_t first = 0; first < features; first += kBlockFeatures) {
+    const int64_t last = std::min(first + kBlockFeatures, features);
+    Acc block = 0;
+#pragma omp simd reduction(+ : block)
+    for (int64_t d = first; d < last; ++d) block += row[d * stride] * row[d * stride];
+    square += block;
+  }
+  return square;
+}
+
 template <typename T, typename Acc>
 RBM_INLINE void sum_chunk_inline(const Chunk<T, Acc>& c) {
   const int64_t result_size = c.num_experts * (c.features + 1);
@@ -73,7 +88,6 @@ RBM_INLINE void sum_chunk_inline(const Chunk<T, Acc>& c) {
     for (int64_t b = tile_begin; b < std::min(tile_begin + kTileRows, c.end); ++b) {
       const T* const __restrict source = c.h + b * c.row_stride;
       const Acc* __restrict row;
-      Acc square = 0;
       if constexpr (std::is_same_v<T, Acc>) {
         row = source;
       } else {
@@ -81,9 +95,7 @@ RBM_INLINE void sum_chunk_inline(const Chunk<T, Acc>& c) {
         for (int64_t d = 0; d < c.features; ++d) converted[d] = static_cast<Acc>(source[d]);
         row = converted;
       }
-#pragma omp simd reduction(+ : square)
-      for (int64_t d = 0; d < c.features; ++d) square += row[d] * row[d];
-
+      const Acc square = squared_norm(row, 1, c.features);
       const Acc* const gates = c.gates + b * c.top_k;
       if (!std::isfinite(square) || !all_finite(gates, c.top_k)) continue;
       const Acc scale = c.normalize ? 1 / std::max(std::sqrt(square), static_cast<Acc>(kNormEps)) : 1;
@@ -180,9 +192,7 @@ void move_memory(Tensor& memory, const Tensor& weighted_sum, const Tensor& total
       if (!(totals[e] > 0) || !std::isfinite(totals[e])) continue;
       Acc* const row = static_cast<Acc*>(memory.mutable_data_ptr()) + e * row_stride;
       const Acc* const sum = static_cast<const Acc*>(weighted_sum.const_data_ptr()) + e * features;
-      Acc square = 0;
-#pragma omp simd reduction(+ : square)
-      for (int64_t d = 0; d < features; ++d) square += row[d * stride] * row[d * stride];
+      const Acc square = squared_norm(row, stride, features);
       const Acc norm = normalize ? std::max(std::sqrt(square), static_cast<Acc>(kNormEps)) : 1;
       const Acc keep = static_cast<Acc>(decay) / norm;
       const Acc take = static_cast<Acc>(1 - decay) / totals[e];

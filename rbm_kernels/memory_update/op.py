@@ -1,11 +1,11 @@
-"""``torch.ops.rbm.memory_statistics`` and ``torch.ops.rbm.memory_update_``: schemas, checks, fake implementations, autograd."""
+"""``torch.ops.rbm.memory_statistics`` and ``memory_update_``: schemas, checks, fake implementations, autograd."""
 
 import torch
 from torch import Tensor
 
-from .. import checks
-from .._library import LIBRARY, define, implement_everywhere, implement_fake, stop_gradient
-from . import reference
+from rbm_kernels import checks
+from rbm_kernels._library import LIBRARY, define, implement_everywhere, implement_fake, stop_gradient
+from rbm_kernels.memory_update import reference
 
 define(
     "memory_statistics(Tensor h, Tensor gates, Tensor experts, int num_experts, *, bool normalize=True)"
@@ -27,27 +27,28 @@ def memory_statistics(
         weighted_sum[i] = sum exp(gates[b, j]) n(h[b])
         total[i]        = sum exp(gates[b, j])
 
-    The softmax of Eq. 4 over the rows of an expert is ``weighted_sum[i] / total[i]``. Both sums add over tiles of a batch,
-    over micro-batches and over ranks: add (all-reduce) first, then call :func:`memory_update_` once.
+    The softmax-weighted mean of Eq. 4 is ``weighted_sum[i] / total[i]``. Both sums add over parts of a batch, over
+    micro-batches and over ranks: add (all-reduce) first, then call :func:`memory_update_` once.
 
     Args:
-        h: rows, ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0, any distance between rows will do.
+        h: rows, ``[B, D]``; float64, float32, bfloat16 or float16, of any strides. ``B`` may be 0.
         gates: ``[B, k]``, in [0, 1]; float32, float64 where ``h`` is float64.
-        experts: ``[B, k]``, int32, in ``[0, num_experts)``. On CUDA an expert outside that range is skipped: to report it
-            would take a synchronisation.
+        experts: ``[B, k]``, int32, in ``[0, num_experts)``. On CUDA an expert outside that range is skipped, for to
+            report it would take a synchronisation.
         num_experts: ``E``, at least 1.
         normalize: use ``n(h)`` as the released code does; ``False`` uses ``h``, as the paper writes.
 
     Returns:
         ``weighted_sum [E, D]`` and ``total [E]``; float32, float64 where ``h`` is float64. Neither ever requires a
-        gradient. A row with a gate that is not finite, or whose squared norm in the dtype of the result is not, is left out.
+        gradient. A row is left out if one of its gates, or its squared norm in the dtype of the result, is not finite.
         The same arguments give the same bits, on the CPU for any number of threads.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, ``num_experts < 1``, or (on the CPU) an expert out of range. The C++
-            implementations raise ValueError for a dtype, too.
+        ValueError: shapes that do not fit, or ``num_experts < 1``.
+        RuntimeError: on the CPU, an expert out of range.
     """
+    _check_statistics(h, gates, experts, num_experts)
     return torch.ops.rbm.memory_statistics(h, gates, experts, num_experts, normalize=normalize)
 
 
@@ -56,8 +57,8 @@ def memory_update_(
 ) -> None:
     """Move the memory vectors, in place, towards the rows that were routed to them (paper, Eq. 4).
 
-    ``memory[i] = decay n(memory[i]) + (1 - decay) weighted_sum[i] / total[i]`` where ``total[i]`` is finite and positive;
-    every other expert's memory stays as it is, bit for bit. No gradient flows.
+    ``memory[i] = decay n(memory[i]) + (1 - decay) weighted_sum[i] / total[i]`` where ``total[i]`` is finite and
+    positive; every other expert's memory stays as it is, bit for bit. No gradient flows.
 
     Args:
         memory: memory vectors, ``[E, D]``, changed in place; float32 or float64, of any strides.
@@ -68,9 +69,9 @@ def memory_update_(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, or a decay outside [0, 1]. The C++ implementations raise ValueError for a
-            dtype, too.
+        ValueError: shapes that do not fit, or a decay outside [0, 1].
     """
+    _check_update(memory, weighted_sum, total, decay)
     torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
 
 
@@ -105,9 +106,7 @@ def _eager_statistics(
     return reference.memory_statistics(h, gates, experts, num_experts, normalize)
 
 
-def _eager_update(
-    memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True
-) -> None:
+def _eager_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
     _check_update(memory, weighted_sum, total, decay)
     reference.memory_update_(memory, weighted_sum, total, decay, normalize)
 
@@ -119,9 +118,7 @@ def _fake_statistics(
     return gates.new_empty(num_experts, h.shape[1]), gates.new_empty(num_experts)
 
 
-def _fake_update(
-    memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True
-) -> None:
+def _fake_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
     _check_update(memory, weighted_sum, total, decay)
 
 

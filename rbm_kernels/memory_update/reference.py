@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit
 
-from ..checks import accumulation_dtype
+from rbm_kernels.checks import accumulation_dtype
 
 EPS = 1e-12
 
@@ -20,15 +20,13 @@ def memory_statistics(
     rows = torch.where(usable[:, None], unit(h, dim=-1, eps=EPS) if normalize else h, 0.0)
     weights = torch.where(usable[:, None], gates.to(dtype).exp(), 0.0)
 
-    # An index of each (row, choice) into the experts, as a matrix: weight_of[b, i] is exp(gate) where row b uses expert i.
+    # weight_of[b, i] is exp(gate) where row b uses expert i, else 0: both sums over the rows are then plain sums.
     chosen = experts[:, :, None] == torch.arange(num_experts, device=h.device)
     weight_of = (weights[:, :, None] * chosen).sum(1)
     return weight_of.T @ rows, weight_of.sum(0)
 
 
-def memory_update_(
-    memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, normalize: bool = True
-) -> None:
+def memory_update_(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, normalize: bool = True) -> None:
     """``Q_i <- decay n(Q_i) + (1 - decay) weighted_sum_i / total_i``, in place, for experts that some row chose."""
     chosen = (total.isfinite() & (total > 0))[:, None]
     old = unit(memory, dim=-1, eps=EPS) if normalize else memory

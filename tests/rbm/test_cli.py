@@ -120,6 +120,7 @@ MISTAKES = {
     "teacher": (["distill", "--teacher", "gat"], "gat"),
     "device": (["distill", "--device", "tpu"], "device is 'tpu', which is not usable here"),
     "config file": (["distill", "--config", "no.yaml"], "configuration file no.yaml does not exist"),
+    "config text": (["distill", "--config", __file__], "is not valid YAML|holds str, expected the sections"),
     "resume nothing": (["distill", "--out", "nothing", "--resume"], "there is no run to resume"),
     "predict nothing": (["predict", "nothing", "x.npy"], "holds no student.json"),
 }

@@ -96,6 +96,9 @@ def test_broken_file(tmp_path):
     path.write_text("student: [")
     with pytest.raises(ValueError, match="is not valid YAML"):
         Config.from_yaml(path)
+    path.write_text("teacher: gcn")
+    with pytest.raises(ValueError, match="teacher is 'gcn', expected a section"):
+        Config.from_yaml(path)
     path.write_text("- 1")
     with pytest.raises(ValueError, match="holds list, expected the sections"):
         Config.from_yaml(path)

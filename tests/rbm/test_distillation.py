@@ -149,6 +149,15 @@ class OwnTeacher(nn.Module):
         return self.conv(x, edge_index)
 
 
+@pytest.mark.datasets
+def test_cora_in_a_few_epochs(data_root):
+    changes = {**QUICK, "student": {**QUICK["student"], "hidden_channels": 32}}
+    data = rbm.load_dataset("cora", data_root)
+    summary = rbm.distill(data, config=Config().updated(changes)).summary
+    assert summary["teacher"]["test_accuracy"] > 0.75
+    assert summary["student"]["test_accuracy"] > 0.65, "a seventh is chance, the largest class 30 %"
+
+
 def test_anyones_module_and_anyones_logits(small_graph, quick):
     torch.manual_seed(0)
     teacher = OwnTeacher().eval()

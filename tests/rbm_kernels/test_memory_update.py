@@ -83,7 +83,9 @@ def test_without_normalization(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["wide rows", "wide rows, unaligned", "every second row", "columns first", "one row repeated"])
+@pytest.mark.parametrize(
+    "layout", ["wide rows", "wide rows, unaligned", "every second row", "columns first", "one row repeated"]
+)
 def test_strides(layout, dtype, device):
     h, gates, experts, e = make((90, 96, 8, 3), dtype, device)
     h = {
@@ -191,40 +193,56 @@ STATISTICS_MISTAKES = {
     "dtype of gates": (dict(gates=torch.zeros(4, 3).double()), "gates has dtype float64, expected float32"),
     "dtype of experts": (dict(experts=torch.zeros(4, 3).long()), "experts has dtype int64, expected int32"),
     "dimensions of h": (dict(h=torch.zeros(4)), r"h has shape \[4\], expected \[\*, \*\] \(rows by features\)"),
-    "rows of gates": (dict(gates=torch.zeros(5, 3)), r"gates has shape \[5, 3\], expected \[4, \*\] \(one row for each row"),
+    "rows of gates": (
+        dict(gates=torch.zeros(5, 3)),
+        r"gates has shape \[5, 3\], expected \[4, \*\] \(one row for each row",
+    ),
     "shape of experts": (dict(experts=torch.zeros(4, 2).int()), r"experts has shape \[4, 2\], expected \[4, 3\]"),
     "no experts": (dict(num_experts=0), "num_experts is 0, expected at least 1"),
 }
 UPDATE_MISTAKES = {
     "dtype of memory": (dict(memory=torch.zeros(4, 6).half()), "memory has dtype float16, expected"),
-    "dtype of weighted_sum": (dict(weighted_sum=torch.zeros(4, 6).double()), "weighted_sum has dtype float64, expected"),
+    "dtype of weighted_sum": (
+        dict(weighted_sum=torch.zeros(4, 6).double()),
+        "weighted_sum has dtype float64, expected",
+    ),
     "dtype of total": (dict(total=torch.zeros(4).double()), "total has dtype float64, expected float32"),
     "shape of memory": (dict(memory=torch.zeros(4)), r"memory has shape \[4\], expected \[\*, \*\]"),
-    "shape of weighted_sum": (dict(weighted_sum=torch.zeros(4, 5)), r"weighted_sum has shape \[4, 5\], expected \[4, 6\]"),
-    "shape of total": (dict(total=torch.zeros(3)), r"total has shape \[3\], expected \[4\] \(one for each row of memory\)"),
+    "shape of weighted_sum": (
+        dict(weighted_sum=torch.zeros(4, 5)),
+        r"weighted_sum has shape \[4, 5\], expected \[4, 6\]",
+    ),
+    "shape of total": (
+        dict(total=torch.zeros(3)),
+        r"total has shape \[3\], expected \[4\] \(one for each row of memory\)",
+    ),
     "decay above one": (dict(decay=1.5), "decay is 1.5, expected between 0 and 1"),
     "decay not a number": (dict(decay=float("nan")), "decay is nan, expected between 0 and 1"),
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=[gpu, needs_gpu])])
+@pytest.mark.parametrize("device", ["meta", *DEVICES])
 @pytest.mark.parametrize(("change", "message"), STATISTICS_MISTAKES.values(), ids=STATISTICS_MISTAKES.keys())
 def test_wrong_statistics_arguments(change, message, device):
-    """C++ (cpu, cuda) and the fake implementation (meta) say the same."""
     arguments = dict(h=torch.zeros(4, 6), gates=torch.zeros(4, 3), experts=torch.zeros(4, 3).int(), num_experts=8)
-    arguments |= change
-    arguments = {name: a.to(device) if isinstance(a, torch.Tensor) else a for name, a in arguments.items()}
-    with pytest.raises((ValueError, TypeError), match=f"^rbm::memory_statistics: {message}"):
-        memory_statistics(**arguments)
+    assert_refused("memory_statistics", memory_statistics, arguments | change, message, device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=[gpu, needs_gpu])])
+@pytest.mark.parametrize("device", ["meta", *DEVICES])
 @pytest.mark.parametrize(("change", "message"), UPDATE_MISTAKES.values(), ids=UPDATE_MISTAKES.keys())
 def test_wrong_update_arguments(change, message, device):
-    arguments = dict(memory=torch.zeros(4, 6), weighted_sum=torch.zeros(4, 6), total=torch.zeros(4), decay=0.9) | change
+    arguments = dict(memory=torch.zeros(4, 6), weighted_sum=torch.zeros(4, 6), total=torch.zeros(4), decay=0.9)
+    assert_refused("memory_update_", memory_update_, arguments | change, message, device)
+
+
+def assert_refused(op, function, arguments, message, device):
+    """By the function, and with the same words by the operator beneath it: C++ on cpu and cuda, the fake on meta."""
     arguments = {name: a.to(device) if isinstance(a, torch.Tensor) else a for name, a in arguments.items()}
-    with pytest.raises((ValueError, TypeError), match=f"^rbm::memory_update_: {message}"):
-        memory_update_(**arguments)
+    message = f"^rbm::{op}: {message}"
+    with pytest.raises(TypeError if "dtype" in message else ValueError, match=message):
+        function(**arguments)
+    with pytest.raises((RuntimeError, TypeError, ValueError), match=message):
+        getattr(torch.ops.rbm, op)(**arguments)
 
 
 @pytest.mark.parametrize("expert", [-1, 4, 2**31 - 1])
@@ -232,7 +250,7 @@ def test_expert_out_of_range_on_the_cpu(expert):
     h, gates, experts, e = make((10, 5, 4, 3))
     experts[7, 2] = expert
     message = f"^rbm::memory_statistics: experts holds {expert} in row 7, expected between 0 and 3"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(RuntimeError, match=message):
         memory_statistics(h, gates, experts, e)
 
 
