@@ -1,8 +1,8 @@
 """Everything a run can be told, as one tree of dataclasses: typed, validated, written to and read from YAML.
 
 A preset chooses the switches where the paper's equations and good practice differ: ``clean`` is what we recommend,
-``paper`` follows the equations. The hyperparameters of the nine datasets of the paper are the released ones, from
-``rbm/configs/``.
+``paper`` follows the equations. The hyperparameters of the nine datasets of the paper are the released ones
+(``rbm/configs/paper``), those of the embedded graph are ours.
 """
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -250,30 +250,30 @@ def preset_config(preset: str, dataset: str, setting: str = "transductive", teac
     """
     config = Config(dataset=dataset, setting=setting, preset=preset)
     config = config.updated({"teacher": {"name": teacher}})
-    released = _released(dataset, setting, teacher)
-    if released is None and preset == "paper":
+    tuned = _tuned(dataset, setting, teacher, folders=("paper",) if preset == "paper" else (".", "paper"))
+    if tuned is None and preset == "paper":
         raise ValueError(
             f"the paper has no hyperparameters for dataset {dataset!r}, setting {setting!r}, teacher {teacher!r};"
             " use the preset clean"
         )
-    if released is not None:
-        config = config.updated(released)
+    if tuned is not None:
+        config = config.updated(tuned)
     return config.updated(_PAPER_SWITCHES) if preset == "paper" else config
 
 
-def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
-    path = resources.files("rbm") / "configs" / f"{dataset}.yaml"
-    if not path.is_file():
-        return None
-    groups = yaml.safe_load(path.read_text()).get(setting, {}).get(teacher)
+def _tuned(dataset: str, setting: str, teacher: str, folders: tuple[str, ...]) -> dict[str, Any] | None:
+    """The hyperparameters of ``configs/``: ours for the embedded graph, the released ones in ``configs/paper``."""
+    paths = [resources.files("rbm") / "configs" / folder / f"{dataset}.yaml" for folder in folders]
+    found = [yaml.safe_load(path.read_text()) for path in paths if path.is_file()]
+    groups = found[0].get(setting, {}).get(teacher) if found else None
     if groups is None:
         return None
-    rbm, mlp = groups["rbm"], groups["mlp"]
+    rbm, mlp = groups["rbm"], groups["mlp"]["student"]
     student = dict(rbm["student"])
     student["decay"] = student.pop("memory_momentum")
     return {
         "teacher": rbm["teacher"],
         "student": student,
-        "mlp": {key: mlp["student"][key] for key in ("dropout", "lr", "weight_decay", "max_epochs")},
+        "mlp": {key: mlp[key] for key in ("dropout", "lr", "weight_decay", "max_epochs", "patience") if key in mlp},
         "distill": {key: rbm["distill"][key] for key in ("label_weight", "temperature")},
     }

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+
 def seconds(program: str) -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", program], check=True)

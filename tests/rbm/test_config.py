@@ -38,14 +38,14 @@ def test_paper_hyperparameters_of_cora():
 )
 def test_every_released_configuration_loads(preset, dataset, setting, teacher):
     config = preset_config(preset, dataset, setting, teacher)
-    released = yaml.safe_load((resources.files("rbm") / "configs" / f"{dataset}.yaml").read_text())
+    released = yaml.safe_load((resources.files("rbm") / "configs" / "paper" / f"{dataset}.yaml").read_text())
     student = released[setting][teacher]["rbm"]["student"]
     assert config.student.load_balance_weight == float(student["load_balance_weight"])
     assert config.student.num_experts == student["num_experts"]
 
 
 def test_preset_without_released_hyperparameters():
-    assert preset_config("clean", "digits") == Config()
+    assert preset_config("clean", "my-own-graph") == Config(dataset="my-own-graph")
     with pytest.raises(ValueError, match=r"no hyperparameters for dataset 'digits'.*use the preset clean"):
         preset_config("paper", "digits")
     with pytest.raises(ValueError, match="setting 'inductive', teacher 'gcn'"):

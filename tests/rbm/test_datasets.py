@@ -18,7 +18,7 @@ from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeat
 import rbm.datasets
 from rbm.datasets import DATASETS, find_dataset, load_dataset, num_classes, validate_data
 
-CONFIGS = Path(rbm.datasets.__file__).parents[1] / "configs"
+CONFIGS = Path(rbm.datasets.__file__).parents[1] / "configs" / "paper"
 
 
 def assert_clean_graph(data: Data) -> None:
