@@ -47,7 +47,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Network(Section):
-    """What every trained network has: its shape and its optimiser (Adam, one step an epoch)."""
+    """What every trained network has: its shape, its optimiser (Adam, one step an epoch), and when it stops.
+
+    Epochs before ``min_epochs`` are not selected, whatever their validation accuracy.
+    """
 
     num_layers: int = 2
     hidden_channels: int = 128
@@ -57,6 +60,7 @@ class Network(Section):
     weight_decay: float = 5e-4
     max_epochs: int = 500
     patience: int = 50
+    min_epochs: int = 0
 
     def validate(self) -> None:
         for name in ("num_layers", "hidden_channels", "max_epochs", "patience"):
@@ -65,14 +69,20 @@ class Network(Section):
         self.require("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self.require("lr", self.lr > 0, "a positive number")
         self.require("weight_decay", self.weight_decay >= 0, "at least 0")
+        self.require("min_epochs", self.min_epochs >= 0, "at least 0")
 
 
 @dataclass(frozen=True)
 class TeacherConfig(Network):
-    """The graph neural network: ``sage`` (mean aggregation with the node itself) or ``gcn``."""
+    """The graph neural network: ``sage`` (mean aggregation with the node itself) or ``gcn``.
+
+    In its first epochs a teacher may already order the classes well on a few hundred validation nodes while its soft
+    labels are close to uniform; a student learns little from those. Hence ``min_epochs``.
+    """
 
     name: str = "sage"
     dropout: float = 0.5
+    min_epochs: int = 20
 
 
 @dataclass(frozen=True)

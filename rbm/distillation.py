@@ -199,6 +199,7 @@ def _fit_phase(
             max_epochs=section.max_epochs,
             patience=section.patience,
             warmup=config.student.pretrain_epochs if phase == "student" else 0,
+            min_epochs=section.min_epochs,
             folder=folder,
             progress=progress,
         )

@@ -78,6 +78,7 @@ def fit(
     max_epochs: int,
     patience: int,
     warmup: int = 0,
+    min_epochs: int = 0,
     folder: RunFolder | None = None,
     progress: Progress,
 ) -> Result:
@@ -89,6 +90,7 @@ def fit(
         max_epochs: epochs after the ``warmup``.
         patience: stop after that many epochs without a validation accuracy at least as good as the best.
         warmup: first epochs that are neither selected nor counted for stopping (pretraining).
+        min_epochs: epochs after the ``warmup`` that are not selected either; the last one always may be.
         folder: writes metrics and checkpoints there, and continues from a checkpoint of this phase.
         progress: shows losses and accuracies.
 
@@ -96,6 +98,7 @@ def fit(
         FloatingPointError: the loss is no longer finite.
     """
     selection, start = Selection(), 0
+    first = warmup + min(min_epochs, max_epochs - 1)
     checkpoint = folder.load_checkpoint() if folder else None
     if checkpoint is not None and checkpoint["phase"] == phase:
         start = _restore(checkpoint, learner, selection)
@@ -114,7 +117,7 @@ def fit(
                 )
             learner.model.eval()
             accuracies = learner.evaluate()
-            selection.see(epoch, accuracies, learner.model, epoch >= warmup)
+            selection.see(epoch, accuracies, learner.model, epoch >= first)
             seconds = time.perf_counter() - started
 
             bar.update(epoch + 1, loss, accuracies)
@@ -123,7 +126,7 @@ def fit(
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     folder.save_checkpoint(_snapshot(phase, epoch + 1, learner, selection))
                     saved_at = time.monotonic()
-            if epoch >= warmup and epoch - selection.result.best_epoch >= patience:
+            if epoch >= first and epoch - selection.result.best_epoch >= patience:
                 break
 
     learner.model.load_state_dict(selection.state)

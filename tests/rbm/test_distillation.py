@@ -151,11 +151,13 @@ class OwnTeacher(nn.Module):
 
 @pytest.mark.datasets
 def test_cora_in_a_few_epochs(data_root):
-    changes = {**QUICK, "student": {**QUICK["student"], "hidden_channels": 32}}
+    fast = {"lr": 0.05, "weight_decay": 0.0, "max_epochs": 30}
+    student = {**fast, "hidden_channels": 32, "num_experts": 4, "top_k": 2, "pretrain_epochs": 5}
+    changes = {"teacher": {**fast, "hidden_channels": 32}, "mlp": fast, "student": student}
     data = rbm.load_dataset("cora", data_root)
     summary = rbm.distill(data, config=Config().updated(changes)).summary
     assert summary["teacher"]["test_accuracy"] > 0.75
-    assert summary["student"]["test_accuracy"] > 0.65, "a seventh is chance, the largest class 30 %"
+    assert summary["student"]["test_accuracy"] > 0.7, "the largest class has 30 %"
 
 
 def test_anyones_module_and_anyones_logits(small_graph, quick):

@@ -59,6 +59,13 @@ def test_warmup_is_neither_selected_nor_counted():
     assert (result.best_epoch, result.val_accuracy, result.epochs) == (3, 0.2, 6)
 
 
+def test_min_epochs_are_not_selected():
+    val = [0.9, 0.9, 0.3, 0.4, 0.1, 0.1]
+    assert run(Script(val), min_epochs=2).best_epoch == 3
+    assert run(Script(val), warmup=1, max_epochs=5, min_epochs=3).best_epoch == 5
+    assert run(Script(val), min_epochs=100).best_epoch == 5, "a short run still selects its last epoch"
+
+
 def test_loss_that_is_not_finite():
     learner = Script(val=[0.1] * 6)
     learner.train_epoch = lambda epoch: float("nan")
