@@ -15,7 +15,7 @@ from rbm.checkpoint import RunFolder, save_student, write_json
 from rbm.config import Config, StudentConfig
 from rbm.datasets import num_classes, validate_data
 from rbm.learners import StudentTraining, TeacherTraining, split_accuracies
-from rbm.metrics import student_latency, teacher_latency
+from rbm.metrics import evaluating, student_latency, teacher_latency
 from rbm.progress import Progress
 from rbm.splits import GraphSplit, split_graph
 from rbm.students import MLPStudent, RbMStudent, count_parameters
@@ -147,8 +147,7 @@ def _teach(
         torch.manual_seed(config.seed)
         teacher = _build_teacher(config, full.num_features, classes).to(full.x.device)
         result = _fit_phase("teacher", TeacherTraining(teacher, split, config), config, folder, progress)
-    with torch.no_grad():
-        teacher.eval()
+    with torch.no_grad(), evaluating(teacher):
         logits = teacher(full.x, edges_for(teacher, full))
         _check_logits(logits, full.num_nodes, classes)
         # A teacher that never met the unseen nodes must not meet them here either.

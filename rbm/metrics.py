@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,17 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     if labels.numel() == 0:
         return float("nan")
     return (logits.argmax(dim=-1) == labels).sum().item() / labels.numel()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode inside, and the mode that the module's owner had chosen afterwards."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 def median_milliseconds(call: Callable[[], object], repeats: int) -> float:
@@ -36,9 +48,9 @@ def median_milliseconds(call: Callable[[], object], repeats: int) -> float:
 @torch.no_grad()
 def student_latency(student: nn.Module, x: Tensor, *, repeats: int = 30) -> tuple[float, float]:
     """Milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
-    student.eval()
     one = x[:1].contiguous()
-    return median_milliseconds(lambda: student(one), repeats), median_milliseconds(lambda: student(x), 3)
+    with evaluating(student):
+        return median_milliseconds(lambda: student(one), repeats), median_milliseconds(lambda: student(x), 3)
 
 
 @torch.no_grad()
@@ -47,7 +59,6 @@ def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats
 
     The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood.
     """
-    teacher.eval()
     x, edge_index, all_edges = graph.x, graph.edge_index, edges_for(teacher, graph)
     nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1).long().tolist())
 
@@ -57,4 +68,5 @@ def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats
         )
         return teacher(x[subset], edges)[position]
 
-    return median_milliseconds(one_node, repeats), median_milliseconds(lambda: teacher(x, all_edges), 3)
+    with evaluating(teacher):
+        return median_milliseconds(one_node, repeats), median_milliseconds(lambda: teacher(x, all_edges), 3)

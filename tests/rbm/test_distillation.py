@@ -162,8 +162,9 @@ def test_cora_in_a_few_epochs(data_root):
 
 def test_anyones_module_and_anyones_logits(small_graph, quick):
     torch.manual_seed(0)
-    teacher = OwnTeacher().eval()
+    teacher = OwnTeacher()
     by_module = rbm.distill(small_graph, teacher, config=quick)
+    assert teacher.training, "its mode is its owner's affair"
     assert by_module.summary["teacher"]["name"] == "given"
     assert by_module.summary["teacher"]["parameters"] == sum(p.numel() for p in teacher.parameters())
     logits = teacher(small_graph.x, small_graph.edge_index)
