@@ -6,6 +6,7 @@ import socket
 import pytest
 import torch
 import torch.multiprocessing as mp
+from ranks import train_rank
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -141,32 +142,13 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _train_rank(rank, world_size, port, state, batches, results):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
-    )
-    layer = make()
-    layer.load_state_dict(state)
-    model = nn.parallel.DistributedDataParallel(layer)
-    for batch in batches:
-        model.zero_grad()
-        # A sum over rows, so that DDP's mean over ranks times their number is the gradient of the joint batch.
-        (model(batch.tensor_split(world_size)[rank]).square().sum() * world_size).backward()
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter -= 0.01 * parameter.grad
-    results[rank] = {name: value.tolist() for name, value in layer.eval().state_dict().items()}
-    torch.distributed.destroy_process_group()
-
-
 def test_ranks_agree_with_each_other_and_with_one_process():
     layer = make()
     state = copy.deepcopy(layer.state_dict())
     batches = [torch.randn(rows, 6, dtype=torch.float64) for rows in (12, 7, 9)]
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()
-        mp.spawn(_train_rank, (2, _free_port(), state, batches, results), nprocs=2)
+        mp.spawn(train_rank, (2, _free_port(), state, batches, results), nprocs=2)
         ranks = dict(results)
     for batch in batches:
         layer.zero_grad()
