@@ -13,13 +13,18 @@ _SMALLEST = 16
 
 
 class Tile(NamedTuple):
-    """A program's output tile, the slice of its inner dimension, its warps and the depth of its pipeline of loads."""
+    """A program's output tile, the slice of its inner dimension, its warps and the depth of its pipeline of loads.
+
+    ``programs`` of them fit on one multiprocessor, by registers and by shared memory; the tests hold the compiled code
+    to it.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    programs: int = 1
 
 
 # sm_80, sm_90, sm_100, sm_120: A100, H200, B200, RTX PRO 6000. Another machine takes the nearest below it.
@@ -27,27 +32,29 @@ _MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
 
 # y from x, and grad_x from grad where the gates need no gradient. One accumulator.
 _FORWARD = {
-    # The widest tile whose accumulator fits: 254 registers, no spill; it reads x once for N <= 256. 144 KB of 227 KB.
+    # The widest tile whose accumulator fits: it reads x once for N <= 256. 250 registers, 144 KB.
     ("half", 90): Tile(128, 256, 64, 8, 3),
-    # The accumulator lives in tensor memory, operands pass through registers: 204 registers, 129 KB.
+    # The accumulator lives in tensor memory, the scaled x passes through registers: 175 registers, 129 KB.
     ("half", 100): Tile(128, 256, 64, 8, 3),
-    # mma.sync keeps both operands in registers: 128 x 256 spills (40 to 72 bytes), this holds 189 and 180; 80 KB.
-    ("half", 80): Tile(128, 128, 64, 8, 3),
-    ("half", 120): Tile(128, 128, 64, 8, 3),
-    # TF32 doubles the bytes of a slice, so it is half as deep: 90 to 154 registers, 56 to 72 KB.
+    # mma.sync keeps operands in registers too: 128 x 256 spills 40 and 72 bytes, and slices of 64 still 16 on sm_120;
+    # this holds 252 and 255 registers, 56 KB.
+    ("half", 80): Tile(128, 128, 32, 8, 4),
+    ("half", 120): Tile(128, 128, 32, 8, 4),
+    # TF32 doubles the bytes of a slice, so it is half as deep: 56 KB (sm_80, sm_120) to 81 KB (sm_100).
     ("tf32", 80): Tile(64, 128, 32, 8, 3),
-    ("tf32", 90): Tile(64, 128, 32, 8, 3),
-    ("tf32", 100): Tile(64, 128, 32, 8, 3),
+    ("tf32", 90): Tile(64, 128, 32, 8, 3, 2),
+    ("tf32", 100): Tile(128, 128, 32, 8, 3),
     ("tf32", 120): Tile(64, 128, 32, 8, 3),
-    # Plain float32 has no matrix instruction: 16 accumulators a thread leave registers for two programs and more.
-    ("ieee", 80): Tile(64, 64, 16, 8, 2),
-    ("ieee", 90): Tile(64, 64, 16, 8, 2),
-    ("ieee", 100): Tile(64, 64, 16, 8, 2),
-    ("ieee", 120): Tile(64, 64, 16, 8, 2),
+    # Plain float32 has no matrix instruction: 16 sums a thread leave registers for a second program to hide latency.
+    ("ieee", 80): Tile(64, 64, 16, 8, 2, 2),
+    ("ieee", 90): Tile(64, 64, 16, 8, 2, 2),
+    ("ieee", 100): Tile(64, 64, 16, 8, 2, 2),
+    ("ieee", 120): Tile(64, 64, 16, 8, 2, 2),
 }
 
-# grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills on every machine.
+# grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 264 bytes on sm_90 at 8 warps.
 _BACKWARD = {
+    # Deeper slices need more addresses; where operands take registers as well, 32 is what fits.
     ("half", 80): Tile(64, 128, 32, 8, 3),
     ("half", 90): Tile(64, 128, 64, 8, 3),
     ("half", 100): Tile(64, 128, 32, 8, 3),
@@ -56,32 +63,34 @@ _BACKWARD = {
     ("tf32", 90): Tile(64, 64, 32, 8, 2),
     ("tf32", 100): Tile(64, 64, 32, 8, 2),
     ("tf32", 120): Tile(64, 64, 32, 8, 2),
-    ("ieee", 80): Tile(32, 32, 16, 4, 2),
-    ("ieee", 90): Tile(32, 32, 16, 4, 2),
-    ("ieee", 100): Tile(32, 32, 16, 4, 2),
-    ("ieee", 120): Tile(32, 32, 16, 4, 2),
+    ("ieee", 80): Tile(32, 64, 16, 4, 2, 2),
+    ("ieee", 90): Tile(32, 64, 16, 4, 2, 2),
+    ("ieee", 100): Tile(32, 64, 16, 4, 2, 2),
+    ("ieee", 120): Tile(32, 32, 16, 8, 2, 2),
 }
 
-# Partial sums of grad_weight: tile over (N, D), slice over rows. The loads follow the tile's number and the row's
-# number (two loads before the row itself), which costs two stages of the pipeline.
+# Partial sums of grad_weight: tile over (N, D), slice over rows. A row is found through the list of rows, one load
+# before its own: Triton's pipeline spends every second stage on that, so 5 and 7 stages hold 2 and 3 slices.
 _WEIGHT = {
-    ("half", 80): Tile(128, 128, 32, 8, 5),
-    ("half", 90): Tile(128, 128, 64, 8, 5),
-    ("half", 100): Tile(128, 128, 32, 8, 5),
-    ("half", 120): Tile(128, 128, 32, 8, 5),
-    ("tf32", 80): Tile(64, 128, 32, 8, 4),
-    ("tf32", 90): Tile(64, 128, 32, 8, 4),
-    ("tf32", 100): Tile(64, 128, 32, 8, 4),
-    ("tf32", 120): Tile(64, 128, 32, 8, 4),
-    ("ieee", 80): Tile(64, 64, 16, 8, 3),
-    ("ieee", 90): Tile(64, 64, 16, 8, 3),
-    ("ieee", 100): Tile(64, 64, 16, 8, 3),
-    ("ieee", 120): Tile(64, 64, 16, 8, 3),
+    # 242 registers; 180 KB, of which the slices take 144.
+    ("half", 90): Tile(128, 256, 64, 8, 7),
+    # 128 x 256 spills 56 bytes at 64 rows a slice.
+    ("half", 100): Tile(128, 128, 64, 8, 7),
+    ("half", 80): Tile(128, 128, 32, 8, 7),
+    ("half", 120): Tile(128, 128, 32, 8, 7),
+    ("tf32", 80): Tile(64, 128, 32, 8, 5, 2),
+    ("tf32", 90): Tile(128, 128, 32, 8, 5),
+    ("tf32", 100): Tile(64, 128, 32, 8, 5, 2),
+    ("tf32", 120): Tile(64, 128, 32, 8, 5),
+    ("ieee", 80): Tile(64, 64, 16, 8, 5, 2),
+    ("ieee", 90): Tile(64, 64, 16, 8, 5, 2),
+    ("ieee", 100): Tile(64, 64, 16, 8, 5, 2),
+    ("ieee", 120): Tile(64, 64, 16, 8, 5, 2),
 }
 
-# Programs of the weight's gradient for each multiprocessor: two fit side by side in some precisions, and two short waves
-# waste less at their end than one long one. Each share costs 4 * N * D bytes written and read.
-_WEIGHT_PROGRAMS = 2
+# Waves of programs that the weight's gradient is cut into. Shares of one length end together but for the last of each
+# expert; every further wave adds 4 * N * D bytes a share, written and read.
+_WEIGHT_WAVES = 2
 
 
 def tile_rows(rows: int) -> int:
@@ -109,13 +118,14 @@ def weight_tile(architecture: int, precision: str, rows: int, in_features: int, 
     return _fit(_WEIGHT[precision, _known(architecture)], out_features, in_features, tile_rows(rows))
 
 
-def share_rows(architecture: int, weight_tiles: int, pairs: int, block_k: int) -> int:
+def share_rows(architecture: int, tile: Tile, weight_tiles: int, pairs: int) -> int:
     """Rows of a share of the weight's gradient, of ``pairs = B * k`` (row, expert) pairs over all experts.
 
-    ``weight_tiles`` programs work on each share; a share is a whole number of slices of ``block_k`` rows.
+    ``weight_tiles`` programs work on each share; a share is a whole number of the tile's slices.
     """
-    wanted = max(1, _WEIGHT_PROGRAMS * _MULTIPROCESSORS[_known(architecture)] // weight_tiles)
-    return max(1, -(-pairs // (wanted * block_k))) * block_k
+    programs = _WEIGHT_WAVES * tile.programs * _MULTIPROCESSORS[_known(architecture)]
+    shares = max(1, programs // weight_tiles)
+    return max(1, -(-pairs // (shares * tile.block_k))) * tile.block_k
 
 
 def _known(architecture: int) -> int:
@@ -123,9 +133,10 @@ def _known(architecture: int) -> int:
 
 
 def _fit(tile: Tile, *sizes: int) -> Tile:
-    """Shrink a tile to the sizes at hand, and its warps with it: an output of 16 x 64 does not feed eight."""
+    """Shrink a tile to the sizes at hand, and where little of it is left its warps too: 16 x 64 does not feed eight."""
     block_m, block_n, block_k = (
         max(_SMALLEST, min(block, 1 << (size - 1).bit_length())) for block, size in zip(tile[:3], sizes, strict=True)
     )
-    warps = tile.num_warps if block_m * block_n >= 64 * 64 else 4
-    return Tile(block_m, block_n, block_k, min(warps, tile.num_warps), tile.num_stages)
+    little = 4 * block_m * block_n <= tile.block_m * tile.block_n
+    warps = min(tile.num_warps, 4) if little else tile.num_warps
+    return tile._replace(block_m=block_m, block_n=block_n, block_k=block_k, num_warps=warps)

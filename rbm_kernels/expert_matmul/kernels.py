@@ -63,6 +63,7 @@ def expert_matmul_fwd_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    BLOCK_UNION: tl.constexpr,
 ):
     """``y[b] = sum_e gate[b, e] (weight[e] x[b] + bias[e])`` for BLOCK_M ordered rows and BLOCK_N columns.
 
@@ -79,11 +80,24 @@ def expert_matmul_fwd_kernel(
     union_size = tl.load(tile_counts_ptr + tile)
 
     b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # The biases are one more slice of the product, gates [BLOCK_M, union] by biases [union, BLOCK_N]: added as rows, they
+    # would take the accumulator through a change of layout.
     if HAS_BIAS:
-        for slot in range(union_size):
-            expert = tl.load(union_ptr + slot)
-            b_bias = tl.load(bias_ptr + expert * out_features + b_column, mask=m_column, other=0.0)
-            b_y += _gates_for(expert, b_gates, b_experts)[:, None] * b_bias[None, :].to(tl.float32)
+        for first in tl.range(0, union_size, BLOCK_UNION, num_stages=1):
+            b_slot = first + tl.arange(0, BLOCK_UNION)
+            m_slot = b_slot < union_size
+            b_union = tl.load(union_ptr + b_slot, mask=m_slot, other=-2)
+            b_union_gates = tl.zeros((BLOCK_M, BLOCK_UNION), tl.float32)
+            for choice in tl.static_range(TOP_K):
+                b_expert = tl.load(experts_ptr + b_rows * TOP_K + choice, mask=m_rows, other=-1)
+                b_gate = tl.load(gates_ptr + b_rows * TOP_K + choice, mask=m_rows, other=0.0)
+                b_union_gates += tl.where(b_expert[:, None] == b_union[None, :], b_gate[:, None], 0.0)
+            b_bias = tl.load(
+                bias_ptr + b_union[:, None] * out_features + b_column[None, :],
+                mask=m_slot[:, None] & m_column[None, :],
+                other=0.0,
+            )
+            b_y = tl.dot(b_union_gates.to(b_bias.dtype), b_bias, b_y, input_precision=INPUT_PRECISION)
 
     # One flat loop over (expert, slice of the features) keeps the pipeline of loads full from one expert to the next,
     # and a scaled x keeps one accumulator: a second one, for the expert at hand, would spill at 128 x 256.
@@ -156,7 +170,7 @@ def expert_matmul_bwd_kernel(
 
     b_grad_gates = tl.zeros((BLOCK_M, BLOCK_TOP_K), tl.float32)
     if HAS_BIAS:
-        for first in range(0, union_size, BLOCK_UNION):
+        for first in tl.range(0, union_size, BLOCK_UNION, num_stages=1):
             b_slot = first + tl.arange(0, BLOCK_UNION)
             m_slot = b_slot < union_size
             b_union = tl.load(union_ptr + b_slot, mask=m_slot, other=-2)
@@ -243,9 +257,7 @@ def expert_matmul_bwd_list_kernel(
     ``ends [E, blocks]`` is the running sum of the counts over experts and blocks: where each block's rows end.
     """
     block, expert = tl.program_id(0), tl.program_id(1)
-    b_used, b_experts, b_offset = _uses_of_expert(
-        experts_ptr, expert, block, rows, TOP_K, BLOCK_TOP_K, BLOCK_ROWS
-    )
+    b_used, b_experts, b_offset = _uses_of_expert(experts_ptr, expert, block, rows, TOP_K, BLOCK_TOP_K, BLOCK_ROWS)
     b_gates = tl.load(gates_ptr + b_offset, mask=b_experts == expert, other=0.0)
     b_place = tl.load(ends_ptr + expert * blocks + block) - tl.sum(b_used, axis=0) + tl.cumsum(b_used, axis=0) - b_used
     b_row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -86,7 +86,6 @@ def backward_input(
         num_experts,
         grad.stride(0),
         x.stride(0),
-        BLOCK_UNION=config.UNION_BLOCK,
         **_constants(routing, bias is not None, tile, precision),
     )
     return grad_x, grad_gates
@@ -107,7 +106,7 @@ def backward_weight(
     architecture, precision = _machine(x)
     tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
     weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
-    share_rows = config.share_rows(architecture, weight_tiles, rows * experts.shape[1], tile.block_k)
+    share_rows = config.share_rows(architecture, tile, weight_tiles, rows * experts.shape[1])
     shares = triton.cdiv(rows * experts.shape[1], share_rows) + num_experts
     partial = torch.empty((shares, (in_features + 1) * out_features), dtype=torch.float32, device=x.device)
     shape = {"HAS_BIAS": with_bias, "BLOCK_E": triton.next_power_of_2(num_experts)}
@@ -220,6 +219,7 @@ def _constants(routing: _Routing, has_bias: bool, tile: config.Tile, precision: 
     top_k = routing.experts.shape[1]
     return {
         "HAS_BIAS": has_bias,
+        "BLOCK_UNION": config.UNION_BLOCK,
         "TOP_K": top_k,
         "BLOCK_TOP_K": triton.next_power_of_2(top_k),
         **_tile_constants(tile, precision),

@@ -52,8 +52,9 @@ def expert_matmul(
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit.
     """
-    if order is None and _kernels_serve(x) and experts.dtype == torch.int32:
+    if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():
         # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it again.
+        # An exported program has no backward pass, and its number of rows must not be compared with anything.
         order = expert_order(experts, weight.shape[0], config.tile_rows(x.shape[0]))
     return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
 

@@ -1,7 +1,7 @@
 """Compile the grouped matmul's kernels ahead of time and read the machine code: no GPU is needed.
 
 A script, because kernels that were decorated under TRITON_INTERPRET=1 cannot be compiled: the test suite runs it in a
-process of its own. ``python static_expert_matmul.py [bfloat16 ...]`` prints one JSON object a line.
+process of its own. ``python static_expert_matmul.py bfloat16 [80 90 ...]`` prints one JSON object a line.
 """
 
 import json
@@ -64,7 +64,9 @@ def read_machine_code(cubin: bytes) -> dict:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = subprocess.check_output([tools / "cuobjdump", "-res-usage", file.name], text=True, stderr=subprocess.STDOUT)
+        usage = subprocess.check_output(
+            [tools / "cuobjdump", "-res-usage", file.name], text=True, stderr=subprocess.STDOUT
+        )
         code = subprocess.check_output([tools / "nvdisasm", "-c", file.name], text=True)
     return {
         "registers": int(re.search(r"REG:(\d+)", usage)[1]),
@@ -78,3 +80,35 @@ def read_machine_code(cubin: bytes) -> dict:
         "BAR": len(re.findall(r"\bBAR\b", code)),
         "wide_loads": len(re.findall(r"\b(?:LDG\.E\.128|LDGSTS\.E\S*\.128)", code)),
     }
+
+
+def reference_cases(precision: str, architecture: int):
+    """Every matmul kernel with its configuration at the reference shape."""
+    table = "half" if precision in ("bfloat16", "float16") else precision
+    shape = (architecture, table, ROWS, FEATURES, FEATURES)
+    routing = {"TOP_K": TOP_K, "BLOCK_TOP_K": triton.next_power_of_2(TOP_K), "BLOCK_UNION": config.UNION_BLOCK}
+    forward, backward, weight = config.forward_tile(*shape), config.backward_tile(*shape), config.weight_tile(*shape)
+    yield "y", kernels.expert_matmul_fwd_kernel, forward, {"HAS_BIAS": True, "stride_weight_in": 1, **routing}
+    no_bias = {"HAS_BIAS": False, "bias_ptr": None}
+    yield "grad_x", kernels.expert_matmul_fwd_kernel, forward, {**no_bias, "stride_weight_out": 1, **routing}
+    yield "grad_x and grad_gates", kernels.expert_matmul_bwd_kernel, backward, {"HAS_BIAS": True, **routing}
+    yield "grad_weight", kernels.expert_matmul_bwd_weight_kernel, weight, {"HAS_BIAS": True, "BLOCK_E": EXPERTS}
+
+
+def main(precision: str, *architectures: str) -> None:
+    """Print one line for each kernel and architecture."""
+    for architecture in map(int, architectures or ARCHITECTURES):
+        for computes, kernel, tile, constants in reference_cases(precision, architecture):
+            constants = {
+                **constants,
+                "INPUT_PRECISION": "tf32" if precision == "tf32" else "ieee",
+                **{name.upper(): getattr(tile, name) for name in ("block_m", "block_n", "block_k")},
+            }
+            compiled = compile_kernel(kernel, constants, tile, precision, architecture)
+            print(
+                json.dumps({"computes": computes, "programs": tile.programs, "tile": tile[:5], **compiled}), flush=True
+            )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
