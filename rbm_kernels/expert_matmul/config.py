@@ -88,8 +88,8 @@ _WEIGHT = {
     ("ieee", 120): Tile(64, 64, 16, 8, 5, 2),
 }
 
-# Waves of programs that the weight's gradient is cut into. Shares of one length end together but for the last of each
-# expert; every further wave adds 4 * N * D bytes a share, written and read.
+# Waves of programs that the weight's gradient is cut into. Shares have one length, but for the last of each expert, and
+# short waves lose less to those at the end; every wave more writes and reads a partial sum for each program.
 _WEIGHT_WAVES = 2
 
 
@@ -114,17 +114,19 @@ def backward_tile(architecture: int, precision: str, rows: int, in_features: int
 
 
 def weight_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
-    """Tile of :func:`kernels.expert_matmul_bwd_weight_kernel`: output features, input features, rows."""
+    """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_kernel`: output features, input features, rows."""
     return _fit(_WEIGHT[precision, _known(architecture)], out_features, in_features, tile_rows(rows))
 
 
-def share_rows(architecture: int, tile: Tile, weight_tiles: int, pairs: int) -> int:
+def share_rows(architecture: int, tile: Tile, weight_tiles: int, pairs: int, num_experts: int) -> int:
     """Rows of a share of the weight's gradient, of ``pairs = B * k`` (row, expert) pairs over all experts.
 
-    ``weight_tiles`` programs work on each share; a share is a whole number of the tile's slices.
+    ``weight_tiles`` programs work on each share, and a share is a whole number of the tile's slices. Every expert's
+    last share may be a short one: as many are kept back, so that the waves are full and none is begun for a few.
     """
     programs = _WEIGHT_WAVES * tile.programs * _MULTIPROCESSORS[_known(architecture)]
-    shares = max(1, programs // weight_tiles)
+    shares = programs // weight_tiles
+    shares = max(1, shares // 2, shares - num_experts)
     return max(1, -(-pairs // (shares * tile.block_k))) * tile.block_k
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rbm_kernels.expert_matmul import config, kernels
+from rbm_kernels.expert_matmul import config, kernels, weight_kernels
 
 # Work of one program of the reduction: enough for 16-byte accesses of 4 warps.
 _REDUCE_BLOCK = 1024
@@ -106,11 +106,11 @@ def backward_weight(
     architecture, precision = _machine(x)
     tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
     weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
-    share_rows = config.share_rows(architecture, tile, weight_tiles, rows * experts.shape[1])
+    share_rows = config.share_rows(architecture, tile, weight_tiles, rows * experts.shape[1], num_experts)
     shares = triton.cdiv(rows * experts.shape[1], share_rows) + num_experts
     partial = torch.empty((shares, (in_features + 1) * out_features), dtype=torch.float32, device=x.device)
     shape = {"HAS_BIAS": with_bias, "BLOCK_E": triton.next_power_of_2(num_experts)}
-    kernels.expert_matmul_bwd_weight_kernel[(shares * weight_tiles,)](
+    weight_kernels.expert_matmul_bwd_weight_kernel[(shares * weight_tiles,)](
         grad,
         x,
         listed_rows,
@@ -127,7 +127,7 @@ def backward_weight(
         **shape,
         **_tile_constants(tile, precision),
     )
-    kernels.expert_matmul_bwd_reduce_kernel[(triton.cdiv(partial.shape[1], _REDUCE_BLOCK), num_experts)](
+    weight_kernels.expert_matmul_bwd_reduce_kernel[(triton.cdiv(partial.shape[1], _REDUCE_BLOCK), num_experts)](
         partial,
         ends,
         grad_weight,
@@ -151,9 +151,9 @@ def _rows_by_expert(gates: Tensor, experts: Tensor, num_experts: int) -> tuple[T
     listed_rows = torch.empty(rows * top_k, dtype=torch.int32, device=experts.device)
     listed_gates = torch.empty(rows * top_k, dtype=gates.dtype, device=experts.device)
     shape = {"TOP_K": top_k, "BLOCK_TOP_K": triton.next_power_of_2(top_k), "BLOCK_ROWS": _LIST_BLOCK}
-    kernels.expert_matmul_bwd_count_kernel[(blocks, num_experts)](experts, counts, rows, blocks, **shape)
+    weight_kernels.expert_matmul_bwd_count_kernel[(blocks, num_experts)](experts, counts, rows, blocks, **shape)
     ends = counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
-    kernels.expert_matmul_bwd_list_kernel[(blocks, num_experts)](
+    weight_kernels.expert_matmul_bwd_list_kernel[(blocks, num_experts)](
         gates, experts, ends, listed_rows, listed_gates, rows, blocks, **shape
     )
     return listed_rows, listed_gates, ends

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rbm_kernels.expert_matmul import config, kernels
+from rbm_kernels.expert_matmul import config, kernels, weight_kernels
 
 # The reference shape of DESIGN.md.
 ROWS, FEATURES, EXPERTS, TOP_K = 169_343, 256, 8, 3
@@ -92,7 +92,7 @@ def reference_cases(precision: str, architecture: int):
     no_bias = {"HAS_BIAS": False, "bias_ptr": None}
     yield "grad_x", kernels.expert_matmul_fwd_kernel, forward, {**no_bias, "stride_weight_out": 1, **routing}
     yield "grad_x and grad_gates", kernels.expert_matmul_bwd_kernel, backward, {"HAS_BIAS": True, **routing}
-    yield "grad_weight", kernels.expert_matmul_bwd_weight_kernel, weight, {"HAS_BIAS": True, "BLOCK_E": EXPERTS}
+    yield "grad_weight", weight_kernels.expert_matmul_bwd_weight_kernel, weight, {"HAS_BIAS": True, "BLOCK_E": EXPERTS}
 
 
 def main(precision: str, *architectures: str) -> None:
