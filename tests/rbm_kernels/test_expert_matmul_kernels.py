@@ -252,6 +252,18 @@ def test_expanded_gradient():
         torch.testing.assert_close(got.grad.double(), want.grad, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("kernels_serve")
+def test_opcheck():
+    x, weight, bias, gates, experts, grad = problem((12, 6, 5, 4, 2))
+    differentiable = [t.clone().requires_grad_() for t in (x, weight, bias, gates)]
+    torch.library.opcheck(torch.ops.rbm.expert_matmul.default, (*differentiable, experts))
+    for wanted in (False, True):
+        backward = torch.ops.rbm.expert_matmul_backward_input.default
+        torch.library.opcheck(backward, (grad, x, weight, bias, gates, experts, wanted))
+        backward = torch.ops.rbm.expert_matmul_backward_weight.default
+        torch.library.opcheck(backward, (grad, x, gates, experts, 4, wanted))
+
+
 def test_shares_fill_whole_waves():
     """At the reference shape on an H200: two programs a multiprocessor, and no third for what was rounded up."""
     tile = config.weight_tile(90, "half", 169_343, 256, 256)
