@@ -145,6 +145,21 @@ def test_any_height_of_tile(block_m):
     check(arguments, expert_order(arguments[4], 6, block_m))
 
 
+@pytest.mark.parametrize(("block_m", "own"), [(7, 7), (64, 16), (16, 16)])
+def test_a_program_writes_its_own_rows_alone(block_m, own, monkeypatch):
+    """The interpreter runs programs in turn, so a later one would hide what an earlier one wrote into its rows."""
+    monkeypatch.setattr(launch, "_parts", lambda *_: 1)
+    x, weight, bias, gates, experts, grad = problem((70, 16, 12, 6, 2))
+    order = expert_order(experts, 6, block_m)
+    y = launch.expert_matmul(x, weight, bias, gates, experts, *order)
+    grad_x, grad_gates = launch.backward_input(grad, x, weight, bias, gates, experts, True, *order)
+    mine = torch.zeros(70, dtype=torch.bool, device=DEVICE)
+    mine[order.order[:own].long()] = True
+    for output in (y, grad_x, grad_gates):
+        assert output[mine].isfinite().all()
+        assert output[~mine].isnan().all()
+
+
 @pytest.mark.parametrize("rows", [70, 1100])
 def test_several_blocks_of_the_list(rows, monkeypatch):
     """The list of rows by expert runs over blocks of rows: their edges must not show."""
@@ -334,17 +349,19 @@ def test_cuda_graph_on_gpu():
         y = expert_matmul(*tensors, experts)
         return y, *torch.autograd.grad(y, tensors, grad)
 
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
             eager = step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = step()
-        graph.replay()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
     for got, want in zip(captured, eager, strict=True):
         assert torch.equal(got, want)
