@@ -33,6 +33,11 @@ def implement_everywhere(name: str, function: Callable) -> None:
     LIBRARY.impl(name, without_autocast, "CompositeExplicitAutograd")
 
 
+def implement_cuda(name: str, function: Callable) -> None:
+    """Bind the Triton kernels' launch function to CUDA tensors, where it takes precedence over the eager reference."""
+    LIBRARY.impl(name, function, "CUDA")
+
+
 def implement_fake(name: str, function: Callable) -> None:
     """Bind the shape-only implementation that tracing, export and the meta device use."""
     torch.library.register_fake(f"rbm::{name}", function, lib=LIBRARY)

@@ -5,6 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+
+# Without a GPU kernels run in Triton's interpreter. Triton reads the variable when a function is decorated, its own
+# library of functions included: it must stand before anything imports Triton, as PyTorch Geometric does.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from torch_geometric.data import Data
 
 REPOSITORY = Path(__file__).resolve().parent.parent

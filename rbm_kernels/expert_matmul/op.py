@@ -1,22 +1,25 @@
 """``torch.ops.rbm.expert_matmul``: schema, checks, fake implementation, derivative."""
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, implement_autograd, implement_everywhere, implement_fake
-from rbm_kernels.expert_matmul import reference
-from rbm_kernels.expert_order import ExpertOrder
+from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
+from rbm_kernels.expert_matmul import config, reference
+from rbm_kernels.expert_order import ExpertOrder, expert_order
 
 _ORDER = "Tensor? order=None, Tensor? tile_experts=None, Tensor? tile_counts=None, int block_m=0"
 define(f"expert_matmul(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor experts, {_ORDER}) -> Tensor")
 define(
     "expert_matmul_backward_input(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor experts,"
-    f" {_ORDER}) -> (Tensor grad_x, Tensor grad_gates)"
+    f" bool with_gates=True, {_ORDER}) -> (Tensor grad_x, Tensor grad_gates)"
 )
+# Rows are added up by expert, not by set: the weight's gradient has no use for the order.
 define(
     "expert_matmul_backward_weight(Tensor grad, Tensor x, Tensor gates, Tensor experts, int num_experts,"
-    f" {_ORDER}) -> (Tensor grad_weight, Tensor grad_bias)"
+    " bool with_bias=True) -> (Tensor grad_weight, Tensor grad_bias)"
 )
 
 
@@ -38,7 +41,8 @@ def expert_matmul(
         bias: ``[E, N]``, dtype of ``x``, or None.
         gates: ``[B, k]``; float32, float64 for float64 rows.
         experts: int32 ``[B, k]``, each in ``[0, E)``.
-        order: the rows' order from :func:`rbm_kernels.expert_order`. It changes the speed and never the result.
+        order: the rows' order from :func:`rbm_kernels.expert_order`. It changes the speed and never the result; worth
+            passing where several calls share ``experts``. Without it the order is made here if kernels will use it.
 
     Returns:
         ``y [B, N]`` in the dtype of ``x``, accumulated in float32 at least. ``x``, ``weight``, ``bias`` and ``gates``
@@ -48,7 +52,16 @@ def expert_matmul(
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit.
     """
+    if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():
+        # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it again.
+        # An exported program has no backward pass, and its number of rows must not be compared with anything.
+        order = expert_order(experts, weight.shape[0], config.tile_rows(x.shape[0]))
     return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
+
+
+def _kernels_serve(x: Tensor) -> bool:
+    """Whether the Triton kernels compute this: on CUDA, except float64, which no matrix instruction of theirs takes."""
+    return x.is_cuda and x.dtype != torch.float64
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor) -> None:
@@ -76,28 +89,59 @@ def _fake(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_c
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
+def _cuda(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
+    if not _kernels_serve(x):
+        return _eager(x, weight, bias, gates, experts)
+    _check(x, weight, bias, gates, experts)
+    return _launch().expert_matmul(x, weight, bias, gates, experts, order, tile_experts, tile_counts, block_m)
+
+
 def _eager_backward_input(
-    grad, x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0
+    grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
 ) -> tuple[Tensor, Tensor]:
-    return reference.backward_input(grad, x, weight, bias, gates, experts)
+    grad_x, grad_gates = reference.backward_input(grad, x, weight, bias, gates, experts)
+    return grad_x, grad_gates if with_gates else gates.new_empty(0)
 
 
 def _fake_backward_input(
-    grad, x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0
+    grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
 ) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), gates.new_empty(gates.shape)
+    return x.new_empty(x.shape), gates.new_empty(gates.shape if with_gates else 0)
 
 
-def _eager_backward_weight(
-    grad, x, gates, experts, num_experts, order=None, tile_experts=None, tile_counts=None, block_m=0
+def _cuda_backward_input(
+    grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
 ) -> tuple[Tensor, Tensor]:
-    return reference.backward_weight(grad, x, gates, experts, num_experts)
+    if not _kernels_serve(x):
+        return _eager_backward_input(grad, x, weight, bias, gates, experts, with_gates)
+    return _launch().backward_input(
+        grad, x, weight, bias, gates, experts, with_gates, order, tile_experts, tile_counts, block_m
+    )
 
 
-def _fake_backward_weight(
-    grad, x, gates, experts, num_experts, order=None, tile_experts=None, tile_counts=None, block_m=0
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty((num_experts, grad.shape[1], x.shape[1])), x.new_empty((num_experts, grad.shape[1]))
+def _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
+    grad_weight, grad_bias = reference.backward_weight(grad, x, gates, experts, num_experts)
+    return grad_weight, grad_bias if with_bias else x.new_empty(0)
+
+
+def _fake_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty((num_experts, grad.shape[1], x.shape[1])),
+        x.new_empty((num_experts, grad.shape[1]) if with_bias else 0),
+    )
+
+
+def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
+    if not _kernels_serve(x):
+        return _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias)
+    return _launch().backward_weight(grad, x, gates, experts, num_experts, with_bias)
+
+
+def _launch() -> ModuleType:
+    """The kernels' launch functions, imported at the first call: Triton takes a second, and CPU users may lack it."""
+    from rbm_kernels.expert_matmul import launch
+
+    return launch
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -112,20 +156,27 @@ def _backward(ctx, grad):
     grad_x = grad_gates = grad_weight = grad_bias = None
     if needs_x or needs_gates:
         grad_x, grad_gates = torch.ops.rbm.expert_matmul_backward_input(
-            grad, x, weight, bias, gates, experts, *order, ctx.block_m
+            grad, x, weight, bias, gates, experts, needs_gates, *order, ctx.block_m
         )
     if needs_weight or needs_bias:
         grad_weight, grad_bias = torch.ops.rbm.expert_matmul_backward_weight(
-            grad, x, gates, experts, weight.shape[0], *order, ctx.block_m
+            grad, x, gates, experts, weight.shape[0], needs_bias
         )
-    if bias is None:
-        grad_bias = None
-    return grad_x, grad_weight, grad_bias, grad_gates, None, None, None, None, None
+    return (
+        grad_x,
+        grad_weight,
+        grad_bias if needs_bias else None,
+        grad_gates if needs_gates else None,
+        *(None,) * 5,
+    )
 
 
 implement_everywhere("expert_matmul", _eager)
 implement_everywhere("expert_matmul_backward_input", _eager_backward_input)
 implement_everywhere("expert_matmul_backward_weight", _eager_backward_weight)
+implement_cuda("expert_matmul", _cuda)
+implement_cuda("expert_matmul_backward_input", _cuda_backward_input)
+implement_cuda("expert_matmul_backward_weight", _cuda_backward_weight)
 implement_fake("expert_matmul", _fake)
 implement_fake("expert_matmul_backward_input", _fake_backward_input)
 implement_fake("expert_matmul_backward_weight", _fake_backward_weight)

@@ -1,0 +1,146 @@
+"""Which tiles the kernels use: a table by machine and precision, sizes by shape, nothing tuned while a user waits.
+
+Counted from compiled code (``tests/rbm_kernels/static_expert_matmul.py``, Triton 3.9, D = N = 256, E = 8, k = 3). A
+multiprocessor has 65,536 registers: programs of 256 threads share it in two when they hold at most 128 registers each.
+"""
+
+from typing import NamedTuple
+
+# Features of the bias that the backward kernel multiplies at once: the smallest tile of a matrix instruction.
+UNION_BLOCK = 16
+# The smallest side of a tile that tl.dot takes in every precision.
+_SMALLEST = 16
+
+
+class Tile(NamedTuple):
+    """A program's output tile, the slice of its inner dimension, its warps and the depth of its pipeline of loads.
+
+    ``programs`` of them fit on one multiprocessor, by registers and by shared memory; the tests hold the compiled code
+    to it.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    programs: int = 1
+
+
+# sm_80, sm_90, sm_100, sm_120: A100, H200, B200, RTX PRO 6000. Another machine takes the nearest below it.
+_MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
+
+# y from x, and grad_x from grad where the gates need no gradient. One accumulator.
+_FORWARD = {
+    # The widest tile whose accumulator fits: it reads x once for N <= 256. 250 registers, 144 KB.
+    ("half", 90): Tile(128, 256, 64, 8, 3),
+    # The accumulator lives in tensor memory, the scaled x passes through registers: 175 registers, 129 KB.
+    ("half", 100): Tile(128, 256, 64, 8, 3),
+    # mma.sync keeps operands in registers too: 128 x 256 spills 40 and 72 bytes, and slices of 64 still 16 on sm_120;
+    # this holds 252 and 255 registers, 56 KB.
+    ("half", 80): Tile(128, 128, 32, 8, 4),
+    ("half", 120): Tile(128, 128, 32, 8, 4),
+    # TF32 doubles the bytes of a slice, so it is half as deep: 56 KB (sm_80, sm_120) to 81 KB (sm_100).
+    ("tf32", 80): Tile(64, 128, 32, 8, 3),
+    ("tf32", 90): Tile(64, 128, 32, 8, 3, 2),
+    ("tf32", 100): Tile(128, 128, 32, 8, 3),
+    ("tf32", 120): Tile(64, 128, 32, 8, 3),
+    # Plain float32 has no matrix instruction: 16 sums a thread leave registers for a second program to hide latency.
+    ("ieee", 80): Tile(64, 64, 16, 8, 2, 2),
+    ("ieee", 90): Tile(64, 64, 16, 8, 2, 2),
+    ("ieee", 100): Tile(64, 64, 16, 8, 2, 2),
+    ("ieee", 120): Tile(64, 64, 16, 8, 2, 2),
+}
+
+# grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 264 bytes on sm_90 at 8 warps.
+_BACKWARD = {
+    # Deeper slices need more addresses; where operands take registers as well, 32 is what fits.
+    ("half", 80): Tile(64, 128, 32, 8, 3),
+    ("half", 90): Tile(64, 128, 64, 8, 3),
+    ("half", 100): Tile(64, 128, 32, 8, 3),
+    ("half", 120): Tile(64, 128, 32, 8, 3),
+    ("tf32", 80): Tile(64, 64, 32, 8, 2),
+    ("tf32", 90): Tile(64, 64, 32, 8, 2),
+    ("tf32", 100): Tile(64, 64, 32, 8, 2),
+    ("tf32", 120): Tile(64, 64, 32, 8, 2),
+    # 32 x 64 spills 16 bytes on sm_90 with Triton 3.6, and fills 255 registers on sm_80 with 3.9; slices of 32 spill
+    # on sm_100.
+    ("ieee", 80): Tile(32, 32, 32, 8, 2, 2),
+    ("ieee", 90): Tile(32, 32, 32, 8, 2, 2),
+    ("ieee", 100): Tile(32, 32, 16, 8, 2, 2),
+    ("ieee", 120): Tile(32, 32, 32, 8, 2, 2),
+}
+
+# Partial sums of grad_weight: tile over (N, D), slice over rows. A row is found through the list of rows, one load
+# before its own: Triton's pipeline spends every second stage on that, so 5 and 7 stages hold 2 and 3 slices.
+_WEIGHT = {
+    # 242 registers; 180 KB, of which the slices take 144.
+    ("half", 90): Tile(128, 256, 64, 8, 7),
+    # 128 x 256 spills 56 bytes at 64 rows a slice.
+    ("half", 100): Tile(128, 128, 64, 8, 7),
+    ("half", 80): Tile(128, 128, 32, 8, 7),
+    ("half", 120): Tile(128, 128, 32, 8, 7),
+    ("tf32", 80): Tile(64, 128, 32, 8, 5, 2),
+    ("tf32", 90): Tile(128, 128, 32, 8, 5),
+    ("tf32", 100): Tile(64, 128, 32, 8, 5, 2),
+    ("tf32", 120): Tile(64, 128, 32, 8, 5),
+    ("ieee", 80): Tile(64, 64, 16, 8, 5, 2),
+    ("ieee", 90): Tile(64, 64, 16, 8, 5, 2),
+    ("ieee", 100): Tile(64, 64, 16, 8, 5, 2),
+    ("ieee", 120): Tile(64, 64, 16, 8, 5, 2),
+}
+
+# Waves of programs that the weight's gradient is cut into. Shares have one length, but for the last of each expert, and
+# short waves lose less to those at the end; every wave more writes and reads a partial sum for each program.
+_WEIGHT_WAVES = 2
+
+
+def tile_rows(rows: int) -> int:
+    """Rows that share a list of experts: 128 once they fill the machine, fewer where that would leave it empty.
+
+    From the number of rows alone, so that the order can be made before anything else is known.
+    """
+    if rows >= 128 * 132:
+        return 128
+    return 64 if rows >= 64 * 64 else 16
+
+
+def forward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+    """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features."""
+    return _fit(_FORWARD[precision, _known(architecture)], tile_rows(rows), out_features, in_features)
+
+
+def backward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+    """Tile of :func:`kernels.expert_matmul_bwd_kernel`: rows, input features, output features."""
+    return _fit(_BACKWARD[precision, _known(architecture)], tile_rows(rows), in_features, out_features)
+
+
+def weight_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+    """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_kernel`: output features, input features, rows."""
+    return _fit(_WEIGHT[precision, _known(architecture)], out_features, in_features, tile_rows(rows))
+
+
+def share_rows(architecture: int, tile: Tile, weight_tiles: int, pairs: int, num_experts: int) -> int:
+    """Rows of a share of the weight's gradient, of ``pairs = B * k`` (row, expert) pairs over all experts.
+
+    ``weight_tiles`` programs work on each share, and a share is a whole number of the tile's slices. Every expert's
+    last share may be a short one: as many are kept back, so that the waves are full and none is begun for a few.
+    """
+    programs = _WEIGHT_WAVES * tile.programs * _MULTIPROCESSORS[_known(architecture)]
+    shares = programs // weight_tiles
+    shares = max(1, shares // 2, shares - num_experts)
+    return max(1, -(-pairs // (shares * tile.block_k))) * tile.block_k
+
+
+def _known(architecture: int) -> int:
+    return max((known for known in _MULTIPROCESSORS if known <= architecture), default=min(_MULTIPROCESSORS))
+
+
+def _fit(tile: Tile, *sizes: int) -> Tile:
+    """Shrink a tile to the sizes at hand, and where little of it is left its warps too: 16 x 64 does not feed eight."""
+    block_m, block_n, block_k = (
+        max(_SMALLEST, min(block, 1 << (size - 1).bit_length())) for block, size in zip(tile[:3], sizes, strict=True)
+    )
+    little = 4 * block_m * block_n <= tile.block_m * tile.block_n
+    warps = min(tile.num_warps, 4) if little else tile.num_warps
+    return tile._replace(block_m=block_m, block_n=block_n, block_k=block_k, num_warps=warps)

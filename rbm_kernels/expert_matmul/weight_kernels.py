@@ -1,0 +1,190 @@
+"""The outputs that have a row for each expert, in Triton: ``grad_weight`` and ``grad_bias``.
+
+Rows are listed by expert (a stable counting sort: count, running sum, list); the list is cut into shares of one length,
+each adds up its part of one expert's gradient, and the parts are added in their order. No atomics: the same bits every
+run. A row finds its place through the list alone, one load ahead of its own, which Triton's pipeline can follow;
+through tile, order and row it cannot.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def expert_matmul_bwd_count_kernel(
+    experts_ptr,
+    counts_ptr,
+    rows,
+    blocks,
+    TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """``counts [E, blocks]``: how many of BLOCK_ROWS consecutive rows use an expert."""
+    block, expert = tl.program_id(0), tl.program_id(1)
+    b_used, _, _ = _uses_of_expert(experts_ptr, expert, block, rows, TOP_K, BLOCK_TOP_K, BLOCK_ROWS)
+    tl.store(counts_ptr + expert * blocks + block, tl.sum(b_used, axis=0))
+
+
+@triton.jit
+def expert_matmul_bwd_list_kernel(
+    gates_ptr,
+    experts_ptr,
+    ends_ptr,
+    listed_rows_ptr,
+    listed_gates_ptr,
+    rows,
+    blocks,
+    TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """Rows by expert, ascending within each, and their gates: ``listed_rows`` and ``listed_gates``, both ``[B * k]``.
+
+    ``ends [E, blocks]`` is the running sum of the counts over experts and blocks: where each block's rows end.
+    """
+    block, expert = tl.program_id(0), tl.program_id(1)
+    b_used, b_experts, b_offset = _uses_of_expert(experts_ptr, expert, block, rows, TOP_K, BLOCK_TOP_K, BLOCK_ROWS)
+    b_gates = tl.load(gates_ptr + b_offset, mask=b_experts == expert, other=0.0)
+    b_place = tl.load(ends_ptr + expert * blocks + block) - tl.sum(b_used, axis=0) + tl.cumsum(b_used, axis=0) - b_used
+    b_row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    tl.store(listed_rows_ptr + b_place, b_row, mask=b_used != 0)
+    tl.store(listed_gates_ptr + b_place, tl.sum(b_gates, axis=1), mask=b_used != 0)
+
+
+@triton.jit
+def _uses_of_expert(
+    experts_ptr, expert, block, rows, TOP_K: tl.constexpr, BLOCK_TOP_K: tl.constexpr, BLOCK_ROWS: tl.constexpr
+):
+    """1 for each row that uses the expert (``[BLOCK_ROWS]``), its experts, and where its routing stands."""
+    b_row = block.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    b_slot = tl.arange(0, BLOCK_TOP_K)
+    b_offset = b_row[:, None] * TOP_K + b_slot[None, :]
+    m_routing = (b_row < rows)[:, None] & (b_slot < TOP_K)[None, :]
+    b_experts = tl.load(experts_ptr + b_offset, mask=m_routing, other=-1)
+    return tl.max((b_experts == expert).to(tl.int32), axis=1), b_experts, b_offset
+
+
+@triton.jit
+def _shares(ends_ptr, blocks, num_experts, share_rows, BLOCK_E: tl.constexpr):
+    """For each expert ``[BLOCK_E]`` where its listed rows begin and end, its first share and the one after its last.
+
+    A share is a run of at most ``share_rows`` listed rows of one expert. There are at most ``B k / share_rows + E`` of
+    them, which the host knows, and an expert with many rows gets more of them than one with few.
+    """
+    b_expert = tl.arange(0, BLOCK_E)
+    b_end = tl.load(ends_ptr + (b_expert + 1) * blocks - 1, mask=b_expert < num_experts, other=0)
+    b_begin = tl.load(ends_ptr + b_expert * blocks - 1, mask=(b_expert > 0) & (b_expert < num_experts), other=0)
+    b_shares = tl.cdiv(b_end - b_begin, share_rows)
+    b_last_share = tl.cumsum(b_shares, axis=0)
+    return b_begin, b_end, b_last_share - b_shares, b_last_share
+
+
+@triton.jit
+def _pick(b_values, index, BLOCK: tl.constexpr):
+    """One element of a block, as a scalar."""
+    return tl.sum(tl.where(tl.arange(0, BLOCK) == index, b_values, 0), axis=0)
+
+
+@triton.jit
+def expert_matmul_bwd_weight_kernel(
+    grad_ptr,
+    x_ptr,
+    listed_rows_ptr,
+    listed_gates_ptr,
+    ends_ptr,
+    partial_ptr,
+    blocks,
+    share_rows,
+    in_features,
+    out_features,
+    num_experts,
+    stride_grad,
+    stride_x,
+    HAS_BIAS: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """One share of one expert's rows: ``sum_b gate grad[b]^T x[b]`` on a BLOCK_M x BLOCK_N tile of ``[N, D]``.
+
+    ``partial [shares, N * D + N]`` float32 takes it, and behind it the share's part of the bias' gradient. The product
+    runs over BLOCK_K rows at a time.
+    """
+    column_tiles = tl.cdiv(in_features, BLOCK_N)
+    weight_tiles = tl.cdiv(out_features, BLOCK_M) * column_tiles
+    # Programs of one share stand side by side: they read the same rows.
+    share = tl.program_id(0) // weight_tiles
+    column_tile = tl.program_id(0) % column_tiles
+    b_begin, b_end, b_first_share, b_last_share = _shares(ends_ptr, blocks, num_experts, share_rows, BLOCK_E)
+    expert = tl.sum((b_last_share <= share).to(tl.int32), axis=0)
+    if expert >= num_experts:
+        return
+    first = _pick(b_begin, expert, BLOCK_E) + (share - _pick(b_first_share, expert, BLOCK_E)) * share_rows
+    last = tl.minimum(first + share_rows, _pick(b_end, expert, BLOCK_E))
+
+    b_n = ((tl.program_id(0) % weight_tiles) // column_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    b_d = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n, m_d = b_n < out_features, b_d < in_features
+    b_weight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    b_bias = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(first, last, BLOCK_K):
+        b_place = start + tl.arange(0, BLOCK_K)
+        m_rows = b_place < last
+        b_rows = tl.load(listed_rows_ptr + b_place, mask=m_rows, other=0).to(tl.int64)
+        b_gates = tl.load(listed_gates_ptr + b_place, mask=m_rows, other=0.0)
+        b_grad = tl.load(
+            grad_ptr + b_rows[:, None] * stride_grad + b_n[None, :], mask=m_rows[:, None] & m_n[None, :], other=0.0
+        )
+        b_x = tl.load(x_ptr + b_rows[:, None] * stride_x + b_d[None, :], mask=m_rows[:, None] & m_d[None, :], other=0.0)
+        b_scaled = b_grad * b_gates[:, None]
+        if HAS_BIAS:
+            b_bias += tl.sum(b_scaled, axis=0)
+        b_weight = tl.dot(tl.trans(b_scaled.to(b_x.dtype)), b_x, b_weight, input_precision=INPUT_PRECISION)
+
+    partial_ptr += share.to(tl.int64) * (in_features + 1) * out_features
+    tl.store(partial_ptr + b_n[:, None] * in_features + b_d[None, :], b_weight, mask=m_n[:, None] & m_d[None, :])
+    if HAS_BIAS and column_tile == 0:
+        tl.store(partial_ptr + out_features * in_features + b_n, b_bias, mask=m_n)
+
+
+@triton.jit
+def expert_matmul_bwd_reduce_kernel(
+    partial_ptr,
+    ends_ptr,
+    grad_weight_ptr,
+    grad_bias_ptr,
+    blocks,
+    share_rows,
+    num_experts,
+    weight_size,
+    bias_size,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """``grad_weight [E, N, D]`` and ``grad_bias [E, N]``: an expert's shares added in their order, so always alike."""
+    expert = tl.program_id(1)
+    _, _, b_first_share, b_last_share = _shares(ends_ptr, blocks, num_experts, share_rows, BLOCK_E)
+    b_offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_weight = b_offset < weight_size
+    m_bias = (b_offset >= weight_size) & (b_offset < weight_size + bias_size) & HAS_BIAS
+    b_sum = tl.zeros((BLOCK,), tl.float32)
+    first = _pick(b_first_share, expert, BLOCK_E)
+    b_share_ptr = partial_ptr + first.to(tl.int64) * (weight_size + bias_size) + b_offset
+    for _ in range(first, _pick(b_last_share, expert, BLOCK_E)):
+        b_sum += tl.load(b_share_ptr, mask=m_weight | m_bias, other=0.0)
+        b_share_ptr += weight_size + bias_size
+    tl.store(
+        grad_weight_ptr + expert.to(tl.int64) * weight_size + b_offset,
+        b_sum.to(grad_weight_ptr.dtype.element_ty),
+        mask=m_weight,
+    )
+    if HAS_BIAS:
+        tl.store(
+            grad_bias_ptr + expert * bias_size + b_offset - weight_size,
+            b_sum.to(grad_bias_ptr.dtype.element_ty),
+            mask=m_bias,
+        )
