@@ -57,9 +57,11 @@ def _dot_float32(b_rows, b_parts, N: tl.constexpr):
     else:
         # The smallest products come first, so that fewer of their bits are lost.
         b_high, b_middle, b_low = _split(b_rows)
-        b_dot = tl.dot(b_middle, b_parts)
-        if b_rows.dtype == tl.float32:  # two parts hold a float16
-            b_dot = tl.dot(b_low, b_parts, b_dot)
+        if b_rows.dtype == tl.float32:
+            b_dot = tl.dot(b_low, b_parts)
+            b_dot = tl.dot(b_middle, b_parts, b_dot)
+        else:  # two parts hold a float16
+            b_dot = tl.dot(b_middle, b_parts)
         b_dot = tl.dot(b_high, b_parts, b_dot)
     return tl.sum(tl.reshape(b_dot, (b_rows.shape[0], 4, N)), 1)
 
@@ -253,9 +255,8 @@ def cosine_topk_bwd_kernel(
                 b_memory = _load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
                 b_parts = _below_each_other(b_memory * b_memory_scale[None, :])
             b_high, b_middle, b_low = _split(b_coefficients)
-            b_grad_h = tl.dot(b_middle, b_parts)
-            if b_h.dtype == tl.float32:  # 16 bits are plenty for a result in half precision
-                b_grad_h = tl.dot(b_low, b_parts, b_grad_h)
+            b_grad_h = tl.dot(b_low, b_parts)
+            b_grad_h = tl.dot(b_middle, b_parts, b_grad_h)
             b_grad_h = tl.dot(b_high, b_parts, b_grad_h) - b_along_row[:, None] * b_h.to(tl.float32)
             # The choice once more: 0 times the NaN of a bad row is NaN.
             b_grad_h = tl.where(m_direction[:, None], b_grad_h, 0.0).to(b_h.dtype)
@@ -282,18 +283,28 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
     """
     block_e = max(8, triton.next_power_of_2(num_experts))
     wide = dtype == torch.float32 or block_e > 32
-    # Up to here there are fewer tiles than multiprocessors, and the rows are spread; sums [block_m, 4 block_e] stay small.
-    block_m = 16 if rows <= 2048 else max(16, min(64, 1024 // block_e if wide else 2048 // block_e))
-    # Registers hold the parts of the rows or sums over many columns: narrow tiles, save where a bfloat16 row (one part)
-    # and the memory fit whole.
+    # Registers hold the parts of the rows and sums over many columns: sums [block_m, 4 block_e] stay small, and tiles
+    # narrow, save where a bfloat16 row (it has one part) and the memory fit whole.
+    if rows <= 2048:
+        block_m = 16  # fewer tiles than multiprocessors: spread the rows
+    elif backward and dtype == torch.float32:
+        block_m = min(32, max(16, 1024 // block_e))
+    else:
+        block_m = min(64, max(16, (1024 if wide else 2048) // block_e))
     whole_bfloat16 = not backward and dtype == torch.bfloat16 and block_e <= 16 and features <= 256
     widest = 256 if whole_bfloat16 else 32 if wide else 64
     block_d = max(16, min(widest, triton.next_power_of_2(features)))
     tiles = triton.cdiv(rows, block_m)
     whole_row = features <= block_d
-    num_stages = 2 if whole_row or backward else 3
-    # A program that holds the whole memory takes many tiles; one that reads it again for each takes a single tile.
-    return Configuration(block_m, block_d, block_e, 4, num_stages, min(tiles, programs) if whole_row else tiles)
+    return Configuration(
+        block_m,
+        block_d,
+        block_e,
+        num_warps=8 if block_e > 64 else 4,
+        num_stages=3 if dtype == torch.bfloat16 and not (backward or whole_row) else 2,
+        # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
+        programs=min(tiles, programs) if whole_row else tiles,
+    )
 
 
 @cache

@@ -75,7 +75,7 @@ def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
 
 def _served_by_triton(h: Tensor, memory: Tensor) -> bool:
     """Not float64, which the kernels do not know, and not more experts than a tile holds: the reference serves those."""
-    return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 256
+    return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
 
 
 def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,21 +1,16 @@
-"""Triton kernels without a GPU: they run in Triton's interpreter, on CPU tensors."""
+"""Triton kernels without a GPU: they run in Triton's interpreter (tests/conftest.py turns it on), on CPU tensors."""
 
 import os
 
 import pytest
 import torch
 
-INTERPRETED = not torch.cuda.is_available()
-if INTERPRETED:
-    # Triton decides when a kernel is defined, that is when a kernels.py is first imported: this must come before.
-    os.environ["TRITON_INTERPRET"] = "1"
-
 
 @pytest.fixture(scope="session")
 def device() -> str:
     """Where kernels run in this session: on the GPU, or on the CPU under the interpreter."""
-    if INTERPRETED:
-        _multiply_bfloat16_as_numbers()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        _mend_bfloat16()
         return "cpu"
     return "cuda"
 
@@ -35,13 +30,13 @@ def poisoned_empty(monkeypatch) -> None:
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
 
 
-def _multiply_bfloat16_as_numbers() -> None:
-    """Mend the interpreter: it keeps bfloat16 in 16-bit integers, and ``tl.dot`` multiplies those."""
+def _mend_bfloat16() -> None:
+    """The interpreter keeps bfloat16 in 16-bit integers: ``tl.dot`` multiplies those, and casts cut where a GPU rounds."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    multiply = InterpreterBuilder.create_dot
+    multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
     if getattr(multiply, "knows_bfloat16", False):
         return
 
@@ -53,5 +48,13 @@ def _multiply_bfloat16_as_numbers() -> None:
     def create_dot(self, a, b, *args):
         return multiply(self, widened(a), widened(b), *args)
 
+    def cast_impl(self, src, dst_type):
+        if src.dtype.scalar == tl.bfloat16 and dst_type.scalar == tl.float32:
+            return widened(src)
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+            rounded = torch.from_numpy(np.ascontiguousarray(src.data)).to(torch.bfloat16)
+            return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+        return cast(self, src, dst_type)
+
     create_dot.knows_bfloat16 = True
-    InterpreterBuilder.create_dot = create_dot
+    InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
