@@ -2,8 +2,8 @@
 
 Schemas, fake (meta) implementations and autograd are written in Python, in each operator's ``op.py``. Implementations
 are bound to dispatch keys: the eager reference to ``CompositeExplicitAutograd``, so that every device is served; the
-libraries of ``csrc/`` to ``CPU`` and ``CUDA`` and the Triton kernels to ``CUDA``, where they take precedence. PyTorch's dispatcher picks by the device of
-the arguments; nothing else chooses.
+libraries of ``csrc/`` to ``CPU`` and ``CUDA``, and the Triton kernels to ``CUDA``, where they take precedence.
+PyTorch's dispatcher picks by the device of the arguments; nothing else chooses.
 """
 
 from collections.abc import Callable

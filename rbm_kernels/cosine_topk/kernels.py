@@ -1,18 +1,16 @@
 """Routing on the GPU: one Triton kernel forward, one backward.
 
-Dot products run on the tensor cores and are float32 all the same: a float32 number is the sum of three bfloat16 numbers,
-and the product of two of those is exact. TensorFloat-32 would keep 11 of the 24 bits, enough to send a row to the wrong
-expert; without tensor cores the sums over a row would take longer than reading it.
+Dot products run on the tensor cores and are float32 all the same: a float32 number is the sum of three bfloat16
+numbers, and the product of two of those is exact. TensorFloat-32 would keep 11 of the 24 bits, few enough to send a row
+to the wrong expert; without tensor cores the sums over a row would take longer than reading it.
 """
-
-from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rbm_kernels.cosine_topk.configuration import configuration
 from rbm_kernels.cosine_topk.reference import EPS
 
 
@@ -35,7 +33,7 @@ def _split(b_x):
 
 @triton.jit
 def _side_by_side(b_columns):
-    """The parts of ``b_columns [K, N]`` in one matrix ``[K, 4 N]``, the fourth part zero: one product serves them all."""
+    """The parts of ``b_columns [K, N]`` in one matrix ``[K, 4 N]``, the fourth zero: one product serves them all."""
     b_high, b_middle, b_low = _split(b_columns)
     b_parts = tl.join(tl.join(b_high, b_middle), tl.join(b_low, tl.zeros_like(b_low)))
     return tl.reshape(tl.permute(b_parts, (0, 2, 3, 1)), (b_columns.shape[0], 4 * b_columns.shape[1]))
@@ -89,7 +87,9 @@ def _load_rows(h_ptr, h_stride, rows, m_rows, start, D: tl.constexpr, BLOCK_D: t
 
 
 @triton.jit
-def _load_memory(memory_ptr, stride, start, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
+def _load_memory(
+    memory_ptr, stride, start, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
+):
     """Columns ``start`` to ``start + BLOCK_D`` of the memory, transposed: ``[BLOCK_D, BLOCK_E]``."""
     experts = tl.arange(0, BLOCK_E)
     columns = start + tl.arange(0, BLOCK_D)
@@ -117,7 +117,7 @@ def cosine_topk_fwd_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Route BLOCK_M rows: ``h [B, D]``, ``memory [E, D]`` float32 -> ``gates``, ``experts``, ``cosines``, ``[B, K]``."""
+    """Route rows: ``h [B, D]``, ``memory [E, D]`` float32 -> ``gates``, ``experts``, ``cosines``, each ``[B, K]``."""
     experts = tl.arange(0, BLOCK_E)
     sharpness = 1.0 / temperature
     if D <= BLOCK_D:
@@ -264,64 +264,13 @@ def cosine_topk_bwd_kernel(
             tl.store(grad_h_ptr + first * D + (rows[:, None] * D + columns[None, :]), b_grad_h, mask=mask)
 
 
-class Configuration(NamedTuple):
-    """How a kernel is cut: tile sizes, warps, stages of the loop's pipeline, programs."""
-
-    block_m: int
-    block_d: int
-    block_e: int
-    num_warps: int
-    num_stages: int
-    programs: int
-
-
-def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype, programs: int, *, backward: bool):
-    """Choose by shape and dtype; ``programs`` is how many fill the device with two on each multiprocessor.
-
-    Counted from the code for sm_90, bfloat16, D = 256, E = 8: 41 instructions a row forward, where 80 would take as long
-    to issue as the row takes to read; 156 registers and 83 KB of shared memory, of which 32 KB are rows in flight.
-    """
-    block_e = max(8, triton.next_power_of_2(num_experts))
-    wide = dtype == torch.float32 or block_e > 32
-    # Registers hold the parts of the rows and sums over many columns: sums [block_m, 4 block_e] stay small, and tiles
-    # narrow, save where a bfloat16 row (it has one part) and the memory fit whole.
-    if rows <= 2048:
-        block_m = 16  # fewer tiles than multiprocessors: spread the rows
-    elif backward and dtype == torch.float32:
-        block_m = min(32, max(16, 1024 // block_e))
-    else:
-        block_m = min(64, max(16, (1024 if wide else 2048) // block_e))
-    whole_bfloat16 = not backward and dtype == torch.bfloat16 and block_e <= 16 and features <= 256
-    widest = 256 if whole_bfloat16 else 32 if wide else 64
-    block_d = max(16, min(widest, triton.next_power_of_2(features)))
-    tiles = triton.cdiv(rows, block_m)
-    whole_row = features <= block_d
-    return Configuration(
-        block_m,
-        block_d,
-        block_e,
-        num_warps=8 if block_e > 64 else 4,
-        num_stages=3 if dtype == torch.bfloat16 and not (backward or whole_row) else 2,
-        # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
-        programs=min(tiles, programs) if whole_row else tiles,
-    )
-
-
-@cache
-def _programs(device: torch.device) -> int:
-    """Two for each multiprocessor. The interpreter and ahead-of-time compilation take an H200's."""
-    if device.type != "cuda":
-        return 264
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _addressable(x: Tensor) -> Tensor:
     """``x [B, D]`` itself, if features are adjacent and the rows of a tile lie within 2^31 elements; else a copy."""
     return x if x.stride(1) == 1 and x.stride(0) < 2**31 // 64 else x.contiguous()
 
 
 def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the forward kernel: ``h [B, D]``, ``memory [E, D]`` float32 -> gates, experts, cosines, each ``[B, k]``."""
+    """Launch: ``h [B, D]``, ``memory [E, D]`` float32 -> gates, experts, cosines, each ``[B, k]``."""
     rows, features = h.shape
     num_experts = memory.shape[0]
     gates = torch.empty((rows, k), dtype=torch.float32, device=h.device)
@@ -330,7 +279,7 @@ def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tupl
     if rows == 0:
         return gates, experts, cosines
     h, memory = _addressable(h), _addressable(memory)
-    config = configuration(rows, features, num_experts, h.dtype, _programs(h.device), backward=False)
+    config = configuration(rows, features, num_experts, h.dtype, h.device, backward=False)
     cosine_topk_fwd_kernel[(config.programs,)](
         h,
         memory,
@@ -375,7 +324,7 @@ def backward(
     if grad_gates is None and grad_cosines is None:
         return grad_h.zero_()
     h, memory = _addressable(h), _addressable(memory)
-    config = configuration(rows, features, num_experts, h.dtype, _programs(h.device), backward=True)
+    config = configuration(rows, features, num_experts, h.dtype, h.device, backward=True)
     cosine_topk_bwd_kernel[(config.programs,)](
         None if grad_gates is None else grad_gates.contiguous(),
         None if grad_cosines is None else grad_cosines.contiguous(),

@@ -74,7 +74,7 @@ def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
 
 
 def _served_by_triton(h: Tensor, memory: Tensor) -> bool:
-    """Not float64, which the kernels do not know, and not more experts than a tile holds: the reference serves those."""
+    """Not float64, which the kernels do not know, nor more experts than a tile holds: the reference serves those."""
     return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
 
 

@@ -31,7 +31,7 @@ def poisoned_empty(monkeypatch) -> None:
 
 
 def _mend_bfloat16() -> None:
-    """The interpreter keeps bfloat16 in 16-bit integers: ``tl.dot`` multiplies those, and casts cut where a GPU rounds."""
+    """The interpreter keeps bfloat16 in 16-bit integers; ``tl.dot`` multiplies those, and casts cut, not round."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from rbm_kernels import cosine_topk
 from rbm_kernels._ahead_of_time import compile_launches
-from rbm_kernels.cosine_topk import kernels, op, reference
+from rbm_kernels.cosine_topk import configuration, kernels, op, reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Each shape exists for a reason: (B, D, E, k)
@@ -74,7 +74,7 @@ def test_forward_and_backward(shape, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("poisoned_empty")
 def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
-    monkeypatch.setattr(kernels, "_programs", lambda device: 2)
+    monkeypatch.setattr(configuration, "multiprocessors", lambda device: 1)
     h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
     outputs = kernels.forward(h, memory, k)
     check_forward(h, memory, k, 1.0, outputs)
@@ -202,7 +202,13 @@ def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
         torch.testing.assert_close(grad, reference.cosine_topk_backward(got[0], None, h.to(dtype), memory, *got))
 
 
-COMPILED = [(d, e, k, dtype) for d, e, k in [(256, 8, 3), (1433, 8, 3), (256, 64, 8)] for dtype in DTYPES]
+# (D, E, k, dtype): the reference shape, an odd width, many experts.
+COMPILED = [
+    *[(256, 8, 3, dtype) for dtype in DTYPES],
+    (1433, 8, 3, torch.bfloat16),
+    (256, 64, 8, torch.float32),
+    (256, 64, 8, torch.bfloat16),
+]
 PROGRAM = """
 from rbm_kernels.cosine_topk import kernels
 h, memory = torch.empty(169343, {d}, dtype={dtype}, device="meta"), torch.empty({e}, {d}, device="meta")
@@ -227,7 +233,8 @@ def test_compiled_code(architecture, shared_memory):
         assert d % 8 or any("128" in name or "UTMALDG" in name for name in loads), (kernel.name, d, e, dtype, loads)
         if "fwd" in kernel.name:
             assert any("MMA" in name for name in kernel.instructions), (kernel.name, d, e, dtype)
-        assert not any(name.startswith(("ATOM", "RED.", "REDG")) for name in kernel.instructions)
+        # ATOMS alone is fine: Blackwell's tensor memory is allotted with it.
+        assert not any(name.startswith(("ATOM.", "ATOMG", "RED.", "REDG")) for name in kernel.instructions)
     if architecture == 90:
         # The reference shape: two programs share a multiprocessor, each with rows in flight.
         assert 2 * compiled[COMPILED.index((256, 8, 3, torch.bfloat16)) * 2].shared_bytes <= shared_memory
