@@ -46,7 +46,7 @@ def configuration(
         block_d,
         block_e,
         num_warps=8 if block_e > (64 if backward else 32) else 4,
-        num_stages=3 if dtype == torch.bfloat16 and not (backward or whole_row) else 2,
+        num_stages=3 if not (backward or whole_row or wide or dtype == torch.float16) else 2,
         # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
         programs=min(tiles, 2 * multiprocessors(device)) if whole_row else tiles,
     )
