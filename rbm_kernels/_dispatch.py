@@ -2,6 +2,8 @@
 
 import torch
 
+from rbm_kernels._library import TRITON_OPERATORS
+
 OPERATORS = ("cosine_topk", "expert_order", "expert_matmul", "memory_statistics", "memory_update_")
 DEVICES = ("CPU", "CUDA")
 _BUILT = {"CPU": "C++ (librbm_cpu)", "CUDA": "CUDA (librbm_cuda)"}
@@ -13,5 +15,7 @@ def implementations() -> dict[str, dict[str, str]]:
 
 
 def _serving(operator: str, device: str) -> str:
+    if device == "CUDA" and operator in TRITON_OPERATORS:
+        return "Triton"
     built = torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{operator}", device)
     return _BUILT[device] if built else "reference (eager PyTorch)"

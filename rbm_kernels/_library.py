@@ -2,16 +2,19 @@
 
 Schemas, fake (meta) implementations and autograd are written in Python, in each operator's ``op.py``. Implementations
 are bound to dispatch keys: the eager reference to ``CompositeExplicitAutograd``, so that every device is served; the
-libraries of ``csrc/`` to ``CPU`` and ``CUDA``, where they take precedence. PyTorch's dispatcher picks by the device of
-the arguments; nothing else chooses.
+libraries of ``csrc/`` to ``CPU`` and ``CUDA``, and the Triton kernels to ``CUDA``, where they take precedence.
+PyTorch's dispatcher picks by the device of the arguments; nothing else chooses.
 """
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 
 import torch
 
 LIBRARY = torch.library.Library("rbm", "FRAGMENT")
+# Operators that Triton serves on CUDA.
+TRITON_OPERATORS: set[str] = set()
 
 
 def define(schema: str) -> None:
@@ -34,8 +37,23 @@ def implement_everywhere(name: str, function: Callable) -> None:
 
 
 def implement_cuda(name: str, function: Callable) -> None:
-    """Bind the Triton kernels' launch function to CUDA tensors, where it takes precedence over the eager reference."""
-    LIBRARY.impl(name, function, "CUDA")
+    """Bind an implementation in Triton to CUDA. ``function`` imports its kernels itself, at its first call.
+
+    Importing this package stays quick thereby. Where Triton is not installed nothing is bound, and the eager reference
+    serves CUDA as it serves any device.
+    """
+    if find_spec("triton") is None:
+        return
+
+    @wraps(function)
+    def on_its_device(*args, **kwargs):
+        # A kernel runs on the current device, whatever the device of its arguments.
+        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+        with torch._C._DisableAutocast(), torch.cuda.device(device):
+            return function(*args, **kwargs)
+
+    LIBRARY.impl(name, on_its_device, "CUDA")
+    TRITON_OPERATORS.add(name)
 
 
 def implement_fake(name: str, function: Callable) -> None:

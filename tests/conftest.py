@@ -1,19 +1,23 @@
 """Fixtures that the whole suite shares."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-# Without a GPU kernels run in Triton's interpreter. Triton reads the variable when a function is decorated, its own
-# library of functions included: it must stand before anything imports Triton, as PyTorch Geometric does.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-from torch_geometric.data import Data
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+if not torch.cuda.is_available():
+    # Triton kernels run in Triton's interpreter. Triton decides when it is imported, and other packages import it too:
+    # this must come before any of them.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +37,8 @@ def _seeded() -> None:
 @pytest.fixture
 def small_graph() -> Data:
     """60 nodes in three noisy, well-connected classes: a few epochs separate them."""
+    from torch_geometric.data import Data
+
     generator = torch.Generator().manual_seed(7)
     labels = torch.arange(60) % 3
     x = torch.randn(60, 12, generator=generator) + 3.0 * torch.nn.functional.one_hot(labels, 12)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, implement_autograd, implement_everywhere, implement_fake
+from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
 from rbm_kernels.cosine_topk import reference
 
 define(
@@ -73,6 +73,28 @@ def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
     ).contiguous()
 
 
+def _served_by_triton(h: Tensor, memory: Tensor) -> bool:
+    """Not float64, which the kernels do not know, nor more experts than a tile holds: the reference serves those."""
+    return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
+
+
+def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    _check(h, memory, k, temperature)
+    if not _served_by_triton(h, memory):
+        return reference.cosine_topk(h, memory, k, temperature)
+    from rbm_kernels.cosine_topk import kernels
+
+    return kernels.forward(h, memory, k, temperature)
+
+
+def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
+    if not _served_by_triton(h, memory):
+        return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)
+    from rbm_kernels.cosine_topk import kernels
+
+    return kernels.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature)
+
+
 def _setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
     h, memory, _ = inputs
     gates, experts, cosines = output
@@ -94,6 +116,8 @@ def _backward(ctx, grad_gates, _grad_experts, grad_cosines):
 
 implement_everywhere("cosine_topk", _eager)
 implement_everywhere("cosine_topk_backward", _eager_backward)
+implement_cuda("cosine_topk", _cuda)
+implement_cuda("cosine_topk_backward", _cuda_backward)
 implement_fake("cosine_topk", _fake)
 implement_fake("cosine_topk_backward", _fake_backward)
 implement_autograd("cosine_topk", _backward, _setup_context)

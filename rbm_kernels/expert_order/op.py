@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, implement_everywhere, implement_fake
+from rbm_kernels._library import define, implement_cuda, implement_everywhere, implement_fake
 from rbm_kernels.expert_order import reference
 
 define(
@@ -58,6 +58,15 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
     return reference.expert_order(experts, num_experts, block_m)
 
 
+def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    from rbm_kernels.expert_order import kernels
+
+    _check(experts, num_experts, block_m)
+    if not kernels.fits(num_experts, experts.shape[1]):
+        return reference.expert_order(experts, num_experts, block_m)
+    return kernels.expert_order(experts, num_experts, block_m)
+
+
 def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     _check(experts, num_experts, block_m)
     tiles = (experts.shape[0] + block_m - 1) // block_m
@@ -69,4 +78,5 @@ def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tens
 
 
 implement_everywhere("expert_order", _eager)
+implement_cuda("expert_order", _cuda)
 implement_fake("expert_order", _fake)

@@ -1,0 +1,58 @@
+"""How the routing kernels are cut, by shape. Reasons stand beside the numbers; what is not yet measured says so."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+
+
+class Configuration(NamedTuple):
+    """How a kernel is cut: tile sizes, warps, stages of the loop's pipeline, programs."""
+
+    block_m: int
+    block_d: int
+    block_e: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+def configuration(
+    rows: int, features: int, num_experts: int, dtype: torch.dtype, device: torch.device, *, backward: bool
+) -> Configuration:
+    """Choose by shape, dtype and the device's number of multiprocessors.
+
+    Counted from the code for sm_90, bfloat16, D = 256, E = 8: 41 instructions of a warp for a row forward, where 110
+    take as long to issue as the row takes to read; 156 registers; 83 KB of shared memory, 32 KB of it rows in flight.
+    """
+    block_e = max(8, triton.next_power_of_2(num_experts))
+    wide = dtype == torch.float32 or block_e > 32
+    # Registers hold the parts of the rows and sums over many columns: sums [block_m, 4 block_e] stay small, and tiles
+    # narrow, save where a bfloat16 row (it has one part) and the memory fit whole.
+    if rows <= 2048:
+        block_m = 16  # fewer tiles than multiprocessors: spread the rows
+    elif backward and dtype == torch.float32:
+        block_m = min(32, max(16, 1024 // block_e))
+    else:
+        block_m = min(64, max(16, (1024 if wide else 2048) // block_e))
+    whole_bfloat16 = not backward and dtype == torch.bfloat16 and block_e <= 16 and features <= 256
+    widest = 256 if whole_bfloat16 else 32 if wide else 64
+    block_d = max(16, min(widest, triton.next_power_of_2(features)))
+    tiles = triton.cdiv(rows, block_m)
+    whole_row = features <= block_d
+    return Configuration(
+        block_m,
+        block_d,
+        block_e,
+        num_warps=8 if block_e > (64 if backward else 32) else 4,
+        num_stages=3 if not (backward or whole_row or wide or dtype == torch.float16) else 2,
+        # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
+        programs=min(tiles, 2 * multiprocessors(device)) if whole_row else tiles,
+    )
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of ``device``. The interpreter and ahead-of-time compilation take an H200's."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -1,0 +1,282 @@
+"""The routing kernels, under Triton's interpreter where there is no GPU, and as compiled code."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+pytest.importorskip("triton")
+
+from rbm_kernels import cosine_topk
+from rbm_kernels._ahead_of_time import compile_launches
+from rbm_kernels.cosine_topk import configuration, kernels, op, reference
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Each shape exists for a reason: (B, D, E, k)
+SHAPES = {
+    "usual": (70, 32, 8, 3),
+    "prime width, several tiles": (9, 1433, 4, 3),
+    "width below a tile": (17, 7, 5, 2),
+    "tile and one": (5, 65, 3, 3),
+    "one row": (1, 40, 3, 2),
+    "one feature": (10, 1, 3, 2),
+    "one expert": (6, 20, 1, 1),
+    "one expert too many for a power of two": (18, 33, 33, 5),
+    "many experts": (20, 48, 64, 8),
+    "most experts": (3, 20, 128, 8),
+}
+
+
+def random_problem(shape, dtype, device):
+    b, d, e, k = shape
+    return torch.randn(b, d).to(device, dtype), torch.randn(e, d, device=device), k
+
+
+def error(got, exact) -> float:
+    return float((got.double() - exact).abs().max())
+
+
+def check_forward(h, memory, k, temperature, outputs) -> None:
+    """At most twice the error of eager PyTorch, plus a floor of a few float32 roundings."""
+    exact_gates, _, exact_cosines = reference.cosine_topk(h.double(), memory.double(), k, temperature)
+    eager_gates, _, eager_cosines = reference.cosine_topk(h, memory, k, temperature)
+    gates, experts, cosines = outputs
+    assert gates.dtype == cosines.dtype == torch.float32
+    assert experts.dtype == torch.int32
+    assert error(cosines, exact_cosines) <= 2 * error(eager_cosines, exact_cosines) + 3e-7
+    assert error(gates, exact_gates) <= 2 * error(eager_gates, exact_gates) + 3e-7
+    # By the cosines that the indices point at: rounding among near-ties cannot fail the test.
+    every = normalize(h.double(), dim=-1) @ normalize(memory.double(), dim=-1).T
+    assert error(every.gather(1, experts.long()), exact_cosines) <= 3e-7
+    assert all(len(set(row)) == k for row in experts.tolist())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.usefixtures("poisoned_empty")
+def test_forward_and_backward(shape, dtype, device):
+    h, memory, k = random_problem(shape, dtype, device)
+    outputs = kernels.forward(h, memory, k, 0.7)
+    check_forward(h, memory, k, 0.7, outputs)
+
+    grads = torch.randn_like(outputs[0]), torch.randn_like(outputs[2])
+    for grad_gates, grad_cosines in [grads, (grads[0], None), (None, grads[1])]:
+        given = [None if grad is None else grad.double() for grad in (grad_gates, grad_cosines)]
+        saved = outputs[0].double(), outputs[1], outputs[2].double()
+        exact = reference.cosine_topk_backward(*given, h.double(), memory.double(), *saved, 0.7)
+        eager = reference.cosine_topk_backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
+        got = kernels.backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
+        assert got.dtype == dtype
+        assert got.is_contiguous()
+        size = float((grads[1] if grad_cosines is not None else grads[0]).abs().max() / h.float().norm(dim=-1).min())
+        assert error(got, exact) <= 2 * error(eager, exact) + 5e-7 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("poisoned_empty")
+def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
+    monkeypatch.setattr(configuration, "multiprocessors", lambda device: 1)
+    h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
+    outputs = kernels.forward(h, memory, k)
+    check_forward(h, memory, k, 1.0, outputs)
+    grad = torch.randn_like(outputs[0])
+    expected = reference.cosine_topk_backward(None, grad, h, memory, *outputs)
+    torch.testing.assert_close(kernels.backward(None, grad, h, memory, *outputs), expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 7, 4, 2), (3, 0, 4, 2)], ids=["no rows", "no features"])
+def test_nothing_to_read(shape, device):
+    h, memory, k = random_problem(shape, torch.float32, device)
+    gates, experts, cosines = kernels.forward(h, memory, k)
+    assert gates.shape == experts.shape == cosines.shape == (shape[0], k)
+    assert (cosines == 0).all()
+    assert kernels.backward(gates, cosines, h, memory, gates, experts, cosines).shape == h.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ties_go_to_the_lower_expert(dtype, device):
+    h, row = torch.randn(20, 40, device=device).to(dtype), torch.randn(40, device=device)
+    _, experts, _ = kernels.forward(h, row.expand(6, 40), 3)
+    assert (experts == torch.tensor([0, 1, 2], device=device)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("poisoned_empty")
+def test_zero_rows(dtype, device):
+    h, memory, k = random_problem((20, 40, 5, 5), dtype, device)
+    h[3], memory[2] = 0, 0
+    gates, experts, cosines = kernels.forward(h, memory, k)
+    assert (cosines[3] == 0).all()
+    assert experts[3].tolist() == [0, 1, 2, 3, 4]
+    torch.testing.assert_close(gates[3], torch.full_like(gates[3], 0.2))
+    assert (cosines[experts == 2] == 0).all()
+    grad = kernels.backward(gates, cosines, h, memory, gates, experts, cosines)
+    assert (grad[3] == 0).all()
+    assert (grad[4].abs().sum() > 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
+def test_bad_rows_stay_alone(dtype, bad, device):
+    h, memory, k = random_problem((20, 40, 5, 3), dtype, device)
+    clean = kernels.forward(h, memory, k)
+    h[3, 7] = bad
+    gates, experts, cosines = kernels.forward(h, memory, k)
+    assert gates[3].isnan().all()
+    assert cosines[3].isnan().all()
+    assert experts[3].tolist() == [0, 1, 2]
+    others = torch.arange(20, device=device) != 3
+    for got, expected in zip((gates, experts, cosines), clean, strict=True):
+        assert torch.equal(got[others], expected[others])
+    grad = torch.ones_like(gates)
+    grad_h = kernels.backward(None, grad, h, memory, gates, experts, cosines)
+    expected = kernels.backward(None, grad, h[others], memory, *(x[others] for x in clean))
+    assert torch.equal(grad_h[others], expected)
+    if bad != bad:
+        assert (grad_h[3] == 0).all()
+
+
+def test_a_bad_expert_ranks_first_as_in_the_reference(device):
+    h, memory, k = random_problem((10, 40, 5, 3), torch.float32, device)
+    memory[3, 0] = float("nan")
+    for got, expected in zip(kernels.forward(h, memory, k), reference.cosine_topk(h, memory, k), strict=True):
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lengths_do_not_matter(dtype, device):
+    h, memory, k = random_problem((20, 24, 7, 3), dtype, device)
+    lengths = 2.0 ** torch.arange(-20, 20, 2, device=device)[:, None]
+    scaled = kernels.forward((h * lengths).to(dtype), memory * lengths[:7], k)
+    for got, expected in zip(scaled, kernels.forward(h, memory, k), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+STRIDES = {
+    "sliced features": lambda x: x[:, 3:27],
+    "every other row": lambda x: x[::2, :24],
+    "every other feature": lambda x: x[:, ::2],
+    "transposed": lambda x: x.T.contiguous().T,
+    "one row for all": lambda x: x[:1].expand(9, -1),
+}
+
+
+@pytest.mark.parametrize("view", STRIDES.values(), ids=STRIDES.keys())
+def test_strides(view, device):
+    h = view(torch.randn(18, 48, device=device))
+    memory = torch.randn(5, 2 * h.shape[1], device=device)[:, ::2]
+    got = kernels.forward(h, memory, 2)
+    for a, b in zip(got, kernels.forward(h.contiguous(), memory.contiguous(), 2), strict=True):
+        assert torch.equal(a, b)
+    grad = torch.randn(2, h.shape[0], device=device).T
+    expected = kernels.backward(grad.contiguous(), None, h.contiguous(), memory.contiguous(), *got)
+    assert torch.equal(kernels.backward(grad, None, h, memory, *got), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_same_bits_every_run(dtype, device):
+    h, memory, k = random_problem((40, 80, 8, 3), dtype, device)
+    first = kernels.forward(h, memory, k)
+    grads = [kernels.backward(first[0], first[2], h, memory, *first) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(first, kernels.forward(h, memory, k), strict=True))
+    assert torch.equal(*grads)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(device):
+    h, memory, k = random_problem((40, 24, 8, 3), torch.float32, device)
+    permutation = torch.randperm(40, device=device)
+    for got, expected in zip(kernels.forward(h[permutation], memory, k), kernels.forward(h, memory, k), strict=True):
+        assert torch.equal(got, expected[permutation])
+
+
+def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("rbm::cosine_topk", "CUDA")
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("rbm::cosine_topk_backward", "CUDA")
+    h, memory, k = random_problem((4, 6, 5, 2), torch.float32, device)
+    with pytest.raises(ValueError, match="k is 6, expected between 1 and the number of experts, 5"):
+        op._cuda(h, memory, 6)
+    for dtype in (torch.float32, torch.float64):
+        got = op._cuda(h.to(dtype), memory, k)
+        assert got[0].dtype == dtype
+        expected = reference.cosine_topk(h.to(dtype), memory, k)
+        torch.testing.assert_close(got[2], expected[2])
+        grad = op._cuda_backward(got[0], None, h.to(dtype), memory, *got)
+        torch.testing.assert_close(grad, reference.cosine_topk_backward(got[0], None, h.to(dtype), memory, *got))
+
+
+# (D, E, k, dtype): the reference shape, an odd width, many experts.
+COMPILED = [
+    *[(256, 8, 3, dtype) for dtype in DTYPES],
+    (1433, 8, 3, torch.bfloat16),
+    (256, 64, 8, torch.float32),
+    (256, 64, 8, torch.bfloat16),
+]
+PROGRAM = """
+from rbm_kernels.cosine_topk import kernels
+h, memory = torch.empty(169343, {d}, dtype={dtype}, device="meta"), torch.empty({e}, {d}, device="meta")
+gates = torch.empty(169343, {k}, device="meta")
+kernels.forward(h, memory, {k})
+kernels.backward(gates, gates, h, memory, gates, gates.int(), gates)
+"""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shared_memory"), [(80, 163 * 1024), (90, 227 * 1024), (100, 227 * 1024), (120, 99 * 1024)]
+)
+def test_compiled_code(architecture, shared_memory):
+    program = "".join(PROGRAM.format(d=d, e=e, k=k, dtype=dtype) for d, e, k, dtype in COMPILED)
+    compiled = compile_launches(program, architecture)
+    assert len(compiled) == 2 * len(COMPILED)
+    for kernel, (d, e, _, dtype) in zip(compiled, [shape for shape in COMPILED for _ in range(2)], strict=True):
+        # With 64 experts ptxas may put four registers aside, at 80 of 255, to fit one more program.
+        assert kernel.spilled_bytes <= (0 if e == 8 else 16), (kernel.name, d, e, dtype)
+        assert kernel.registers * kernel.num_warps * 32 * 2 <= 65536, "two programs on a multiprocessor"
+        assert kernel.shared_bytes <= shared_memory
+        loads = {name for name in kernel.instructions if name.startswith(("LDG", "UTMALDG"))}
+        assert d % 8 or any("128" in name or "UTMALDG" in name for name in loads), (kernel.name, d, e, dtype, loads)
+        if "fwd" in kernel.name:
+            assert any("MMA" in name for name in kernel.instructions), (kernel.name, d, e, dtype)
+        # ATOMS alone is fine: Blackwell's tensor memory is allotted with it.
+        assert not any(name.startswith(("ATOM.", "ATOMG", "RED.", "REDG")) for name in kernel.instructions)
+    if architecture == 90:
+        # The reference shape: two programs share a multiprocessor, each with rows in flight.
+        assert 2 * compiled[COMPILED.index((256, 8, 3, torch.bfloat16)) * 2].shared_bytes <= shared_memory
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+class TestOnGpu:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_full_size(self, dtype):
+        h = torch.randn(169343, 256, device="cuda").to(dtype)
+        memory = torch.randn(8, 256, device="cuda")
+        check_forward(h, memory, 3, 1.0, cosine_topk(h, memory, 3))
+
+    def test_offsets_beyond_31_bits(self):
+        h = torch.randn(2**31 // 256 + 100, 256, device="cuda", dtype=torch.bfloat16)
+        memory = torch.randn(8, 256, device="cuda")
+        got = cosine_topk(h, memory, 3)
+        for a, b in zip(got, cosine_topk(h[-100:], memory, 3), strict=True):
+            torch.testing.assert_close(a[-100:], b)
+
+    def test_training_step_in_a_graph_without_synchronisation(self):
+        h = torch.randn(5000, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        memory = torch.randn(8, 256, device="cuda")
+
+        def step():
+            gates, experts, cosines = cosine_topk(h, memory, 3)
+            (grad,) = torch.autograd.grad((gates * cosines).sum(), h)
+            return gates, experts, cosines, grad
+
+        expected = step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = step()
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))

@@ -1,0 +1,164 @@
+"""The order kernels, under Triton's interpreter where there is no GPU, and as compiled code."""
+
+from itertools import combinations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from rbm_kernels import expert_order
+from rbm_kernels._ahead_of_time import compile_launches
+from rbm_kernels.expert_order import kernels, op, reference
+
+PATHS = ["compare", "count", "sort"]
+# Each shape exists for a reason: (B, E, k, block_m)
+SHAPES = {
+    "usual": (300, 8, 3, 128),
+    "a block and one": (257, 5, 2, 64),
+    "one row": (1, 3, 2, 16),
+    "all experts": (90, 4, 4, 32),
+    "one expert a row": (90, 6, 1, 32),
+    "one set": (70, 1, 1, 16),
+    "odd tile": (50, 9, 4, 7),
+    "tile of one row": (20, 6, 2, 1),
+    "tile above the rows": (20, 6, 2, 128),
+    "one expert too many for a power of two": (70, 33, 2, 32),
+}
+
+
+def random_sets(rows: int, num_experts: int, k: int, device: str) -> torch.Tensor:
+    return torch.rand(rows, num_experts).argsort(-1)[:, :k].int().contiguous().to(device)
+
+
+def check(got, experts, num_experts, block_m) -> None:
+    for a, b in zip(got, reference.expert_order(experts, num_experts, block_m), strict=True):
+        assert a.dtype == torch.int32
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.usefixtures("poisoned_empty")
+def test_against_reference(shape, way, device, monkeypatch):
+    monkeypatch.setattr(kernels, "path", lambda *shapes: way)
+    rows, num_experts, k, block_m = shape
+    experts = random_sets(rows, num_experts, k, device)
+    check(kernels.expert_order(experts, num_experts, block_m), experts, num_experts, block_m)
+
+
+@pytest.mark.parametrize(("rows", "num_experts", "k"), [(1100, 8, 3), (1100, 40, 6), (70, 64, 8)])
+@pytest.mark.usefixtures("poisoned_empty")
+def test_the_way_that_the_rule_chooses(rows, num_experts, k, device):
+    """Several blocks each; ranks beyond 31 bits; the same bits twice."""
+    experts = random_sets(rows, num_experts, k, device)
+    got = kernels.expert_order(experts, num_experts, 128)
+    check(got, experts, num_experts, 128)
+    again = kernels.expert_order(experts, num_experts, 128)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+def test_the_rule():
+    assert kernels.path(1024, 64, 8) == "compare"
+    assert kernels.path(169343, 8, 3) == kernels.path(169343, 64, 2) == "count"
+    assert kernels.path(169343, 64, 8) == kernels.path(2449029, 33, 3) == "sort"
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_extremes(way, device, monkeypatch):
+    monkeypatch.setattr(kernels, "path", lambda *shapes: way)
+    every_set = torch.tensor(list(combinations(range(7), 3)), dtype=torch.int32, device=device)
+    shuffled = every_set[torch.randperm(len(every_set), device=device)]
+    check(kernels.expert_order(shuffled, 7, 8), shuffled, 7, 8)
+    one_set = torch.tensor([[4, 1, 6]], dtype=torch.int32, device=device).expand(300, 3)
+    order, tile_experts, tile_counts = kernels.expert_order(one_set, 7, 128)
+    assert torch.equal(order, torch.arange(300, dtype=torch.int32, device=device))
+    assert tile_experts[:, :3].tolist() == [[1, 4, 6]] * 3
+    assert tile_counts.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_strides(way, device, monkeypatch):
+    monkeypatch.setattr(kernels, "path", lambda *shapes: way)
+    wide = random_sets(80, 9, 6, device)
+    for experts in (wide[:, :3], wide[::2, :3], wide[:, ::2], wide.T.contiguous().T):
+        check(kernels.expert_order(experts, 9, 16), experts.contiguous(), 9, 16)
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_forbidden_sets_still_give_a_permutation(way, device, monkeypatch):
+    """An expert named twice, or one that does not exist: no write may leave the tensors."""
+    monkeypatch.setattr(kernels, "path", lambda *shapes: way)
+    experts = random_sets(100, 6, 3, device)
+    experts[10], experts[20], experts[30] = 2, 9, -1
+    order, _, _ = kernels.expert_order(experts, 6, 16)
+    assert order.sort().values.tolist() == list(range(100))
+
+
+def test_no_rows(device):
+    order, tile_experts, tile_counts = kernels.expert_order(random_sets(0, 6, 3, device), 6, 16)
+    assert order.shape == tile_counts.shape == (0,)
+    assert tile_experts.shape == (0, 6)
+
+
+def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("rbm::expert_order", "CUDA")
+    experts = random_sets(20, 6, 3, device)
+    with pytest.raises(ValueError, match="block_m is 0, expected at least 1"):
+        op._cuda(experts, 6, 0)
+    check(op._cuda(experts, 6, 8), experts, 6, 8)
+    # A rank of 62 experts of 64 takes more than 64 bits on the way: the reference serves it.
+    assert not kernels.fits(64, 62)
+    many = random_sets(5, 64, 62, device)
+    check(op._cuda(many, 64, 4), many, 64, 4)
+
+
+PROGRAM = """
+from rbm_kernels.expert_order import kernels
+for rows, num_experts, k in [(169343, 8, 3), (169343, 64, 8), (1000, 8, 3), (1000, 64, 8)]:
+    kernels.expert_order(torch.empty(rows, k, dtype=torch.int32, device="meta"), num_experts, 128)
+"""
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100, 120])
+def test_compiled_code(architecture):
+    compiled = compile_launches(PROGRAM, architecture)
+    assert {kernel.name.removeprefix("expert_order_").removesuffix("_kernel") for kernel in compiled} == {
+        "count",
+        "scatter",
+        "rank",
+        "compare",
+        "tiles",
+    }
+    for kernel in compiled:
+        assert kernel.spilled_bytes == 0, kernel.name
+        assert kernel.shared_bytes <= 16 * 1024, kernel.name
+        assert not any(name.startswith(("ATOM", "RED.", "REDG")) for name in kernel.instructions), kernel.name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+class TestOnGpu:
+    @pytest.mark.parametrize(("num_experts", "k"), [(8, 3), (16, 4), (64, 8)])
+    def test_full_size(self, num_experts, k):
+        experts = random_sets(169343, num_experts, k, "cuda")
+        got = expert_order(experts, num_experts)
+        check(got[:3], experts, num_experts, 128)
+        for _ in range(20):
+            assert all(torch.equal(a, b) for a, b in zip(got[:3], expert_order(experts, num_experts)[:3], strict=True))
+
+    @pytest.mark.parametrize(("rows", "num_experts", "k"), [(500, 8, 3), (20000, 8, 3), (20000, 64, 8)])
+    def test_in_a_graph_without_synchronisation(self, rows, num_experts, k):
+        experts = random_sets(rows, num_experts, k, "cuda")
+        expected = expert_order(experts, num_experts)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            expert_order(experts, num_experts)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = expert_order(experts, num_experts)
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(captured[:3], expected[:3], strict=True))
