@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rbm_kernels.cosine_topk.configuration import configuration
+from rbm_kernels.cosine_topk.config import configuration
 from rbm_kernels.cosine_topk.reference import EPS
 
 

@@ -1,6 +1,6 @@
 """Which tiles the kernels use: a table by machine and precision, sizes by shape, nothing tuned while a user waits.
 
-Counted from compiled code (``tests/rbm_kernels/static_expert_matmul.py``, Triton 3.9, D = N = 256, E = 8, k = 3). A
+Counted from compiled code (``tests/helpers/static_expert_matmul.py``, Triton 3.9, D = N = 256, E = 8, k = 3). A
 multiprocessor has 65,536 registers: programs of 256 threads share it in two when they hold at most 128 registers each.
 """
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from rbm_kernels import cosine_topk
 from rbm_kernels._ahead_of_time import compile_launches
-from rbm_kernels.cosine_topk import configuration, kernels, op, reference
+from rbm_kernels.cosine_topk import config, kernels, op, reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Each shape exists for a reason: (B, D, E, k)
@@ -74,7 +74,7 @@ def test_forward_and_backward(shape, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("poisoned_empty")
 def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
-    monkeypatch.setattr(configuration, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(config, "multiprocessors", lambda device: 1)
     h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
     outputs = kernels.forward(h, memory, k)
     check_forward(h, memory, k, 1.0, outputs)

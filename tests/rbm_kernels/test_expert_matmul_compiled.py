@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("static_expert_matmul.py")
+SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "static_expert_matmul.py"
 ROOT = SCRIPT.parents[2]
 # Kilobytes of shared memory that one program may take, and that the programs of a multiprocessor share.
 SHARED = {80: (163, 164), 90: (227, 228), 100: (227, 228), 120: (99, 100)}
