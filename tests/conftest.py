@@ -29,6 +29,12 @@ def data_root() -> Path:
     return root
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_compile_cache(tmp_path_factory) -> None:
+    """torch.compile keeps graphs on disk and does not notice that an operator's derivative has changed since."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
