@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-SETTINGS = ("transductive", "inductive")
+from rbm.config import SETTINGS
+
 _GENERATORS = {"pcg64": np.random.default_rng, "mt19937": np.random.RandomState}
 
 
