@@ -75,7 +75,7 @@ def test_forward_and_backward(shape, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("poisoned_empty")
 def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
-    monkeypatch.setattr(config, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(kernels, "machine_of", lambda device: config.Machine(90, 1))
     h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
     outputs = kernels.forward(h, memory, k)
     check_forward(h, memory, k, 1.0, outputs)
