@@ -7,10 +7,13 @@ architecture, reads the machine code, adds the CUDA kernels from ``librbm_cuda``
 
 import csv
 import datetime
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -58,17 +61,24 @@ class Row:
     programs_claimed: int | None
 
 
-def compiled_rows(
-    chosen: Sequence[Case], architecture: int, labels: Sequence[str] | None = None
-) -> Iterator[tuple[Case, Row]]:
-    """Compile every launch of some of ``CASES`` (or only those of ``labels``), and yield its kernels as they come."""
-    launches = [(case, label) for case in chosen for label in cases.labels(case) if labels is None or label in labels]
+def compiled_rows(chosen: Sequence[Case], architecture: int) -> Iterator[tuple[Case, Row]]:
+    """Compile every launch of the cases, and yield the kernels as they come."""
+    launches = [(case, label) for case in chosen for label in cases.labels(case)]
     programs = [
         f"from benchmarks import cases; cases.launch_meta(cases.{case!r}, {label!r})" for case, label in launches
     ]
     for place, compiled in compile_launches(programs, architecture):
         case, label = launches[place]
         yield case, row(case, label, architecture, compiled)
+
+
+@cache
+def compiled_everywhere(operator: str) -> dict[int, list[tuple[Case, Row]]]:
+    """All rows of an operator by architecture; for tests, so on all cores and once a process."""
+    chosen = [case for case in CASES if case.operator == operator]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = pool.map(lambda architecture: list(compiled_rows(chosen, architecture)), ARCHITECTURES)
+        return dict(zip(ARCHITECTURES, rows, strict=True))
 
 
 def row(case: Case, label: str, architecture: int, compiled: Compiled) -> Row:
@@ -148,7 +158,7 @@ def _counted(instructions: dict[str, int]) -> dict[str, str | int]:
 
 def made_by() -> dict[str, str]:
     """What else a row of results needs to be made again: versions, commit, date."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return {
         "triton": version("triton"),
         "commit": commit.stdout.strip(),
@@ -172,10 +182,11 @@ def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
     heads += ("Shared KB", "Matrix instructions", "16-byte loads", "Programs", "Fit, claimed")
     for operator in dict.fromkeys(row.operator for row in rows):
         lines += ["", f"## {operator}", "", _line(heads), _line(["---"] * len(heads))]
-        lines += [_line(_cells(row)) for row in sorted(
-            (row for row in rows if row.operator == operator),
-            key=lambda row: (row.shape, row.precision, row.computes, row.kernel, row.architecture),
-        )]  # fmt: skip
+        together: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            if row.operator == operator:
+                together.setdefault((row.shape, row.precision, row.computes, row.kernel), []).append(row)
+        lines += [_line(_cells(row)) for group in together.values() for row in group]
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 pytest.importorskip("triton")
 
 from benchmarks.cases import ARCHITECTURES, CASES, Case
-from benchmarks.static_report import compiled_rows
+from benchmarks.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk
 from rbm_kernels.cosine_topk import config, kernels, op, reference
 
@@ -207,9 +207,8 @@ def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_code(architecture):
-    chosen = [case for case in CASES if case.operator == "cosine_topk"]
-    rows = list(compiled_rows(chosen, architecture))
-    assert len(rows) == 2 * len(chosen)
+    rows = compiled_everywhere("cosine_topk")[architecture]
+    assert len(rows) == 2 * sum(case.operator == "cosine_topk" for case in CASES)
     for case, row in rows:
         # With 64 experts ptxas may put four registers aside, at 80 of 255, to fit one more program.
         assert row.spilled_bytes <= (0 if case.num_experts == 8 else 16), row

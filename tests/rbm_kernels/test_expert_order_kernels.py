@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.cases import ARCHITECTURES, CASES
-from benchmarks.static_report import compiled_rows
+from benchmarks.cases import ARCHITECTURES
+from benchmarks.static_report import compiled_everywhere
 from rbm_kernels import expert_order
 from rbm_kernels.expert_order import kernels, op, reference
 
@@ -116,7 +116,7 @@ def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_code(architecture):
-    rows = [row for _, row in compiled_rows([case for case in CASES if case.operator == "expert_order"], architecture)]
+    rows = [row for _, row in compiled_everywhere("expert_order")[architecture]]
     assert {row.kernel.removeprefix("expert_order_").removesuffix("_kernel") for row in rows} == {
         "count",
         "scatter",
