@@ -46,7 +46,7 @@ _FORWARD = {
     # program and not in the loop; half the tile would not, and would read x or the weights twice.
     ("half", 80): Tile(128, 128, 32, 8, 4),
     ("half", 120): Tile(128, 128, 32, 8, 4),
-    # 229 registers on sm_90, 157 to 199 elsewhere. What is read in pieces is not pipelined: two stages are all it uses.
+    # 228 registers on sm_90, 157 to 199 elsewhere. What is read in pieces is not pipelined: two stages are all it uses.
     ("odd half", 80): Tile(128, 64, 64, 8, 2),
     ("odd half", 90): Tile(128, 128, 32, 8, 2),
     ("odd half", 100): Tile(128, 64, 64, 8, 2),
