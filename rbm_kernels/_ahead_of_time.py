@@ -1,78 +1,100 @@
 """Compile what a launch function would launch, for a GPU that need not be there, and read the machine code.
 
-Tests and the static report use it. Launch functions run as they are, on meta tensors; Triton is told that the GPU is of
-the wanted architecture, and that it should compile and not launch. Run it in a process of its own
-(``python -m rbm_kernels._ahead_of_time <architecture> <program>``): it bends Triton's driver for good.
+Tests, the static report and the tuner use it. Launch functions run as they are, on meta tensors; Triton is told that
+the GPU is of the wanted architecture, and that it should compile and not launch. That bends Triton's driver for good,
+so it happens in a process of its own (``python -m rbm_kernels._ahead_of_time <architecture>``, programs on standard
+input).
 """
 
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compiled:
-    """One compiled kernel: what a multiprocessor must hold of it, and how often each instruction stands in it."""
+    """One compiled kernel: how it was cut, what a multiprocessor must hold of it, how often each instruction stands.
+
+    ``blocks`` are its constants BLOCK_M, BLOCK_N, ...; ``tensor_columns`` of Blackwell's tensor memory.
+    """
 
     name: str
+    blocks: dict[str, int]
+    num_warps: int
+    num_stages: int
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    num_warps: int
+    tensor_columns: int
     instructions: dict[str, int]
 
 
-def compile_launches(program: str, architecture: int) -> list[Compiled]:
-    """Run ``program`` in a new process and return every Triton kernel that it would have launched.
+def compile_launches(
+    programs: Sequence[str], architecture: int, *, skip_failures: bool = False
+) -> Iterator[tuple[int, Compiled]]:
+    """Run programs in a new process; yield, as they come, the place of each and every Triton kernel it would launch.
 
     Args:
-        program: Python source that calls launch functions on meta tensors; ``torch`` is imported already.
+        programs: Python sources that call launch functions on meta tensors. They import what this process can import.
         architecture: 80, 90, 100 or 120.
+        skip_failures: yield nothing for a program that fails.
+
+    Raises:
+        RuntimeError: a program failed, and ``skip_failures`` is not set.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "rbm_kernels._ahead_of_time", str(architecture), program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the program did not compile for sm_{architecture}:\n{done.stderr}")
-    return [Compiled(**fields) for fields in json.loads(done.stdout.splitlines()[-1])]
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    command = [sys.executable, "-W", "ignore", "-m", "rbm_kernels._ahead_of_time", str(architecture)]
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as asked:
+        json.dump(list(programs), asked)
+        asked.seek(0)
+        with subprocess.Popen(
+            command, env=environment, stdin=asked, stdout=subprocess.PIPE, stderr=said, text=True
+        ) as process:
+            try:
+                for line in process.stdout:
+                    place, fields = json.loads(line)
+                    if fields is not None:
+                        yield place, Compiled(**fields)
+                    elif not skip_failures:
+                        break
+                else:
+                    if process.wait() == 0:
+                        return
+            finally:
+                process.kill()
+        said.seek(0)
+        raise RuntimeError(f"a program did not compile for sm_{architecture}:\n{said.read()}")
 
 
-def _read(kernel) -> Compiled:
+def _read(kernel, blocks: dict[str, int]) -> Compiled:
+    from rbm_kernels import _machine_code
+
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])
         cubin.flush()
-        usage = _disassemble("--dump-resource-usage", cubin.name)
-        code = _disassemble("-sass", cubin.name)
-    use = {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", usage)}
-    words = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", code)
+        (code,) = _machine_code.read(Path(cubin.name)).values()
     return Compiled(
         name=kernel.metadata.name,
-        registers=use["REG"],
-        spilled_bytes=use["STACK"] + use["LOCAL"],
-        shared_bytes=kernel.metadata.shared,
+        blocks=blocks,
         num_warps=kernel.metadata.num_warps,
-        instructions=dict(Counter(words)),
+        num_stages=kernel.metadata.num_stages,
+        registers=code.registers,
+        spilled_bytes=code.spilled_bytes,
+        shared_bytes=kernel.metadata.shared,
+        tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
+        instructions=code.instructions,
     )
 
 
-def _disassemble(*arguments: str) -> str:
-    import triton
-
-    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    # cuobjdump runs nvdisasm, which stands beside it.
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = [str(folder / "cuobjdump"), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-
-def _main(architecture: int, program: str) -> None:
+def _main(architecture: int) -> None:
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -90,20 +112,34 @@ def _main(architecture: int, program: str) -> None:
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", architecture, 32)
 
-    compiled = []
+    place, answers, read = 0, sys.stdout, {}
     run = triton.runtime.JITFunction.run
 
     def compile_only(self, *args, **kwargs):
         kernel = run(self, *args, **{**kwargs, "warmup": True})
-        compiled.append(kernel)
+        # Shapes that differ in nothing that a kernel is compiled for share one.
+        if id(kernel) not in read:
+            read[id(kernel)] = _read(kernel, {name: kwargs[name] for name in kwargs if name.startswith("BLOCK")})
+        print(json.dumps([place, asdict(read[id(kernel)])]), file=answers, flush=True)
         return kernel
 
     driver.set_active(AbsentGpu())
     triton.runtime.JITFunction.run = compile_only
+    torch.cuda.get_device_capability = lambda device=None: divmod(architecture, 10)
     with contextlib.redirect_stdout(sys.stderr):
-        exec(program, {"torch": torch})
-    print(json.dumps([asdict(_read(kernel)) for kernel in compiled]))
+        for place, program in enumerate(json.load(sys.stdin)):
+            if not _succeeds(program):
+                print(json.dumps([place, None]), file=answers, flush=True)
+
+
+def _succeeds(program: str) -> bool:
+    try:
+        exec(program, {})
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2])
+    _main(int(sys.argv[1]))

@@ -18,10 +18,17 @@ class Configuration(NamedTuple):
     programs: int
 
 
+class Machine(NamedTuple):
+    """Architecture, such as 90, and number of multiprocessors."""
+
+    architecture: int
+    multiprocessors: int
+
+
 def configuration(
-    rows: int, features: int, num_experts: int, dtype: torch.dtype, device: torch.device, *, backward: bool
+    rows: int, features: int, num_experts: int, dtype: torch.dtype, machine: Machine, *, backward: bool
 ) -> Configuration:
-    """Choose by shape, dtype and the device's number of multiprocessors.
+    """Choose by shape, dtype and machine.
 
     Counted from the code for sm_90, bfloat16, D = 256, E = 8: 41 instructions of a warp for a row forward, where 110
     take as long to issue as the row takes to read; 156 registers; 83 KB of shared memory, 32 KB of it rows in flight.
@@ -37,6 +44,10 @@ def configuration(
     else:
         block_m = min(64, max(16, (1024 if wide else 2048) // block_e))
     whole_bfloat16 = not backward and dtype == torch.bfloat16 and block_e <= 16 and features <= 256
+    if whole_bfloat16 and machine.architecture // 10 not in (9, 10):
+        # Matrix instructions take both operands from registers: 149 of them and three programs on sm_80, where 64 rows
+        # take 182, and spill 160 bytes with Triton 3.6.
+        block_m = min(block_m, 32)
     widest = 256 if whole_bfloat16 else 32 if wide else 64
     block_d = max(16, min(widest, triton.next_power_of_2(features)))
     tiles = triton.cdiv(rows, block_m)
@@ -48,11 +59,15 @@ def configuration(
         num_warps=8 if block_e > (64 if backward else 32) else 4,
         num_stages=3 if not (backward or whole_row or wide or dtype == torch.float16) else 2,
         # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
-        programs=min(tiles, 2 * multiprocessors(device)) if whole_row else tiles,
+        programs=min(tiles, 2 * machine.multiprocessors) if whole_row else tiles,
     )
 
 
 @cache
-def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of ``device``. The interpreter and ahead-of-time compilation take an H200's."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+def machine_of(device: torch.device) -> Machine:
+    """The machine that ``device`` is. The interpreter, on the CPU, takes an H200, and so does what has no size."""
+    if device.type == "cpu":
+        return Machine(90, 132)
+    major, minor = torch.cuda.get_device_capability(device)
+    known = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return Machine(10 * major + minor, known)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rbm_kernels.cosine_topk.config import configuration
+from rbm_kernels.cosine_topk.config import configuration, machine_of
 from rbm_kernels.cosine_topk.reference import EPS
 
 
@@ -279,7 +279,7 @@ def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tupl
     if rows == 0:
         return gates, experts, cosines
     h, memory = _addressable(h), _addressable(memory)
-    config = configuration(rows, features, num_experts, h.dtype, h.device, backward=False)
+    config = configuration(rows, features, num_experts, h.dtype, machine_of(h.device), backward=False)
     cosine_topk_fwd_kernel[(config.programs,)](
         h,
         memory,
@@ -324,7 +324,7 @@ def backward(
     if grad_gates is None and grad_cosines is None:
         return grad_h.zero_()
     h, memory = _addressable(h), _addressable(memory)
-    config = configuration(rows, features, num_experts, h.dtype, h.device, backward=True)
+    config = configuration(rows, features, num_experts, h.dtype, machine_of(h.device), backward=True)
     cosine_topk_bwd_kernel[(config.programs,)](
         None if grad_gates is None else grad_gates.contiguous(),
         None if grad_cosines is None else grad_cosines.contiguous(),

@@ -1,7 +1,12 @@
 """Which tiles the kernels use: a table by machine and precision, sizes by shape, nothing tuned while a user waits.
 
-Counted from compiled code (``tests/helpers/static_expert_matmul.py``, Triton 3.9, D = N = 256, E = 8, k = 3). A
+Counted from compiled code (``python -m benchmarks.static_report``, Triton 3.9, D = N = 256, E = 8, k = 3). A
 multiprocessor has 65,536 registers: programs of 256 threads share it in two when they hold at most 128 registers each.
+``python -m benchmarks.tune`` times other tiles and prints rows for the tables.
+
+Rows of odd width are read element by element, each with an address and a mask, which takes registers: a half-precision
+tile for aligned rows spills 112 to 848 bytes on sm_90 at D = 1,433, so such widths have rows of their own. float32,
+whose slices have fewer elements, does without.
 """
 
 from typing import NamedTuple
@@ -37,9 +42,15 @@ _FORWARD = {
     # The accumulator lives in tensor memory, the scaled x passes through registers: 175 registers, 129 KB.
     ("half", 100): Tile(128, 256, 64, 8, 3),
     # mma.sync keeps operands in registers too: 128 x 256 spills 40 and 72 bytes, and slices of 64 still 16 on sm_120;
-    # this holds 252 and 255 registers, 56 KB.
+    # this holds 252 and 255 registers, 56 KB. At k = 8 it spills 24 and 8 bytes around the biases' slice, once a
+    # program and not in the loop; half the tile would not, and would read x or the weights twice.
     ("half", 80): Tile(128, 128, 32, 8, 4),
     ("half", 120): Tile(128, 128, 32, 8, 4),
+    # 228 registers on sm_90, 157 to 199 elsewhere. What is read in pieces is not pipelined: two stages are all it uses.
+    ("odd half", 80): Tile(128, 64, 64, 8, 2),
+    ("odd half", 90): Tile(128, 128, 32, 8, 2),
+    ("odd half", 100): Tile(128, 64, 64, 8, 2),
+    ("odd half", 120): Tile(128, 64, 64, 8, 2),
     # TF32 doubles the bytes of a slice, so it is half as deep: 56 KB (sm_80, sm_120) to 81 KB (sm_100).
     ("tf32", 80): Tile(64, 128, 32, 8, 3),
     ("tf32", 90): Tile(64, 128, 32, 8, 3, 2),
@@ -59,6 +70,11 @@ _BACKWARD = {
     ("half", 90): Tile(64, 128, 64, 8, 3),
     ("half", 100): Tile(64, 128, 32, 8, 3),
     ("half", 120): Tile(64, 128, 32, 8, 3),
+    # 187 registers on sm_90, 238 on sm_80.
+    ("odd half", 80): Tile(64, 64, 64, 8, 2),
+    ("odd half", 90): Tile(64, 64, 64, 8, 2),
+    ("odd half", 100): Tile(64, 64, 64, 8, 2),
+    ("odd half", 120): Tile(64, 64, 64, 8, 2),
     ("tf32", 80): Tile(64, 64, 32, 8, 2),
     ("tf32", 90): Tile(64, 64, 32, 8, 2),
     ("tf32", 100): Tile(64, 64, 32, 8, 2),
@@ -80,6 +96,9 @@ _WEIGHT = {
     ("half", 100): Tile(128, 128, 64, 8, 7),
     ("half", 80): Tile(128, 128, 32, 8, 7),
     ("half", 120): Tile(128, 128, 32, 8, 7),
+    # 202 and 226 registers; elsewhere the tile of aligned rows does.
+    ("odd half", 80): Tile(64, 128, 64, 8, 5),
+    ("odd half", 90): Tile(128, 128, 64, 8, 5),
     ("tf32", 80): Tile(64, 128, 32, 8, 5, 2),
     ("tf32", 90): Tile(128, 128, 32, 8, 5),
     ("tf32", 100): Tile(64, 128, 32, 8, 5, 2),
@@ -107,17 +126,30 @@ def tile_rows(rows: int) -> int:
 
 def forward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
     """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features."""
-    return _fit(_FORWARD[precision, _known(architecture)], tile_rows(rows), out_features, in_features)
+    tile = _FORWARD[entry(_FORWARD, precision, architecture, in_features, out_features)]
+    return _fit(tile, tile_rows(rows), out_features, in_features)
 
 
 def backward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
     """Tile of :func:`kernels.expert_matmul_bwd_kernel`: rows, input features, output features."""
-    return _fit(_BACKWARD[precision, _known(architecture)], tile_rows(rows), in_features, out_features)
+    tile = _BACKWARD[entry(_BACKWARD, precision, architecture, in_features, out_features)]
+    return _fit(tile, tile_rows(rows), in_features, out_features)
 
 
 def weight_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
     """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_kernel`: output features, input features, rows."""
-    return _fit(_WEIGHT[precision, _known(architecture)], out_features, in_features, tile_rows(rows))
+    tile = _WEIGHT[entry(_WEIGHT, precision, architecture, in_features, out_features)]
+    return _fit(tile, out_features, in_features, tile_rows(rows))
+
+
+def entry(
+    table: dict[tuple[str, int], Tile], precision: str, architecture: int, in_features: int, out_features: int
+) -> tuple[str, int]:
+    """Key of the table's row for a machine and precision: one of its own for odd widths, where the table has that."""
+    known = _known(architecture)
+    odd = (f"odd {precision}", known)
+    # Eight half-precision elements are 16 bytes.
+    return odd if odd in table and (in_features % 8 or out_features % 8) else (precision, known)
 
 
 def share_rows(architecture: int, tile: Tile, weight_tiles: int, pairs: int, num_experts: int) -> int:

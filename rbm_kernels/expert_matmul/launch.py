@@ -206,8 +206,8 @@ def _with_unit_columns(rows: Tensor) -> Tensor:
 
 
 def _machine(x: Tensor) -> tuple[int, str]:
-    """Architecture and precision. The interpreter, which knows no architecture, takes sm_90's configurations."""
-    major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
+    """Architecture and precision. The interpreter, on CPU tensors, takes sm_90's configurations."""
+    major, minor = torch.cuda.get_device_capability(x.device) if x.device.type != "cpu" else (9, 0)
     if x.dtype != torch.float32:
         return 10 * major + minor, "half"
     # PyTorch's own setting, whichever of its three interfaces the user set it through.

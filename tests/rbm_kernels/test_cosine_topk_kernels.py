@@ -6,8 +6,9 @@ from torch.nn.functional import normalize
 
 pytest.importorskip("triton")
 
+from benchmarks.cases import ARCHITECTURES, CASES, Case
+from benchmarks.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk
-from rbm_kernels._ahead_of_time import compile_launches
 from rbm_kernels.cosine_topk import config, kernels, op, reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -74,7 +75,7 @@ def test_forward_and_backward(shape, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("poisoned_empty")
 def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
-    monkeypatch.setattr(config, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(kernels, "machine_of", lambda device: config.Machine(90, 1))
     h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
     outputs = kernels.forward(h, memory, k)
     check_forward(h, memory, k, 1.0, outputs)
@@ -204,43 +205,20 @@ def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
         torch.testing.assert_close(grad, reference.cosine_topk_backward(got[0], None, h.to(dtype), memory, *got))
 
 
-# (D, E, k, dtype): the reference shape, an odd width, many experts.
-COMPILED = [
-    *[(256, 8, 3, dtype) for dtype in DTYPES],
-    (1433, 8, 3, torch.bfloat16),
-    (256, 64, 8, torch.float32),
-    (256, 64, 8, torch.bfloat16),
-]
-PROGRAM = """
-from rbm_kernels.cosine_topk import kernels
-h, memory = torch.empty(169343, {d}, dtype={dtype}, device="meta"), torch.empty({e}, {d}, device="meta")
-gates = torch.empty(169343, {k}, device="meta")
-kernels.forward(h, memory, {k})
-kernels.backward(gates, gates, h, memory, gates, gates.int(), gates)
-"""
-
-
-@pytest.mark.parametrize(
-    ("architecture", "shared_memory"), [(80, 163 * 1024), (90, 227 * 1024), (100, 227 * 1024), (120, 99 * 1024)]
-)
-def test_compiled_code(architecture, shared_memory):
-    program = "".join(PROGRAM.format(d=d, e=e, k=k, dtype=dtype) for d, e, k, dtype in COMPILED)
-    compiled = compile_launches(program, architecture)
-    assert len(compiled) == 2 * len(COMPILED)
-    for kernel, (d, e, _, dtype) in zip(compiled, [shape for shape in COMPILED for _ in range(2)], strict=True):
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_code(architecture):
+    rows = compiled_everywhere("cosine_topk")[architecture]
+    assert len(rows) == 2 * sum(case.operator == "cosine_topk" for case in CASES)
+    for case, row in rows:
         # With 64 experts ptxas may put four registers aside, at 80 of 255, to fit one more program.
-        assert kernel.spilled_bytes <= (0 if e == 8 else 16), (kernel.name, d, e, dtype)
-        assert kernel.registers * kernel.num_warps * 32 * 2 <= 65536, "two programs on a multiprocessor"
-        assert kernel.shared_bytes <= shared_memory
-        loads = {name for name in kernel.instructions if name.startswith(("LDG", "UTMALDG"))}
-        assert d % 8 or any("128" in name or "UTMALDG" in name for name in loads), (kernel.name, d, e, dtype, loads)
-        if "fwd" in kernel.name:
-            assert any("MMA" in name for name in kernel.instructions), (kernel.name, d, e, dtype)
-        # ATOMS alone is fine: Blackwell's tensor memory is allotted with it.
-        assert not any(name.startswith(("ATOM.", "ATOMG", "RED.", "REDG")) for name in kernel.instructions)
-    if architecture == 90:
-        # The reference shape: two programs share a multiprocessor, each with rows in flight.
-        assert 2 * compiled[COMPILED.index((256, 8, 3, torch.bfloat16)) * 2].shared_bytes <= shared_memory
+        assert row.spilled_bytes <= (0 if case.num_experts == 8 else 16), row
+        assert row.programs_by_registers >= row.programs_claimed == 2, row
+        assert row.programs_by_shared >= 1, row
+        assert case.in_features % 8 or row.wide_loads > 0, row
+        assert row.matrix_instructions or row.computes == "grad_h", row
+        assert row.atomics == 0, row
+        if case == Case("cosine_topk", "bfloat16") and architecture == 90:
+            assert row.programs >= 2, "two programs share a multiprocessor, each with rows in flight"
 
 
 @pytest.mark.gpu

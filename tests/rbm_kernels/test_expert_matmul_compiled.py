@@ -1,45 +1,30 @@
-"""The grouped matmul's kernels, compiled for every architecture at the reference shape and read: no GPU is needed."""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The grouped matmul's kernels, compiled for every architecture and read: no GPU is needed."""
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "static_expert_matmul.py"
-ROOT = SCRIPT.parents[2]
-# Kilobytes of shared memory that one program may take, and that the programs of a multiprocessor share.
-SHARED = {80: (163, 164), 90: (227, 228), 100: (227, 228), 120: (99, 100)}
-REGISTERS, THREADS_A_WARP = 65_536, 32
+pytest.importorskip("triton")
 
+from benchmarks.cases import ARCHITECTURES, CASES
+from benchmarks.static_report import compiled_everywhere
 
-def compiled(precision: str, architecture: int) -> list[dict]:
-    """In a process of its own: here the kernels may stand decorated for the interpreter."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-W", "ignore", SCRIPT, precision, str(architecture)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+MATRIX_INSTRUCTION = {80: "HMMA", 90: "HGMMA", 100: "UTC", 120: "HMMA"}
+MULTIPLIES = {"expert_matmul_fwd_kernel", "expert_matmul_bwd_kernel", "expert_matmul_bwd_weight_kernel"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [80, 90, 100, 120])
-@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32", "ieee"])
-def test_compiled_code_keeps_what_the_configuration_claims(precision, architecture):
-    lines = compiled(precision, architecture)
-    assert len(lines) == 4
-    for line in lines:
-        about = json.dumps(line)
-        assert line["spills"] == line["stack"] == 0, about
-        # Registers are handed out to a warp by eights, shared memory loses one kilobyte a program to the system.
-        per_program = -(-line["registers"] // 8) * 8 * THREADS_A_WARP * line["warps"]
-        assert line["programs"] * per_program <= REGISTERS, about
-        limit, total = SHARED[architecture]
-        assert line["shared"] <= limit * 1024, about
-        assert line["programs"] * (line["shared"] + 1024) <= total * 1024, about
-        assert line["wide_loads"] > 0, about
-        if precision != "ieee":
-            instruction = {80: "HMMA", 90: "HGMMA", 100: "UTCMMA", 120: "HMMA"}[architecture]
-            assert line[instruction] > 0, about
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_code_keeps_what_the_configuration_claims(architecture):
+    rows = compiled_everywhere("expert_matmul")[architecture]
+    # Four launches; the weight's gradient takes four kernels.
+    assert len(rows) == 7 * sum(case.operator == "expert_matmul" for case in CASES)
+    assert {row.kernel for _, row in rows} > MULTIPLIES
+    for case, row in rows:
+        # config.py says where the few registers go that mma.sync is short of at k = 8.
+        assert row.spilled_bytes <= (24 if case.top_k == 8 and architecture in (80, 120) else 0), row
+        assert row.programs >= (row.programs_claimed or 1), row
+        assert row.atomics == 0, row
+        if row.kernel in MULTIPLIES:
+            assert row.programs_claimed, row
+            assert case.in_features % 8 or row.wide_loads > 0, row
+            if case.precision != "float32":
+                assert row.matrix_instructions.startswith(MATRIX_INSTRUCTION[architecture]), row

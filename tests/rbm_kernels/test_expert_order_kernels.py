@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from benchmarks.cases import ARCHITECTURES
+from benchmarks.static_report import compiled_everywhere
 from rbm_kernels import expert_order
-from rbm_kernels._ahead_of_time import compile_launches
 from rbm_kernels.expert_order import kernels, op, reference
 
 PATHS = ["compare", "count", "sort"]
@@ -113,27 +114,20 @@ def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
     check(op._cuda(many, 64, 4), many, 64, 4)
 
 
-PROGRAM = """
-from rbm_kernels.expert_order import kernels
-for rows, num_experts, k in [(169343, 8, 3), (169343, 64, 8), (1000, 8, 3), (1000, 64, 8)]:
-    kernels.expert_order(torch.empty(rows, k, dtype=torch.int32, device="meta"), num_experts, 128)
-"""
-
-
-@pytest.mark.parametrize("architecture", [80, 90, 100, 120])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_code(architecture):
-    compiled = compile_launches(PROGRAM, architecture)
-    assert {kernel.name.removeprefix("expert_order_").removesuffix("_kernel") for kernel in compiled} == {
+    rows = [row for _, row in compiled_everywhere("expert_order")[architecture]]
+    assert {row.kernel.removeprefix("expert_order_").removesuffix("_kernel") for row in rows} == {
         "count",
         "scatter",
         "rank",
         "compare",
         "tiles",
     }
-    for kernel in compiled:
-        assert kernel.spilled_bytes == 0, kernel.name
-        assert kernel.shared_bytes <= 16 * 1024, kernel.name
-        assert not any(name.startswith(("ATOM", "RED.", "REDG")) for name in kernel.instructions), kernel.name
+    for row in rows:
+        assert row.spilled_bytes == 0, row
+        assert row.shared_bytes <= 16 * 1024, row
+        assert row.atomics == 0, row
 
 
 @pytest.mark.gpu

@@ -1,0 +1,1 @@
+"""Reports and measurements; not installed. Run them from the repository: ``python -m benchmarks.NAME``."""

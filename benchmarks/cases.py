@@ -1,0 +1,171 @@
+"""Shapes at which the kernels are compiled, counted and tuned: one list for the static report, its tests and the tuner.
+
+A case more is a line in ``CASES``. An operator more is a function in ``LAUNCHES`` and, if its configuration claims how
+many programs share a multiprocessor, a line in ``claimed_programs``.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.expert_matmul import config as expert_matmul_config
+from rbm_kernels.expert_matmul import launch as expert_matmul_launch
+from rbm_kernels.expert_order import kernels as expert_order_kernels
+
+ARCHITECTURES = (80, 90, 100, 120)
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "tf32": torch.float32,
+    "float32": torch.float32,
+    "int32": torch.int32,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator at one shape and precision; ``tf32`` is float32 multiplied as TensorFloat-32."""
+
+    operator: str
+    precision: str
+    rows: int = 169_343
+    in_features: int = 256
+    out_features: int = 256
+    num_experts: int = 8
+    top_k: int = 3
+
+    def __str__(self) -> str:
+        """Letters as in DESIGN.md; an operator that multiplies nothing has no N, one that reads no rows no D."""
+        features = {"expert_order": "", "cosine_topk": f"D={self.in_features:,} "}.get(
+            self.operator, f"D={self.in_features:,} N={self.out_features:,} "
+        )
+        return f"B={self.rows:,} {features}E={self.num_experts} k={self.top_k}"
+
+
+MANY = {"num_experts": 64, "top_k": 8}
+CASES = (
+    *(Case("cosine_topk", precision) for precision in ("float32", "float16", "bfloat16")),
+    Case("cosine_topk", "bfloat16", in_features=1433),
+    Case("cosine_topk", "bfloat16", in_features=8415),
+    Case("cosine_topk", "float32", in_features=8415),
+    Case("cosine_topk", "float32", **MANY),
+    Case("cosine_topk", "bfloat16", **MANY),
+    *(Case("expert_order", "int32", rows=rows) for rows in (169_343, 1000)),
+    *(Case("expert_order", "int32", rows=rows, **MANY) for rows in (169_343, 1000)),
+    *(Case("expert_matmul", precision) for precision in ("bfloat16", "float16", "tf32", "float32")),
+    Case("expert_matmul", "bfloat16", in_features=1433),
+    Case("expert_matmul", "bfloat16", in_features=8415),
+    Case("expert_matmul", "bfloat16", **MANY),
+)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What the operators take, under the names of DESIGN.md: random values, or none at all on the meta device."""
+
+    x: Tensor
+    grad: Tensor
+    memory: Tensor
+    weight: Tensor
+    bias: Tensor
+    gates: Tensor
+    experts: Tensor
+    cosines: Tensor
+
+    @classmethod
+    def of(cls, case: Case, device: str) -> "Tensors":
+        """Fresh random tensors of a case."""
+        rows, width, out, num_experts = case.rows, case.in_features, case.out_features, case.num_experts
+        dtype = DTYPES[case.precision] if case.precision != "int32" else torch.float32
+        routing = torch.rand(rows, num_experts, device=device).topk(case.top_k)
+        return cls(
+            x=torch.randn(rows, width, device=device, dtype=dtype),
+            grad=torch.randn(rows, out, device=device, dtype=dtype),
+            memory=torch.randn(num_experts, width, device=device),
+            weight=torch.randn(num_experts, out, width, device=device, dtype=dtype) * width**-0.5,
+            bias=torch.randn(num_experts, out, device=device, dtype=dtype),
+            gates=routing.values.softmax(-1),
+            experts=routing.indices.int(),
+            cosines=routing.values,
+        )
+
+
+Launches = dict[str, Callable[[], object]]
+
+
+def _cosine_topk(case: Case, t: Tensors) -> Launches:
+    grad = torch.ones_like(t.gates)
+    saved = (t.gates, t.experts, t.cosines)
+    return {
+        "gates, experts, cosines": lambda: cosine_topk_kernels.forward(t.x, t.memory, case.top_k),
+        "grad_h": lambda: cosine_topk_kernels.backward(grad, grad, t.x, t.memory, *saved),
+    }
+
+
+def _expert_order(case: Case, t: Tensors) -> Launches:
+    return {"order": lambda: expert_order_kernels.expert_order(t.experts, case.num_experts, 128)}
+
+
+def _expert_matmul(case: Case, t: Tensors) -> Launches:
+    # The order is an operator of its own: as in a training step, it is there before the multiplication.
+    height = expert_matmul_config.tile_rows(case.rows)
+    order = (*torch.ops.rbm.expert_order(t.experts, case.num_experts, height), height)
+    layer = (t.x, t.weight, t.bias, t.gates, t.experts)
+    launch = expert_matmul_launch
+    return {
+        "y": lambda: launch.expert_matmul(*layer, *order),
+        "grad_x": lambda: launch.backward_input(t.grad, *layer, False, *order)[:1],
+        "grad_x, grad_gates": lambda: launch.backward_input(t.grad, *layer, True, *order),
+        "grad_weight, grad_bias": lambda: launch.backward_weight(t.grad, t.x, t.gates, t.experts, case.num_experts),
+    }
+
+
+LAUNCHES: dict[str, Callable[[Case, Tensors], Launches]] = {
+    "cosine_topk": _cosine_topk,
+    "expert_order": _expert_order,
+    "expert_matmul": _expert_matmul,
+}
+
+
+def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
+    """How many programs of a kernel its configuration says share a multiprocessor; None where it says nothing."""
+    if kernel.startswith("cosine_topk"):
+        return 2
+    precision = {"tf32": "tf32", "float32": "ieee"}.get(case.precision, "half")
+    choose = {
+        "expert_matmul_fwd_kernel": expert_matmul_config.forward_tile,
+        "expert_matmul_bwd_kernel": expert_matmul_config.backward_tile,
+        "expert_matmul_bwd_weight_kernel": expert_matmul_config.weight_tile,
+    }.get(kernel)
+    return choose and choose(architecture, precision, case.rows, case.in_features, case.out_features).programs
+
+
+def launches(case: Case, tensors: Tensors) -> Launches:
+    """What an operator computes at a case, and how it is launched."""
+    return LAUNCHES[case.operator](case, tensors)
+
+
+def labels(case: Case) -> list[str]:
+    """What an operator computes at a case."""
+    return list(launches(case, Tensors.of(case, "meta")))
+
+
+def launch_meta(case: Case, label: str) -> None:
+    """Launch on tensors that hold nothing: what ``rbm_kernels._ahead_of_time`` compiles."""
+    with multiplying_as(case.precision):
+        launches(case, Tensors.of(case, "meta"))[label]()
+
+
+@contextmanager
+def multiplying_as(precision: str) -> Iterator[None]:
+    """Set PyTorch's own switch of TensorFloat-32, and set it back."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

@@ -1,0 +1,111 @@
+"""Is a launch right, and how long does it take? Both on a GPU; the check runs anywhere."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases import Case, Tensors, multiplying_as
+from rbm_kernels.cosine_topk import reference as cosine_topk
+from rbm_kernels.expert_matmul import reference as expert_matmul
+
+Call = Callable[[], object]
+# Takes the calls of each candidate, one for each set of tensors; returns each candidate's microseconds a call.
+Clock = Callable[[Sequence[Sequence[Call]]], list[float]]
+
+
+def reference(case: Case, label: str, t: Tensors) -> tuple[Tensor, ...]:
+    """The floating-point outputs of a launch of :mod:`benchmarks.cases`, in eager PyTorch and the dtype of ``t``."""
+    layer = (t.x, t.weight, t.bias, t.gates, t.experts)
+    match label:
+        case "gates, experts, cosines":
+            gates, _, cosines = cosine_topk.cosine_topk(t.x, t.memory, case.top_k)
+            return gates, cosines
+        case "grad_h":
+            grad = torch.ones_like(t.gates)
+            return (
+                cosine_topk.cosine_topk_backward(grad, grad, t.x, t.memory, t.gates, t.experts, t.cosines),
+            )  # fmt: skip
+        case "y":
+            return (expert_matmul.expert_matmul(*layer),)
+        case "grad_x, grad_gates":
+            return expert_matmul.backward_input(t.grad, *layer)
+        case "grad_weight, grad_bias":
+            return expert_matmul.backward_weight(t.grad, t.x, t.gates, t.experts, case.num_experts)
+    raise ValueError(f"label is {label!r}, which has no reference here")
+
+
+def disagreement(case: Case, label: str, tensors: Tensors, calls: Iterable[Call]) -> Iterable[float]:
+    """For each call on ``tensors`` its error against float64, as a multiple of the error allowed.
+
+    Allowed is twice the error of eager PyTorch in the case's own precision, by the norm of the difference over the norm
+    of the result, and one in a million more. Elements that a call does not write are NaN, and so is its error.
+    """
+    exact = reference(case, label, _in_float64(tensors))
+    with multiplying_as(case.precision):
+        eager = _error(reference(case, label, tensors), exact)
+    before = torch.are_deterministic_algorithms_enabled()
+    # PyTorch then fills new tensors with NaN.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for call in calls:
+            got = call()
+            outputs = [x for x in (got if isinstance(got, tuple) else (got,)) if x.is_floating_point()]
+            yield _error(outputs, exact) / (2 * eager + 1e-6)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _in_float64(tensors: Tensors) -> Tensors:
+    named = {field.name: getattr(tensors, field.name) for field in fields(tensors)}
+    return Tensors(**{name: x.double() if x.is_floating_point() else x for name, x in named.items()})
+
+
+def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    pairs = zip(outputs, exact, strict=True)
+    errors = [float((x.double() - y).norm() / y.norm()) for x, y in pairs]
+    return float("nan") if any(error != error for error in errors) else max(errors)
+
+
+def sets_beyond_the_cache(case: Case, device: str) -> int:
+    """How many sets of tensors, used in turn, are three times the L2 cache: no launch then finds its own rows there."""
+    if torch.device(device).type != "cuda":
+        return 1
+    set_bytes = Tensors.of(case, "meta").x.nbytes
+    return min(64, max(2, -(-3 * torch.cuda.get_device_properties(device).L2_cache_size // set_bytes)))
+
+
+def cuda_clock(candidates: Sequence[Sequence[Call]], rounds: int = 40) -> list[float]:
+    """Microseconds a call, medians over rounds in which every candidate has its turn.
+
+    A candidate's calls are captured in one CUDA graph, so that no time of the host is in it. A drift of the GPU's clock
+    meets all candidates alike.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    graphs = []
+    for calls in candidates:
+        for call in calls:  # compiles what is not yet compiled
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Nobody reads what the graphs write, and no two run at once: they share their memory.
+        with torch.cuda.graph(graph, pool=pool):
+            for call in calls:
+                call()
+        graphs.append(graph)
+
+    times: list[list[float]] = [[] for _ in graphs]
+    for number in range(rounds + 3):
+        for graph, seen in zip(graphs, times, strict=True):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if number >= 3:  # the first are warm-up
+                seen.append(start.elapsed_time(end))
+    return [
+        1000 * statistics.median(seen) / len(calls) for seen, calls in zip(times, candidates, strict=True)
+    ]  # fmt: skip

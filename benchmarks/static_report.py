@@ -1,0 +1,256 @@
+"""What compilers make of the kernels, in one table: no GPU is needed.
+
+``python -m benchmarks.static_report`` compiles every Triton kernel at the shapes of :mod:`benchmarks.cases` for every
+architecture, reads the machine code, adds the CUDA kernels from ``librbm_cuda`` where that was built, and writes
+``benchmarks/results/static_report.csv`` and ``.md``. The limits are tests.
+"""
+
+import csv
+import datetime
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import cases, occupancy
+from benchmarks.cases import ARCHITECTURES, CASES, Case
+from rbm_kernels import _machine_code, _native
+from rbm_kernels._ahead_of_time import Compiled, compile_launches
+
+ROOT = Path(__file__).resolve().parents[1]
+CUDA_LIBRARY = _native.LIBRARY_DIR / "librbm_cuda.so"
+# Warps of a block of csrc/cuda/memory_update.cu, and blocks that its launch bounds ask room for.
+CUDA_WARPS, CUDA_PROGRAMS = 8, 2
+_CUDA_DTYPES = {"d": "float64", "f": "float32", "13__nv_bfloat16": "bfloat16", "6__half": "float16"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel as compiled for one case and architecture; the fields are the columns of the table."""
+
+    operator: str
+    kernel: str
+    computes: str
+    shape: str
+    precision: str
+    architecture: int
+    tile: str
+    warps: int
+    stages: int | None
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    tensor_columns: int
+    matrix_instructions: str
+    wide_loads: int
+    loads: int
+    atomics: int
+    programs_by_registers: int
+    programs_by_shared: int
+    programs: int
+    programs_claimed: int | None
+
+
+def compiled_rows(chosen: Sequence[Case], architecture: int) -> Iterator[tuple[Case, Row]]:
+    """Compile every launch of the cases, and yield the kernels as they come."""
+    launches = [(case, label) for case in chosen for label in cases.labels(case)]
+    programs = [
+        f"from benchmarks import cases; cases.launch_meta(cases.{case!r}, {label!r})" for case, label in launches
+    ]
+    for place, compiled in compile_launches(programs, architecture):
+        case, label = launches[place]
+        yield case, row(case, label, architecture, compiled)
+
+
+@cache
+def compiled_everywhere(operator: str) -> dict[int, list[tuple[Case, Row]]]:
+    """All rows of an operator by architecture; for tests, so on all cores and once a process."""
+    chosen = [case for case in CASES if case.operator == operator]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = pool.map(lambda architecture: list(compiled_rows(chosen, architecture)), ARCHITECTURES)
+        return dict(zip(ARCHITECTURES, rows, strict=True))
+
+
+def row(case: Case, label: str, architecture: int, compiled: Compiled) -> Row:
+    """Put a compiled kernel into the table."""
+    held = (compiled.registers, compiled.num_warps, compiled.shared_bytes, compiled.tensor_columns)
+    return Row(
+        operator=case.operator,
+        kernel=compiled.name,
+        computes=label,
+        shape=str(case),
+        precision=case.precision,
+        architecture=architecture,
+        tile=" ".join(f"{name.removeprefix('BLOCK_')}={size}" for name, size in compiled.blocks.items()),
+        warps=compiled.num_warps,
+        stages=compiled.num_stages,
+        registers=compiled.registers,
+        spilled_bytes=compiled.spilled_bytes,
+        shared_bytes=compiled.shared_bytes,
+        tensor_columns=compiled.tensor_columns,
+        **_counted(compiled.instructions),
+        programs_by_registers=occupancy.programs_by_registers(compiled.registers, compiled.num_warps),
+        programs_by_shared=occupancy.programs_by_shared(compiled.shared_bytes, architecture),
+        programs=occupancy.programs(*held, architecture),
+        programs_claimed=cases.claimed_programs(case, compiled.name, architecture),
+    )
+
+
+def cuda_rows(kernels: dict[tuple[int, str], _machine_code.MachineCode]) -> Iterator[Row]:
+    """The kernels of the memory update that work on rows, one for each dtype, aligned to 16 bytes or not."""
+    for (architecture, mangled), code in sorted(kernels.items()):
+        match = re.search(r"(memory_statistics_kernel|squared_norm_kernel)I(\w+?)Lb([01])E", mangled)
+        if match is None:
+            continue
+        kernel, dtype, aligned = match.groups()
+        # From sm_90 on nvcc counts the kilobyte that the system takes of a program.
+        shared_bytes = max(0, code.shared_bytes - (1024 if architecture >= 90 else 0))
+        yield Row(
+            operator="memory_update",
+            kernel=kernel,
+            computes="weighted_sum, total" if kernel == "memory_statistics_kernel" else "squared norms",
+            shape="16-byte rows" if aligned == "1" else "any rows",
+            precision=_CUDA_DTYPES[dtype],
+            architecture=architecture,
+            tile="",
+            warps=CUDA_WARPS,
+            stages=None,
+            registers=code.registers,
+            spilled_bytes=code.spilled_bytes,
+            shared_bytes=shared_bytes,
+            tensor_columns=0,
+            **_counted(code.instructions),
+            programs_by_registers=occupancy.programs_by_registers(code.registers, CUDA_WARPS),
+            programs_by_shared=occupancy.programs_by_shared(shared_bytes, architecture),
+            programs=occupancy.programs(code.registers, CUDA_WARPS, shared_bytes, 0, architecture),
+            programs_claimed=CUDA_PROGRAMS if kernel == "memory_statistics_kernel" else None,
+        )
+
+
+def _counted(instructions: dict[str, int]) -> dict[str, str | int]:
+    matrix: dict[str, int] = {}
+    for name, count in instructions.items():
+        if match := re.match(r"[A-Z]*MMA\b", name):
+            matrix[match[0]] = matrix.get(match[0], 0) + count
+
+    def total(pattern: str) -> int:
+        return sum(count for name, count in instructions.items() if re.match(pattern, name))
+
+    return {
+        "matrix_instructions": " ".join(f"{name} {count}" for name, count in sorted(matrix.items())),
+        # Loads from device memory into registers and into shared memory; UTMALDG brings a whole tile.
+        "wide_loads": total(r"LDG\.E\.(\w+\.)*128|LDGSTS\.E\.(\w+\.)*128|UTMALDG"),
+        "loads": total(r"LDG\b|LDGSTS\b|UTMALDG"),
+        # ATOMS, on shared memory, is no matter: Blackwell's tensor memory is allotted with it.
+        "atomics": total(r"ATOM\b|ATOMG|RED\b|REDG"),
+    }
+
+
+def made_by() -> dict[str, str]:
+    """What else a row of results needs to be made again: versions, commit, date."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "triton": version("triton"),
+        "commit": commit.stdout.strip(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+    }
+
+
+def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
+    """A table an operator; rows that differ in nothing but the architecture stand together."""
+    lines = [
+        "# The kernels as compiled",
+        "",
+        f"Made by `python -m benchmarks.static_report` with Triton {made['triton']} at {made['commit']},"
+        f" {made['date']}; every column is in [static_report.csv](static_report.csv). Nothing here was timed.",
+        "",
+        "*Programs*: how many a multiprocessor holds by registers / by shared memory. *Fit, claimed*: how many by all",
+        "limits together, warps and tensor memory too, and how many the configuration counts on. *16-byte loads*:",
+        "instructions, of all loads from device memory.",
+    ]
+    heads = ("Computes", "Kernel", "Shape", "Precision", "sm", "Tile, warps, stages", "Registers", "Spilled bytes")
+    heads += ("Shared KB", "Matrix instructions", "16-byte loads", "Programs", "Fit, claimed")
+    for operator in dict.fromkeys(row.operator for row in rows):
+        lines += ["", f"## {operator}", "", _line(heads), _line(["---"] * len(heads))]
+        together: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            if row.operator == operator:
+                together.setdefault((row.shape, row.precision, row.computes, row.kernel), []).append(row)
+        lines += [_line(_cells(row)) for group in together.values() for row in group]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> Sequence[str]:
+    stages = "" if row.stages is None else f", {row.stages}"
+    return (
+        row.computes,
+        row.kernel.removeprefix(f"{row.operator}_").removesuffix("_kernel"),
+        row.shape,
+        row.precision,
+        str(row.architecture),
+        f"{row.tile}{', ' if row.tile else ''}{row.warps}{stages}",
+        str(row.registers),
+        str(row.spilled_bytes),
+        f"{row.shared_bytes / 1024:.0f}",
+        row.matrix_instructions,
+        f"{row.wide_loads} of {row.loads}",
+        f"{row.programs_by_registers} / {row.programs_by_shared}",
+        f"{row.programs}, {'-' if row.programs_claimed is None else row.programs_claimed}",
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="CSV to write; the table stands beside it as .md.")] = (
+        ROOT / "benchmarks" / "results" / "static_report.csv"
+    ),
+    operator: Annotated[list[str] | None, typer.Option(help="Only this operator; repeatable.")] = None,
+    architecture: Annotated[list[int] | None, typer.Option(help="Only 80, 90, 100 or 120; repeatable.")] = None,
+) -> None:
+    """Compile every kernel for every architecture and write what the machine code holds."""
+    made = made_by()
+    chosen = [case for case in CASES if not operator or case.operator in operator]
+    architectures = architecture or ARCHITECTURES
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows = []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file, Progress(*columns, console=console) as progress:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)] + list(made), lineterminator="\n")
+        writer.writeheader()
+
+        def add(row: Row) -> None:
+            rows.append(row)
+            writer.writerow({**vars(row), **made})
+            file.flush()
+            progress.console.print("  ".join(_cells(row)), highlight=False, soft_wrap=True)
+
+        for sm in architectures:
+            task = progress.add_task(f"sm_{sm}", total=len(chosen))
+            for case, row in compiled_rows(chosen, sm):
+                add(row)
+                progress.update(task, completed=chosen.index(case))
+            progress.update(task, completed=len(chosen))
+        if CUDA_LIBRARY.exists() and (not operator or "memory_update" in operator):
+            for row in cuda_rows(_machine_code.read(CUDA_LIBRARY)):
+                if row.architecture in architectures:
+                    add(row)
+    out.with_suffix(".md").write_text(markdown(rows, made))
+    console.print(f"{len(rows)} rows written to {out} and {out.with_suffix('.md')}", highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

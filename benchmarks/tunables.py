@@ -1,0 +1,163 @@
+"""What ``benchmarks.tune`` may change: entries of the configurations, and for each a bounded set of candidates.
+
+Nothing in ``rbm_kernels`` knows of this: a candidate is put in place of the entry while it is compiled or timed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks.cases import DTYPES, Case
+from rbm_kernels.cosine_topk import config as cosine_topk_config
+from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.expert_matmul import config
+from rbm_kernels.expert_matmul.config import Tile
+
+Candidate = tuple | int
+
+
+@dataclass(frozen=True)
+class Tunable(ABC):
+    """One entry of a configuration: what it decides, and what may stand there.
+
+    ``labels`` are the launches of :mod:`benchmarks.cases` that it decides, all of which must compile well; the first is
+    timed. ``kernel`` is the one whose machine code counts.
+    """
+
+    operator: str
+    name: str
+    labels: tuple[str, ...]
+    kernel: str
+
+    @abstractmethod
+    def candidates(self, case: Case, architecture: int) -> list[Candidate]:
+        """What is tried, the entry as it stands first."""
+
+    @abstractmethod
+    def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
+        """Put a candidate in place of the entry."""
+
+    @abstractmethod
+    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
+        """The candidate as it is written in config.py."""
+
+    def holding(self, candidate: Candidate, programs: int) -> Candidate:
+        """The candidate, knowing how many programs of it a multiprocessor holds."""
+        return candidate
+
+
+@dataclass(frozen=True)
+class MatmulTile(Tunable):
+    """A row of one of the grouped matmul's tables; ``sums`` float32 accumulators have the tile's size."""
+
+    sums: int
+
+    def _entry(self, case: Case, architecture: int) -> tuple[dict, tuple[str, int]]:
+        table = getattr(config, self.name)
+        precision = {"tf32": "tf32", "float32": "ieee"}.get(case.precision, "half")
+        return table, config.entry(table, precision, architecture, case.in_features, case.out_features)
+
+    def candidates(self, case: Case, architecture: int) -> list[Candidate]:
+        """Tiles whose sums take 8 to 128 registers of a thread."""
+        table, key = self._entry(case, architecture)
+        exact = case.precision == "float32"
+        sides = (32, 64, 128) if exact else (64, 128, 256)
+        depths = {4: (16, 32), 2: (32, 64)}[DTYPES[case.precision].itemsize]
+        # Every second stage of the weight's gradient looks up rows: see config.py.
+        stages = (5, 7) if self.name == "_WEIGHT" else (2, 3) if exact else (2, 3, 4)
+        found = [table[key]]
+        for block_m, block_n, block_k, warps, depth in product(sides, sides, depths, (4, 8), stages):
+            sums = self.sums * block_m * block_n // (32 * warps)
+            if 8 <= sums <= (32 if exact else 128) and (block_m <= 128 or self.name == "_WEIGHT"):
+                found.append(Tile(block_m, block_n, block_k, warps, depth))
+        return list(dict.fromkeys(found))
+
+    def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
+        """Swap the table's entry."""
+        return replaced(*self._entry(case, architecture), candidate)
+
+    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
+        """A row of the table."""
+        precision, known = self._entry(case, architecture)[1]
+        values = candidate[: 5 if candidate.programs == 1 else 6]
+        return f'("{precision}", {known}): Tile({", ".join(map(str, values))}),'
+
+    def holding(self, candidate: Candidate, programs: int) -> Candidate:
+        """Tiles claim how many of them share a multiprocessor."""
+        return candidate._replace(programs=programs)
+
+
+@dataclass(frozen=True)
+class WeightWaves(Tunable):
+    """Waves of programs that the weight's gradient is cut into."""
+
+    def candidates(self, case: Case, architecture: int) -> list[Candidate]:
+        """One to four."""
+        return list(dict.fromkeys((config._WEIGHT_WAVES, 1, 2, 3, 4)))
+
+    def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
+        """Swap the number."""
+        return replaced(vars(config), "_WEIGHT_WAVES", candidate)
+
+    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
+        """The number."""
+        return f"_WEIGHT_WAVES = {candidate}"
+
+
+@dataclass(frozen=True)
+class RoutingConfiguration(Tunable):
+    """How a routing kernel is cut; there is no table, a person puts the outcome into the rule."""
+
+    backward: bool
+
+    def candidates(self, case: Case, architecture: int) -> list[Candidate]:
+        """Tiles of rows by features, warps and stages; programs follow from the tile as in config.py."""
+        here = torch.cuda.is_available() and cosine_topk_config.machine_of(torch.device("cuda"))
+        machine = here or cosine_topk_config.Machine(architecture, 132)
+        shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
+        found = [cosine_topk_config.configuration(*shape, machine, backward=self.backward)]
+        widths = [width for width in (32, 64, 128, 256) if width <= triton.next_power_of_2(case.in_features)]
+        for block_m, block_d, warps, stages in product((16, 32, 64, 128), widths, (4, 8), (1, 2, 3)):
+            tiles = triton.cdiv(case.rows, block_m)
+            whole = case.in_features <= block_d
+            programs = min(tiles, 2 * machine.multiprocessors) if whole else tiles
+            cut = (block_m, block_d, found[0].block_e, warps, stages, programs)
+            # A row's parts and its products with the parts of the memory are held in registers at once.
+            if block_m * (block_d + 4 * found[0].block_e) <= 32 * warps * 160:
+                found.append(cosine_topk_config.Configuration(*cut))
+        return list(dict.fromkeys(found))
+
+    def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
+        """Answer for the rule."""
+        return replaced(vars(cosine_topk_kernels), "configuration", lambda *shape, backward: candidate)
+
+    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
+        """The configuration, its fields named."""
+        return repr(candidate)
+
+
+TUNABLES = (
+    RoutingConfiguration("cosine_topk", "forward", ("gates, experts, cosines",), "cosine_topk_fwd_kernel", False),
+    RoutingConfiguration("cosine_topk", "backward", ("grad_h",), "cosine_topk_bwd_kernel", True),
+    MatmulTile("expert_matmul", "_FORWARD", ("y", "grad_x"), "expert_matmul_fwd_kernel", sums=1),
+    MatmulTile("expert_matmul", "_BACKWARD", ("grad_x, grad_gates",), "expert_matmul_bwd_kernel", sums=2),
+    MatmulTile("expert_matmul", "_WEIGHT", ("grad_weight, grad_bias",), "expert_matmul_bwd_weight_kernel", sums=1),
+    WeightWaves("expert_matmul", "_WEIGHT_WAVES", ("grad_weight, grad_bias",), "expert_matmul_bwd_weight_kernel"),
+)
+
+
+@contextmanager
+def replaced(table: dict, key: Any, value: Any) -> Iterator[None]:
+    """Put a value in place of another for a while."""
+    before = table[key]
+    table[key] = value
+    try:
+        yield
+    finally:
+        table[key] = before

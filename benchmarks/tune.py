@@ -1,0 +1,280 @@
+"""Find the tiles that are fastest on the GPU at hand, and print them as rows of config.py.
+
+``python -m benchmarks.tune --operator expert_matmul --out benchmarks/results/tune.csv``. For each entry of the
+operator's configuration, precision and shape a bounded set of candidates is compiled ahead of time; those that spill or
+do not fit are dropped. The others are checked against the reference in float64, then timed in turn, round after round,
+each over buffers that do not fit in the L2 cache together. Every outcome is a line of the CSV at once; a second call
+with the same file takes up where the first ended. ``--dry-run`` stops before the GPU is needed.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from threading import Lock
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks import cases, occupancy
+from benchmarks.cases import CASES, Case, Tensors
+from benchmarks.measuring import Call, Clock, cuda_clock, disagreement, sets_beyond_the_cache
+from benchmarks.static_report import made_by
+from benchmarks.tunables import TUNABLES, Candidate, Tunable
+from rbm_kernels._ahead_of_time import Compiled, compile_launches
+
+# float16 shares the tables' rows with bfloat16; a served batch is small.
+TUNED = (
+    *(case for case in CASES if case.precision != "float16"),
+    *(Case(operator, "bfloat16", rows=64) for operator in ("cosine_topk", "expert_matmul")),
+)
+console = Console()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a candidate; the fields are the columns of the CSV."""
+
+    entry: str
+    shape: str
+    precision: str
+    architecture: int
+    triton: str
+    candidate: str
+    status: str
+    registers: int | None = None
+    programs: int | None = None
+    microseconds: float | None = None
+
+
+class Outcomes:
+    """The CSV: read if it is there, and one line longer with each outcome. The last line of a candidate counts."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._made = made_by()
+        self._known: dict[tuple, dict[str, str]] = {}
+        if path is not None and path.exists():
+            with path.open(newline="") as file:
+                for line in csv.DictReader(file):
+                    self._known[tuple(line[name] for name in _KEY)] = line
+
+    def of(self, tunable: Tunable, case: Case, architecture: int, candidate: Candidate) -> dict[str, str] | None:
+        """The line of a candidate under this version of Triton."""
+        line = self._outcome(tunable, case, architecture, candidate, "")
+        return self._known.get(tuple(str(getattr(line, name)) for name in _KEY))
+
+    def add(
+        self, tunable: Tunable, case: Case, architecture: int, candidate: Candidate, status: str, **numbers: float
+    ) -> None:
+        """Write a line, unless there is no file."""
+        line = self._outcome(tunable, case, architecture, candidate, status, **numbers)
+        written = {name: "" if value is None else str(value) for name, value in vars(line).items()}
+        self._known[tuple(written[name] for name in _KEY)] = written
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        columns = [field.name for field in fields(Outcome)] + [name for name in self._made if name != "triton"]
+        is_new = not self._path.exists()
+        with self._path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            if is_new:
+                writer.writeheader()
+            writer.writerow({**self._made, **written})
+
+    def _outcome(self, tunable, case, architecture, candidate, status, **numbers) -> Outcome:
+        # A tile's claim of programs follows from the others: it does not tell two candidates apart.
+        about = (tunable.name, str(case), case.precision, architecture, self._made["triton"])
+        return Outcome(*about, repr(tunable.holding(candidate, 1)), status, **numbers)
+
+
+_KEY = ("entry", "shape", "precision", "architecture", "triton", "candidate")
+
+
+def launch_meta(tunable: int, case: Case, architecture: int, candidate: int, label: str) -> None:
+    """Launch a candidate, by its place, on tensors that hold nothing: what ``compile_launches`` compiles."""
+    chosen = TUNABLES[tunable]
+    with chosen.using(chosen.candidates(case, architecture)[candidate], case, architecture):
+        cases.launch_meta(case, label)
+
+
+def survey(
+    tunable: Tunable, case: Case, architecture: int, outcomes: Outcomes, limit: int | None = None, jobs: int = 1
+) -> list[Candidate]:
+    """Compile candidates that no line of the CSV tells of, and return all that fit; the entry as it stands is first."""
+    candidates = tunable.candidates(case, architecture)[:limit]
+    unknown = [
+        place
+        for place, candidate in enumerate(candidates)
+        if outcomes.of(tunable, case, architecture, candidate) is None
+    ]
+    lock = Lock()
+
+    def compile_some(places: Sequence[int]) -> None:
+        for place, kernels in _compiled(tunable, case, architecture, places):
+            status, numbers = _verdict(kernels, len(tunable.labels), architecture)
+            with lock:
+                outcomes.add(tunable, case, architecture, candidates[place], status, **numbers)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(compile_some, [unknown[first::jobs] for first in range(jobs)]))
+    fitting = []
+    for candidate in candidates:
+        line = outcomes.of(tunable, case, architecture, candidate)
+        if line["status"] in ("fits", "timed"):
+            fitting.append(tunable.holding(candidate, int(line["programs"])))
+    return fitting
+
+
+def _compiled(
+    tunable: Tunable, case: Case, architecture: int, places: Sequence[int]
+) -> Iterator[tuple[int, list[Compiled]]]:
+    """The tuned kernel of each candidate, once for each launch of it that compiles."""
+    launches = [(place, label) for place in places for label in tunable.labels]
+    if not launches:
+        return
+    programs = [
+        f"from benchmarks import cases, tune; tune.launch_meta({TUNABLES.index(tunable)}, cases.{case!r},"
+        f" {architecture}, {place}, {label!r})"
+        for place, label in launches
+    ]
+    waiting = {place: [] for place in places}
+    for launch, compiled in compile_launches(programs, architecture, skip_failures=True):
+        # Programs run in their order: those before this one are done.
+        for place in list(waiting):
+            if place == launches[launch][0]:
+                break
+            yield place, waiting.pop(place)
+        if compiled.name == tunable.kernel:
+            waiting[launches[launch][0]].append(compiled)
+    yield from waiting.items()
+
+
+def _verdict(kernels: Sequence[Compiled], expected: int, architecture: int) -> tuple[str, dict[str, int]]:
+    if len(kernels) < expected:
+        return "does not compile", {}
+    registers = max(kernel.registers for kernel in kernels)
+    shared = max(kernel.shared_bytes for kernel in kernels)
+    programs = min(
+        occupancy.programs(
+            kernel.registers, kernel.num_warps, kernel.shared_bytes, kernel.tensor_columns, architecture
+        )
+        for kernel in kernels
+    )  # fmt: skip
+    numbers = {"registers": registers, "programs": programs}
+    if spilled := max(kernel.spilled_bytes for kernel in kernels):
+        return f"spills {spilled} bytes", numbers
+    if programs == 0:
+        return f"does not fit with {shared // 1024} KB", numbers
+    return "fits", numbers
+
+
+def measure(
+    tunable: Tunable,
+    case: Case,
+    architecture: int,
+    candidates: Sequence[Candidate],
+    outcomes: Outcomes,
+    clock: Clock = cuda_clock,
+    device: str = "cuda",
+) -> dict[Candidate, float]:
+    """Check candidates and time those that are right, all in turn: their microseconds."""
+    label = tunable.labels[0]
+    sets = [Tensors.of(case, device) for _ in range(sets_beyond_the_cache(case, device))]
+    # Made once, so that putting the rows in order is no part of what is timed.
+    launches = [cases.launches(case, tensors)[label] for tensors in sets]
+
+    def with_candidate(candidate: Candidate, launch: Call) -> Call:
+        def call() -> object:
+            with tunable.using(candidate, case, architecture), cases.multiplying_as(case.precision):
+                return launch()
+
+        return call
+
+    checked = [with_candidate(candidate, launches[0]) for candidate in candidates]
+    right = []
+    for candidate, error in zip(candidates, disagreement(case, label, sets[0], checked), strict=True):
+        if error <= 1:
+            right.append(candidate)
+        else:
+            outcomes.add(tunable, case, architecture, candidate, f"is wrong: {error:.1f} times the error allowed")
+    times = clock([[with_candidate(candidate, launch) for launch in launches] for candidate in right])
+    timed = dict(zip(right, times, strict=True))
+    for candidate, microseconds in timed.items():
+        numbers = outcomes.of(tunable, case, architecture, candidate)
+        known = {"registers": int(numbers["registers"]), "programs": int(numbers["programs"])}
+        outcomes.add(tunable, case, architecture, candidate, "timed", **known, microseconds=round(microseconds, 2))
+    return timed
+
+
+def tune(
+    tunable: Tunable, case: Case, architecture: int, outcomes: Outcomes, *, limit: int | None, jobs: int, dry_run: bool
+) -> None:
+    """One entry at one case: print the candidates that fit or, timed, the row to paste."""
+    about = f"{tunable.name}, {case}, {case.precision}, sm_{architecture}"
+    with console.status(f"compiling candidates: {about}"):
+        fitting = survey(tunable, case, architecture, outcomes, limit, jobs)
+    tried = len(tunable.candidates(case, architecture)[:limit])
+    _say(f"# {about}: {len(fitting)} of {tried} candidates fit")
+    if dry_run:
+        for candidate in fitting:
+            registers = outcomes.of(tunable, case, architecture, candidate)["registers"]
+            _say(f"    {tunable.line(candidate, case, architecture)}  # {registers} registers")
+        return
+    if not fitting:
+        return
+    known = [outcomes.of(tunable, case, architecture, candidate)["microseconds"] for candidate in fitting]
+    if all(known):
+        timed = dict(zip(fitting, map(float, known), strict=True))
+    else:  # some or none: only times of one sitting compare
+        with console.status(f"timing {len(fitting)} candidates: {about}"):
+            timed = measure(tunable, case, architecture, fitting, outcomes)
+    if not timed:
+        return
+    best = min(timed, key=timed.__getitem__)
+    now = tunable.candidates(case, architecture)[0]
+    stands = [timed[candidate] for candidate in timed if tunable.holding(candidate, 1) == tunable.holding(now, 1)]
+    beside = f"; as it stands {stands[0]:.1f}" if stands else ""
+    line = tunable.line(best, case, architecture)
+    _say(f"    {line}  # {timed[best]:.1f} us{beside}")
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def main(
+    operator: Annotated[str, typer.Option(help="cosine_topk or expert_matmul.")],
+    out: Annotated[Path | None, typer.Option(help="CSV of all outcomes; one that exists is taken up again.")] = None,
+    entry: Annotated[list[str] | None, typer.Option(help="Only this entry, such as _FORWARD; repeatable.")] = None,
+    precision: Annotated[list[str] | None, typer.Option(help="Only bfloat16, tf32 or float32; repeatable.")] = None,
+    limit: Annotated[int | None, typer.Option(help="The first candidates alone.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that compile.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the candidates that fit; needs no GPU.")] = False,
+    architecture: Annotated[int, typer.Option(help="With --dry-run: 80, 90, 100 or 120.")] = 90,
+) -> None:
+    """Time candidate tiles on the GPU at hand and print rows for config.py."""
+    if not dry_run:
+        if not torch.cuda.is_available():
+            typer.echo(
+                "benchmarks.tune times kernels and needs an NVIDIA GPU; --dry-run lists what it would time.", err=True
+            )
+            raise typer.Exit(2)
+        major, minor = torch.cuda.get_device_capability()
+        architecture = 10 * major + minor
+    chosen = [tunable for tunable in TUNABLES if tunable.operator == operator and (not entry or tunable.name in entry)]
+    if not chosen:
+        known = ", ".join(f"{tunable.operator} {tunable.name}" for tunable in TUNABLES)
+        raise typer.BadParameter(f"nothing to tune at {operator} {' '.join(entry or [])}: there are {known}")
+    outcomes = Outcomes(out)
+    for tunable in chosen:
+        for case in TUNED:
+            if case.operator == operator and (not precision or case.precision in precision):
+                tune(tunable, case, architecture, outcomes, limit=limit, jobs=jobs, dry_run=dry_run)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,78 @@
+"""Bytes and operations of :func:`rbm_kernels.expert_matmul` and its two backward operators.
+
+``x [B, D]``, ``weight [E, N, D]``, k experts a row, ``s`` bytes an element, ``E' = min(E, B k)`` experts in use. Only
+products with the weights count as operations: they run on matrix units, and what gates and biases add is less than 2 in
+D or in N of them.
+
+``mean_experts`` is how many experts a row is multiplied with: k by the mathematics, the mean size of a tile's union for
+kernels that work on tiles (3.04 where k is 3, see README.md), and then the operations are those kernels' own.
+"""
+
+import torch
+
+from rbm_kernels.cost import Cost
+
+
+def forward(
+    rows: int,
+    in_features: int,
+    out_features: int,
+    num_experts: int,
+    k: int,
+    dtype: torch.dtype,
+    *,
+    mean_experts: float | None = None,
+) -> Cost:
+    """Bytes ``s (B D + B N + E' N (D + 1)) + 8 B k``; operations ``2 B k D N``.
+
+    x, weight, bias, gates and experts are read, y is written.
+    """
+    moved = rows * (in_features + out_features) + _weights(rows, in_features, out_features, num_experts, k)
+    return Cost(
+        bytes=dtype.itemsize * moved + 8 * rows * k,
+        flops=round(2 * rows * (mean_experts or k) * in_features * out_features),
+    )
+
+
+def backward_input(
+    rows: int,
+    in_features: int,
+    out_features: int,
+    num_experts: int,
+    k: int,
+    dtype: torch.dtype,
+    *,
+    with_gates: bool = True,
+    mean_experts: float | None = None,
+) -> Cost:
+    """Bytes ``s (2 B D + B N + E' N (D + 1)) + 12 B k``; operations ``2 B k D N``.
+
+    The gradient, x, weight, bias, gates and experts are read, ``grad_x`` and ``grad_gates`` written. Without the gates'
+    gradient x and the biases are not needed: ``s (B D + B N + E' N D) + 8 B k``.
+    """
+    cost = forward(rows, in_features, out_features, num_experts, k, dtype, mean_experts=mean_experts)
+    if with_gates:
+        return cost + Cost(bytes=dtype.itemsize * rows * in_features + 4 * rows * k, flops=0)
+    return cost + Cost(bytes=-dtype.itemsize * min(num_experts, rows * k) * out_features, flops=0)
+
+
+def backward_weight(
+    rows: int, in_features: int, out_features: int, num_experts: int, k: int, dtype: torch.dtype
+) -> Cost:
+    """Bytes ``s (B D + B N + E N (D + 1)) + 8 B k``; operations ``2 B k D N``.
+
+    The gradient, x, gates and experts are read, ``grad_weight`` and ``grad_bias`` written, unused experts' zeros too.
+    """
+    moved = rows * (in_features + out_features) + num_experts * out_features * (in_features + 1)
+    return Cost(bytes=dtype.itemsize * moved + 8 * rows * k, flops=2 * rows * k * in_features * out_features)
+
+
+def backward(rows: int, in_features: int, out_features: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:
+    """Both backward operators, with the gradients of gates and biases."""
+    shape = (rows, in_features, out_features, num_experts, k, dtype)
+    return backward_input(*shape) + backward_weight(*shape)
+
+
+def _weights(rows: int, in_features: int, out_features: int, num_experts: int, k: int) -> int:
+    """Elements of the weights and biases that some row uses."""
+    return min(num_experts, rows * k) * out_features * (in_features + 1)

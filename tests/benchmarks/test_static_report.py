@@ -1,0 +1,95 @@
+"""The static report: its arithmetic by hand, and one operator compiled and written out."""
+
+import csv
+
+import pytest
+
+pytest.importorskip("triton")
+
+from benchmarks import occupancy, static_report
+from benchmarks.cases import CASES, Case
+from rbm_kernels import _ahead_of_time
+from rbm_kernels._ahead_of_time import Compiled
+
+
+def compiled(**changes) -> Compiled:
+    fields = {
+        "name": "expert_matmul_fwd_kernel",
+        "blocks": {"BLOCK_M": 128, "BLOCK_N": 256},
+        "num_warps": 8,
+        "num_stages": 3,
+        "registers": 121,
+        "spilled_bytes": 0,
+        "shared_bytes": 100 * 1024,
+        "tensor_columns": 0,
+        "instructions": {},
+    }
+    return Compiled(**{**fields, **changes})
+
+
+def test_programs():
+    # 65,536 registers; 121 are handed out as 128, times 256 threads.
+    assert occupancy.programs_by_registers(121, 8) == 2
+    assert occupancy.programs_by_registers(128, 8) == 2
+    assert occupancy.programs_by_registers(129, 8) == 1
+    # 228 KB, of which each program takes one more than its own.
+    assert occupancy.programs_by_shared(113 * 1024, 90) == 2
+    assert occupancy.programs_by_shared(114 * 1024, 90) == 1
+    assert occupancy.programs_by_shared(228 * 1024, 90) == 0
+    assert occupancy.programs_by_shared(100 * 1024, 120) == 0
+    assert occupancy.programs(32, 8, 0, 0, 90) == 8  # 64 warps
+    assert occupancy.programs(32, 8, 0, 0, 120) == 6  # 48 warps
+    assert occupancy.programs(24, 1, 0, 0, 90) == 32
+    assert occupancy.programs(64, 8, 0, 256, 100) == 2  # 512 columns of tensor memory
+
+
+def test_a_row_counts_what_its_instructions_do():
+    instructions = {
+        "HGMMA.64x256x16.F32.BF16": 4,
+        "HGMMA.64x256x8.F32.TF32": 1,
+        "UTCHMMA": 2,
+        "LDG.E": 5,
+        "LDG.E.128": 6,
+        "LDG.E.128.CONSTANT": 1,
+        "LDGSTS.E.BYPASS.LTC128B.128": 7,
+        "LDGSTS.E.LTC128B.64": 1,
+        "LDGDEPBAR": 3,
+        "UTMALDG.2D": 1,
+        "ATOMS.ADD": 1,
+        "ATOMG.E.ADD": 1,
+        "REDUX": 1,
+        "RED.E.ADD": 1,
+    }
+    case = Case("expert_matmul", "tf32")
+    row = static_report.row(case, "y", 90, compiled(instructions=instructions))
+    assert row.matrix_instructions == "HGMMA 5 UTCHMMA 2"
+    assert (row.wide_loads, row.loads, row.atomics) == (15, 21, 2)
+    assert (row.tile, row.shape) == ("M=128 N=256", "B=169,343 D=256 N=256 E=8 k=3")
+    assert (row.programs_by_registers, row.programs_by_shared, row.programs, row.programs_claimed) == (2, 2, 2, 2)
+
+
+def test_written_as_csv_and_markdown(tmp_path, capsys):
+    out = tmp_path / "report.csv"
+    static_report.main(out, operator=["expert_order"], architecture=[80])
+    with out.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    chosen = [case for case in CASES if case.operator == "expert_order"]
+    assert {line["shape"] for line in lines} == {str(case) for case in chosen}
+    assert {line["kernel"] for line in lines} >= {"expert_order_rank_kernel", "expert_order_tiles_kernel"}
+    for line in lines:
+        assert line["architecture"] == "80"
+        assert 0 < int(line["registers"]) <= 255
+        assert line["triton"]
+        assert line["commit"]
+        assert line["date"]
+    table = out.with_suffix(".md").read_text().splitlines()
+    assert "## expert_order" in table
+    assert sum(line.startswith("| order |") for line in table) == len(lines)
+    assert f"{len(lines)} rows written" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_program_that_does_not_compile():
+    programs = ["raise ValueError('too many experts')", "pass"]
+    with pytest.raises(RuntimeError, match=r"did not compile for sm_90(.|\n)*too many experts"):
+        list(_ahead_of_time.compile_launches(programs, 90))
+    assert list(_ahead_of_time.compile_launches(programs, 90, skip_failures=True)) == []
