@@ -3,7 +3,11 @@
 // rbm_kernels/<operator>/op.py; only implementations are bound here.
 #include <torch/csrc/stable/library.h>
 
+#include "cosine_topk.h"
+#include "expert_matmul.h"
+#include "expert_order.h"
 #include "memory_update.h"
+#include "routed_matmul.h"
 
 #ifdef RBM_CUDA_LIBRARY
 
@@ -15,6 +19,13 @@ STABLE_TORCH_LIBRARY_IMPL(rbm, CUDA, m) {
 #else
 
 STABLE_TORCH_LIBRARY_IMPL(rbm, CPU, m) {
+  m.impl("cosine_topk", TORCH_BOX(&rbm::cpu::cosine_topk));
+  m.impl("cosine_topk_backward", TORCH_BOX(&rbm::cpu::cosine_topk_backward));
+  m.impl("expert_order", TORCH_BOX(&rbm::cpu::expert_order));
+  m.impl("expert_matmul", TORCH_BOX(&rbm::cpu::expert_matmul));
+  m.impl("expert_matmul_backward_input", TORCH_BOX(&rbm::cpu::expert_matmul_backward_input));
+  m.impl("expert_matmul_backward_weight", TORCH_BOX(&rbm::cpu::expert_matmul_backward_weight));
+  m.impl("routed_matmul", TORCH_BOX(&rbm::cpu::routed_matmul));
   m.impl("memory_statistics", TORCH_BOX(&rbm::cpu::memory_statistics));
   m.impl("memory_update_", TORCH_BOX(&rbm::cpu::memory_update_));
 }

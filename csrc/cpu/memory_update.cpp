@@ -2,38 +2,23 @@
 // into its own partial result and the partial results are added in order, so the same bits come out of any number of threads.
 #include "../memory_update.h"
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <type_traits>
 
-// A wheel must run on any x86-64, where a compiler may assume no more than SSE2, yet these loops gain from AVX. So the
-// functions marked here are compiled three times and the dynamic linker picks one. Clang, other C libraries, other
-// architectures and AddressSanitizer (whose runtime is not ready yet when the linker picks) get the one plain version.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define RBM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define RBM_CLONES
-#endif
-#define RBM_INLINE inline __attribute__((always_inline))
+#include "rows.h"
 
 namespace rbm::cpu {
 namespace {
 
-using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 
 // Sums of this many rows are added to a chunk's result: the rounding error of a long chunk grows with its number of tiles
 // and not with its number of rows.
 constexpr int64_t kTileRows = 256;
 constexpr int64_t kBlockFeatures = 128;
-
-// Work below this many elements is not worth a second thread.
-constexpr int64_t kGrainElements = 16384;
 
 // A partial result holds num_experts x features sums and then num_experts totals.
 template <typename T, typename Acc>
@@ -77,8 +62,8 @@ RBM_INLINE Acc squared_norm(const Acc* row, int64_t stride, int64_t features) {
   return square;
 }
 
-template <typename T, typename Acc>
-RBM_INLINE void sum_chunk_inline(const Chunk<T, Acc>& c) {
+template <int kBytes, typename T, typename Acc>
+RBM_INLINE void sum_chunk_lanes(const Chunk<T, Acc>& c) {
   const int64_t result_size = c.num_experts * (c.features + 1);
   Acc* const tile_total = c.tile + c.num_experts * c.features;
   std::fill_n(c.partial, result_size, Acc(0));
@@ -115,16 +100,12 @@ RBM_INLINE void sum_chunk_inline(const Chunk<T, Acc>& c) {
   }
 }
 
-// target_clones does not apply to templates: one function a type.
-RBM_CLONES void sum_chunk(const Chunk<double, double>& chunk) { sum_chunk_inline(chunk); }
-RBM_CLONES void sum_chunk(const Chunk<float, float>& chunk) { sum_chunk_inline(chunk); }
-RBM_CLONES void sum_chunk(const Chunk<BFloat16, float>& chunk) { sum_chunk_inline(chunk); }
-RBM_CLONES void sum_chunk(const Chunk<Half, float>& chunk) { sum_chunk_inline(chunk); }
+RBM_DISPATCH(sum_chunk)
 
 // result[i] = the sum over chunks of partials[chunk][i], the chunks in order.
 template <typename Acc>
 void add_partials(const Acc* partials, int64_t chunks, int64_t stride, Acc* result, int64_t size) {
-  torch::stable::parallel_for(0, size, kGrainElements, [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, size, kGrainMultiplications, [&](int64_t begin, int64_t end) {
     std::fill(result + begin, result + end, Acc(0));
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const Acc* const partial = partials + chunk * stride;
@@ -133,35 +114,24 @@ void add_partials(const Acc* partials, int64_t chunks, int64_t stride, Acc* resu
   });
 }
 
-// Before the parallel part: an exception must not leave it.
-void check_experts(const int32_t* experts, int64_t count, int64_t top_k, int64_t num_experts) {
-  const auto bad = std::find_if(experts, experts + count, [&](int64_t e) { return e < 0 || e >= num_experts; });
-  if (bad == experts + count) return;
-  Checks("memory_statistics")
-      .fail("experts holds ", *bad, " in row ", (bad - experts) / top_k, ", expected between 0 and ", num_experts - 1);
-}
-
 template <typename T, typename Acc>
 void sum_rows(const Tensor& h, const Tensor& gates, const Tensor& experts, bool normalize, Tensor& weighted_sum, Tensor& total) {
   const int64_t rows = h.size(0), features = h.size(1), top_k = gates.size(1), num_experts = total.size(0);
-  const auto* const expert_ids = static_cast<const int32_t*>(experts.const_data_ptr());
-  check_experts(expert_ids, rows * top_k, top_k, num_experts);
-
   const int64_t chunks = count_chunks(rows, num_experts);
   const int64_t chunk_rows = chunks > 0 ? (rows + chunks - 1) / chunks : 0;
   const int64_t result_size = num_experts * (features + 1);
-  const auto partials = std::make_unique_for_overwrite<Acc[]>(chunks * result_size);
+  const auto partials = scratch<Acc>(chunks * result_size);
 
   torch::stable::parallel_for(0, chunks, 1, [&](int64_t first, int64_t last) {
-    const auto tile = std::make_unique_for_overwrite<Acc[]>(result_size);
-    const auto row = std::make_unique_for_overwrite<Acc[]>(features);
+    const auto tile = scratch<Acc>(result_size);
+    const auto row = scratch<Acc>(features);
     for (int64_t chunk = first; chunk < last; ++chunk) {
       const int64_t begin = std::min(chunk * chunk_rows, rows);
       sum_chunk(Chunk<T, Acc>{
-          .h = static_cast<const T*>(h.const_data_ptr()),
+          .h = data<T>(h),
           .row_stride = h.stride(0),
-          .gates = static_cast<const Acc*>(gates.const_data_ptr()),
-          .experts = expert_ids,
+          .gates = data<Acc>(gates),
+          .experts = data<int32_t>(experts),
           .begin = begin,
           .end = std::min(begin + chunk_rows, rows),
           .features = features,
@@ -176,22 +146,22 @@ void sum_rows(const Tensor& h, const Tensor& gates, const Tensor& experts, bool 
   });
 
   const int64_t sums = num_experts * features;
-  add_partials(partials.get(), chunks, result_size, static_cast<Acc*>(weighted_sum.mutable_data_ptr()), sums);
-  add_partials(partials.get() + sums, chunks, result_size, static_cast<Acc*>(total.mutable_data_ptr()), num_experts);
+  add_partials(partials.get(), chunks, result_size, mutable_data<Acc>(weighted_sum), sums);
+  add_partials(partials.get() + sums, chunks, result_size, mutable_data<Acc>(total), num_experts);
 }
 
 template <typename Acc>
 void move_memory(Tensor& memory, const Tensor& weighted_sum, const Tensor& total, double decay, bool normalize) {
   const int64_t num_experts = memory.size(0), features = memory.size(1);
   const int64_t row_stride = memory.stride(0), stride = memory.stride(1);
-  const auto* const totals = static_cast<const Acc*>(total.const_data_ptr());
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, features));
+  const auto* const totals = data<Acc>(total);
+  const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, features));
 
   torch::stable::parallel_for(0, num_experts, grain, [&](int64_t begin, int64_t end) {
     for (int64_t e = begin; e < end; ++e) {
       if (!(totals[e] > 0) || !std::isfinite(totals[e])) continue;
-      Acc* const row = static_cast<Acc*>(memory.mutable_data_ptr()) + e * row_stride;
-      const Acc* const sum = static_cast<const Acc*>(weighted_sum.const_data_ptr()) + e * features;
+      Acc* const row = mutable_data<Acc>(memory) + e * row_stride;
+      const Acc* const sum = data<Acc>(weighted_sum) + e * features;
       const Acc square = squared_norm(row, stride, features);
       const Acc norm = normalize ? std::max(std::sqrt(square), static_cast<Acc>(kNormEps)) : 1;
       const Acc keep = static_cast<Acc>(decay) / norm;
@@ -206,12 +176,11 @@ void move_memory(Tensor& memory, const Tensor& weighted_sum, const Tensor& total
 std::tuple<Tensor, Tensor> memory_statistics(
     const Tensor& h_any, const Tensor& gates_any, const Tensor& experts_any, int64_t num_experts, bool normalize) {
   check_memory_statistics(h_any, gates_any, experts_any, num_experts);
-  const Tensor h = features_are_adjacent(h_any) ? h_any : torch::stable::contiguous(h_any);
-  const Tensor gates = torch::stable::contiguous(gates_any);
-  const Tensor experts = torch::stable::contiguous(experts_any);
+  const Tensor h = with_adjacent_features(h_any), gates = dense(gates_any), experts = dense(experts_any);
+  check_experts(Checks("memory_statistics"), experts, num_experts);
 
-  Tensor weighted_sum = torch::stable::new_empty(gates, {num_experts, h.size(1)});
-  Tensor total = torch::stable::new_empty(gates, {num_experts});
+  Tensor weighted_sum = new_tensor(gates.scalar_type(), {num_experts, h.size(1)});
+  Tensor total = new_tensor(gates.scalar_type(), {num_experts});
   switch (h.scalar_type()) {
     case ScalarType::Double: sum_rows<double, double>(h, gates, experts, normalize, weighted_sum, total); break;
     case ScalarType::Float: sum_rows<float, float>(h, gates, experts, normalize, weighted_sum, total); break;
@@ -223,8 +192,7 @@ std::tuple<Tensor, Tensor> memory_statistics(
 
 void memory_update_(Tensor memory, const Tensor& weighted_sum_any, const Tensor& total_any, double decay, bool normalize) {
   check_memory_update(memory, weighted_sum_any, total_any, decay);
-  const Tensor weighted_sum = torch::stable::contiguous(weighted_sum_any);
-  const Tensor total = torch::stable::contiguous(total_any);
+  const Tensor weighted_sum = dense(weighted_sum_any), total = dense(total_any);
   if (memory.scalar_type() == ScalarType::Double) {
     move_memory<double>(memory, weighted_sum, total, decay, normalize);
   } else {

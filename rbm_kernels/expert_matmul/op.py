@@ -52,6 +52,7 @@ def expert_matmul(
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit.
     """
+    _check(x, weight, bias, gates, experts)
     if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():
         # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it again.
         # An exported program has no backward pass, and its number of rows must not be compared with anything.

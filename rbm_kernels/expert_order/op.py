@@ -42,6 +42,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128) -> Exper
         TypeError: ``experts`` is not int32.
         ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, or ``block_m < 1``.
     """
+    _check(experts, num_experts, block_m)
     return ExpertOrder(*torch.ops.rbm.expert_order(experts, num_experts, block_m), block_m)
 
 

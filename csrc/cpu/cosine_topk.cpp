@@ -1,0 +1,183 @@
+// cosine_topk on the CPU: every row is read once, by blocks of four rows against blocks of four memory vectors.
+#include "../cosine_topk.h"
+
+#include <algorithm>
+
+#include "routing.h"
+#include "rows.h"
+
+namespace rbm::cpu {
+namespace {
+
+template <typename T>
+void route(
+    const Tensor& h, const Tensor& memory, int64_t k, double temperature, Tensor& gates, Tensor& experts, Tensor& cosines) {
+  using Acc = Accumulation<T>;
+  const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0);
+  const auto inverse_norms = scratch<Acc>(num_experts);
+  invert_norms(data<Acc>(memory), num_experts, features, inverse_norms.get());
+  const Routing<T> routing{
+      .h = data<T>(h),
+      .row_stride = h.stride(0),
+      .memory = data<Acc>(memory),
+      .inverse_norms = inverse_norms.get(),
+      .features = features,
+      .num_experts = num_experts,
+      .top_k = k,
+      .temperature = static_cast<Acc>(temperature),
+      .gates = mutable_data<Acc>(gates),
+      .experts = mutable_data<int32_t>(experts),
+      .cosines = mutable_data<Acc>(cosines),
+  };
+  const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
+  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    const auto row_cosines = scratch<Acc>(4 * num_experts);
+    const auto taken = scratch<uint8_t>(num_experts);
+    route_rows(routing, begin, end, row_cosines.get(), taken.get());
+  });
+}
+
+template <typename T>
+struct RoutingGrad {
+  using Acc = Accumulation<T>;
+  const T* h;
+  int64_t row_stride;
+  const Acc* memory;         // [E, D], contiguous
+  const Acc* inverse_norms;  // [E]
+  int64_t features, top_k;
+  Acc temperature;
+  const Acc *grad_gates, *grad_cosines;  // [B, k], or null
+  const Acc *gates, *cosines;            // [B, k]
+  const int32_t* experts;                // [B, k]
+  T* grad_h;                             // [B, D], contiguous
+};
+
+// Rows [begin, end). `slopes` has room for k and `row_grad` for D.
+template <int kBytes, typename T>
+RBM_INLINE void route_rows_backward_lanes(
+    const RoutingGrad<T>& r, int64_t begin, int64_t end, Accumulation<T>* slopes, Accumulation<T>* row_grad) {
+  using Acc = Accumulation<T>;
+  for (int64_t b = begin; b < end; ++b) {
+    const T* const row = r.h + b * r.row_stride;
+    T* const __restrict out = r.grad_h + b * r.features;
+    Acc square[1];
+    dot_tile<kBytes, 1, 1>(&row, row, 0, r.features, square);
+    const Acc norm = std::sqrt(square[0]);
+    if (norm <= static_cast<Acc>(kShortest)) {
+      std::fill_n(out, r.features, T(Acc(0)));
+      continue;
+    }
+    // Derivatives with respect to the chosen cosines: their own, and through the softmax.
+    const int64_t first = b * r.top_k;
+    Acc mean = 0, along_row = 0;
+    if (r.grad_gates != nullptr) {
+      for (int64_t j = 0; j < r.top_k; ++j) mean += r.gates[first + j] * r.grad_gates[first + j];
+    }
+    for (int64_t j = 0; j < r.top_k; ++j) {
+      Acc slope = r.grad_cosines == nullptr ? 0 : r.grad_cosines[first + j];
+      if (r.grad_gates != nullptr) slope += r.gates[first + j] * (r.grad_gates[first + j] - mean) / r.temperature;
+      slopes[j] = slope;
+      along_row += slope * r.cosines[first + j];
+    }
+    const Acc scale = -along_row / square[0];
+    for (int64_t d = 0; d < r.features; ++d) row_grad[d] = scale * static_cast<Acc>(row[d]);
+    for (int64_t j = 0; j < r.top_k; ++j) {
+      const int64_t expert = r.experts[first + j];
+      const Acc* const __restrict memory = r.memory + expert * r.features;
+      const Acc weight = slopes[j] * r.inverse_norms[expert] / norm;
+      for (int64_t d = 0; d < r.features; ++d) row_grad[d] += weight * memory[d];
+    }
+    for (int64_t d = 0; d < r.features; ++d) out[d] = static_cast<T>(row_grad[d]);
+  }
+}
+RBM_DISPATCH(route_rows_backward)
+
+template <typename T>
+void route_backward(
+    const Tensor* grad_gates, const Tensor* grad_cosines, const Tensor& h, const Tensor& memory, const Tensor& gates,
+    const Tensor& experts, const Tensor& cosines, double temperature, Tensor& grad_h) {
+  using Acc = Accumulation<T>;
+  const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0), top_k = gates.size(1);
+  const auto inverse_norms = scratch<Acc>(num_experts);
+  invert_norms(data<Acc>(memory), num_experts, features, inverse_norms.get());
+  const RoutingGrad<T> routing{
+      .h = data<T>(h),
+      .row_stride = h.stride(0),
+      .memory = data<Acc>(memory),
+      .inverse_norms = inverse_norms.get(),
+      .features = features,
+      .top_k = top_k,
+      .temperature = static_cast<Acc>(temperature),
+      .grad_gates = grad_gates ? data<Acc>(*grad_gates) : nullptr,
+      .grad_cosines = grad_cosines ? data<Acc>(*grad_cosines) : nullptr,
+      .gates = data<Acc>(gates),
+      .cosines = data<Acc>(cosines),
+      .experts = data<int32_t>(experts),
+      .grad_h = mutable_data<T>(grad_h),
+  };
+  const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, (top_k + 2) * features));
+  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    const auto slopes = scratch<Acc>(top_k);
+    const auto row_grad = scratch<Acc>(features);
+    route_rows_backward(routing, begin, end, slopes.get(), row_grad.get());
+  });
+}
+
+// Rows of any dtype against a float64 memory are taken as float64.
+ScalarType served_dtype(const Tensor& h, const Tensor& memory) {
+  return is_wide(h, memory) ? ScalarType::Double : cpu::served_dtype(h.scalar_type());
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> cosine_topk(const Tensor& h_any, const Tensor& memory_any, int64_t k, double temperature) {
+  check_routing(Checks("cosine_topk"), "h", h_any, memory_any, k, temperature);
+  const ScalarType dtype = served_dtype(h_any, memory_any);
+  const Tensor h = with_adjacent_features(as_dtype(h_any, dtype));
+  const Tensor memory = dense(as_dtype(memory_any, accumulation(dtype)));
+  Tensor gates = new_tensor(memory.scalar_type(), {h.size(0), k});
+  Tensor experts = new_tensor(ScalarType::Int, {h.size(0), k});
+  Tensor cosines = new_tensor(memory.scalar_type(), {h.size(0), k});
+  switch (dtype) {
+    case ScalarType::Double: route<double>(h, memory, k, temperature, gates, experts, cosines); break;
+    case ScalarType::BFloat16: route<BFloat16>(h, memory, k, temperature, gates, experts, cosines); break;
+    default: route<float>(h, memory, k, temperature, gates, experts, cosines); break;
+  }
+  return {gates, experts, cosines};
+}
+
+Tensor cosine_topk_backward(
+    const std::optional<Tensor>& grad_gates_any, const std::optional<Tensor>& grad_cosines_any, const Tensor& h_any,
+    const Tensor& memory_any, const Tensor& gates_any, const Tensor& experts_any, const Tensor& cosines_any,
+    double temperature) {
+  const Checks check("cosine_topk_backward");
+  check_routing(check, "h", h_any, memory_any, gates_any.size(1), temperature);
+  const ScalarType dtype = served_dtype(h_any, memory_any), wide = accumulation(dtype);
+  check.dtype("experts", experts_any, {ScalarType::Int});
+  const auto of_pairs = [&](const char* name, const Tensor& pairs) {
+    check.shape(name, pairs, {h_any.size(0), gates_any.size(1)}, "one for each choice of each row");
+    return dense(name == std::string("experts") ? pairs : as_dtype(pairs, wide));
+  };
+  const Tensor h = with_adjacent_features(as_dtype(h_any, dtype)), memory = dense(as_dtype(memory_any, wide));
+  const Tensor gates = of_pairs("gates", gates_any), cosines = of_pairs("cosines", cosines_any);
+  const Tensor experts = of_pairs("experts", experts_any);
+  check_experts(check, experts, memory.size(0));
+  std::optional<Tensor> grad_gates, grad_cosines;
+  if (grad_gates_any) grad_gates = of_pairs("grad_gates", *grad_gates_any);
+  if (grad_cosines_any) grad_cosines = of_pairs("grad_cosines", *grad_cosines_any);
+
+  Tensor grad_h = new_tensor(h.scalar_type(), {h.size(0), h.size(1)});
+  const auto run = [&](auto zero) {
+    route_backward<decltype(zero)>(
+        grad_gates ? &*grad_gates : nullptr, grad_cosines ? &*grad_cosines : nullptr, h, memory, gates, experts, cosines,
+        temperature, grad_h);
+  };
+  switch (dtype) {
+    case ScalarType::Double: run(double{}); break;
+    case ScalarType::BFloat16: run(BFloat16{}); break;
+    default: run(float{}); break;
+  }
+  return as_dtype(grad_h, h_any.scalar_type());
+}
+
+}  // namespace rbm::cpu

@@ -1,0 +1,39 @@
+// Inner products of a few rows with a few others, all of adjacent features: the one kernel under routing and under the
+// small batches of the expert matmul. Nothing is packed, transposed or copied before it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "vectors.h"
+
+namespace rbm::cpu {
+
+// sums[r * kColumns + c] = <rows[r], columns[c]>, where columns[c] = first_column + c * column_stride. A power of two of sums.
+template <int kBytes, int kRows, int kColumns, typename Row, typename Column, typename Acc>
+RBM_INLINE void dot_tile(
+    const Row* const* rows, const Column* first_column, int64_t column_stride, int64_t features, Acc* sums) {
+  using L = Lanes<Acc, kBytes>;
+  typename L::Vector totals[kRows * kColumns] = {};
+  typename L::Vector row[kRows], column;
+  const int64_t whole = features - features % L::kCount;
+  for (int64_t d = 0; d < whole; d += L::kCount) {
+    for (int r = 0; r < kRows; ++r) L::load(row[r], rows[r] + d);
+    for (int c = 0; c < kColumns; ++c) {
+      L::load(column, first_column + c * column_stride + d);
+      for (int r = 0; r < kRows; ++r) totals[r * kColumns + c] += row[r] * column;
+    }
+  }
+  // Once at most. As a loop, for a compiler may fuse multiplication and addition here or not, and equal rows must meet equal
+  // arithmetic in tiles of every size: GCC does in loops, and did not in a branch of the smallest tile.
+  for (int64_t d = whole; d < features; d += L::kCount) {
+    for (int r = 0; r < kRows; ++r) L::load_first(row[r], rows[r] + d, features - d);
+    for (int c = 0; c < kColumns; ++c) {
+      L::load_first(column, first_column + c * column_stride + d, features - d);
+      for (int r = 0; r < kRows; ++r) totals[r * kColumns + c] += row[r] * column;
+    }
+  }
+  L::template sum_lanes<kRows * kColumns>(totals, sums);
+}
+
+}  // namespace rbm::cpu

@@ -1,0 +1,349 @@
+// expert_matmul on the CPU, forward and the gradients of its rows and gates. Every thread takes rows of its own, and for each
+// expert the rows that use it: tiles of products are summed in registers and added, times their gates, to rows of the
+// result that stay in cache from one expert to the next. No row meets an expert that it does not use, and nothing grows
+// with the batch but the result. A panel through BLAS, measured first, lost a third of its time to gathering and packing
+// the same rows for each expert and to adding up. Few rows: see few_rows.h.
+#include "../expert_matmul.h"
+
+#include <algorithm>
+
+#include "few_rows.h"
+#include "outer_tile.h"
+
+namespace rbm::cpu {
+namespace {
+
+// Rows of a panel: their results stay in cache, and every expert gets this many of them, that its weights are read for.
+constexpr int64_t kFewestPanelRows = 256;
+constexpr int64_t kRowsOfExpert = 256;
+// Inner dimension that is worked on at once: that much of one expert's weights stays in a core's own cache.
+constexpr int64_t kInnerBlock = 512;
+
+// out_b = sum_j gate_bj (A_e rows_b + bias_e), e = experts[b, j]. Forward: rows are x, A_e is W_e. Backward: rows are grad,
+// A_e is the transpose of W_e, and the gradient of the gates, <A_e rows_b, x_b> + <rows_b, bias_e>, may be wanted.
+template <typename T>
+struct Product {
+  using Acc = Accumulation<T>;
+  const T* rows;
+  int64_t row_stride;
+  const Acc* packed;  // A_e transposed, [E] matrices [from, to]
+  const T* bias;      // [E, N], or null
+  const Acc* gates;
+  const int32_t* experts;
+  int64_t count, from, to, num_experts, top_k;
+  bool with_gates;  // whether the gradient of the gates is wanted, and the three below are there
+  const T* x;
+  int64_t x_stride;
+  Acc* grad_gates;  // [B, k]
+  T* out;           // [B, to], contiguous
+};
+
+// out[0:width] += gate * products.
+template <int kBytes, int kVectors, typename Acc>
+RBM_INLINE void add_row(
+    Acc gate, const typename Lanes<Acc, kBytes>::Vector (&products)[kVectors], int64_t width, Acc* out) {
+  using L = Lanes<Acc, kBytes>;
+  if (width == kVectors * L::kCount) {
+    for (int v = 0; v < kVectors; ++v) {
+      typename L::Vector sum;
+      L::load(sum, out + v * L::kCount);
+      sum += gate * products[v];
+      L::store(out + v * L::kCount, sum);
+    }
+  } else {
+    alignas(kBytes) Acc numbers[kVectors * L::kCount];
+    for (int v = 0; v < kVectors; ++v) L::store(numbers + v * L::kCount, products[v]);
+    for (int64_t c = 0; c < width; ++c) out[c] += gate * numbers[c];
+  }
+}
+
+// The inner product of a row of products, zero past `width`, with x[0:width], spread over lanes.
+template <int kBytes, int kVectors, typename T, typename Acc>
+RBM_INLINE void dot_row(
+    const typename Lanes<Acc, kBytes>::Vector (&products)[kVectors], int64_t width, const T* x,
+    typename Lanes<Acc, kBytes>::Vector& total) {
+  using L = Lanes<Acc, kBytes>;
+  for (int v = 0; v < kVectors; ++v) {
+    typename L::Vector part;
+    if ((v + 1) * L::kCount <= width) {
+      L::load(part, x + v * L::kCount);
+    } else {
+      L::load_first(part, x + v * L::kCount, width - v * L::kCount);
+    }
+    total += products[v] * part;
+  }
+}
+
+// Adds the products of kRows rows and one panel of columns to `outs`, from `column` on, and to the gradients of their gates.
+template <int kBytes, int kRows, int kVectors, typename T>
+RBM_INLINE void multiply_tile(
+    const Product<T>& p, const Pair* pairs, int64_t valid, const Accumulation<T>* const* rows,
+    Accumulation<T>* const* outs, const Accumulation<T>* panel, int64_t column, int64_t inner) {
+  using Acc = Accumulation<T>;
+  using L = Lanes<Acc, kBytes>;
+  typename L::Vector products[kRows][kVectors] = {};
+  outer_tile<kBytes, kRows, kVectors>(rows, 1, panel, kVectors * L::kCount, inner, products);
+  const int64_t width = std::min<int64_t>(kVectors * L::kCount, p.to - column);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    if (r < valid) add_row<kBytes, kVectors>(p.gates[pairs[r].index], products[r], width, outs[r] + column);
+  }
+  if (!p.with_gates) return;
+  typename L::Vector totals[8] = {};
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    if (r < valid) {
+      dot_row<kBytes, kVectors, T, Acc>(products[r], width, p.x + pairs[r].row * p.x_stride + column, totals[r]);
+    }
+  }
+  Acc sums[8];
+  L::template sum_lanes<8>(totals, sums);
+  for (int r = 0; r < valid; ++r) p.grad_gates[pairs[r].index] += sums[r];
+}
+
+// `valid` of kRows pairs of one expert, and `inner` of the inner dimension from `first`: all columns.
+template <int kBytes, int kRows, typename T>
+RBM_INLINE void multiply_rows(
+    const Product<T>& p, int64_t expert, const Pair* pairs, int64_t valid, int64_t first, int64_t inner,
+    int64_t first_row, Accumulation<T>* sums, Accumulation<T>* converted) {
+  using Acc = Accumulation<T>;
+  constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
+  const Acc* rows[kRows];
+  Acc* outs[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    // A tile that is not full repeats its last row, whose sums are dropped.
+    const int64_t row = pairs[std::min<int64_t>(r, valid - 1)].row;
+    const T* const source = p.rows + row * p.row_stride + first;
+    if constexpr (std::is_same_v<T, Acc>) {
+      rows[r] = source;
+    } else {
+      Acc* const copy = converted + r * kInnerBlock;
+      for (int64_t i = 0; i < inner; ++i) copy[i] = static_cast<Acc>(source[i]);
+      rows[r] = copy;
+    }
+    outs[r] = sums + (row - first_row) * p.to;
+  }
+  const int64_t padded = padded_columns<Acc, kBytes>(p.to);
+  const Acc* const matrix = p.packed + expert * p.from * padded;
+  int64_t column = 0;
+  for (; column + kWidth <= padded; column += kWidth) {
+    const Acc* const panel = matrix + column * p.from + first * kWidth;
+    multiply_tile<kBytes, kRows, tile_vectors<kBytes>()>(p, pairs, valid, rows, outs, panel, column, inner);
+  }
+  const Acc* const panel = matrix + column * p.from + first * (padded - column);
+  switch ((padded - column) / kCount) {
+    case 3: return multiply_tile<kBytes, kRows, 3>(p, pairs, valid, rows, outs, panel, column, inner);
+    case 2: return multiply_tile<kBytes, kRows, 2>(p, pairs, valid, rows, outs, panel, column, inner);
+    case 1: return multiply_tile<kBytes, kRows, 1>(p, pairs, valid, rows, outs, panel, column, inner);
+  }
+}
+
+// What the bias adds: to the rows, or to the gradient of their gates.
+template <typename T>
+RBM_INLINE void add_bias(const Product<T>& p, int64_t expert, const Pair& pair, Accumulation<T>* out) {
+  using Acc = Accumulation<T>;
+  if (p.bias == nullptr) return;
+  if (!p.with_gates) {
+    const T* const bias = p.bias + expert * p.to;
+    const Acc gate = p.gates[pair.index];
+    for (int64_t n = 0; n < p.to; ++n) out[n] += gate * static_cast<Acc>(bias[n]);
+  } else {
+    const T* const bias = p.bias + expert * p.from;
+    const T* const grad = p.rows + pair.row * p.row_stride;
+    Acc total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t n = 0; n < p.from; ++n) total += static_cast<Acc>(grad[n]) * static_cast<Acc>(bias[n]);
+    p.grad_gates[pair.index] += total;
+  }
+}
+
+template <int kBytes, typename T>
+RBM_INLINE void multiply_panel_lanes(
+    const Product<T>& p, int64_t first_row, int64_t last_row, const PairsByExpert& by_expert, Accumulation<T>* sums,
+    Accumulation<T>* converted) {
+  using Acc = Accumulation<T>;
+  constexpr int kRows = kTileRows;
+  if constexpr (std::is_same_v<T, Acc>) sums = p.out + first_row * p.to;
+  std::fill_n(sums, (last_row - first_row) * p.to, Acc(0));
+  if (p.with_gates) std::fill_n(p.grad_gates + first_row * p.top_k, (last_row - first_row) * p.top_k, Acc(0));
+  for (int64_t e = 0; e < p.num_experts; ++e) {
+    const Pair* const pairs = by_expert.of(e);
+    const int64_t count = by_expert.count(e);
+    for (int64_t i = 0; i < count; ++i) add_bias(p, e, pairs[i], sums + (pairs[i].row - first_row) * p.to);
+    for (int64_t first = 0; first < p.from; first += kInnerBlock) {
+      const int64_t inner = std::min(kInnerBlock, p.from - first);
+      int64_t i = 0;
+      for (; i + kRows / 2 < count; i += kRows) {
+        multiply_rows<kBytes, kRows>(
+            p, e, pairs + i, std::min<int64_t>(kRows, count - i), first, inner, first_row, sums, converted);
+      }
+      if (i < count) {
+        multiply_rows<kBytes, kRows / 2>(p, e, pairs + i, count - i, first, inner, first_row, sums, converted);
+      }
+    }
+  }
+  if constexpr (!std::is_same_v<T, Acc>) {
+    T* const out = p.out + first_row * p.to;
+    for (int64_t i = 0; i < (last_row - first_row) * p.to; ++i) out[i] = static_cast<T>(sums[i]);
+  }
+}
+RBM_DISPATCH(multiply_panel)
+
+// Panels of one height, as many for one thread as for another.
+int64_t count_panel_rows(int64_t rows, int64_t num_experts, int64_t top_k) {
+  const int64_t most = std::max(kFewestPanelRows, kRowsOfExpert * num_experts / std::max<int64_t>(1, top_k));
+  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t rounds = (rows + most * threads - 1) / (most * threads);
+  return (rows + rounds * threads - 1) / (rounds * threads);
+}
+
+template <typename T>
+void multiply(const Product<T>& p) {
+  using Acc = Accumulation<T>;
+  if (p.count == 0) return;
+  const int64_t panel_rows = count_panel_rows(p.count, p.num_experts, p.top_k);
+  torch::stable::parallel_for(0, (p.count + panel_rows - 1) / panel_rows, 1, [&](int64_t begin, int64_t end) {
+    constexpr bool kConverts = !std::is_same_v<T, Acc>;
+    PairsByExpert pairs(panel_rows, p.top_k, p.num_experts);
+    const auto sums = scratch<Acc>(kConverts ? panel_rows * p.to : 0);
+    const auto converted = scratch<Acc>(kConverts ? kTileRows * kInnerBlock : 0);
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = panel * panel_rows, last = std::min(first + panel_rows, p.count);
+      pairs.list(p.experts, first, last);
+      multiply_panel(p, first, last, pairs, sums.get(), converted.get());
+    }
+  });
+}
+
+// Weights [E, N, D] as matrices [D, N], or [N, D] for the gradient of the rows.
+template <typename T>
+std::unique_ptr<Accumulation<T>[]> pack_weight(const Tensor& weight, bool for_gradient) {
+  using Acc = Accumulation<T>;
+  const int64_t outputs = weight.size(1), features = weight.size(2);
+  const Unpacked<T> unpacked = for_gradient
+      ? Unpacked<T>{data<T>(weight), weight.size(0), outputs, features, outputs * features, features, 1}
+      : Unpacked<T>{data<T>(weight), weight.size(0), features, outputs, outputs * features, 1, features};
+  return pack_all<Acc>(unpacked);
+}
+
+template <typename T>
+Tensor forward(const Tensor& x, const Tensor& weight, const Tensor* bias, const Tensor& gates, const Tensor& experts) {
+  using Acc = Accumulation<T>;
+  const int64_t rows = x.size(0), top_k = gates.size(1);
+  Tensor y = new_tensor(x.scalar_type(), {rows, weight.size(1)});
+  if (rows <= kFewRows) {
+    PairsByExpert pairs(rows, top_k, weight.size(0));
+    pairs.list(data<int32_t>(experts), 0, rows);
+    const FewRows<T> few{
+        .x = data<T>(x),
+        .row_stride = x.stride(0),
+        .weight = data<T>(weight),
+        .bias = bias ? data<T>(*bias) : nullptr,
+        .gates = data<Acc>(gates),
+        .pairs = &pairs,
+        .rows = rows,
+        .in_features = x.size(1),
+        .out_features = weight.size(1),
+        .num_experts = weight.size(0),
+        .y = mutable_data<T>(y),
+    };
+    multiply_few_rows(few, top_k);
+    return y;
+  }
+  const auto packed = pack_weight<T>(weight, false);
+  multiply(Product<T>{
+      .rows = data<T>(x),
+      .row_stride = x.stride(0),
+      .packed = packed.get(),
+      .bias = bias ? data<T>(*bias) : nullptr,
+      .gates = data<Acc>(gates),
+      .experts = data<int32_t>(experts),
+      .count = rows,
+      .from = x.size(1),
+      .to = weight.size(1),
+      .num_experts = weight.size(0),
+      .top_k = top_k,
+      .with_gates = false,
+      .x = nullptr,
+      .x_stride = 0,
+      .grad_gates = nullptr,
+      .out = mutable_data<T>(y),
+  });
+  return y;
+}
+
+template <typename T>
+std::tuple<Tensor, Tensor> backward_input(
+    const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor* bias, const Tensor& gates,
+    const Tensor& experts, bool with_gates) {
+  using Acc = Accumulation<T>;
+  const int64_t rows = x.size(0), in_features = x.size(1), top_k = gates.size(1);
+  Tensor grad_x = new_tensor(x.scalar_type(), {rows, in_features});
+  Tensor grad_gates = with_gates ? new_tensor(gates.scalar_type(), {rows, top_k}) : new_tensor(gates.scalar_type(), {0});
+  const auto packed = pack_weight<T>(weight, true);
+  multiply(Product<T>{
+      .rows = data<T>(grad),
+      .row_stride = grad.stride(0),
+      .packed = packed.get(),
+      .bias = bias && with_gates ? data<T>(*bias) : nullptr,
+      .gates = data<Acc>(gates),
+      .experts = data<int32_t>(experts),
+      .count = rows,
+      .from = weight.size(1),
+      .to = in_features,
+      .num_experts = weight.size(0),
+      .top_k = top_k,
+      .with_gates = with_gates,
+      .x = data<T>(x),
+      .x_stride = x.stride(0),
+      .grad_gates = mutable_data<Acc>(grad_gates),
+      .out = mutable_data<T>(grad_x),
+  });
+  return {grad_x, grad_gates};
+}
+}  // namespace
+
+Tensor expert_matmul(
+    const Tensor& x_any, const Tensor& weight_any, const std::optional<Tensor>& bias_any, const Tensor& gates_any,
+    const Tensor& experts_any, Order, Order, Order, int64_t) {
+  const Checks check("expert_matmul");
+  check_weights(check, x_any, weight_any, bias_any);
+  check_pairs(check, x_any, gates_any, experts_any);
+  const ScalarType dtype = served_dtype(x_any.scalar_type());
+  const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)), weight = dense(as_dtype(weight_any, dtype));
+  const Tensor bias = bias_any ? dense(as_dtype(*bias_any, dtype)) : weight;
+  const Tensor gates = dense(gates_any), experts = dense(experts_any);
+  check_experts(check, experts, weight.size(0));
+  const Tensor* const some_bias = bias_any ? &bias : nullptr;
+  switch (dtype) {
+    case ScalarType::Double: return forward<double>(x, weight, some_bias, gates, experts);
+    case ScalarType::BFloat16: return forward<BFloat16>(x, weight, some_bias, gates, experts);
+    default: return as_dtype(forward<float>(x, weight, some_bias, gates, experts), x_any.scalar_type());
+  }
+}
+
+std::tuple<Tensor, Tensor> expert_matmul_backward_input(
+    const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any, const std::optional<Tensor>& bias_any,
+    const Tensor& gates_any, const Tensor& experts_any, bool with_gates, Order, Order, Order, int64_t) {
+  const Checks check("expert_matmul_backward_input");
+  check_weights(check, x_any, weight_any, bias_any);
+  check_pairs(check, x_any, gates_any, experts_any);
+  check_grad(check, grad_any, x_any, weight_any.size(1));
+  const ScalarType dtype = served_dtype(x_any.scalar_type());
+  const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)), weight = dense(as_dtype(weight_any, dtype));
+  const Tensor grad = with_adjacent_features(as_dtype(grad_any, dtype));
+  const Tensor bias = bias_any ? dense(as_dtype(*bias_any, dtype)) : weight;
+  const Tensor gates = dense(gates_any), experts = dense(experts_any);
+  check_experts(check, experts, weight.size(0));
+  const Tensor* const some_bias = bias_any ? &bias : nullptr;
+  switch (dtype) {
+    case ScalarType::Double: return backward_input<double>(grad, x, weight, some_bias, gates, experts, with_gates);
+    case ScalarType::BFloat16: return backward_input<BFloat16>(grad, x, weight, some_bias, gates, experts, with_gates);
+    default: {
+      const auto [grad_x, grad_gates] = backward_input<float>(grad, x, weight, some_bias, gates, experts, with_gates);
+      return {as_dtype(grad_x, x_any.scalar_type()), grad_gates};
+    }
+  }
+}
+
+}  // namespace rbm::cpu

@@ -1,0 +1,186 @@
+// The gradient of expert_matmul's weights and biases on the CPU. A thread has output features of its own and takes all rows
+// of an expert through them, so every gradient is summed where it will stay, in the order of the rows.
+#include "../expert_matmul.h"
+
+#include <algorithm>
+
+#include "outer_tile.h"
+#include "pairs.h"
+
+namespace rbm::cpu {
+namespace {
+
+// Rows that are taken at once: the part of them that a tile multiplies stays in the nearest cache.
+constexpr int64_t kPieceRows = 128;
+
+template <typename T>
+struct WeightGrad {
+  using Acc = Accumulation<T>;
+  const T* x;
+  int64_t x_stride;
+  const T* grad;
+  int64_t grad_stride;
+  const Acc* gates;
+  const PairsByExpert* pairs;
+  int64_t in_features, out_features;
+  Acc* grad_weight;  // [E, N, D]
+  Acc* grad_bias;    // [E, N]
+};
+
+// kRows output features, of which `valid` exist, and one panel of input features: grad_weight gets or is increased by what
+// `count` rows contribute. `gated` and `panel` begin at the first of those features, in the first row.
+template <int kBytes, int kRows, int kVectors, typename Acc>
+RBM_INLINE void sum_tile(
+    const Acc* gated, int64_t gated_stride, const Acc* panel, int64_t count, bool first, int64_t valid, int64_t width,
+    Acc* grad_weight, int64_t features) {
+  using L = Lanes<Acc, kBytes>;
+  typename L::Vector sums[kRows][kVectors] = {};
+  const Acc* left[kRows];
+  for (int r = 0; r < kRows; ++r) left[r] = gated + std::min<int64_t>(r, valid - 1);
+  outer_tile<kBytes, kRows, kVectors>(left, gated_stride, panel, kVectors * L::kCount, count, sums);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    if (r < valid) {
+      Acc* const target = grad_weight + r * features;
+      alignas(kBytes) Acc numbers[kVectors * L::kCount];
+      for (int v = 0; v < kVectors; ++v) L::store(numbers + v * L::kCount, sums[r][v]);
+      if (first) {
+        for (int64_t d = 0; d < width; ++d) target[d] = numbers[d];
+      } else {
+        for (int64_t d = 0; d < width; ++d) target[d] += numbers[d];
+      }
+    }
+  }
+}
+
+template <int kBytes, int kVectors, typename Acc>
+RBM_INLINE void sum_panel(
+    const Acc* gated, int64_t outputs, const Acc* panel, int64_t count, bool first, int64_t width, Acc* grad_weight,
+    int64_t features) {
+  int64_t n = 0;
+  for (; n + kTileRows / 2 < outputs; n += kTileRows) {
+    const int64_t valid = std::min<int64_t>(kTileRows, outputs - n);
+    sum_tile<kBytes, kTileRows, kVectors>(
+        gated + n, outputs, panel, count, first, valid, width, grad_weight + n * features, features);
+  }
+  if (n < outputs) {
+    sum_tile<kBytes, kTileRows / 2, kVectors>(
+        gated + n, outputs, panel, count, first, outputs - n, width, grad_weight + n * features, features);
+  }
+}
+
+// Output features [begin, end) of one expert. `gated` has room for [kPieceRows, end - begin] and `panels` for
+// [kPieceRows, features, padded to whole vectors].
+template <int kBytes, typename T>
+RBM_INLINE void sum_expert_lanes(
+    const WeightGrad<T>& w, int64_t expert, int64_t begin, int64_t end, Accumulation<T>* gated, Accumulation<T>* panels) {
+  using Acc = Accumulation<T>;
+  constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
+  const int64_t outputs = end - begin, features = w.in_features;
+  const int64_t padded = padded_columns<Acc, kBytes>(features), pairs = w.pairs->count(expert);
+  Acc* const bias_sum = w.grad_bias + expert * w.out_features + begin;
+  Acc* const weight_sum = w.grad_weight + (expert * w.out_features + begin) * features;
+  std::fill_n(bias_sum, outputs, Acc(0));
+  if (pairs == 0) std::fill_n(weight_sum, outputs * features, Acc(0));
+
+  for (int64_t first = 0; first < pairs; first += kPieceRows) {
+    const int64_t count = std::min(kPieceRows, pairs - first);
+    for (int64_t i = 0; i < count; ++i) {
+      const Pair pair = w.pairs->of(expert)[first + i];
+      const Acc gate = w.gates[pair.index];
+      const T* const grad = w.grad + pair.row * w.grad_stride + begin;
+      Acc* const row = gated + i * outputs;
+      for (int64_t n = 0; n < outputs; ++n) {
+        row[n] = gate * static_cast<Acc>(grad[n]);
+        bias_sum[n] += row[n];
+      }
+      const T* const x = w.x + pair.row * w.x_stride;
+      for (int64_t d = 0; d < padded; d += kWidth) {
+        const int64_t width = std::min(kWidth, padded - d), filled = std::min(width, features - d);
+        Acc* const part = panels + d * kPieceRows + i * width;
+        for (int64_t c = 0; c < filled; ++c) part[c] = static_cast<Acc>(x[d + c]);
+        std::fill_n(part + filled, width - filled, Acc(0));
+      }
+    }
+    for (int64_t d = 0; d < padded; d += kWidth) {
+      const int64_t vectors = std::min(kWidth, padded - d) / kCount, width = std::min(kWidth, features - d);
+      const Acc* const panel = panels + d * kPieceRows;
+      Acc* const target = weight_sum + d;
+      if (vectors == tile_vectors<kBytes>()) {
+        sum_panel<kBytes, tile_vectors<kBytes>()>(gated, outputs, panel, count, first == 0, width, target, features);
+      } else if (vectors == 3) {
+        sum_panel<kBytes, 3>(gated, outputs, panel, count, first == 0, width, target, features);
+      } else if (vectors == 2) {
+        sum_panel<kBytes, 2>(gated, outputs, panel, count, first == 0, width, target, features);
+      } else {
+        sum_panel<kBytes, 1>(gated, outputs, panel, count, first == 0, width, target, features);
+      }
+    }
+  }
+}
+RBM_DISPATCH(sum_expert)
+
+template <typename T>
+std::tuple<Tensor, Tensor> backward_weight(
+    const Tensor& grad, const Tensor& x, const Tensor& gates, const Tensor& experts, int64_t num_experts, bool with_bias) {
+  using Acc = Accumulation<T>;
+  const int64_t rows = x.size(0), in_features = x.size(1), out_features = grad.size(1);
+  Tensor grad_weight = new_tensor(gates.scalar_type(), {num_experts, out_features, in_features});
+  Tensor grad_bias = new_tensor(gates.scalar_type(), {num_experts, out_features});
+  PairsByExpert pairs(rows, gates.size(1), num_experts);
+  pairs.list(data<int32_t>(experts), 0, rows);
+  const WeightGrad<T> sums{
+      .x = data<T>(x),
+      .x_stride = x.stride(0),
+      .grad = data<T>(grad),
+      .grad_stride = grad.stride(0),
+      .gates = data<Acc>(gates),
+      .pairs = &pairs,
+      .in_features = in_features,
+      .out_features = out_features,
+      .grad_weight = mutable_data<Acc>(grad_weight),
+      .grad_bias = mutable_data<Acc>(grad_bias),
+  };
+  // As many slices of output features as threads, or as there are tiles. Slice by slice and not expert by expert, so that
+  // threads get an equal share where experts do not.
+  const int64_t threads = torch::stable::get_num_threads(), tiles = (out_features + kTileRows - 1) / kTileRows;
+  const int64_t width = (tiles + threads - 1) / threads * kTileRows;
+  const int64_t slices = (out_features + width - 1) / std::max<int64_t>(1, width);
+  torch::stable::parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
+    const auto gated = scratch<Acc>(kPieceRows * width);
+    // No vector is longer than 64 bytes.
+    const auto panels = scratch<Acc>(kPieceRows * (in_features + 64));
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task / num_experts * width, last = std::min(first + width, out_features);
+      sum_expert(sums, task % num_experts, first, last, gated.get(), panels.get());
+    }
+  });
+  if (!with_bias) grad_bias = new_tensor(gates.scalar_type(), {0});
+  return {grad_weight, grad_bias};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> expert_matmul_backward_weight(
+    const Tensor& grad_any, const Tensor& x_any, const Tensor& gates_any, const Tensor& experts_any, int64_t num_experts,
+    bool with_bias) {
+  const Checks check("expert_matmul_backward_weight");
+  check.shape("x", x_any, {kAnySize, kAnySize}, "rows by features");
+  check.shape("grad", grad_any, {kAnySize, kAnySize}, "rows by outputs");
+  check_grad(check, grad_any, x_any, grad_any.size(1));
+  check_pairs(check, x_any, gates_any, experts_any);
+  if (num_experts < 1) check.fail("num_experts is ", num_experts, ", expected at least 1");
+  const ScalarType dtype = served_dtype(x_any.scalar_type());
+  const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)), grad = with_adjacent_features(as_dtype(grad_any, dtype));
+  const Tensor gates = dense(gates_any), experts = dense(experts_any);
+  check_experts(check, experts, num_experts);
+  const auto run = [&](auto zero) {
+    return backward_weight<decltype(zero)>(grad, x, gates, experts, num_experts, with_bias);
+  };
+  const auto [grad_weight, grad_bias] = dtype == ScalarType::Double ? run(double{})
+      : dtype == ScalarType::BFloat16                                ? run(BFloat16{})
+                                                                     : run(float{});
+  return {as_dtype(grad_weight, x_any.scalar_type()), as_dtype(grad_bias, x_any.scalar_type())};
+}
+
+}  // namespace rbm::cpu

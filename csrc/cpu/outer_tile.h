@@ -1,0 +1,128 @@
+// Outer products: the kernel under the large batches of the expert matmul. A tile of sums stays in registers while the inner
+// dimension passes by; rows of the left side are read where they lie, each by its own pointer, so nothing is gathered, and
+// the right side comes in panels as wide as a tile.
+#pragma once
+
+#include <cstdint>
+
+#include "rows.h"
+
+namespace rbm::cpu {
+
+// Sums, one row of the right side and one number of the left fill the registers: 6 x 4 + 4 + 1 of 32, or 6 x 2 + 2 + 1 of 16.
+constexpr int kTileRows = 6;
+template <int kBytes>
+constexpr int tile_vectors() {
+#if defined(__x86_64__)
+  return kBytes == 64 ? 4 : 2;
+#else
+  return 4;
+#endif
+}
+
+template <typename Acc, int kBytes>
+constexpr int64_t panel_width() {
+  return tile_vectors<kBytes>() * Lanes<Acc, kBytes>::kCount;
+}
+
+// The right side comes from the second cache, and the processor alone does not fetch it in time: 5 % with one thread.
+constexpr int64_t kPrefetchRows = 16;
+
+// sums[r][v] = the sum over i of left[r][i * left_stride] * right[i][v], where right[i] stands at `right + i * right_stride`.
+template <int kBytes, int kRows, int kVectors, typename Acc>
+RBM_INLINE void outer_tile(
+    const Acc* const* left, int64_t left_stride, const Acc* right, int64_t right_stride, int64_t count,
+    typename Lanes<Acc, kBytes>::Vector (&sums)[kRows][kVectors]) {
+  using L = Lanes<Acc, kBytes>;
+  for (int64_t i = 0; i < count; ++i) {
+    typename L::Vector columns[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(right + (i + kPrefetchRows) * right_stride + v * L::kCount);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) L::load(columns[v], right + i * right_stride + v * L::kCount);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Acc number = left[r][i * left_stride];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += number * columns[v];
+    }
+  }
+}
+
+// target[i][j] = source[j][i], a square as wide as a vector. Interleaving the two halves of a sequence of rows, lane by lane,
+// log2(lanes) times over is a transposition.
+template <int kBytes, typename T, typename Acc>
+RBM_INLINE void transpose(const T* source, int64_t source_stride, Acc* target, int64_t target_stride) {
+  using L = Lanes<Acc, kBytes>;
+  typename L::Vector rows[L::kCount], mixed[L::kCount];
+  for (int i = 0; i < L::kCount; ++i) L::load(rows[i], source + i * source_stride);
+#pragma GCC unroll 4
+  for (int step = 1; step < L::kCount; step *= 2) {
+    for (int i = 0; i < L::kCount / 2; ++i) {
+      L::interleave(mixed[2 * i], mixed[2 * i + 1], rows[i], rows[i + L::kCount / 2]);
+    }
+    for (int i = 0; i < L::kCount; ++i) rows[i] = mixed[i];
+  }
+  for (int i = 0; i < L::kCount; ++i) L::store(target + i * target_stride, rows[i]);
+}
+
+// A matrix [K, N] per expert, of which either the rows or the columns are adjacent numbers. Packed: in panels of tile width
+// and of all K rows; the last panel is as wide as its whole vectors.
+template <typename T>
+struct Unpacked {
+  const T* values;
+  int64_t matrices, rows, columns, matrix_stride, row_stride, column_stride;
+};
+
+template <typename Acc, int kBytes>
+constexpr int64_t padded_columns(int64_t columns) {
+  constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount;
+  return (columns + kCount - 1) / kCount * kCount;
+}
+
+// Packs panel `panel` of matrix `matrix`, with zeros past its last column.
+template <int kBytes, typename T, typename Acc>
+RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, Acc* packed) {
+  constexpr int64_t kWidth = panel_width<Acc, kBytes>();
+  const int64_t padded = padded_columns<Acc, kBytes>(m.columns), first = panel * kWidth;
+  const int64_t width = std::min(kWidth, padded - first), filled = std::min(kWidth, m.columns - first);
+  const T* const source = m.values + matrix * m.matrix_stride + first * m.column_stride;
+  Acc* const target = packed + (matrix * padded + first) * m.rows;
+  if (m.column_stride == 1) {
+    for (int64_t k = 0; k < m.rows; ++k) {
+      for (int64_t c = 0; c < filled; ++c) target[k * width + c] = static_cast<Acc>(source[k * m.row_stride + c]);
+    }
+  } else {
+    constexpr int kCount = Lanes<Acc, kBytes>::kCount;
+    int64_t c = 0;
+    for (; c + kCount <= filled; c += kCount) {
+      int64_t k = 0;
+      for (; k + kCount <= m.rows; k += kCount) {
+        transpose<kBytes>(source + k + c * m.column_stride, m.column_stride, target + k * width + c, width);
+      }
+      for (; k < m.rows; ++k) {
+        for (int64_t i = c; i < c + kCount; ++i) target[k * width + i] = static_cast<Acc>(source[k + i * m.column_stride]);
+      }
+    }
+    for (; c < filled; ++c) {
+      for (int64_t k = 0; k < m.rows; ++k) target[k * width + c] = static_cast<Acc>(source[k + c * m.column_stride]);
+    }
+  }
+  for (int64_t k = 0; k < m.rows; ++k) std::fill_n(target + k * width + filled, width - filled, Acc(0));
+}
+RBM_DISPATCH(pack)
+
+// All panels of all matrices, packed for this processor's vectors.
+template <typename Acc, typename T>
+std::unique_ptr<Acc[]> pack_all(const Unpacked<T>& m) {
+  const int64_t lanes = vector_bytes() / static_cast<int64_t>(sizeof(Acc)), width = (vector_bytes() == 64 ? tile_vectors<64>() : tile_vectors<16>()) * lanes;
+  const int64_t padded = (m.columns + lanes - 1) / lanes * lanes, panels = (padded + width - 1) / width;
+  auto packed = scratch<Acc>(m.matrices * m.rows * padded);
+  const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, m.rows * width));
+  torch::stable::parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) pack(m, i / panels, i % panels, packed.get());
+  });
+  return packed;
+}
+
+}  // namespace rbm::cpu

@@ -1,0 +1,88 @@
+// routed_matmul on the CPU. Few rows are routed and multiplied here, without a tensor but the result: for one row, what
+// cosine_topk and expert_matmul do around their arithmetic costs as much as the arithmetic. Larger batches call them.
+#include "../routed_matmul.h"
+
+#include "../cosine_topk.h"
+#include "../expert_matmul.h"
+#include "few_rows.h"
+#include "routing.h"
+
+namespace rbm::cpu {
+namespace {
+
+template <typename T>
+Tensor few_rows_at_once(
+    const Tensor& x, const Tensor& memory, const Tensor& weight, const Tensor* bias, int64_t k, double temperature) {
+  using Acc = Accumulation<T>;
+  const int64_t rows = x.size(0), features = x.size(1), num_experts = weight.size(0), out_features = weight.size(1);
+  const auto numbers = scratch<Acc>(2 * rows * k + num_experts);
+  const auto experts = scratch<int32_t>(rows * k);
+  Acc* const gates = numbers.get();
+  Acc* const inverse_norms = gates + 2 * rows * k;
+  invert_norms(data<Acc>(memory), num_experts, features, inverse_norms);
+  const Routing<T> routing{
+      .h = data<T>(x),
+      .row_stride = x.stride(0),
+      .memory = data<Acc>(memory),
+      .inverse_norms = inverse_norms,
+      .features = features,
+      .num_experts = num_experts,
+      .top_k = k,
+      .temperature = static_cast<Acc>(temperature),
+      .gates = gates,
+      .experts = experts.get(),
+      .cosines = gates + rows * k,
+  };
+  const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
+  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    const auto cosines = scratch<Acc>(4 * num_experts);
+    const auto taken = scratch<uint8_t>(num_experts);
+    route_rows(routing, begin, end, cosines.get(), taken.get());
+  });
+
+  PairsByExpert pairs(rows, k, num_experts);
+  pairs.list(experts.get(), 0, rows);
+  Tensor y = new_tensor(x.scalar_type(), {rows, out_features});
+  multiply_few_rows(FewRows<T>{
+      .x = data<T>(x),
+      .row_stride = x.stride(0),
+      .weight = data<T>(weight),
+      .bias = bias ? data<T>(*bias) : nullptr,
+      .gates = gates,
+      .pairs = &pairs,
+      .rows = rows,
+      .in_features = features,
+      .out_features = out_features,
+      .num_experts = num_experts,
+      .y = mutable_data<T>(y),
+  }, k);
+  return y;
+}
+
+}  // namespace
+
+Tensor routed_matmul(
+    const Tensor& x_any, const Tensor& memory_any, const Tensor& weight_any, const std::optional<Tensor>& bias_any, int64_t k,
+    double temperature) {
+  const Checks check("routed_matmul");
+  check_weights(check, x_any, weight_any, bias_any);
+  check_routing(check, "x", x_any, memory_any, k, temperature);
+  check.shape("memory", memory_any, {weight_any.size(0), x_any.size(1)}, "experts of weight by the features of x");
+  const ScalarType dtype = x_any.scalar_type();
+  const bool served = dtype != ScalarType::Half && memory_any.scalar_type() == accumulation(dtype);
+  if (x_any.size(0) > kFewRows || !served) {
+    const auto [gates, experts, cosines] = cosine_topk(x_any, memory_any, k, temperature);
+    const Tensor accumulated = as_dtype(gates, accumulation(dtype));
+    return expert_matmul(x_any, weight_any, bias_any, accumulated, experts, {}, {}, {}, 0);
+  }
+  const Tensor x = with_adjacent_features(x_any), memory = dense(memory_any), weight = dense(weight_any);
+  const Tensor bias = bias_any ? dense(*bias_any) : weight;
+  const Tensor* const some_bias = bias_any ? &bias : nullptr;
+  switch (dtype) {
+    case ScalarType::Double: return few_rows_at_once<double>(x, memory, weight, some_bias, k, temperature);
+    case ScalarType::BFloat16: return few_rows_at_once<BFloat16>(x, memory, weight, some_bias, k, temperature);
+    default: return few_rows_at_once<float>(x, memory, weight, some_bias, k, temperature);
+  }
+}
+
+}  // namespace rbm::cpu

@@ -1,0 +1,10 @@
+// The order of rows by their set of experts. On CUDA its kernels are in Triton.
+#pragma once
+
+#include <tuple>
+
+#include "checks.h"
+
+namespace rbm::cpu {
+std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts, int64_t num_experts, int64_t block_m);
+}  // namespace rbm::cpu

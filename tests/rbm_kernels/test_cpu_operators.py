@@ -1,0 +1,327 @@
+"""The C++ of csrc/cpu, where it has edges of its own: tiles, panels, pieces, few rows and many, threads.
+
+What an operator means is tested beside each operator; here its float64 reference is the judge, and eager PyTorch in the
+same dtype sets the bound: at most twice its error, plus a floor.
+"""
+
+import pytest
+import torch
+
+from rbm_kernels.cosine_topk import reference as routing
+from rbm_kernels.expert_matmul import reference
+from rbm_kernels.expert_order import reference as ordering
+
+ops = torch.ops.rbm
+
+FEW = 256  # kFewRows
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+FLOOR = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+
+# (B, D, N, E, k), for the reason given.
+SHAPES = {
+    "one row": (1, 37, 29, 5, 3),
+    "narrower than a vector": (9, 3, 2, 4, 2),
+    "few rows, last": (FEW, 33, 19, 6, 3),
+    "many rows, first": (FEW + 1, 33, 19, 6, 3),
+    "a tile and a half of rows": (FEW + 50, 40, 64, 40, 1),
+    "columns end in a tile of three vectors": (300, 16, 48, 3, 2),
+    "columns end inside a vector": (300, 17, 65, 3, 3),
+    "wider than the inner block": (270, 1433, 7, 3, 2),
+    "every expert": (280, 21, 23, 4, 4),
+    "many experts": (520, 24, 31, 33, 8),
+    "several panels and pieces": (3000, 20, 18, 4, 3),
+}
+
+
+def problem(shape, dtype, *, seed=0):
+    """x, weight, bias, gates, experts, grad, memory."""
+    b, d, n, e, k = shape
+    generator = torch.Generator().manual_seed(seed)
+    accumulated = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def draw(*size):
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    experts = torch.rand(b, e, generator=generator).argsort(-1)[:, :k].int().contiguous()
+    return (
+        draw(b, d).to(dtype),
+        (draw(e, n, d) / d**0.5).to(dtype),
+        draw(e, n).to(dtype),
+        draw(b, k).abs().to(accumulated),
+        experts,
+        draw(b, n).to(dtype),
+        draw(e, d).to(accumulated),
+    )
+
+
+def wide(*tensors):
+    return tuple(t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in tensors)
+
+
+def assert_as_good_as_eager(got, eager, truth, dtype):
+    """``eager`` is the reference in the operator's dtype, ``truth`` the reference in float64."""
+    for ours, theirs, exact in zip(got, eager, truth, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == exact.shape
+        if exact.numel() == 0:
+            continue
+        scale = exact.abs().max().clamp_min(1e-30)
+        error, allowed = (ours.double() - exact).abs().max() / scale, (theirs.double() - exact).abs().max() / scale
+        assert error <= 2 * allowed + FLOOR[dtype], f"error {error:.2e}, eager PyTorch {allowed:.2e}"
+
+
+def everything(x, weight, bias, gates, experts, grad):
+    """All three operators of the matmul, with bias and gates."""
+    num_experts = weight.shape[0]
+    return (
+        ops.expert_matmul(x, weight, bias, gates, experts),
+        *ops.expert_matmul_backward_input(grad, x, weight, bias, gates, experts),
+        *ops.expert_matmul_backward_weight(grad, x, gates, experts, num_experts),
+    )
+
+
+def everything_in_eager(x, weight, bias, gates, experts, grad):
+    return (
+        reference.expert_matmul(x, weight, bias, gates, experts),
+        *reference.backward_input(grad, x, weight, bias, gates, experts),
+        *reference.backward_weight(grad, x, gates, experts, weight.shape[0]),
+    )
+
+
+@pytest.fixture
+def nan_where_nothing_was_written():
+    """PyTorch fills new tensors with NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("nan_where_nothing_was_written")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_expert_matmul(shape, dtype):
+    *arguments, _ = problem(shape, dtype)
+    truth = everything_in_eager(*wide(*arguments))
+    assert_as_good_as_eager(everything(*arguments), everything_in_eager(*arguments), truth, dtype)
+
+
+@pytest.mark.usefixtures("nan_where_nothing_was_written")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [5, FEW + 9])
+def test_without_bias_and_without_gates(rows, dtype):
+    x, weight, _, gates, experts, grad, _ = problem((rows, 19, 21, 5, 2), dtype)
+    arguments = (x, weight, None, gates, experts)
+    got = (
+        ops.expert_matmul(*arguments),
+        ops.expert_matmul_backward_input(grad, *arguments)[1],
+        ops.expert_matmul_backward_input(grad, *arguments, False)[0],
+        ops.expert_matmul_backward_weight(grad, x, gates, experts, 5, False)[0],
+    )
+    eager, truth = (
+        (
+            reference.expert_matmul(*a),
+            reference.backward_input(g, *a)[1],
+            reference.backward_input(g, *a)[0],
+            reference.backward_weight(g, a[0], a[3], a[4], 5)[0],
+        )
+        for a, g in ((arguments, grad), (wide(*arguments), grad.double()))
+    )
+    assert_as_good_as_eager(got, eager, truth, dtype)
+    assert ops.expert_matmul_backward_input(grad, *arguments, False)[1].numel() == 0
+    assert ops.expert_matmul_backward_weight(grad, x, gates, experts, 5, False)[1].numel() == 0
+
+
+@pytest.mark.usefixtures("nan_where_nothing_was_written")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cosine_topk(shape, dtype):
+    h, *_, memory = problem(shape, dtype)
+    k = shape[-1]
+    gates, experts, cosines = ops.cosine_topk(h, memory, k, temperature=0.7)
+    truth = routing.cosine_topk(*wide(h, memory), k, 0.7)
+    eager = routing.cosine_topk(h, memory, k, 0.7)
+    # By the cosines that the indices point at: near-ties may go either way.
+    pointed = routing.cosine_topk(*wide(h, memory), memory.shape[0])
+    by_expert = torch.zeros_like(pointed[2]).scatter(1, pointed[1].long(), pointed[2])
+    found = by_expert.gather(1, experts.long()).to(cosines.dtype)
+    accumulated = torch.float64 if dtype == torch.float64 else torch.float32
+    assert_as_good_as_eager(
+        (gates, cosines, found), (eager[0], eager[2], eager[2]), (*truth[::2], truth[2]), accumulated
+    )
+
+    grads = torch.randn_like(gates), torch.randn_like(cosines)
+    for pair in (grads, (None, grads[1]), (grads[0], None)):
+        outputs = (h, memory, gates, experts, cosines)
+        got = ops.cosine_topk_backward(*pair, *outputs, temperature=0.7)
+        exact = routing.cosine_topk_backward(*wide(*pair), *wide(*outputs), 0.7)
+        theirs = routing.cosine_topk_backward(*pair, *outputs, 0.7)
+        assert_as_good_as_eager((got,), (theirs,), (exact,), dtype)
+
+
+@pytest.mark.parametrize("num_experts", [5, 8, 9, 13])
+@pytest.mark.parametrize("features", [5, 64, 100])
+def test_equal_memory_vectors_have_equal_cosines_wherever_they_stand(num_experts, features):
+    memory = torch.randn(1, features).expand(num_experts, features)
+    _, experts, cosines = ops.cosine_topk(torch.randn(203, features), memory, num_experts)
+    assert torch.equal(experts, torch.arange(num_experts, dtype=torch.int32).expand(203, num_experts))
+    assert torch.equal(cosines, cosines[:, :1].expand_as(cosines))
+
+
+def test_rows_do_not_depend_on_their_neighbours():
+    """Bit for bit, as long as both parts take the same way: more rows than FEW, or not."""
+    x, weight, bias, gates, experts, _, memory = problem((4 * FEW, 45, 50, 7, 3), torch.float32)
+    routed = ops.cosine_topk(x, memory, 3)
+    whole = ops.expert_matmul(x, weight, bias, gates, experts)
+    shuffled = torch.randperm(len(x))
+    for part in (shuffled, torch.arange(len(x) - 3), torch.arange(7, FEW + 8)):
+        for got, expected in zip(ops.cosine_topk(x[part], memory, 3), routed, strict=True):
+            assert torch.equal(got, expected[part])
+        assert torch.equal(ops.expert_matmul(x[part], weight, bias, gates[part], experts[part]), whole[part])
+    few = torch.arange(9)
+    torch.testing.assert_close(ops.expert_matmul(x[few], weight, bias, gates[few], experts[few]), whole[few])
+
+
+@pytest.mark.parametrize("rows", [3, FEW, 2000])
+def test_threads_do_not_change_a_bit(rows):
+    """More than is promised (the same bits for the same number of threads), but rows and features are never split."""
+    *arguments, memory = problem((rows, 70, 90, 6, 3), torch.float32)
+
+    def run():
+        routed = ops.cosine_topk(arguments[0], memory, 3)
+        back = ops.cosine_topk_backward(routed[0], routed[2], arguments[0], memory, *routed)
+        return *everything(*arguments), *routed, back, *ops.expert_order(arguments[4], 6, 16)
+
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 2, 3):
+            torch.set_num_threads(count)
+            results.append(run())
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("rows", [20, FEW + 20])
+@pytest.mark.parametrize("layout", ["wide rows", "every second row", "columns first", "one row repeated"])
+def test_strides(layout, rows):
+    x, weight, bias, gates, experts, grad, memory = problem((rows, 24, 12, 5, 2), torch.float32)
+
+    def lay(t):
+        return {
+            "wide rows": lambda: torch.cat([t, t, t], 1)[:, t.shape[1] : 2 * t.shape[1]],
+            "every second row": lambda: t.repeat_interleave(2, 0)[::2],
+            "columns first": lambda: t.T.contiguous().T,
+            "one row repeated": lambda: t[:1].expand_as(t),
+        }[layout]()
+
+    laid = lay(x), weight.transpose(1, 2).contiguous().transpose(1, 2), lay(bias), lay(gates), lay(experts), lay(grad)
+    plain = [t.contiguous() for t in laid]
+    for got, expected in zip(everything(*laid), everything(*plain), strict=True):
+        assert torch.equal(got, expected)
+    for got, expected in zip(
+        ops.cosine_topk(laid[0], lay(memory), 2), ops.cosine_topk(plain[0], lay(memory).contiguous(), 2), strict=True
+    ):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("rows", [11, FEW + 11])
+def test_skewed_repeated_and_unused_experts(rows):
+    x, weight, bias, gates, experts, grad, _ = problem((rows, 18, 14, 6, 2), torch.float64)
+    weight[5] = float("nan")  # nobody uses it, so nobody sees it
+    for chosen in (torch.full_like(experts, 3), torch.stack([experts[:, 0] % 2, experts[:, 0] % 2], 1)):
+        got = everything(x, weight, bias, gates, chosen, grad)
+        weight_of_used = weight.nan_to_num()
+        expected = everything_in_eager(x, weight_of_used, bias, gates, chosen, grad)
+        for ours, exact in zip(got, expected, strict=True):
+            torch.testing.assert_close(ours, exact)
+
+
+def test_a_row_that_is_not_finite_harms_no_other():
+    for rows in (10, FEW + 10):
+        x, weight, bias, gates, experts, _, memory = problem((rows, 20, 15, 5, 3), torch.float32)
+        good = ops.expert_matmul(x, weight, bias, gates, experts), *ops.cosine_topk(x, memory, 3)
+        x[4, 2], x[7, 19] = float("nan"), float("inf")
+        others = torch.tensor([b for b in range(rows) if b not in (4, 7)])
+        bad = ops.expert_matmul(x, weight, bias, gates, experts), *ops.cosine_topk(x, memory, 3)
+        assert all(torch.equal(a[others], b[others]) for a, b in zip(good, bad, strict=True))
+        assert bad[0][4].isnan().all()
+        assert torch.equal(bad[2][4], torch.arange(3, dtype=torch.int32))
+        assert bad[1][4].isnan().all()
+
+
+def test_one_nan_cosine_ranks_first():
+    memory = torch.eye(4)
+    memory[2] = float("nan")
+    _, experts, _ = ops.cosine_topk(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), memory, 3)
+    _, expected, _ = routing.cosine_topk(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), memory, 3)
+    assert torch.equal(experts, expected)
+
+
+@pytest.mark.parametrize(("features", "outputs"), [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("rows", [0, 3, FEW + 3])
+def test_nothing_to_multiply(rows, features, outputs):
+    *arguments, memory = problem((rows, max(features, 1), max(outputs, 1), 4, 2), torch.float64)
+    x, weight, bias, gates, experts, grad = arguments
+    arguments = (x[:, :features], weight[:, :outputs, :features], bias[:, :outputs], gates, experts, grad[:, :outputs])
+    for got, expected in zip(everything(*arguments), everything_in_eager(*arguments), strict=True):
+        torch.testing.assert_close(got, expected)
+    for got, expected in zip(
+        ops.cosine_topk(x[:, :features], memory[:, :features], 2),
+        routing.cosine_topk(x[:, :features], memory[:, :features], 2),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(("num_experts", "k"), [(8, 3), (5, 5), (1, 1), (64, 8), (30, 6)])
+def test_expert_order(num_experts, k):
+    """64 choose 8 sets are too many to count: those are sorted."""
+    experts = torch.rand(700, num_experts).argsort(-1)[:, :k].int()
+    got = ops.expert_order(experts, num_experts, 48)
+    for ours, expected in zip(got, ordering.expert_order(experts, num_experts, 48), strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_order_of_sets_beyond_64_bits():
+    with pytest.raises(RuntimeError, match="expert_order: there are more than 2\\^63 sets of 60 of 128 experts"):
+        ops.expert_order(torch.arange(60, dtype=torch.int32)[None], 128, 16)
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 2**31 - 1])
+@pytest.mark.parametrize("rows", [4, FEW + 4])
+def test_expert_out_of_range(rows, bad):
+    x, weight, bias, gates, experts, grad, memory = problem((rows, 6, 5, 5, 2), torch.float32)
+    experts[2, 1] = bad
+    message = f"experts holds {bad} in row 2, expected between 0 and 4"
+    for call in (
+        lambda: ops.expert_matmul(x, weight, bias, gates, experts),
+        lambda: ops.expert_matmul_backward_input(grad, x, weight, bias, gates, experts),
+        lambda: ops.expert_matmul_backward_weight(grad, x, gates, experts, 5),
+        lambda: ops.expert_order(experts, 5, 16),
+        lambda: ops.cosine_topk_backward(gates, gates, x, memory, gates, experts, gates),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+def test_bad_arguments_past_the_python_functions():
+    x, weight, bias, gates, experts, grad, memory = problem((4, 6, 5, 3, 2), torch.float32)
+    for call, message in (
+        (lambda: ops.expert_matmul(x, weight[:, :, :5], bias, gates, experts), "weight has shape"),
+        (lambda: ops.expert_matmul(x, weight.double(), bias, gates, experts), "weight has dtype float64"),
+        (lambda: ops.expert_matmul(x, weight, bias[:2], gates, experts), "bias has shape"),
+        (lambda: ops.expert_matmul(x, weight, bias, gates[:3], experts), "gates has shape"),
+        (lambda: ops.expert_matmul(x, weight, bias, gates, experts.long()), "experts has dtype int64"),
+        (lambda: ops.expert_matmul_backward_input(grad[:3], x, weight, bias, gates, experts), "grad has shape"),
+        (lambda: ops.expert_matmul_backward_weight(grad[:3], x, gates, experts, 3), "grad has shape"),
+        (lambda: ops.expert_matmul_backward_weight(grad, x, gates, experts, 0), "num_experts is 0"),
+        (lambda: ops.cosine_topk(x, memory[:, :4], 2), "memory has shape"),
+        (lambda: ops.cosine_topk(x, memory, 4), "k is 4, expected between 1 and 3 experts"),
+        (lambda: ops.cosine_topk(x, memory, 2, temperature=0.0), "temperature is 0"),
+        (lambda: ops.cosine_topk(x.int(), memory, 2), "h has dtype int32"),
+        (lambda: ops.expert_order(experts, 3, 0), "block_m is 0"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
