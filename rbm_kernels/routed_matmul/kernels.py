@@ -62,7 +62,7 @@ def routed_matmul_fwd_kernel(
     # is multiplied.
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_columns = columns < N
-    slices: tl.constexpr = (D + BLOCK_K - 1) // BLOCK_K
+    slices: tl.constexpr = 1 if D <= BLOCK_K else (D + BLOCK_K - 1) // BLOCK_K
     if slices == 1:
         b_x = load_rows(x_ptr, x_stride, rows, m_rows, 0, D, BLOCK_K)
     b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
