@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 MAX_LOG_SCALE = math.log(100.0)
 _NAMES = ("weight", "bias", "attention", "log_scale")
+# Steps of any optimizer since the first experts were kept. Fused ones change parameters and do not count versions.
+_steps = -1
 
 
 def fold(
@@ -40,6 +43,7 @@ class FoldedExperts(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     dtype: torch.dtype | None
+    steps: int
     sources: tuple[tuple[str, Tensor | None, int, int, Tensor | None], ...]
 
     @classmethod
@@ -50,6 +54,7 @@ class FoldedExperts(NamedTuple):
         ones are no parameters, distributed ones no plain tensors), nor where the numbers are not there yet: while a
         CUDA graph is captured.
         """
+        _count_steps()
         parameters = [getattr(layer, name) for name in _NAMES]
         folded = fold(*parameters, dtype)
         keep = type(folded[0]) is Tensor and not _capturing()
@@ -62,11 +67,11 @@ class FoldedExperts(NamedTuple):
             elif keep:
                 # The alias keeps the memory: no other tensor can come to stand at its address.
                 sources.append((name, parameter, parameter._version, parameter.data_ptr(), parameter.detach()))
-        return cls(*folded, dtype, tuple(sources)), keep
+        return cls(*folded, dtype, _steps, tuple(sources)), keep
 
     def are_of(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
         """Whether these parameters, unchanged, gave these experts. Every answer of a layer asks: four tensors, 1 µs."""
-        if dtype is not self.dtype:
+        if dtype is not self.dtype or _steps != self.steps:
             return False
         for name, source, version, address, _ in self.sources:
             if parameters.get(name) is not source:
@@ -74,6 +79,19 @@ class FoldedExperts(NamedTuple):
             if source is not None and (source._version != version or source.data_ptr() != address):
                 return False
         return True
+
+
+def _count_steps() -> None:
+    """Begin to count; the second time and later do nothing."""
+    global _steps
+    if _steps < 0:
+        _steps = 0
+        register_optimizer_step_post_hook(_count)
+
+
+def _count(*_) -> None:
+    global _steps
+    _steps += 1
 
 
 def _capturing() -> bool:

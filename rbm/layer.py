@@ -35,9 +35,9 @@ class FusedRbMLayer(nn.Module):
 
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. The experts with
     ``exp(a)`` and ``exp(s)`` folded in are then kept from call to call, a second copy of the weights, until a parameter
-    changes: by any operation in place (an optimizer's too), by loading, conversion or assignment, of its ``.data`` too.
-    What is written *into* ``.data`` PyTorch does not count: call ``eval()`` after it, which forgets the copy, as does
-    ``train()``. While compiling or exporting nothing is kept.
+    changes: by an optimizer's step, by any operation in place, by loading, conversion or assignment, of its ``.data``
+    too. What is written *into* ``.data`` by other hands PyTorch does not count: call ``eval()`` after it, which forgets
+    the copy, as ``train()`` does. While compiling or exporting nothing is kept.
 
     Args:
         in_features: size of a row.

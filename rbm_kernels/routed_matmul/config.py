@@ -1,4 +1,4 @@
-"""Which batches the kernel serves, and how it is cut, by shape. Reasons stand beside the numbers; no time is measured yet.
+"""Which batches the kernel serves, and how it is cut, by shape. Reasons stand beside the numbers; no time was measured.
 
 Counted from compiled code (Triton 3.9, sm_80 to sm_120, D = N = 256, E = 8, k = 3): 128 to 149 registers in bfloat16
 and float16, 32 KB of shared memory, all of it weights on their way.
@@ -12,8 +12,8 @@ from torch import Tensor
 from rbm_kernels.cosine_topk.config import multiprocessors
 from rbm_kernels.cosine_topk.op import served_by_triton
 
-# Every program routes its rows again. Up to here that is little beside reading the weights, and four launches would take
-# longer than all of it; beyond, larger tiles read the weights less often, and routing once pays.
+# Every program routes its rows again. Up to here that is little beside reading the weights, and the launches of several
+# operators take longer than all of it; beyond, larger tiles read the weights less often, and routing once pays.
 SMALL_BATCH = 64
 # The smallest tile of a matrix instruction: the fewer rows a program has, the more programs share the work, and the
 # fewer experts are in its union.

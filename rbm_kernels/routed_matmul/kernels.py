@@ -93,9 +93,7 @@ def routed_matmul_fwd_kernel(
     )
 
 
-def forward(
-    x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float = 1.0
-) -> Tensor:
+def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float = 1.0) -> Tensor:
     """Launch: ``y [B, N]`` from ``x [B, D]``, ``memory [E, D]`` float32, ``weight [E, N, D]``, ``bias [E, N]``."""
     (rows, in_features), (num_experts, out_features) = x.shape, weight.shape[:2]
     y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)

@@ -12,9 +12,7 @@ from rbm_kernels.expert_matmul.op import check_weights
 from rbm_kernels.routed_matmul import reference
 from rbm_kernels.routed_matmul.config import serves
 
-define(
-    "routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, *, float temperature=1.0) -> Tensor"
-)
+define("routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, *, float temperature=1.0) -> Tensor")
 
 
 def routed_matmul(
@@ -42,7 +40,7 @@ def routed_matmul(
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit, ``k`` out of range or a temperature that is not positive.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         _check(x, memory, weight, bias, k, temperature)
         gates, experts, _ = cosine_topk(x, memory, k, temperature=temperature)
         return expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)

@@ -190,7 +190,8 @@ COMPILED = [
 ]
 PROGRAM = """
 from rbm_kernels.routed_matmul import kernels
-x, weight, bias = (torch.empty(size, dtype={dtype}, device="meta") for size in (({b}, {d}), ({e}, {n}, {d}), ({e}, {n})))
+sizes = ({b}, {d}), ({e}, {n}, {d}), ({e}, {n})
+x, weight, bias = (torch.empty(size, dtype={dtype}, device="meta") for size in sizes)
 kernels.forward(x, torch.empty({e}, {d}, device="meta"), weight, bias, {k})
 """
 TF32 = 'torch.backends.cuda.matmul.fp32_precision = "tf32"'
