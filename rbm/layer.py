@@ -278,6 +278,8 @@ def _follow_before_saving(layer: FusedRbMLayer, prefix: str, keep_vars: bool) ->
 
 def _autocast_dtype(rows: Tensor) -> torch.dtype | None:
     """The precision that autocast wants on the device of ``rows``; None where it is off."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
     device = rows.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
