@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm_kernels import cosine_topk, expert_matmul, memory_statistics, memory_update_
-
-MAX_LOG_SCALE = math.log(100.0)
+from rbm.folding import FoldedExperts, fold
+from rbm_kernels import cosine_topk, expert_matmul, memory_statistics, memory_update_, routed_matmul
 
 
 class Routing(NamedTuple):
@@ -33,6 +32,12 @@ class FusedRbMLayer(nn.Module):
     pass sees the same memory and counts once (for a layer that is called once between two backward passes). In a
     distributed process group the statistics are summed over the ranks when they are recorded: all ranks must run the
     forward, and all hold the same memory.
+
+    In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. The experts with
+    ``exp(a)`` and ``exp(s)`` folded in are then kept from call to call, a second copy of the weights, until a parameter
+    changes: by an optimizer's step, by any operation in place, by loading, conversion or assignment, of its ``.data``
+    too. What is written *into* ``.data`` by other hands PyTorch does not count: call ``eval()`` after it, which forgets
+    the copy, as ``train()`` does. While compiling or exporting nothing is kept.
 
     Args:
         in_features: size of a row.
@@ -63,6 +68,8 @@ class FusedRbMLayer(nn.Module):
     Raises:
         ValueError: a size below one, ``top_k > num_experts``, or ``decay`` or ``dropout`` out of range.
     """
+
+    _folded: FoldedExperts | None = None
 
     def __init__(
         self,
@@ -145,6 +152,8 @@ class FusedRbMLayer(nn.Module):
             ValueError: the last dimension of ``h`` is not ``in_features``.
             TypeError: the dtype of ``h`` is not that of the parameters, outside autocast.
         """
+        if not (self.training or return_routing or torch.is_grad_enabled()):
+            return self._answer(h)
         rows = self._rows(h)
         records = self.training and not _recomputing()
         if records:
@@ -179,9 +188,13 @@ class FusedRbMLayer(nn.Module):
         self.pending_total.zero_()
 
     def train(self, mode: bool = True) -> "FusedRbMLayer":
-        """As :meth:`torch.nn.Module.train`; leaving training lets the memory follow the last recorded forward."""
+        """As :meth:`torch.nn.Module.train`; leaving training lets the memory follow the last recorded forward.
+
+        Either way folded experts that were kept are forgotten.
+        """
         if self.training and not mode:
             self.update_memory()
+        self._folded = None
         return super().train(mode)
 
     def extra_repr(self) -> str:
@@ -210,21 +223,41 @@ class FusedRbMLayer(nn.Module):
         self.pending_total.copy_(total)
 
     def _combine(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        # Attention and scale fold into the weights: E * N * D multiplications instead of B * k * D.
-        scale = self.log_scale.clamp(max=MAX_LOG_SCALE).exp()
-        attention = scale if self.attention is None else scale * self.attention.clamp(max=MAX_LOG_SCALE).exp()
-        weight = self.weight * (attention if self.attention is None else attention[:, None, :])
-        bias = None if self.bias is None else self.bias * scale
+        dtype = _autocast_dtype(rows)
+        weight, bias = fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
+        rows = F.dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
+        return expert_matmul(rows, weight, bias, gates, experts)
 
-        device = rows.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            rows, weight = rows.to(dtype), weight.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
-        return expert_matmul(F.dropout(rows, self.dropout, self.training), weight, bias, gates, experts)
+    def _answer(self, h: Tensor) -> Tensor:
+        """The forward of inference. A row may take 10 µs here: nothing is looked up or reshaped twice."""
+        memory, temperature = self._buffers["memory"], self.gate_temperature
+        rows = h if h.dim() == 2 and h.shape[1] == self.in_features else self._rows(h)
+        dtype = _autocast_dtype(rows)
+        weight, bias = self._folded_experts(dtype)
+        if dtype is None or rows.dtype == dtype:
+            y = routed_matmul(rows, memory, weight, bias, self.top_k, temperature=temperature)
+        else:
+            # The router sees the row as it came, the experts see it in autocast's precision.
+            gates, experts, _ = cosine_topk(rows, memory, self.top_k, temperature=temperature)
+            y = expert_matmul(rows.to(dtype), weight, bias, gates, experts)
+        return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
+
+    def _folded_experts(self, dtype: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+        if torch.compiler.is_compiling():
+            return fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
+        folded = self._folded
+        if folded is None or not folded.are_of(self._parameters, dtype):
+            folded, keep = FoldedExperts.of(self, dtype)
+            self._folded = folded if keep else None
+        return folded.weight, folded.bias
+
+    def __getstate__(self) -> dict:
+        # A copy has parameters of its own, whose versions begin anew and say nothing of the original's.
+        return {**self.__dict__, "_folded": None}
 
     def _apply(self, fn, recurse: bool = True) -> "FusedRbMLayer":
         before = dict(self._buffers)
+        self._folded = None
         super()._apply(fn, recurse)
         for name, buffer in self._buffers.items():
             if buffer.dtype in (torch.float16, torch.bfloat16):
@@ -233,6 +266,7 @@ class FusedRbMLayer(nn.Module):
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
+        self._folded = None
         # What was recorded belongs to the memory that has just been replaced.
         self.pending_sum = torch.zeros_like(self.memory)
         self.pending_total = torch.zeros_like(self.memory[:, 0])
@@ -240,6 +274,16 @@ class FusedRbMLayer(nn.Module):
 
 def _follow_before_saving(layer: FusedRbMLayer, prefix: str, keep_vars: bool) -> None:
     layer.update_memory()
+
+
+def _autocast_dtype(rows: Tensor) -> torch.dtype | None:
+    """The precision that autocast wants on the device of ``rows``; None where it is off."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    device = rows.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
 
 
 def _recomputing() -> bool:

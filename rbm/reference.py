@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rbm.layer import MAX_LOG_SCALE, FusedRbMLayer, Routing
+from rbm.folding import MAX_LOG_SCALE
+from rbm.layer import FusedRbMLayer, Routing
 
 
 class ReferenceRbMLayer(FusedRbMLayer):

@@ -132,9 +132,11 @@ class RbMStudent(nn.Module):
                 x = F.relu(self.norms[i - 1](x))
             if self.pretraining:
                 x = layer.expert_forward(x)
-            else:
+            elif return_routing:
                 x, routing = layer(x, return_routing=True)
                 routings.append(routing)
+            else:
+                x = layer(x)
         return (x, routings) if return_routing else x
 
     @torch.no_grad()

@@ -1,9 +1,10 @@
-"""Kernels for Routing-by-Memory: four PyTorch operators that know nothing of graphs.
+"""Kernels for Routing-by-Memory: PyTorch operators that know nothing of graphs.
 
 ==================  =============================================================================
 ``cosine_topk``     route rows to the k memory vectors nearest in cosine similarity
 ``expert_order``    put rows in order of their set of experts
 ``expert_matmul``   send each row through its own experts, weighted by its gates
+``routed_matmul``   the first and the third in one call, for inference
 ``memory_update_``  move the memory vectors towards the rows routed to them (``memory_statistics`` first)
 ==================  =============================================================================
 
@@ -16,6 +17,7 @@ from rbm_kernels.cosine_topk import cosine_topk
 from rbm_kernels.expert_matmul import expert_matmul
 from rbm_kernels.expert_order import ExpertOrder, expert_order
 from rbm_kernels.memory_update import memory_statistics, memory_update_
+from rbm_kernels.routed_matmul import routed_matmul
 
 _native.load()
 
@@ -28,4 +30,5 @@ __all__ = [
     "expert_order",
     "memory_statistics",
     "memory_update_",
+    "routed_matmul",
 ]

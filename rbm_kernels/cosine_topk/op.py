@@ -42,23 +42,24 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
     return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)
 
 
-def _check(h: Tensor, memory: Tensor, k: int, temperature: float) -> None:
-    checks.check_dtype("cosine_topk", "h", h, checks.FLOATING)
-    checks.check_dtype("cosine_topk", "memory", memory, (torch.float32, torch.float64))
-    checks.check_shape("cosine_topk", "h", h, (None, None), "rows by features")
-    checks.check_shape("cosine_topk", "memory", memory, (None, h.shape[1]), "experts by the features of h")
-    checks.check_top_k("cosine_topk", k, memory.shape[0])
+def check_routing(op: str, rows: str, h: Tensor, memory: Tensor, k: int, temperature: float) -> None:
+    """Raise TypeError or ValueError unless ``h``, which ``op`` calls ``rows``, can be routed."""
+    checks.check_dtype(op, rows, h, checks.FLOATING)
+    checks.check_dtype(op, "memory", memory, (torch.float32, torch.float64))
+    checks.check_shape(op, rows, h, (None, None), "rows by features")
+    checks.check_shape(op, "memory", memory, (None, h.shape[1]), f"experts by the features of {rows}")
+    checks.check_top_k(op, k, memory.shape[0])
     if not temperature > 0:
-        raise ValueError(f"rbm::cosine_topk: temperature is {temperature}, expected a positive number")
+        raise ValueError(f"rbm::{op}: temperature is {temperature}, expected a positive number")
 
 
 def _eager(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    _check(h, memory, k, temperature)
+    check_routing("cosine_topk", "h", h, memory, k, temperature)
     return reference.cosine_topk(h, memory, k, temperature)
 
 
 def _fake(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    _check(h, memory, k, temperature)
+    check_routing("cosine_topk", "h", h, memory, k, temperature)
     dtype = checks.accumulation_dtype(h, memory)
     shape = (h.shape[0], k)
     return h.new_empty(shape, dtype=dtype), h.new_empty(shape, dtype=torch.int32), h.new_empty(shape, dtype=dtype)
@@ -74,14 +75,14 @@ def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
     ).contiguous()
 
 
-def _served_by_triton(h: Tensor, memory: Tensor) -> bool:
+def served_by_triton(h: Tensor, memory: Tensor) -> bool:
     """Not float64, which the kernels do not know, nor more experts than a tile holds: the reference serves those."""
     return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
 
 
 def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    _check(h, memory, k, temperature)
-    if not _served_by_triton(h, memory):
+    check_routing("cosine_topk", "h", h, memory, k, temperature)
+    if not served_by_triton(h, memory):
         return reference.cosine_topk(h, memory, k, temperature)
     from rbm_kernels.cosine_topk import kernels
 
@@ -89,7 +90,7 @@ def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tup
 
 
 def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    if not _served_by_triton(h, memory):
+    if not served_by_triton(h, memory):
         return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)
     from rbm_kernels.cosine_topk import kernels
 

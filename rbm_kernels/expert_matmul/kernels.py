@@ -35,7 +35,7 @@ def _routing_of_rows(gates_ptr, experts_ptr, b_rows, m_rows, TOP_K: tl.constexpr
 
 
 @triton.jit
-def _gates_for(expert, b_gates, b_experts):
+def gates_for(expert, b_gates, b_experts):
     """Gate of every row for one expert, 0 where a row does not use it: ``[BLOCK_M]``."""
     return tl.sum(tl.where(b_experts == expert, b_gates, 0.0), axis=1)
 
@@ -120,7 +120,7 @@ def expert_matmul_fwd_kernel(
             mask=m_k[:, None] & m_column[None, :],
             other=0.0,
         )
-        b_scaled = (b_x * _gates_for(expert, b_gates, b_experts)[:, None]).to(b_x.dtype)
+        b_scaled = (b_x * gates_for(expert, b_gates, b_experts)[:, None]).to(b_x.dtype)
         b_y = tl.dot(b_scaled, b_weight, b_y, input_precision=INPUT_PRECISION)
 
     tl.store(
@@ -210,7 +210,7 @@ def expert_matmul_bwd_kernel(
                     b_weight_ptr + b_n[:, None] * in_features, mask=m_n[:, None] & m_d[None, :], other=0.0
                 )
                 b_through = tl.dot(b_grad, b_weight, b_through, input_precision=INPUT_PRECISION)
-            b_grad_x += _gates_for(expert, b_gates, b_experts)[:, None] * b_through
+            b_grad_x += gates_for(expert, b_gates, b_experts)[:, None] * b_through
             b_inner = tl.sum(b_through * b_x.to(tl.float32), axis=1)
             b_grad_gates += tl.where(b_experts == expert, b_inner[:, None], 0.0)
         tl.store(

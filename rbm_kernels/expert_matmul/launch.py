@@ -69,7 +69,7 @@ def backward_input(
     grad_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
     if rows == 0:
         return grad_x, grad_gates
-    architecture, precision = _machine(x)
+    architecture, precision = machine(x)
     tile = config.backward_tile(architecture, precision, rows, in_features, out_features)
     kernels.expert_matmul_bwd_kernel[(_parts(routing, rows, tile.block_m),)](
         grad,
@@ -103,7 +103,7 @@ def backward_weight(
         return grad_weight.zero_(), grad_bias.zero_()
     listed_rows, listed_gates, ends = _rows_by_expert(gates.contiguous(), experts.contiguous(), num_experts)
 
-    architecture, precision = _machine(x)
+    architecture, precision = machine(x)
     tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
     weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
     share_rows = config.share_rows(architecture, tile, weight_tiles, rows * experts.shape[1], num_experts)
@@ -168,7 +168,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
     y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)
     if rows == 0:
         return y
-    architecture, precision = _machine(x)
+    architecture, precision = machine(x)
     tile = config.forward_tile(architecture, precision, rows, in_features, out_features)
     grid = (_parts(routing, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
     kernels.expert_matmul_fwd_kernel[grid](
@@ -205,7 +205,7 @@ def _with_unit_columns(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _machine(x: Tensor) -> tuple[int, str]:
+def machine(x: Tensor) -> tuple[int, str]:
     """Architecture and precision. The interpreter, on CPU tensors, takes sm_90's configurations."""
     major, minor = torch.cuda.get_device_capability(x.device) if x.device.type != "cpu" else (9, 0)
     if x.dtype != torch.float32:

@@ -65,17 +65,22 @@ def _kernels_serve(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor) -> None:
-    op = "expert_matmul"
+def check_weights(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise TypeError or ValueError unless rows and experts fit each other."""
     checks.check_dtype(op, "x", x, checks.FLOATING)
     checks.check_dtype(op, "weight", weight, (x.dtype,))
-    checks.check_dtype(op, "gates", gates, (checks.accumulation_dtype(x),))
-    checks.check_dtype(op, "experts", experts, (torch.int32,))
     checks.check_shape(op, "x", x, (None, None), "rows by features")
     checks.check_shape(op, "weight", weight, (None, None, x.shape[1]), "experts by outputs by the features of x")
     if bias is not None:
         checks.check_dtype(op, "bias", bias, (x.dtype,))
         checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor) -> None:
+    op = "expert_matmul"
+    check_weights(op, x, weight, bias)
+    checks.check_dtype(op, "gates", gates, (checks.accumulation_dtype(x),))
+    checks.check_dtype(op, "experts", experts, (torch.int32,))
     checks.check_shape(op, "gates", gates, (x.shape[0], None), "one row for each row of x")
     checks.check_shape(op, "experts", experts, tuple(gates.shape), "the shape of gates")
 

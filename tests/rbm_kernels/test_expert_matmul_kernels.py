@@ -182,7 +182,7 @@ def test_several_blocks_of_the_list(rows, monkeypatch):
 )
 def test_every_configuration_computes(precision, architecture, shape, monkeypatch):
     """Full tiles of the table, on a shape that fills one and begins another; each tile of the table once."""
-    monkeypatch.setattr(launch, "_machine", lambda x: (architecture, precision))
+    monkeypatch.setattr(launch, "machine", lambda x: (architecture, precision))
     monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
     check(problem(shape, torch.float16 if precision == "half" else torch.float32))
 
@@ -294,8 +294,8 @@ def test_tf32_follows_pytorch(setting):
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = setting
-        assert launch._machine(torch.zeros(1))[1] == setting
-        assert launch._machine(torch.zeros(1, dtype=torch.float16))[1] == "half"
+        assert launch.machine(torch.zeros(1))[1] == setting
+        assert launch.machine(torch.zeros(1, dtype=torch.float16))[1] == "half"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 

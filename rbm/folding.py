@@ -1,0 +1,99 @@
+"""The experts with attention and scale folded into them, and a copy of that which lasts until a parameter changes."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+MAX_LOG_SCALE = math.log(100.0)
+_NAMES = ("weight", "bias", "attention", "log_scale")
+# Steps of any optimizer since the first experts were kept. Fused ones change parameters and do not count versions.
+_steps = -1
+
+
+def fold(
+    weight: Tensor, bias: Tensor | None, attention: Tensor | None, log_scale: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """``exp(s) W_i diag(exp(a_i))`` and ``exp(s) b_i`` of every expert: E * N * D multiplications instead of B * k * D.
+
+    Args:
+        weight: ``[E, N, D]``.
+        bias: ``[E, N]``, or None.
+        attention: ``a [E, D]``, or None; clamped as in the released code.
+        log_scale: ``s``, a scalar; clamped too.
+        dtype: to return both in, rounded once they are folded; None leaves theirs.
+    """
+    scale = log_scale.clamp(max=MAX_LOG_SCALE).exp()
+    if attention is None:
+        weight = weight * scale
+    else:
+        weight = weight * (scale * attention.clamp(max=MAX_LOG_SCALE).exp())[:, None, :]
+    bias = None if bias is None else bias * scale
+    if dtype is not None:
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    return weight, bias
+
+
+class FoldedExperts(NamedTuple):
+    """What :func:`fold` returned, and the parameters that it was made of, as they were then."""
+
+    weight: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype | None
+    steps: int
+    sources: tuple[tuple[str, Tensor | None, int, int, Tensor | None], ...]
+
+    @classmethod
+    def of(cls, layer: nn.Module, dtype: torch.dtype | None) -> tuple["FoldedExperts", bool]:
+        """Fold the experts of ``layer``, and say whether the result may be kept.
+
+        It may not where a change would go unseen (parameters made in inference mode have no version, reparametrised
+        ones are no parameters, distributed ones no plain tensors), nor where the numbers are not there yet: while a
+        CUDA graph is captured.
+        """
+        _count_steps()
+        parameters = [getattr(layer, name) for name in _NAMES]
+        folded = fold(*parameters, dtype)
+        keep = type(folded[0]) is Tensor and not _capturing()
+        sources = []
+        for name, parameter in zip(_NAMES, parameters, strict=True):
+            if layer._parameters.get(name) is not parameter or (parameter is not None and parameter.is_inference()):
+                keep = False
+            elif parameter is None:
+                sources.append((name, None, 0, 0, None))
+            elif keep:
+                # The alias keeps the memory: no other tensor can come to stand at its address.
+                sources.append((name, parameter, parameter._version, parameter.data_ptr(), parameter.detach()))
+        return cls(*folded, dtype, _steps, tuple(sources)), keep
+
+    def are_of(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
+        """Whether these parameters, unchanged, gave these experts. Every answer of a layer asks: four tensors, 1 µs."""
+        if dtype is not self.dtype or _steps != self.steps:
+            return False
+        for name, source, version, address, _ in self.sources:
+            if parameters.get(name) is not source:
+                return False
+            if source is not None and (source._version != version or source.data_ptr() != address):
+                return False
+        return True
+
+
+def _count_steps() -> None:
+    """Begin to count; the second time and later do nothing."""
+    global _steps
+    if _steps < 0:
+        _steps = 0
+        register_optimizer_step_post_hook(_count)
+
+
+def _count(*_) -> None:
+    global _steps
+    _steps += 1
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph records what is launched now, and does not run it."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,131 @@
+"""A whole layer for few rows in one launch: every program routes its rows itself, then multiplies."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rbm_kernels.cosine_topk.blocks import choose, dots_and_squares, load_rows
+from rbm_kernels.cosine_topk.kernels import addressable
+from rbm_kernels.cosine_topk.reference import EPS
+from rbm_kernels.expert_matmul.kernels import gates_for
+from rbm_kernels.expert_matmul.launch import machine
+from rbm_kernels.routed_matmul import config
+
+
+# One compilation for all numbers of rows: a server sees many of them.
+@triton.jit(do_not_specialize=["B"])
+def routed_matmul_fwd_kernel(
+    x_ptr,
+    memory_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    B,
+    N,
+    x_stride,
+    memory_stride,
+    temperature,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EPS: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
+):
+    """``y [B, N]`` from ``x [B, D]``, ``memory [E, D]`` float32, ``weight [E, N, D]`` and ``bias [E, N]`` or None."""
+    first = tl.program_id(1) * BLOCK_M
+    rows = tl.arange(0, BLOCK_M)
+    m_rows = rows < B - first
+    x_ptr += tl.cast(first, tl.int64) * x_stride
+    b_dot, b_square, b_memory_square = dots_and_squares(
+        x_ptr, x_stride, memory_ptr, memory_stride, rows, m_rows, D, E, BLOCK_D, BLOCK_E
+    )
+    b_gates, b_experts, _ = choose(b_dot, b_square, b_memory_square, 1.0 / temperature, E, K, EPS, BLOCK_TOP_K)
+    # Rows beyond the last use no expert.
+    b_experts = tl.where(m_rows[:, None], b_experts, -1)
+
+    # Which experts any row uses, and which place each of them has among those.
+    experts, choices = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_TOP_K)
+    b_used = tl.zeros((BLOCK_E,), tl.int32)
+    for j in tl.static_range(K):
+        b_choice = tl.sum(tl.where(choices[None, :] == j, b_experts, 0), 1)
+        b_used = tl.maximum(b_used, tl.max((b_choice[:, None] == experts[None, :]).to(tl.int32), 0))
+    b_place = tl.where(b_used != 0, tl.cumsum(b_used, 0) - 1, -1)
+
+    # One flat loop over (used expert, slice of the features): the weights of the next are on their way while this one
+    # is multiplied.
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_columns = columns < N
+    slices: tl.constexpr = 1 if D <= BLOCK_K else (D + BLOCK_K - 1) // BLOCK_K
+    if slices == 1:
+        b_x = load_rows(x_ptr, x_stride, rows, m_rows, 0, D, BLOCK_K)
+    b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in tl.range(0, tl.sum(b_used, 0) * slices):
+        expert = tl.sum(tl.where(b_place == step // slices, experts, 0), 0)
+        start = (step % slices) * BLOCK_K
+        features = start + tl.arange(0, BLOCK_K)
+        if slices > 1:
+            b_x = load_rows(x_ptr, x_stride, rows, m_rows, start, D, BLOCK_K)
+        b_weight = tl.load(
+            weight_ptr + expert.to(tl.int64) * N * D + (columns[None, :] * D + features[:, None]),
+            mask=m_columns[None, :] & (features < D)[:, None],
+            other=0.0,
+        )
+        b_product = tl.dot(b_x, b_weight, input_precision=INPUT_PRECISION)
+        if bias_ptr is not None:
+            # Once an expert, with its first slice.
+            b_bias = tl.load(bias_ptr + expert * N + columns, mask=columns < tl.where(start == 0, N, 0), other=0.0)
+            b_product += b_bias.to(tl.float32)[None, :]
+        # The gate multiplies the product, not the row: that would round the row once more in half precision.
+        b_y += gates_for(expert, b_gates, b_experts)[:, None] * b_product
+
+    y_ptr += tl.cast(first, tl.int64) * N
+    tl.store(
+        y_ptr + (rows[:, None] * N + columns[None, :]),
+        b_y.to(y_ptr.dtype.element_ty),
+        mask=m_rows[:, None] & m_columns[None, :],
+    )
+
+
+def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float = 1.0) -> Tensor:
+    """Launch: ``y [B, N]`` from ``x [B, D]``, ``memory [E, D]`` float32, ``weight [E, N, D]``, ``bias [E, N]``."""
+    (rows, in_features), (num_experts, out_features) = x.shape, weight.shape[:2]
+    y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x, memory = addressable(x), addressable(memory)
+    tile = config.choose_tile(rows, in_features, out_features, num_experts, x.dtype, x.device)
+    _, precision = machine(x)
+    routed_matmul_fwd_kernel[(triton.cdiv(out_features, tile.block_n), triton.cdiv(rows, config.BLOCK_M))](
+        x,
+        memory,
+        weight.contiguous(),
+        None if bias is None else bias.contiguous(),
+        y,
+        rows,
+        out_features,
+        x.stride(0),
+        memory.stride(0),
+        temperature,
+        D=in_features,
+        E=num_experts,
+        K=k,
+        EPS=EPS,
+        INPUT_PRECISION="tf32" if precision == "tf32" else "ieee",
+        BLOCK_M=config.BLOCK_M,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        BLOCK_D=tile.block_d,
+        BLOCK_E=tile.block_e,
+        BLOCK_TOP_K=triton.next_power_of_2(k),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        enable_fp_fusion=True,
+    )
+    return y

@@ -1,0 +1,116 @@
+"""``torch.ops.rbm.routed_matmul``: schema, checks, fake implementation, derivative."""
+
+import torch
+from torch import Tensor
+
+from rbm_kernels import checks
+from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
+from rbm_kernels.cosine_topk import cosine_topk
+from rbm_kernels.cosine_topk.op import check_routing
+from rbm_kernels.expert_matmul import expert_matmul
+from rbm_kernels.expert_matmul.op import check_weights
+from rbm_kernels.routed_matmul import reference
+from rbm_kernels.routed_matmul.config import serves
+
+define("routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, *, float temperature=1.0) -> Tensor")
+
+
+def routed_matmul(
+    x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, *, temperature: float = 1.0
+) -> Tensor:
+    """Route each row and send it through its experts: the whole forward of a layer (paper, Eqs. 3 and 5) in one call.
+
+    Equals ``expert_matmul(x, weight, bias, gates, experts)`` with the gates and experts of
+    ``cosine_topk(x, memory, k, temperature=temperature)``, and is made for inference: on the CPU, and on CUDA up to 64
+    rows, nothing is written but the result. Where a gradient is wanted (they are enabled, and ``x``, ``weight`` or
+    ``bias`` requires one) those two operators run instead, which keep for the backward pass what it needs.
+
+    Args:
+        x: rows ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
+        memory: memory vectors ``[E, D]``; float32 or float64. They get no gradient.
+        weight: ``[E, N, D]``, dtype of ``x``.
+        bias: ``[E, N]``, dtype of ``x``, or None.
+        k: experts a row uses, ``1 <= k <= E``.
+        temperature: divides the cosines before the softmax; positive.
+
+    Returns:
+        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in float32 at least.
+
+    Raises:
+        TypeError: a dtype that is not listed above.
+        ValueError: shapes that do not fit, ``k`` out of range or a temperature that is not positive.
+    """
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        _check(x, memory, weight, bias, k, temperature)
+        gates, experts, _ = cosine_topk(x, memory, k, temperature=temperature)
+        return expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
+    if torch.compiler.is_compiling():
+        return torch.ops.rbm.routed_matmul(x, memory, weight, bias, k, temperature=temperature)
+    try:
+        # Past the derivative, which is Python and costs more than routing one row.
+        with torch._C._AutoDispatchBelowAutograd():
+            return _operator(x, memory, weight, bias, k, temperature=temperature)
+    except RuntimeError:
+        # An implementation in C++ raises nothing else. For speed arguments are looked at here only once it has.
+        _check(x, memory, weight, bias, k, temperature)
+        raise
+
+
+def _check(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float) -> None:
+    op = "routed_matmul"
+    check_weights(op, x, weight, bias)
+    check_routing(op, "x", x, memory, k, temperature)
+    checks.check_shape(op, "memory", memory, (weight.shape[0], x.shape[1]), "experts of weight by the features of x")
+
+
+def _eager(x, memory, weight, bias, k, *, temperature=1.0) -> Tensor:
+    _check(x, memory, weight, bias, k, temperature)
+    return reference.routed_matmul(x, memory, weight, bias, k, temperature)
+
+
+def _fake(x, memory, weight, bias, k, *, temperature=1.0) -> Tensor:
+    _check(x, memory, weight, bias, k, temperature)
+    return x.new_empty((x.shape[0], weight.shape[1]))
+
+
+def _cuda(x, memory, weight, bias, k, *, temperature=1.0) -> Tensor:
+    _check(x, memory, weight, bias, k, temperature)
+    if serves(x, memory):
+        from rbm_kernels.routed_matmul import kernels
+
+        return kernels.forward(x, memory, weight, bias, k, temperature)
+    gates, experts, _ = torch.ops.rbm.cosine_topk(x, memory, k, temperature=temperature)
+    return torch.ops.rbm.expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
+
+
+def _setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
+    x, memory, weight, bias, ctx.k = inputs
+    # A copy of the memory: its owner moves it in place between this forward and its backward.
+    ctx.save_for_backward(x, memory.clone(), weight, bias)
+    ctx.temperature = keyword_only_inputs["temperature"]
+
+
+def _backward(ctx, grad):
+    """For those who call the operator itself: it kept no routing, so rows are routed once more."""
+    x, memory, weight, bias = ctx.saved_tensors
+    needs_x, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    gates, experts, cosines = torch.ops.rbm.cosine_topk(x, memory, ctx.k, temperature=ctx.temperature)
+    narrow = gates.to(checks.accumulation_dtype(x))
+    grad_x = grad_weight = grad_bias = None
+    if needs_x:
+        grad_x, grad_gates = torch.ops.rbm.expert_matmul_backward_input(grad, x, weight, bias, narrow, experts, True)
+        grad_x = grad_x + torch.ops.rbm.cosine_topk_backward(
+            grad_gates.to(gates.dtype), None, x, memory, gates, experts, cosines, temperature=ctx.temperature
+        )
+    if needs_weight or needs_bias:
+        grad_weight, grad_bias = torch.ops.rbm.expert_matmul_backward_weight(
+            grad, x, narrow, experts, weight.shape[0], needs_bias
+        )
+    return grad_x, None, grad_weight, grad_bias if needs_bias else None, None
+
+
+implement_everywhere("routed_matmul", _eager)
+implement_cuda("routed_matmul", _cuda)
+implement_fake("routed_matmul", _fake)
+implement_autograd("routed_matmul", _backward, _setup_context)
+_operator = torch.ops.rbm.routed_matmul.default

@@ -1,0 +1,246 @@
+"""The routed matmul's kernel, under Triton's interpreter where there is no GPU, and as compiled code."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
+from rbm_kernels._ahead_of_time import compile_launches
+from rbm_kernels.routed_matmul import config, kernels, op, reference
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Each shape exists for a reason: (B, D, N, E, k)
+SHAPES = {
+    "usual": (40, 32, 48, 8, 3),
+    "one row": (1, 40, 20, 8, 3),
+    "a row more than a tile": (17, 16, 16, 5, 2),
+    "as many rows as it serves": (64, 24, 20, 8, 3),
+    "prime width, several slices": (3, 1433, 7, 4, 3),
+    "widths below a tile": (9, 5, 7, 4, 2),
+    "one output": (6, 3, 1, 3, 2),
+    "all experts": (19, 8, 9, 3, 3),
+    "one expert": (6, 20, 9, 1, 1),
+    "one expert too many for a power of two": (18, 33, 17, 33, 5),
+    "most experts": (20, 20, 9, 128, 8),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def problem(shape, dtype, device):
+    b, d, n, e, k = shape
+    x, weight, bias = (torch.randn(*size).to(device, dtype) for size in ((b, d), (e, n, d), (e, n)))
+    return x, torch.randn(e, d, device=device), weight, bias, k
+
+
+def check(y, x, memory, weight, bias, k, temperature=1.0) -> None:
+    """DESIGN.md's rule: at most twice the error of eager PyTorch in that dtype, plus one rounding of the largest."""
+    wide = [None if a is None else a.double() for a in (x, memory, weight, bias)]
+    exact = reference.routed_matmul(*wide, k, temperature)
+    eager = reference.routed_matmul(x, memory, weight, bias, k, temperature)
+    assert y.shape == exact.shape
+    assert y.dtype == x.dtype
+    error, allowed = (y.double() - exact).abs().max(), 2 * (eager.double() - exact).abs().max()
+    allowed += torch.finfo(x.dtype).eps * exact.abs().max()
+    assert error <= allowed, f"error {error:.2e}, allowed {allowed:.2e}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.usefixtures("poisoned_empty")
+def test_against_reference(shape, dtype, device):
+    arguments = problem(shape, dtype, device)
+    check(kernels.forward(*arguments, 0.7), *arguments, 0.7)
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+def test_without_bias(device):
+    x, memory, weight, _, k = problem((20, 16, 20, 5, 2), torch.float32, device)
+    check(kernels.forward(x, memory, weight, None, k), x, memory, weight, None, k)
+
+
+@pytest.mark.parametrize(("processors", "block_n"), [(2, 16), (1, 32)])
+@pytest.mark.usefixtures("poisoned_empty")
+def test_wider_tiles_on_a_smaller_machine(processors, block_n, device, monkeypatch):
+    monkeypatch.setattr(config, "multiprocessors", lambda device: processors)
+    arguments = problem((10, 150, 50, 4, 2), torch.float32, device)
+    assert config.choose_tile(10, 150, 50, 4, torch.float32, device).block_n == block_n
+    check(kernels.forward(*arguments), *arguments)
+
+
+@pytest.mark.parametrize("shape", [(0, 7, 4, 3, 2), (3, 7, 0, 3, 2)], ids=["no rows", "no outputs"])
+def test_nothing_to_write(shape, device):
+    assert kernels.forward(*problem(shape, torch.float32, device)).shape == (shape[0], shape[2])
+
+
+def test_no_features_leave_the_bias(device):
+    x, memory, weight, bias, k = problem((3, 0, 4, 3, 2), torch.float32, device)
+    torch.testing.assert_close(kernels.forward(x, memory, weight, bias, k), bias[:2].mean(0).expand(3, 4))
+
+
+def test_writes_nothing_beyond_the_result(device, monkeypatch):
+    arguments = problem((17, 8, 10, 4, 2), torch.float32, device)
+    buffer = torch.full((64, 10), float("nan"), device=device)
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: buffer[:17])
+    check(kernels.forward(*arguments), *arguments)
+    assert buffer[17:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ties_go_to_the_lower_expert(dtype, device):
+    x, _, weight, bias, k = problem((20, 40, 9, 6, 3), dtype, device)
+    memory = torch.randn(40, device=device).expand(6, 40)
+    check(kernels.forward(x, memory, weight, bias, k), x, memory, weight, bias, k)
+    expected = (torch.einsum("bd,end->bn", x.double(), weight[:3].double()) + bias[:3].double().sum(0)) / 3
+    y = kernels.forward(x, memory, weight, bias, k)
+    torch.testing.assert_close(y.double(), expected, atol=0.05, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zero_rows(dtype, device):
+    x, memory, weight, bias, k = problem((20, 40, 9, 5, 5), dtype, device)
+    x[3], memory[2] = 0, 0
+    y = kernels.forward(x, memory, weight, bias, k)
+    check(y, x, memory, weight, bias, k)
+    torch.testing.assert_close(y[3].double(), bias.double().mean(0), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+def test_experts_that_no_row_uses_are_not_read(rows, device):
+    """Neither for the rows, nor for those beyond the last, which as zeros would choose the lowest experts."""
+    x, memory, weight, bias, k = problem((rows, 12, 20, 6, 2), torch.float32, device)
+    memory[[3, 5]] = x[:1] * torch.tensor([[1.0], [2.0]], device=device)
+    x[:] = x[:1]
+    weight[[0, 1, 2, 4]] = bias[[0, 1, 2, 4]] = float("nan")
+    y = kernels.forward(x, memory, weight, bias, k)
+    expected = (torch.einsum("bd,end->bn", x, weight[[3, 5]]) + bias[[3, 5]].sum(0)) / 2
+    torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+def test_bad_rows_stay_alone(bad, device):
+    x, memory, weight, bias, k = problem((20, 40, 9, 5, 3), torch.float32, device)
+    clean = kernels.forward(x, memory, weight, bias, k)
+    x[3, 7] = bad
+    y = kernels.forward(x, memory, weight, bias, k)
+    others = torch.arange(20, device=device) != 3
+    assert y[3].isnan().all()
+    assert torch.equal(y[others], clean[others])
+
+
+def test_strides(device):
+    x, memory, weight, bias, k = problem((20, 12, 10, 4, 2), torch.float32, device)
+    expected = kernels.forward(x, memory, weight, bias, k)
+    wide = torch.randn(40, 30, device=device)
+    wide[::2, 5:17] = x
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    apart = torch.randn(4, 20, device=device)
+    apart[:, ::2] = bias
+    columns = memory.T.contiguous().T
+    assert torch.equal(kernels.forward(wide[::2, 5:17], columns, turned, apart[:, ::2], k), expected)
+    assert torch.equal(kernels.forward(x.T.contiguous().T, memory, weight, bias, k), expected)
+    one = kernels.forward(x[:1].expand(20, -1), memory, weight, bias, k)
+    assert torch.equal(one, expected[:1].expand(20, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(dtype, device):
+    """To the bit: experts come in ascending order, and those of other rows add zero."""
+    x, memory, weight, bias, k = problem((40, 24, 9, 8, 3), dtype, device)
+    y = kernels.forward(x, memory, weight, bias, k)
+    permutation = torch.randperm(40, device=device)
+    assert torch.equal(kernels.forward(x[permutation], memory, weight, bias, k), y[permutation])
+    assert torch.equal(kernels.forward(x[5:6], memory, weight, bias, k), y[5:6])
+
+
+def test_registered_for_cuda_and_larger_batches_take_the_two_operators(device, monkeypatch):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("rbm::routed_matmul", "CUDA")
+    launched = []
+    launch = kernels.forward
+    monkeypatch.setattr(kernels, "forward", lambda *arguments: launched.append(arguments) or launch(*arguments))
+    for rows, dtype, by_kernel in ((64, torch.float32, True), (65, torch.float32, False), (8, torch.float64, False)):
+        x, memory, weight, bias, k = problem((rows, 6, 5, 4, 2), dtype, device)
+        y = op._cuda(x, memory, weight, bias, k, temperature=0.5)
+        gates, experts, _ = cosine_topk(x, memory, k, temperature=0.5)
+        torch.testing.assert_close(y, expert_matmul(x, weight, bias, gates, experts))
+        assert bool(launched) == by_kernel
+        launched.clear()
+    x, memory, weight, bias, _ = problem((4, 6, 5, 4, 2), torch.float32, device)
+    with pytest.raises(ValueError, match="k is 5, expected between 1 and the number of experts, 4"):
+        op._cuda(x, memory, weight, bias, 5)
+
+
+# (B, D, N, E, k, dtype): the reference shape for one row and for many, odd widths, many experts, many outputs.
+COMPILED = [
+    *[(1, 256, 256, 8, 3, dtype) for dtype in DTYPES],
+    (64, 256, 256, 8, 3, torch.float32),
+    (1, 1433, 256, 8, 3, torch.bfloat16),
+    (1, 8415, 256, 8, 3, torch.float32),
+    (64, 256, 256, 128, 8, torch.bfloat16),
+    (64, 256, 8192, 8, 3, torch.float32),
+]
+PROGRAM = """
+from rbm_kernels.routed_matmul import kernels
+sizes = ({b}, {d}), ({e}, {n}, {d}), ({e}, {n})
+x, weight, bias = (torch.empty(size, dtype={dtype}, device="meta") for size in sizes)
+kernels.forward(x, torch.empty({e}, {d}, device="meta"), weight, bias, {k})
+"""
+TF32 = 'torch.backends.cuda.matmul.fp32_precision = "tf32"'
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shared_memory"), [(80, 163 * 1024), (90, 227 * 1024), (100, 227 * 1024), (120, 99 * 1024)]
+)
+def test_compiled_code(architecture, shared_memory):
+    names = ("b", "d", "n", "e", "k", "dtype")
+    programs = [PROGRAM.format(**dict(zip(names, shape, strict=True))) for shape in COMPILED]
+    *compiled, tf32 = compile_launches("".join([*programs, TF32, programs[0]]), architecture)
+    for kernel, shape in zip([*compiled, tf32], [*COMPILED, COMPILED[0]], strict=True):
+        about = (kernel, shape)
+        assert kernel.spilled_bytes == 0, about
+        assert kernel.registers * kernel.num_warps * 32 <= 65536, about
+        assert kernel.shared_bytes <= shared_memory, about
+        # Routing is float32 on the tensor cores. Weights are on their way while others are multiplied, unless rows of
+        # two bytes an element and an odd width stand nowhere on four.
+        assert any("MMA" in name and "BF16" in name for name in kernel.instructions), about
+        assert any(name.startswith("LDGSTS") for name in kernel.instructions), about
+        assert shape[1] % 8 or any("128" in name for name in kernel.instructions if "LDGSTS" in name), about
+        # ATOMS alone is fine: Blackwell's tensor memory is allotted with it.
+        assert not any(name.startswith(("ATOM.", "ATOMG", "RED.", "REDG")) for name in kernel.instructions), about
+    assert compiled[0] == compiled[3], "one compilation serves every number of rows"
+    assert any("TF32" in name for name in tf32.instructions), "the experts' product follows PyTorch's setting"
+    assert not any("TF32" in name for name in compiled[0].instructions)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+class TestOnGpu:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("rows", [1, 8, 64])
+    @pytest.mark.parametrize("features", [256, 1433, 8415])
+    def test_full_size(self, rows, features, dtype):
+        arguments = problem((rows, features, 256, 8, 3), dtype, "cuda")
+        check(routed_matmul(*arguments), *arguments)
+
+    def test_captured_without_synchronisation(self):
+        arguments = problem((8, 256, 256, 8, 3), torch.bfloat16, "cuda")
+        expected = routed_matmul(*arguments)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            routed_matmul(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = routed_matmul(*arguments)
+        graph.replay()
+        assert torch.equal(captured, expected)
