@@ -38,7 +38,7 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit, ``k`` out of range or a temperature that is not positive.
     """
-    _check(h, memory, k, temperature)
+    check_routing("cosine_topk", "h", h, memory, k, temperature)
     return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)
 
 
