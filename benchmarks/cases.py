@@ -15,6 +15,7 @@ from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config as expert_matmul_config
 from rbm_kernels.expert_matmul import launch as expert_matmul_launch
 from rbm_kernels.expert_order import kernels as expert_order_kernels
+from rbm_kernels.routed_matmul import kernels as routed_matmul_kernels
 
 ARCHITECTURES = (80, 90, 100, 120)
 DTYPES = {
@@ -60,6 +61,12 @@ CASES = (
     Case("expert_matmul", "bfloat16", in_features=1433),
     Case("expert_matmul", "bfloat16", in_features=8415),
     Case("expert_matmul", "bfloat16", **MANY),
+    *(Case("routed_matmul", precision, rows=1) for precision in ("bfloat16", "float16", "tf32", "float32")),
+    Case("routed_matmul", "float32", rows=64),
+    Case("routed_matmul", "bfloat16", rows=1, in_features=1433),
+    Case("routed_matmul", "float32", rows=1, in_features=8415),
+    Case("routed_matmul", "bfloat16", rows=64, num_experts=128, top_k=8),
+    Case("routed_matmul", "float32", rows=64, out_features=8192),
 )
 
 
@@ -124,10 +131,15 @@ def _expert_matmul(case: Case, t: Tensors) -> Launches:
     }
 
 
+def _routed_matmul(case: Case, t: Tensors) -> Launches:
+    return {"y": lambda: routed_matmul_kernels.forward(t.x, t.memory, t.weight, t.bias, case.top_k)}
+
+
 LAUNCHES: dict[str, Callable[[Case, Tensors], Launches]] = {
     "cosine_topk": _cosine_topk,
     "expert_order": _expert_order,
     "expert_matmul": _expert_matmul,
+    "routed_matmul": _routed_matmul,
 }
 
 

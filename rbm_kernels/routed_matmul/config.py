@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rbm_kernels.cosine_topk.config import multiprocessors
 from rbm_kernels.cosine_topk.op import served_by_triton
 
 # Every program routes its rows again. Up to here that is little beside reading the weights, and the launches of several
@@ -40,15 +39,15 @@ def serves(x: Tensor, memory: Tensor) -> bool:
 
 
 def choose_tile(
-    rows: int, in_features: int, out_features: int, num_experts: int, dtype: torch.dtype, device: torch.device
+    rows: int, in_features: int, out_features: int, num_experts: int, dtype: torch.dtype, multiprocessors: int
 ) -> Tile:
-    """Choose by shape, dtype and the device's number of multiprocessors."""
+    """Choose by shape, dtype and the machine's number of multiprocessors."""
     single = dtype == torch.float32
     block_e = max(8, _power_of_2(num_experts))
     # As narrow as a matrix instruction, to spread the weights over the machine, and wider only where two programs on
     # each multiprocessor are not enough.
     block_n, row_tiles = 16, -(-rows // BLOCK_M)
-    while block_n < 64 and row_tiles * -(-out_features // block_n) > 2 * multiprocessors(device):
+    while block_n < 64 and row_tiles * -(-out_features // block_n) > 2 * multiprocessors:
         block_n *= 2
     # A slice of the weights is 8 KB: a whole row of 256 features in half precision, so that x is read once.
     block_k = (128 if single else 256) * 16 // block_n

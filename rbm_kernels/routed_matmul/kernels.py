@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rbm_kernels.cosine_topk.blocks import choose, dots_and_squares, load_rows
+from rbm_kernels.cosine_topk.config import machine_of
 from rbm_kernels.cosine_topk.kernels import addressable
 from rbm_kernels.cosine_topk.reference import EPS
 from rbm_kernels.expert_matmul.kernels import gates_for
@@ -100,7 +101,9 @@ def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: i
     if y.numel() == 0:
         return y
     x, memory = addressable(x), addressable(memory)
-    tile = config.choose_tile(rows, in_features, out_features, num_experts, x.dtype, x.device)
+    tile = config.choose_tile(
+        rows, in_features, out_features, num_experts, x.dtype, machine_of(x.device).multiprocessors
+    )
     _, precision = machine(x)
     routed_matmul_fwd_kernel[(triton.cdiv(out_features, tile.block_n), triton.cdiv(rows, config.BLOCK_M))](
         x,

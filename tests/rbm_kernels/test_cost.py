@@ -11,6 +11,7 @@ from rbm_kernels.expert_matmul import cost as expert_matmul_cost
 from rbm_kernels.expert_matmul import reference as expert_matmul_reference
 from rbm_kernels.expert_order import cost as expert_order_cost
 from rbm_kernels.memory_update import cost as memory_update_cost
+from rbm_kernels.routed_matmul import cost as routed_matmul_cost
 
 B, D, N, E, K = 33, 20, 12, 5, 3
 # Bytes and operations a second of the H200 that the targets were set for.
@@ -38,6 +39,14 @@ def test_floors_of_the_design():
     union = expert_matmul_cost.forward(*shape, mean_experts=3.04)
     assert union.flops / forward.flops == pytest.approx(3.04 / 3)
     assert union.bytes == forward.bytes
+
+
+def test_routing_and_experts_in_one_read_rows_once_and_write_no_routing():
+    x, memory, y = torch.randn(B, D), torch.randn(E, D), torch.randn(B, N)
+    weight, bias = torch.randn(E, N, D), torch.randn(E, N)
+    cost = routed_matmul_cost.forward(B, D, N, E, K, torch.float32)
+    assert cost.bytes == size(x, memory, weight, bias, y)
+    assert cost.flops == 2 * (B * E + B + E) * D + 2 * B * K * D * N
 
 
 def test_one_row_reads_its_own_experts_alone():

@@ -5,8 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from benchmarks.cases import ARCHITECTURES, CASES
+from benchmarks.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
-from rbm_kernels._ahead_of_time import compile_launches
+from rbm_kernels.cosine_topk.config import Machine
 from rbm_kernels.routed_matmul import config, kernels, op, reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -69,9 +71,9 @@ def test_without_bias(device):
 @pytest.mark.parametrize(("processors", "block_n"), [(2, 16), (1, 32)])
 @pytest.mark.usefixtures("poisoned_empty")
 def test_wider_tiles_on_a_smaller_machine(processors, block_n, device, monkeypatch):
-    monkeypatch.setattr(config, "multiprocessors", lambda device: processors)
+    monkeypatch.setattr(kernels, "machine_of", lambda device: Machine(90, processors))
     arguments = problem((10, 150, 50, 4, 2), torch.float32, device)
-    assert config.choose_tile(10, 150, 50, 4, torch.float32, device).block_n == block_n
+    assert config.choose_tile(10, 150, 50, 4, torch.float32, processors).block_n == block_n
     check(kernels.forward(*arguments), *arguments)
 
 
@@ -179,46 +181,17 @@ def test_registered_for_cuda_and_larger_batches_take_the_two_operators(device, m
         op._cuda(x, memory, weight, bias, 5)
 
 
-# (B, D, N, E, k, dtype): the reference shape for one row and for many, odd widths, many experts, many outputs.
-COMPILED = [
-    *[(1, 256, 256, 8, 3, dtype) for dtype in DTYPES],
-    (64, 256, 256, 8, 3, torch.float32),
-    (1, 1433, 256, 8, 3, torch.bfloat16),
-    (1, 8415, 256, 8, 3, torch.float32),
-    (64, 256, 256, 128, 8, torch.bfloat16),
-    (64, 256, 8192, 8, 3, torch.float32),
-]
-PROGRAM = """
-from rbm_kernels.routed_matmul import kernels
-sizes = ({b}, {d}), ({e}, {n}, {d}), ({e}, {n})
-x, weight, bias = (torch.empty(size, dtype={dtype}, device="meta") for size in sizes)
-kernels.forward(x, torch.empty({e}, {d}, device="meta"), weight, bias, {k})
-"""
-TF32 = 'torch.backends.cuda.matmul.fp32_precision = "tf32"'
-
-
-@pytest.mark.parametrize(
-    ("architecture", "shared_memory"), [(80, 163 * 1024), (90, 227 * 1024), (100, 227 * 1024), (120, 99 * 1024)]
-)
-def test_compiled_code(architecture, shared_memory):
-    names = ("b", "d", "n", "e", "k", "dtype")
-    programs = [PROGRAM.format(**dict(zip(names, shape, strict=True))) for shape in COMPILED]
-    *compiled, tf32 = compile_launches("".join([*programs, TF32, programs[0]]), architecture)
-    for kernel, shape in zip([*compiled, tf32], [*COMPILED, COMPILED[0]], strict=True):
-        about = (kernel, shape)
-        assert kernel.spilled_bytes == 0, about
-        assert kernel.registers * kernel.num_warps * 32 <= 65536, about
-        assert kernel.shared_bytes <= shared_memory, about
-        # Routing is float32 on the tensor cores. Weights are on their way while others are multiplied, unless rows of
-        # two bytes an element and an odd width stand nowhere on four.
-        assert any("MMA" in name and "BF16" in name for name in kernel.instructions), about
-        assert any(name.startswith("LDGSTS") for name in kernel.instructions), about
-        assert shape[1] % 8 or any("128" in name for name in kernel.instructions if "LDGSTS" in name), about
-        # ATOMS alone is fine: Blackwell's tensor memory is allotted with it.
-        assert not any(name.startswith(("ATOM.", "ATOMG", "RED.", "REDG")) for name in kernel.instructions), about
-    assert compiled[0] == compiled[3], "one compilation serves every number of rows"
-    assert any("TF32" in name for name in tf32.instructions), "the experts' product follows PyTorch's setting"
-    assert not any("TF32" in name for name in compiled[0].instructions)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_code(architecture):
+    rows = compiled_everywhere("routed_matmul")[architecture]
+    assert len(rows) == sum(case.operator == "routed_matmul" for case in CASES)
+    for case, row in rows:
+        assert row.spilled_bytes == 0, row
+        assert row.programs >= 1, row
+        assert row.matrix_instructions, row
+        # Weights are read 16 bytes at a time, unless rows of an odd width stand nowhere on four.
+        assert case.in_features % 8 or row.wide_loads > 0, row
+        assert row.atomics == 0, row
 
 
 @pytest.mark.gpu
