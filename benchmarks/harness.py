@@ -43,15 +43,15 @@ def interleave(
 ) -> dict[str, Timing]:
     """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
 
-    Each is called twice before, to allocate and to build what it keeps. A variant that answers within 100 µs is called
-    several times a turn: the clock and the caches that the variant before it left would be measured otherwise.
+    Each is called twice before, to allocate and to build what it keeps. A variant that answers sooner than a turn of 2 ms
+    ends is called again: the clock and the caches that the variant before it left would be measured otherwise.
     """
     calls = {}
     for name, variant in variants.items():
         variant()
         start = time.perf_counter()
         variant()
-        calls[name] = max(1, min(50, int(200e-6 / max(time.perf_counter() - start, 1e-9))))
+        calls[name] = max(1, min(200, int(2e-3 / max(time.perf_counter() - start, 1e-9))))
     times: dict[str, list[float]] = {name: [] for name in variants}
     end = time.perf_counter() + seconds
     for round_ in range(most):

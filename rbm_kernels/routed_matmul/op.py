@@ -12,7 +12,7 @@ from rbm_kernels.expert_matmul.op import check_weights
 from rbm_kernels.routed_matmul import reference
 from rbm_kernels.routed_matmul.config import serves
 
-define("routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, *, float temperature=1.0) -> Tensor")
+define("routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, float temperature=1.0) -> Tensor")
 
 
 def routed_matmul(
@@ -45,11 +45,11 @@ def routed_matmul(
         gates, experts, _ = cosine_topk(x, memory, k, temperature=temperature)
         return expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
     if torch.compiler.is_compiling():
-        return torch.ops.rbm.routed_matmul(x, memory, weight, bias, k, temperature=temperature)
+        return torch.ops.rbm.routed_matmul(x, memory, weight, bias, k, temperature)
     try:
         # Past the derivative, which is Python and costs more than routing one row.
         with torch._C._AutoDispatchBelowAutograd():
-            return _operator(x, memory, weight, bias, k, temperature=temperature)
+            return _operator(x, memory, weight, bias, k, temperature)
     except RuntimeError:
         # An implementation in C++ raises nothing else. For speed arguments are looked at here only once it has.
         _check(x, memory, weight, bias, k, temperature)
@@ -63,17 +63,17 @@ def _check(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: in
     checks.check_shape(op, "memory", memory, (weight.shape[0], x.shape[1]), "experts of weight by the features of x")
 
 
-def _eager(x, memory, weight, bias, k, *, temperature=1.0) -> Tensor:
+def _eager(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     _check(x, memory, weight, bias, k, temperature)
     return reference.routed_matmul(x, memory, weight, bias, k, temperature)
 
 
-def _fake(x, memory, weight, bias, k, *, temperature=1.0) -> Tensor:
+def _fake(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     _check(x, memory, weight, bias, k, temperature)
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
-def _cuda(x, memory, weight, bias, k, *, temperature=1.0) -> Tensor:
+def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     _check(x, memory, weight, bias, k, temperature)
     if serves(x, memory):
         from rbm_kernels.routed_matmul import kernels
@@ -83,17 +83,16 @@ def _cuda(x, memory, weight, bias, k, *, temperature=1.0) -> Tensor:
     return torch.ops.rbm.expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
 
 
-def _setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
-    x, memory, weight, bias, ctx.k = inputs
+def _setup_context(ctx, inputs, output) -> None:
+    x, memory, weight, bias, ctx.k, ctx.temperature = inputs
     # A copy of the memory: its owner moves it in place between this forward and its backward.
     ctx.save_for_backward(x, memory.clone(), weight, bias)
-    ctx.temperature = keyword_only_inputs["temperature"]
 
 
 def _backward(ctx, grad):
     """For those who call the operator itself: it kept no routing, so rows are routed once more."""
     x, memory, weight, bias = ctx.saved_tensors
-    needs_x, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    needs_x, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     gates, experts, cosines = torch.ops.rbm.cosine_topk(x, memory, ctx.k, temperature=ctx.temperature)
     narrow = gates.to(checks.accumulation_dtype(x))
     grad_x = grad_weight = grad_bias = None
@@ -106,7 +105,7 @@ def _backward(ctx, grad):
         grad_weight, grad_bias = torch.ops.rbm.expert_matmul_backward_weight(
             grad, x, narrow, experts, weight.shape[0], needs_bias
         )
-    return grad_x, None, grad_weight, grad_bias if needs_bias else None, None
+    return grad_x, None, grad_weight, grad_bias if needs_bias else None, None, None
 
 
 implement_everywhere("routed_matmul", _eager)
