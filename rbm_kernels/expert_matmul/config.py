@@ -50,10 +50,20 @@ _FORWARD = {
     ("tf32", 100): Tile(128, 128, 32, 8, 3),
     ("tf32", 120): Tile(64, 128, 32, 8, 3),
     # Plain float32 has no matrix instruction: 16 sums a thread leave registers for a second program to hide latency.
-    ("ieee", 80): Tile(64, 64, 16, 8, 2, 2),
+    # On sm_80 two stages spill 16 bytes at k = 2.
+    ("ieee", 80): Tile(64, 64, 16, 8, 3, 2),
     ("ieee", 90): Tile(64, 64, 16, 8, 2, 2),
     ("ieee", 100): Tile(64, 64, 16, 8, 2, 2),
     ("ieee", 120): Tile(64, 64, 16, 8, 2, 2),
+}
+
+# The same where there are several passes: the accumulator begins as the float32 sums, which takes registers.
+_FORWARD_IN_PASSES = _FORWARD | {
+    # 256 columns spill 224 and 232 bytes; these hold 224 and 172 registers.
+    ("half", 90): Tile(128, 128, 64, 8, 3),
+    ("half", 100): Tile(128, 128, 64, 8, 3),
+    # 128 columns hold 148 registers, too many for two programs; this holds 112.
+    ("tf32", 90): Tile(64, 64, 32, 8, 3, 2),
 }
 
 # grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 264 bytes on sm_90 at 8 warps.
@@ -67,11 +77,11 @@ _BACKWARD = {
     ("tf32", 90): Tile(64, 64, 32, 8, 2),
     ("tf32", 100): Tile(64, 64, 32, 8, 2),
     ("tf32", 120): Tile(64, 64, 32, 8, 2),
-    # 32 x 64 spills 16 bytes on sm_90 with Triton 3.6, and fills 255 registers on sm_80 with 3.9; slices of 32 spill
-    # on sm_100.
+    # 32 x 64 spills 16 bytes on sm_90 with Triton 3.6, and fills 255 registers on sm_80 with 3.9; on sm_100 slices of
+    # 32 spill, and so do two stages at k = 1.
     ("ieee", 80): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 90): Tile(32, 32, 32, 8, 2, 2),
-    ("ieee", 100): Tile(32, 32, 16, 8, 2, 2),
+    ("ieee", 100): Tile(32, 32, 16, 8, 3, 2),
     ("ieee", 120): Tile(32, 32, 32, 8, 2, 2),
 }
 
@@ -126,7 +136,7 @@ def passes(rows: int, num_experts: int, k: int) -> int:
     num_experts, k = index(num_experts), index(k)  # A symbol, from the compiler, has no binomials.
 
     def cost(number: int) -> int:
-        unions = sum(_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
+        unions = sum(rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
         return unions + (number - 1) * (_PASS_COST * rows + _PASS_LAUNCHES)
 
     best = 1
@@ -136,8 +146,8 @@ def passes(rows: int, num_experts: int, k: int) -> int:
     return best
 
 
-def _union(rows: int, num_experts: int, size: int) -> int:
-    """``rows`` times the mean number of experts in a tile where rows are ordered by ``size`` of their experts.
+def rows_times_union(rows: int, num_experts: int, size: int) -> int:
+    """``rows`` times the expected mean number of experts in a tile where rows are ordered by ``size`` of their experts.
 
     For experts drawn uniformly, which is the worst case. A tile spans ``s = block_m C(E, size) / rows`` sets, and each
     set that it enters brings one expert: ``size + s``. In revolving-door order the smallest experts vary fastest. With
@@ -151,9 +161,12 @@ def _union(rows: int, num_experts: int, size: int) -> int:
     return min(size * rows + spanned, most * rows)
 
 
-def forward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+def forward_tile(
+    architecture: int, precision: str, rows: int, in_features: int, out_features: int, passes: int = 1
+) -> Tile:
     """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features."""
-    return _fit(_FORWARD[precision, _known(architecture)], tile_rows(rows), out_features, in_features)
+    table = _FORWARD if passes == 1 else _FORWARD_IN_PASSES
+    return _fit(table[precision, _known(architecture)], tile_rows(rows), out_features, in_features)
 
 
 def backward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:

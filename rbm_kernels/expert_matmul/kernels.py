@@ -95,7 +95,12 @@ def expert_matmul_fwd_kernel(
     union_ptr = tile_experts_ptr + tile * num_experts
     union_size = tl.load(tile_counts_ptr + tile)
 
-    b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    b_offset = b_rows[:, None] * out_features + b_column[None, :]
+    m_y = m_rows[:, None] & m_column[None, :]
+    if sums_ptr is None:
+        b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    else:
+        b_y = tl.load(sums_ptr + b_offset, mask=m_y, other=0.0)
     # The biases are one more slice of the product, gates [BLOCK_M, union] by biases [union, BLOCK_N]: added as rows,
     # they would take the accumulator through a change of layout. No pipeline: one step is all there is, and its
     # prefetch costs registers.
@@ -136,10 +141,6 @@ def expert_matmul_fwd_kernel(
         b_scaled = (b_x * _gates_for(expert, b_gates, b_experts)[:, None]).to(b_x.dtype)
         b_y = tl.dot(b_scaled, b_weight, b_y, input_precision=INPUT_PRECISION)
 
-    b_offset = b_rows[:, None] * out_features + b_column[None, :]
-    m_y = m_rows[:, None] & m_column[None, :]
-    if sums_ptr is not None:
-        b_y += tl.load(sums_ptr + b_offset, mask=m_y, other=0.0)
     tl.store(y_ptr + b_offset, b_y.to(y_ptr.dtype.element_ty), mask=m_y)
 
 
@@ -213,7 +214,11 @@ def expert_matmul_bwd_kernel(
         m_d = b_d < in_features
         m_tile = m_rows[:, None] & m_d[None, :]
         b_x = tl.load(x_ptr + b_rows[:, None] * stride_x + b_d[None, :], mask=m_tile, other=0.0)
-        b_grad_x = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        b_offset = b_rows[:, None] * in_features + b_d[None, :]
+        if sums_ptr is None:
+            b_grad_x = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        else:
+            b_grad_x = tl.load(sums_ptr + b_offset, mask=m_tile, other=0.0)
         for slot in range(union_size):
             expert = tl.load(union_ptr + slot)
             b_weight_ptr = weight_ptr + expert.to(tl.int64) * in_features * out_features + b_d[None, :]
@@ -229,9 +234,6 @@ def expert_matmul_bwd_kernel(
             b_grad_x += _gates_for(expert, b_gates, b_experts)[:, None] * b_through
             b_inner = tl.sum(b_through * b_x.to(tl.float32), axis=1)
             b_grad_gates += tl.where(b_experts == expert, b_inner[:, None], 0.0)
-        b_offset = b_rows[:, None] * in_features + b_d[None, :]
-        if sums_ptr is not None:
-            b_grad_x += tl.load(sums_ptr + b_offset, mask=m_tile, other=0.0)
         tl.store(grad_x_ptr + b_offset, b_grad_x.to(grad_x_ptr.dtype.element_ty), mask=m_tile)
 
     b_slot = tl.arange(0, BLOCK_TOP_K)

@@ -194,7 +194,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
     if rows == 0:
         return y
     architecture, precision = _machine(x)
-    tile = config.forward_tile(architecture, precision, rows, in_features, out_features)
+    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, routing.order.shape[0])
     grid = (_parts(routing, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
     for routed, columns, before, after in routing.passes(y):
         kernels.expert_matmul_fwd_kernel[grid](

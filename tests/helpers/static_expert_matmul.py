@@ -21,13 +21,14 @@ from rbm_kernels.expert_matmul import config, kernels, weight_kernels
 ROWS, FEATURES, EXPERTS, TOP_K = 169_343, 256, 8, 3
 POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "tf32": "*fp32", "ieee": "*fp32"}
 INTEGER_POINTERS = ("experts", "order", "tile_experts", "tile_counts", "listed_rows", "ends")
-FLOAT32_POINTERS = ("gates", "listed_gates", "grad_gates", "partial")
+FLOAT32_POINTERS = ("gates", "listed_gates", "grad_gates", "partial", "sums")
 ARCHITECTURES = (80, 90, 100, 120)
 
 
 def compile_kernel(kernel, constants: dict, tile: config.Tile, precision: str, architecture: int) -> dict:
     """Compile one kernel as the just-in-time compiler would for aligned tensors at the reference shape."""
     signature, constexprs, attributes = {}, {}, {}
+    float32 = FLOAT32_POINTERS + constants.get("float32_outputs", ())
     divisible = [["tt.divisibility", 16]]
     for position, name in enumerate(kernel.arg_names):
         stem = name.removesuffix("_ptr")
@@ -36,7 +37,7 @@ def compile_kernel(kernel, constants: dict, tile: config.Tile, precision: str, a
             constexprs[(position,)] = constants[name]
         elif name.endswith("_ptr"):
             signature[name] = (
-                "*i32" if stem in INTEGER_POINTERS else "*fp32" if stem in FLOAT32_POINTERS else POINTERS[precision]
+                "*i32" if stem in INTEGER_POINTERS else "*fp32" if stem in float32 else POINTERS[precision]
             )
             attributes[(position,)] = divisible
         else:
@@ -86,13 +87,26 @@ def reference_cases(precision: str, architecture: int):
     """Every matmul kernel with its configuration at the reference shape."""
     table = "half" if precision in ("bfloat16", "float16") else precision
     shape = (architecture, table, ROWS, FEATURES, FEATURES)
-    routing = {"TOP_K": TOP_K, "BLOCK_TOP_K": triton.next_power_of_2(TOP_K), "BLOCK_UNION": config.UNION_BLOCK}
+    columns = {"TOP_K": TOP_K, "BLOCK_TOP_K": triton.next_power_of_2(TOP_K), "BLOCK_UNION": config.UNION_BLOCK}
+    routing = {**columns, "STRIDE_ROUTING": TOP_K, "sums_ptr": None}
     forward, backward, weight = config.forward_tile(*shape), config.backward_tile(*shape), config.weight_tile(*shape)
-    yield "y", kernels.expert_matmul_fwd_kernel, forward, {"HAS_BIAS": True, "stride_weight_in": 1, **routing}
-    no_bias = {"HAS_BIAS": False, "bias_ptr": None}
-    yield "grad_x", kernels.expert_matmul_fwd_kernel, forward, {**no_bias, "stride_weight_out": 1, **routing}
+    as_y, as_grad_x = (
+        {"HAS_BIAS": True, "stride_weight_in": 1},
+        {"HAS_BIAS": False, "bias_ptr": None, "stride_weight_out": 1},
+    )
+    yield "y", kernels.expert_matmul_fwd_kernel, forward, {**as_y, **routing}
+    yield "grad_x", kernels.expert_matmul_fwd_kernel, forward, {**as_grad_x, **routing}
     yield "grad_x and grad_gates", kernels.expert_matmul_bwd_kernel, backward, {"HAS_BIAS": True, **routing}
     yield "grad_weight", weight_kernels.expert_matmul_bwd_weight_kernel, weight, {"HAS_BIAS": True, "BLOCK_E": EXPERTS}
+
+    if precision == "float16":
+        return  # As bfloat16.
+    # A pass between others, which reads float32 sums and writes them: the most registers.
+    between = {**columns, "STRIDE_ROUTING": TOP_K, "TOP_K": 2, "BLOCK_TOP_K": 2, "float32_outputs": ("y", "grad_x")}
+    forward = config.forward_tile(*shape, passes=2)
+    yield "y, a pass", kernels.expert_matmul_fwd_kernel, forward, {**as_y, **between}
+    yield "grad_x, a pass", kernels.expert_matmul_fwd_kernel, forward, {**as_grad_x, **between}
+    yield "grad_x and grad_gates, a pass", kernels.expert_matmul_bwd_kernel, backward, {"HAS_BIAS": True, **between}
 
 
 def main(precision: str, *architectures: str) -> None:

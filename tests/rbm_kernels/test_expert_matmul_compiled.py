@@ -29,7 +29,7 @@ def compiled(precision: str, architecture: int) -> list[dict]:
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32", "ieee"])
 def test_compiled_code_keeps_what_the_configuration_claims(precision, architecture):
     lines = compiled(precision, architecture)
-    assert len(lines) == 4
+    assert len(lines) == (4 if precision == "float16" else 7)
     for line in lines:
         about = json.dumps(line)
         assert line["spills"] == line["stack"] == 0, about
