@@ -14,6 +14,7 @@ from torch import Tensor
 from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config as expert_matmul_config
 from rbm_kernels.expert_matmul import launch as expert_matmul_launch
+from rbm_kernels.expert_order import expert_order
 from rbm_kernels.expert_order import kernels as expert_order_kernels
 from rbm_kernels.routed_matmul import kernels as routed_matmul_kernels
 
@@ -120,7 +121,7 @@ def _expert_order(case: Case, t: Tensors) -> Launches:
 def _expert_matmul(case: Case, t: Tensors) -> Launches:
     # The order is an operator of its own: as in a training step, it is there before the multiplication.
     height = expert_matmul_config.tile_rows(case.rows)
-    order = (*torch.ops.rbm.expert_order(t.experts, case.num_experts, height), height)
+    order = expert_order(t.experts, case.num_experts, height, _passes(case))
     layer = (t.x, t.weight, t.bias, t.gates, t.experts)
     launch = expert_matmul_launch
     return {
@@ -153,7 +154,13 @@ def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
         "expert_matmul_bwd_kernel": expert_matmul_config.backward_tile,
         "expert_matmul_bwd_weight_kernel": expert_matmul_config.weight_tile,
     }.get(kernel)
-    return choose and choose(architecture, precision, case.rows, case.in_features, case.out_features).programs
+    passes = {"passes": _passes(case)} if kernel == "expert_matmul_fwd_kernel" else {}
+    shape = (case.rows, case.in_features, case.out_features)
+    return choose and choose(architecture, precision, *shape, **passes).programs
+
+
+def _passes(case: Case) -> int:
+    return expert_matmul_config.passes(case.rows, case.num_experts, case.top_k)
 
 
 def launches(case: Case, tensors: Tensors) -> Launches:

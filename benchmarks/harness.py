@@ -43,8 +43,8 @@ def interleave(
 ) -> dict[str, Timing]:
     """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
 
-    Each is called twice before, to allocate and to build what it keeps. A variant that answers sooner than a turn of 2 ms
-    ends is called again: the clock and the caches that the variant before it left would be measured otherwise.
+    Each is called twice before, to allocate and to build what it keeps. A variant that answers sooner than a turn of
+    2 ms ends is called again: the clock and the caches that the variant before it left would be measured otherwise.
     """
     calls = {}
     for name, variant in variants.items():

@@ -9,7 +9,11 @@ tile for aligned rows spills 112 to 848 bytes on sm_90 at D = 1,433, so such wid
 whose slices have fewer elements, does without.
 """
 
+from math import comb
+from operator import index
 from typing import NamedTuple
+
+from rbm_kernels.expert_order import pass_columns
 
 # Features of the bias that the backward kernel multiplies at once: the smallest tile of a matrix instruction.
 UNION_BLOCK = 16
@@ -57,10 +61,20 @@ _FORWARD = {
     ("tf32", 100): Tile(128, 128, 32, 8, 3),
     ("tf32", 120): Tile(64, 128, 32, 8, 3),
     # Plain float32 has no matrix instruction: 16 sums a thread leave registers for a second program to hide latency.
-    ("ieee", 80): Tile(64, 64, 16, 8, 2, 2),
+    # On sm_80 two stages spill 16 bytes at k = 2.
+    ("ieee", 80): Tile(64, 64, 16, 8, 3, 2),
     ("ieee", 90): Tile(64, 64, 16, 8, 2, 2),
     ("ieee", 100): Tile(64, 64, 16, 8, 2, 2),
     ("ieee", 120): Tile(64, 64, 16, 8, 2, 2),
+}
+
+# The same where there are several passes: the accumulator begins as the float32 sums, which takes registers.
+_FORWARD_IN_PASSES = _FORWARD | {
+    # 256 columns spill 224 and 232 bytes; these hold 224 and 172 registers.
+    ("half", 90): Tile(128, 128, 64, 8, 3),
+    ("half", 100): Tile(128, 128, 64, 8, 3),
+    # 128 columns hold 148 registers, too many for two programs; this holds 112.
+    ("tf32", 90): Tile(64, 64, 32, 8, 3, 2),
 }
 
 # grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 264 bytes on sm_90 at 8 warps.
@@ -79,11 +93,11 @@ _BACKWARD = {
     ("tf32", 90): Tile(64, 64, 32, 8, 2),
     ("tf32", 100): Tile(64, 64, 32, 8, 2),
     ("tf32", 120): Tile(64, 64, 32, 8, 2),
-    # 32 x 64 spills 16 bytes on sm_90 with Triton 3.6, and fills 255 registers on sm_80 with 3.9; slices of 32 spill
-    # on sm_100.
+    # 32 x 64 spills 16 bytes on sm_90 with Triton 3.6, and fills 255 registers on sm_80 with 3.9; on sm_100 slices of
+    # 32 spill, and so do two stages at k = 1.
     ("ieee", 80): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 90): Tile(32, 32, 32, 8, 2, 2),
-    ("ieee", 100): Tile(32, 32, 16, 8, 2, 2),
+    ("ieee", 100): Tile(32, 32, 16, 8, 3, 2),
     ("ieee", 120): Tile(32, 32, 32, 8, 2, 2),
 }
 
@@ -109,6 +123,13 @@ _WEIGHT = {
     ("ieee", 120): Tile(64, 64, 16, 8, 5, 2),
 }
 
+# What a pass more over the rows costs, in experts more in a tile's union. An expert is 2 D N operations a row, 166 ps
+# at D = N = 256 and 790 TFLOP/s. A pass reads x again and reads and writes float32 sums: in half precision 2 D + 8 N
+# bytes, 595 ps at 4.3 TB/s; for grad_x and grad_gates 4 N + 8 D, 714 ps. As if none of it overlapped: 3.6 and 4.3.
+_PASS_COST = 4
+# What its launches cost, in rows times experts: 11 µs, for an order and a matmul of some 2 µs a launch. Not measured.
+_PASS_LAUNCHES = 2**16
+
 # Waves of programs that the weight's gradient is cut into. Shares have one length, but for the last of each expert, and
 # short waves lose less to those at the end; every wave more writes and reads a partial sum for each program.
 _WEIGHT_WAVES = 2
@@ -124,9 +145,47 @@ def tile_rows(rows: int) -> int:
     return 64 if rows >= 64 * 64 else 16
 
 
-def forward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+def passes(rows: int, num_experts: int, k: int) -> int:
+    """Into how many passes, from 1 to k, the k experts of a row are cut: the rule for many experts, in this one place.
+
+    A pass orders the rows by its own columns of the experts, of which there are fewer sets: unions shrink, down to one
+    expert a tile at k passes. Every pass more costs as much as ``_PASS_COST`` experts more in every tile's union, and
+    its launches. Of equal costs the fewest passes win. README.md has the counted unions behind it.
+    """
+    num_experts, k = index(num_experts), index(k)  # A symbol, from the compiler, has no binomials.
+
+    def cost(number: int) -> int:
+        unions = sum(rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
+        return unions + (number - 1) * (_PASS_COST * rows + _PASS_LAUNCHES)
+
+    best = 1
+    for number in range(2, k + 1):
+        if cost(number) < cost(best):
+            best = number
+    return best
+
+
+def rows_times_union(rows: int, num_experts: int, size: int) -> int:
+    """``rows`` times the expected mean number of experts in a tile where rows are ordered by ``size`` of their experts.
+
+    For experts drawn uniformly, which is the worst case. A tile spans ``s = block_m C(E, size) / rows`` sets, and each
+    set that it enters brings one expert: ``size + s``. In revolving-door order the smallest experts vary fastest. With
+    ``n`` experts below the mean of the ``(m + 1)``-th smallest there are ``C(n, m)`` choices of the m smallest; where
+    that is more than ``s``, the others hardly vary within a tile and the union stays below ``size - m + n``.
+    Integers, so that the compiler can trace it with a symbol for the rows.
+    """
+    spanned = tile_rows(rows) * comb(num_experts, size)
+    below = [(m, (m + 1) * (num_experts + 1) // (size + 1) - 1) for m in range(1, size)]
+    most = next((size - m + n for m, n in below if comb(n, m) * rows >= spanned), num_experts)
+    return min(size * rows + spanned, most * rows)
+
+
+def forward_tile(
+    architecture: int, precision: str, rows: int, in_features: int, out_features: int, passes: int = 1
+) -> Tile:
     """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features."""
-    tile = _FORWARD[entry(_FORWARD, precision, architecture, in_features, out_features)]
+    table = _FORWARD if passes == 1 else _FORWARD_IN_PASSES
+    tile = table[entry(table, precision, architecture, in_features, out_features)]
     return _fit(tile, tile_rows(rows), out_features, in_features)
 
 

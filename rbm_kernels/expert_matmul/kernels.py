@@ -1,11 +1,13 @@
 """The outputs that have a row for each row of x, in Triton: ``y``, ``grad_x`` and ``grad_gates``.
 
-Rows are ordered by their set of experts; a tile of ordered rows loops over the union of its rows' experts.
+Rows are ordered by their set of experts; a tile of ordered rows loops over the union of its rows' experts. With many
+experts that happens in passes, each over some columns of ``experts`` and with an order of its own: a pass adds to the
+float32 sums of those before it.
 
-Shapes: ``x [B, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates`` and ``experts [B, k]``, ``order [B]``,
-``tile_experts [tiles, E]``, ``tile_counts [tiles]``; a tile is ``block_m`` ordered rows. A program that takes fewer
-rows than a tile takes a part of one and uses the whole tile's experts. Row offsets have 64 bits: ``B * D`` may pass
-2^31.
+Shapes: ``x [B, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates`` and ``experts`` TOP_K columns of ``[B, k]`` from
+the pass's first on, with STRIDE_ROUTING = k, ``order [B]``, ``tile_experts [tiles, E]``, ``tile_counts [tiles]``; a
+tile is ``block_m`` ordered rows. A program that takes fewer rows than a tile takes a part of one and uses the whole
+tile's experts. Row offsets have 64 bits: ``B * D`` may pass 2^31.
 """
 
 import triton
@@ -24,10 +26,18 @@ def _rows_of_part(part, order_ptr, rows, block_m, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _routing_of_rows(gates_ptr, experts_ptr, b_rows, m_rows, TOP_K: tl.constexpr, BLOCK_TOP_K: tl.constexpr):
+def _routing_of_rows(
+    gates_ptr,
+    experts_ptr,
+    b_rows,
+    m_rows,
+    STRIDE_ROUTING: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
+):
     """Gates and experts of the rows, ``[BLOCK_M, BLOCK_TOP_K]``; padding has gate 0 and expert -1."""
     b_slot = tl.arange(0, BLOCK_TOP_K)
-    b_offset = b_rows[:, None] * TOP_K + b_slot[None, :]
+    b_offset = b_rows[:, None] * STRIDE_ROUTING + b_slot[None, :]
     m_routing = m_rows[:, None] & (b_slot[None, :] < TOP_K)
     b_gates = tl.load(gates_ptr + b_offset, mask=m_routing, other=0.0)
     b_experts = tl.load(experts_ptr + b_offset, mask=m_routing, other=-1)
@@ -50,6 +60,7 @@ def expert_matmul_fwd_kernel(
     order_ptr,
     tile_experts_ptr,
     tile_counts_ptr,
+    sums_ptr,
     y_ptr,
     rows,
     block_m,
@@ -60,6 +71,7 @@ def expert_matmul_fwd_kernel(
     stride_weight_out,
     stride_weight_in,
     HAS_BIAS: tl.constexpr,
+    STRIDE_ROUTING: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_TOP_K: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -70,7 +82,8 @@ def expert_matmul_fwd_kernel(
 ):
     """``y[b] = sum_e gate[b, e] (weight[e] x[b] + bias[e])`` for BLOCK_M ordered rows and BLOCK_N columns.
 
-    The other weight layout (strides swapped, features swapped) makes it ``grad_x`` from ``grad``.
+    The other weight layout (strides swapped, features swapped) makes it ``grad_x`` from ``grad``. ``sums``, float32
+    ``[B, N]`` or None, is what earlier passes leave, and may be ``y``: a program reads what it writes and no more.
     """
     column_tiles = tl.cdiv(out_features, BLOCK_N)
     # Programs that share rows run side by side, so that the rows come from memory once.
@@ -78,11 +91,16 @@ def expert_matmul_fwd_kernel(
     b_column = (tl.program_id(0) % column_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_column = b_column < out_features
     tile, b_rows, m_rows = _rows_of_part(part, order_ptr, rows, block_m, BLOCK_M)
-    b_gates, b_experts = _routing_of_rows(gates_ptr, experts_ptr, b_rows, m_rows, TOP_K, BLOCK_TOP_K)
+    b_gates, b_experts = _routing_of_rows(gates_ptr, experts_ptr, b_rows, m_rows, STRIDE_ROUTING, TOP_K, BLOCK_TOP_K)
     union_ptr = tile_experts_ptr + tile * num_experts
     union_size = tl.load(tile_counts_ptr + tile)
 
-    b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    b_offset = b_rows[:, None] * out_features + b_column[None, :]
+    m_y = m_rows[:, None] & m_column[None, :]
+    if sums_ptr is None:
+        b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    else:
+        b_y = tl.load(sums_ptr + b_offset, mask=m_y, other=0.0)
     # The biases are one more slice of the product, gates [BLOCK_M, union] by biases [union, BLOCK_N]: added as rows,
     # they would take the accumulator through a change of layout. No pipeline: one step is all there is, and its
     # prefetch costs registers.
@@ -93,8 +111,8 @@ def expert_matmul_fwd_kernel(
             b_union = tl.load(union_ptr + b_slot, mask=m_slot, other=-2)
             b_union_gates = tl.zeros((BLOCK_M, BLOCK_UNION), tl.float32)
             for choice in tl.static_range(TOP_K):
-                b_expert = tl.load(experts_ptr + b_rows * TOP_K + choice, mask=m_rows, other=-1)
-                b_gate = tl.load(gates_ptr + b_rows * TOP_K + choice, mask=m_rows, other=0.0)
+                b_expert = tl.load(experts_ptr + b_rows * STRIDE_ROUTING + choice, mask=m_rows, other=-1)
+                b_gate = tl.load(gates_ptr + b_rows * STRIDE_ROUTING + choice, mask=m_rows, other=0.0)
                 b_union_gates += tl.where(b_expert[:, None] == b_union[None, :], b_gate[:, None], 0.0)
             b_bias = tl.load(
                 bias_ptr + b_union[:, None] * out_features + b_column[None, :],
@@ -123,11 +141,7 @@ def expert_matmul_fwd_kernel(
         b_scaled = (b_x * gates_for(expert, b_gates, b_experts)[:, None]).to(b_x.dtype)
         b_y = tl.dot(b_scaled, b_weight, b_y, input_precision=INPUT_PRECISION)
 
-    tl.store(
-        y_ptr + b_rows[:, None] * out_features + b_column[None, :],
-        b_y.to(y_ptr.dtype.element_ty),
-        mask=m_rows[:, None] & m_column[None, :],
-    )
+    tl.store(y_ptr + b_offset, b_y.to(y_ptr.dtype.element_ty), mask=m_y)
 
 
 @triton.jit
@@ -141,6 +155,7 @@ def expert_matmul_bwd_kernel(
     order_ptr,
     tile_experts_ptr,
     tile_counts_ptr,
+    sums_ptr,
     grad_x_ptr,
     grad_gates_ptr,
     rows,
@@ -151,6 +166,7 @@ def expert_matmul_bwd_kernel(
     stride_grad,
     stride_x,
     HAS_BIAS: tl.constexpr,
+    STRIDE_ROUTING: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_TOP_K: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -159,14 +175,15 @@ def expert_matmul_bwd_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_UNION: tl.constexpr,
 ):
-    """``grad_x [B, D]`` and ``grad_gates [B, k]`` for BLOCK_M ordered rows and *all* D features.
+    """``grad_x [B, D]`` and the pass's columns of ``grad_gates`` for BLOCK_M ordered rows and *all* D features.
 
     ``u = grad[b] weight[e]`` serves both: ``grad_x[b]`` is the sum of ``gate u``, ``grad_gates[b, j]`` is
     ``u . x[b] + grad[b] . bias[e]``. The features are walked inside the program, so the inner products are complete
-    when it ends: no partial sums leave it. Each expert needs its own ``u``, hence two accumulators.
+    when it ends: no partial sums leave it. Each expert needs its own ``u``, hence two accumulators. ``sums``, float32
+    ``[B, D]`` or None, is the ``grad_x`` of earlier passes.
     """
     tile, b_rows, m_rows = _rows_of_part(tl.program_id(0), order_ptr, rows, block_m, BLOCK_M)
-    b_gates, b_experts = _routing_of_rows(gates_ptr, experts_ptr, b_rows, m_rows, TOP_K, BLOCK_TOP_K)
+    b_gates, b_experts = _routing_of_rows(gates_ptr, experts_ptr, b_rows, m_rows, STRIDE_ROUTING, TOP_K, BLOCK_TOP_K)
     union_ptr = tile_experts_ptr + tile * num_experts
     union_size = tl.load(tile_counts_ptr + tile)
     b_grad_row_ptr = grad_ptr + b_rows[:, None] * stride_grad
@@ -197,7 +214,11 @@ def expert_matmul_bwd_kernel(
         m_d = b_d < in_features
         m_tile = m_rows[:, None] & m_d[None, :]
         b_x = tl.load(x_ptr + b_rows[:, None] * stride_x + b_d[None, :], mask=m_tile, other=0.0)
-        b_grad_x = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        b_offset = b_rows[:, None] * in_features + b_d[None, :]
+        if sums_ptr is None:
+            b_grad_x = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        else:
+            b_grad_x = tl.load(sums_ptr + b_offset, mask=m_tile, other=0.0)
         for slot in range(union_size):
             expert = tl.load(union_ptr + slot)
             b_weight_ptr = weight_ptr + expert.to(tl.int64) * in_features * out_features + b_d[None, :]
@@ -213,15 +234,11 @@ def expert_matmul_bwd_kernel(
             b_grad_x += gates_for(expert, b_gates, b_experts)[:, None] * b_through
             b_inner = tl.sum(b_through * b_x.to(tl.float32), axis=1)
             b_grad_gates += tl.where(b_experts == expert, b_inner[:, None], 0.0)
-        tl.store(
-            grad_x_ptr + b_rows[:, None] * in_features + b_d[None, :],
-            b_grad_x.to(grad_x_ptr.dtype.element_ty),
-            mask=m_tile,
-        )
+        tl.store(grad_x_ptr + b_offset, b_grad_x.to(grad_x_ptr.dtype.element_ty), mask=m_tile)
 
     b_slot = tl.arange(0, BLOCK_TOP_K)
     tl.store(
-        grad_gates_ptr + b_rows[:, None] * TOP_K + b_slot[None, :],
+        grad_gates_ptr + b_rows[:, None] * STRIDE_ROUTING + b_slot[None, :],
         b_grad_gates,
         mask=m_rows[:, None] & (b_slot[None, :] < TOP_K),
     )

@@ -4,6 +4,7 @@ The functions have the signatures of the operators and take tensors of any devic
 tensors. ``x`` and ``grad`` may have any row stride; whatever else is not contiguous is copied.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ import triton
 from torch import Tensor
 
 from rbm_kernels.expert_matmul import config, kernels, weight_kernels
+from rbm_kernels.expert_order import expert_order, pass_columns
 
 # Work of one program of the reduction: enough for 16-byte accesses of 4 warps.
 _REDUCE_BLOCK = 1024
@@ -19,7 +21,7 @@ _LIST_BLOCK = 1024
 
 
 class _Routing(NamedTuple):
-    """Where the rows go, as every kernel takes it: gates and experts by row, rows by tile, experts by tile."""
+    """Where the rows go: gates and experts by row, and for each pass rows by tile and experts by tile."""
 
     gates: Tensor
     experts: Tensor
@@ -27,6 +29,26 @@ class _Routing(NamedTuple):
     tile_experts: Tensor
     tile_counts: Tensor
     block_m: int
+
+    def passes(self, result: Tensor) -> Iterator["_Pass"]:
+        """What kernels take, pass by pass; float32 sums go from one to the next, in the result where it is float32."""
+        last = self.order.shape[0] - 1
+        sums = result
+        if last > 0 and result.dtype != torch.float32:
+            sums = torch.empty(result.shape, dtype=torch.float32, device=result.device)
+        for number, columns in enumerate(pass_columns(self.gates.shape[1], last + 1)):
+            order = (self.order[number], self.tile_experts[number], self.tile_counts[number])
+            routing = (self.gates[:, columns], self.experts[:, columns], *order)
+            yield _Pass(routing, columns, sums if number > 0 else None, result if number == last else sums)
+
+
+class _Pass(NamedTuple):
+    """One pass: its routing, its columns of the experts, the sums before it and after it."""
+
+    routing: tuple[Tensor, ...]
+    columns: slice
+    before: Tensor | None
+    after: Tensor
 
 
 def expert_matmul(
@@ -63,7 +85,7 @@ def backward_input(
     grad, weight = _with_unit_columns(grad), weight.contiguous()
     if not with_gates:
         return _multiply(grad, weight, None, routing, transposed=True), gates.new_empty(0)
-    x = _with_unit_columns(x)
+    x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
     (rows, in_features), (num_experts, out_features) = x.shape, weight.shape[:2]
     grad_x = torch.empty((rows, in_features), dtype=x.dtype, device=x.device)
     grad_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
@@ -71,23 +93,26 @@ def backward_input(
         return grad_x, grad_gates
     architecture, precision = machine(x)
     tile = config.backward_tile(architecture, precision, rows, in_features, out_features)
-    kernels.expert_matmul_bwd_kernel[(_parts(routing, rows, tile.block_m),)](
-        grad,
-        x,
-        weight,
-        None if bias is None else bias.contiguous(),
-        *routing[:5],
-        grad_x,
-        grad_gates,
-        rows,
-        routing.block_m,
-        in_features,
-        out_features,
-        num_experts,
-        grad.stride(0),
-        x.stride(0),
-        **_constants(routing, bias is not None, tile, precision),
-    )
+    grid = (_parts(routing, rows, tile.block_m),)
+    for routed, columns, before, after in routing.passes(grad_x):
+        kernels.expert_matmul_bwd_kernel[grid](
+            grad,
+            x,
+            weight,
+            bias,
+            *routed,
+            before,
+            after,
+            grad_gates[:, columns],
+            rows,
+            routing.block_m,
+            in_features,
+            out_features,
+            num_experts,
+            grad.stride(0),
+            x.stride(0),
+            **_constants(routing, columns, bias is not None, tile, precision),
+        )
     return grad_x, grad_gates
 
 
@@ -161,7 +186,7 @@ def _rows_by_expert(gates: Tensor, experts: Tensor, num_experts: int) -> tuple[T
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing, *, transposed: bool) -> Tensor:
     """``y = sum_e gate_e (x W_e^T + bias_e)``, or with ``transposed`` ``sum_e gate_e x W_e``; weight is contiguous."""
-    x = _with_unit_columns(x)
+    x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
     rows, num_experts = x.shape[0], weight.shape[0]
     out_features, in_features = weight.shape[1:] if not transposed else weight.shape[:0:-1]
     strides = (1, out_features) if transposed else (in_features, 1)
@@ -169,30 +194,35 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
     if rows == 0:
         return y
     architecture, precision = machine(x)
-    tile = config.forward_tile(architecture, precision, rows, in_features, out_features)
+    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, routing.order.shape[0])
     grid = (_parts(routing, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
-    kernels.expert_matmul_fwd_kernel[grid](
-        x,
-        weight,
-        None if bias is None else bias.contiguous(),
-        *routing[:5],
-        y,
-        rows,
-        routing.block_m,
-        in_features,
-        out_features,
-        num_experts,
-        x.stride(0),
-        *strides,
-        **_constants(routing, bias is not None, tile, precision),
-    )
+    for routed, columns, before, after in routing.passes(y):
+        kernels.expert_matmul_fwd_kernel[grid](
+            x,
+            weight,
+            bias,
+            *routed,
+            before,
+            after,
+            rows,
+            routing.block_m,
+            in_features,
+            out_features,
+            num_experts,
+            x.stride(0),
+            *strides,
+            **_constants(routing, columns, bias is not None, tile, precision),
+        )
     return y
 
 
 def _routing(gates, experts, num_experts, order, tile_experts, tile_counts, block_m) -> _Routing:
+    rows, top_k = experts.shape
     if order is None:
-        block_m = config.tile_rows(experts.shape[0])
-        order, tile_experts, tile_counts = torch.ops.rbm.expert_order(experts, num_experts, block_m)
+        passes = config.passes(rows, num_experts, top_k)
+        order, tile_experts, tile_counts, block_m = expert_order(experts, num_experts, config.tile_rows(rows), passes)
+    if order.dim() == 1:
+        order, tile_experts, tile_counts = order[None], tile_experts[None], tile_counts[None]
     return _Routing(gates.contiguous(), experts.contiguous(), order, tile_experts, tile_counts, block_m)
 
 
@@ -214,12 +244,13 @@ def machine(x: Tensor) -> tuple[int, str]:
     return 10 * major + minor, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _constants(routing: _Routing, has_bias: bool, tile: config.Tile, precision: str) -> dict:
+def _constants(routing: _Routing, columns: slice, has_bias: bool, tile: config.Tile, precision: str) -> dict:
     """What the kernels over ordered rows are compiled for."""
-    top_k = routing.experts.shape[1]
+    top_k = columns.stop - columns.start
     return {
         "HAS_BIAS": has_bias,
         "BLOCK_UNION": config.UNION_BLOCK,
+        "STRIDE_ROUTING": routing.experts.shape[1],
         "TOP_K": top_k,
         "BLOCK_TOP_K": triton.next_power_of_2(top_k),
         **_tile_constants(tile, precision),

@@ -56,7 +56,9 @@ def expert_matmul(
     if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():
         # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it again.
         # An exported program has no backward pass, and its number of rows must not be compared with anything.
-        order = expert_order(experts, weight.shape[0], config.tile_rows(x.shape[0]))
+        rows, num_experts = x.shape[0], weight.shape[0]
+        passes = config.passes(rows, num_experts, experts.shape[1])
+        order = expert_order(experts, num_experts, config.tile_rows(rows), passes)
     return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
 
 

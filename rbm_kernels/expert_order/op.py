@@ -1,5 +1,6 @@
 """``torch.ops.rbm.expert_order``: schema, checks, fake implementation. Integers in, integers out: no derivative."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,10 @@ define(
 
 
 class ExpertOrder(NamedTuple):
-    """What :func:`expert_order` returns: int32 tensors and the tile height that they were made for."""
+    """What :func:`expert_order` returns: int32 tensors and the tile height that they were made for.
+
+    With several passes every tensor has one more dimension in front, one order for each.
+    """
 
     order: Tensor
     tile_experts: Tensor
@@ -24,7 +28,13 @@ class ExpertOrder(NamedTuple):
     block_m: int
 
 
-def expert_order(experts: Tensor, num_experts: int, block_m: int = 128) -> ExpertOrder:
+def pass_columns(k: int, passes: int) -> list[slice]:
+    """Columns of ``experts [B, k]`` that each pass takes: neighbours, as even as can be, one more in the first."""
+    ends = [-(-k * number // passes) for number in range(passes + 1)]
+    return [slice(first, last) for first, last in pairwise(ends)]
+
+
+def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: int = 1) -> ExpertOrder:
     """Order rows so that rows with the same *set* of experts stand together.
 
     Args:
@@ -32,6 +42,9 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128) -> Exper
             ``[0, num_experts)``. The order of the k experts within a row does not matter.
         num_experts: ``E``.
         block_m: rows a tile; at least 1.
+        passes: 1, or into how many groups of columns ``experts`` is cut, at most k: then each group is ordered by
+            itself, and the tensors have one more dimension in front. With many experts a row's whole set is too rare
+            for a tile; :func:`rbm_kernels.expert_matmul.config.passes` says how many passes are worth it.
 
     Returns:
         ``order [B]``: a stable permutation of the rows, by the rank of their set in revolving-door order;
@@ -40,10 +53,21 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128) -> Exper
 
     Raises:
         TypeError: ``experts`` is not int32.
-        ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, or ``block_m < 1``.
+        ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, ``block_m < 1``, or
+            ``passes`` is not between 1 and k.
     """
     _check(experts, num_experts, block_m)
-    return ExpertOrder(*torch.ops.rbm.expert_order(experts, num_experts, block_m), block_m)
+    if passes == 1:
+        return ExpertOrder(*torch.ops.rbm.expert_order(experts, num_experts, block_m), block_m)
+    if not 1 < passes <= experts.shape[-1]:
+        raise ValueError(
+            f"rbm::expert_order: passes is {passes}, expected between 1 and the experts of a row, {experts.shape[-1]}"
+        )
+    orders = [
+        torch.ops.rbm.expert_order(experts[:, columns], num_experts, block_m)
+        for columns in pass_columns(experts.shape[1], passes)
+    ]
+    return ExpertOrder(*(torch.stack(tensors) for tensors in zip(*orders, strict=True)), block_m)
 
 
 def _check(experts: Tensor, num_experts: int, block_m: int) -> None:

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from matmul_problems import DEVICE, check_error, in_float64, problem, serving_kernels
 
 from rbm import FusedRbMLayer
 from rbm_kernels import expert_matmul, expert_order
-from rbm_kernels.expert_matmul import config, launch, op, reference
+from rbm_kernels.expert_matmul import config, launch, reference
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("y", "grad_x", "grad_gates", "grad_x alone", "grad_weight", "grad_bias")
 
 # Each shape exists for a reason: (B, D, N, E, k)
@@ -50,31 +48,8 @@ def _poison(monkeypatch):
 
 @pytest.fixture
 def kernels_serve(monkeypatch):
-    """Let the operators reach the kernels from CPU tensors, through the dispatcher and with autograd."""
-    if DEVICE == "cuda":
+    with serving_kernels(monkeypatch):
         yield
-        return
-    library = torch.library.Library("rbm", "IMPL")
-    library.impl("expert_matmul", op._cuda, "CPU")
-    library.impl("expert_matmul_backward_input", op._cuda_backward_input, "CPU")
-    library.impl("expert_matmul_backward_weight", op._cuda_backward_weight, "CPU")
-    monkeypatch.setattr(op, "_kernels_serve", lambda x: x.dtype != torch.float64)
-    yield
-    library._destroy()
-
-
-def problem(shape, dtype=torch.float32, seed=0, chosen=None):
-    """x, weight, bias, gates, experts and the gradient that arrives."""
-    b, d, n, e, k = shape
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*size):
-        return torch.randn(*size, generator=generator).to(DEVICE, dtype)
-
-    x, weight, bias, grad = normal(b, d), normal(e, n, d), normal(e, n), normal(b, n)
-    gates = torch.rand(b, k, generator=generator).softmax(-1).to(DEVICE)
-    experts = torch.rand(b, e, generator=generator).argsort(-1)[:, :k] if chosen is None else chosen
-    return x, weight, bias, gates, experts.int().contiguous().to(DEVICE), grad
 
 
 def by_kernels(x, weight, bias, gates, experts, grad, order=()):
@@ -96,22 +71,10 @@ def by_reference(x, weight, bias, gates, experts, grad):
     return y, grad_x, grad_gates, grad_x, grad_weight, grad_bias if bias is not None else grad_bias.new_empty(0)
 
 
-def in_float64(arguments):
-    return [a.double() if a is not None and a.is_floating_point() else a for a in arguments]
-
-
 def check(arguments, order=()):
-    """DESIGN.md's rule: at most twice the error of eager PyTorch in that dtype, plus one rounding of the largest."""
     exact, eager = by_reference(*in_float64(arguments)), by_reference(*arguments)
     for name, got, want, plain in zip(NAMES, by_kernels(*arguments, order), exact, eager, strict=True):
-        assert got.shape == want.shape, name
-        assert got.dtype == plain.dtype, name
-        if want.numel() == 0:
-            continue
-        floor = torch.finfo(got.dtype).eps * want.abs().max()
-        allowed = 2 * (plain.double() - want).abs().max() + floor
-        error = (got.double() - want).abs().max()
-        assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
+        check_error(name, got, want, plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
@@ -214,25 +177,6 @@ def test_empty_experts_get_zero():
     unused = [0, 1, 3, 4, 5]
     assert (grad_weight[unused] == 0).all()
     assert (grad_bias[unused] == 0).all()
-
-
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**16), rows=st.integers(2, 40), experts=st.integers(1, 7))
-def test_rows_are_independent_and_experts_are_names(seed, rows, experts):
-    """Exactly: a row's sum runs over its experts in ascending order, and the others of its tile add zero."""
-    x, weight, bias, gates, chosen, _ = problem((rows, 4, 3, experts, min(2, experts)), seed=seed)
-    whole = launch.expert_matmul(x, weight, bias, gates, chosen)
-    generator = torch.Generator().manual_seed(seed)
-
-    permutation = torch.randperm(rows, generator=generator).to(DEVICE)
-    permuted = launch.expert_matmul(x[permutation], weight, bias, gates[permutation], chosen[permutation])
-    assert torch.equal(permuted, whole[permutation])
-    half = rows // 2
-    parts = [launch.expert_matmul(x[s], weight, bias, gates[s], chosen[s]) for s in (slice(half), slice(half, None))]
-    assert torch.equal(torch.cat(parts), whole)
-    names = torch.randperm(experts, generator=generator).to(DEVICE)
-    renamed = launch.expert_matmul(x, weight[names], bias[names], gates, names.argsort()[chosen.long()].int())
-    torch.testing.assert_close(renamed, whole)
 
 
 @pytest.mark.usefixtures("kernels_serve")
