@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm_kernels import cosine_topk, expert_matmul, memory_statistics, memory_update_
+from rbm import sparse
+from rbm.sparse import Features, Rows, SparseRows, as_rows, cosine_topk, dropout, linear, memory_statistics
+from rbm_kernels import expert_matmul, memory_update_
 
 MAX_LOG_SCALE = math.log(100.0)
 
@@ -138,13 +140,18 @@ class FusedRbMLayer(nn.Module):
             self.pending_sum.zero_()
             self.pending_total.zero_()
 
-    def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+    def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
         """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went.
+
+        Sparse rows are a CSR tensor ``[B, in_features]``, a pair of CSR and dense columns, or a
+        :class:`~rbm.sparse.SparseRows`. They are served without becoming dense, float32 or float64, and get the results
+        of dense rows.
 
         Raises:
             ValueError: the last dimension of ``h`` is not ``in_features``.
             TypeError: the dtype of ``h`` is not that of the parameters, outside autocast.
         """
+        h = as_rows(h)
         rows = self._rows(h)
         records = self.training and not _recomputing()
         if records:
@@ -160,10 +167,10 @@ class FusedRbMLayer(nn.Module):
             return y
         return y, Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts, cosines)))
 
-    def expert_forward(self, h: Tensor, expert: int = 0) -> Tensor:
+    def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
         """One expert alone, without routing, attention, scale or memory: how the paper pretrains (section 4.2)."""
         bias = None if self.bias is None else self.bias[expert]
-        return F.linear(F.dropout(h, self.dropout, self.training), self.weight[expert], bias)
+        return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 
     @torch.no_grad()
     def clone_expert(self, expert: int = 0) -> None:
@@ -191,15 +198,15 @@ class FusedRbMLayer(nn.Module):
             f"dropout={self.dropout}"
         )
 
-    def _rows(self, h: Tensor) -> Tensor:
-        if h.dim() == 0 or h.shape[-1] != self.in_features:
+    def _rows(self, h: Rows) -> Rows:
+        if len(h.shape) == 0 or h.shape[-1] != self.in_features:
             raise ValueError(
                 f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
             )
-        return h.reshape(-1, self.in_features)
+        return h if isinstance(h, SparseRows) else h.reshape(-1, self.in_features)
 
     @torch.no_grad()
-    def _record(self, rows: Tensor, gates: Tensor, experts: Tensor) -> None:
+    def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:
         weighted_sum, total = memory_statistics(
             rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
         )
@@ -209,13 +216,16 @@ class FusedRbMLayer(nn.Module):
         self.pending_sum.copy_(weighted_sum)
         self.pending_total.copy_(total)
 
-    def _combine(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
         # Attention and scale fold into the weights: E * N * D multiplications instead of B * k * D.
         scale = self.log_scale.clamp(max=MAX_LOG_SCALE).exp()
         attention = scale if self.attention is None else scale * self.attention.clamp(max=MAX_LOG_SCALE).exp()
-        weight = self.weight * (attention if self.attention is None else attention[:, None, :])
         bias = None if self.bias is None else self.bias * scale
+        if isinstance(rows, SparseRows):
+            rows = dropout(rows, self.dropout, self.training)
+            return sparse.expert_matmul(rows, self.weight, bias, attention, gates, experts)
 
+        weight = self.weight * (attention if self.attention is None else attention[:, None, :])
         device = rows.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)

@@ -16,6 +16,7 @@ from rbm_kernels.cosine_topk import cosine_topk
 from rbm_kernels.expert_matmul import expert_matmul
 from rbm_kernels.expert_order import ExpertOrder, expert_order
 from rbm_kernels.memory_update import memory_statistics, memory_update_
+from rbm_kernels.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
 
 _native.load()
 
@@ -28,4 +29,6 @@ __all__ = [
     "expert_order",
     "memory_statistics",
     "memory_update_",
+    "sparse_expert_matmul",
+    "sparse_expert_matmul_backward_weight",
 ]
