@@ -66,7 +66,9 @@ def distill(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")],
-    features: Annotated[Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz) or .csv, one row a node.")],
+    features: Annotated[
+        Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz) or .csv, one row a node.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write: .csv (class and probability) or .npy (all).")] = Path(
         "predictions.csv"
     ),

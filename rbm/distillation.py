@@ -64,8 +64,8 @@ def distill(
     """Distil a graph neural network into a Routing-by-Memory student.
 
     Args:
-        data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``, ``val_mask``,
-            ``test_mask``.
+        data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,
+            ``val_mask``, ``test_mask``.
         teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
             name of a teacher to train (``sage`` or ``gcn``); by default the one in ``config``.
         config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read.

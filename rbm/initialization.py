@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbm.layer import FusedRbMLayer
-from rbm.sparse import Features, Rows, SparseRows, as_rows
+from rbm.sparse import Features, Rows, as_rows
 from rbm.students import RbMStudent
 
 

@@ -203,7 +203,11 @@ class FusedRbMLayer(nn.Module):
             raise ValueError(
                 f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
             )
-        return h if isinstance(h, SparseRows) else h.reshape(-1, self.in_features)
+        if not isinstance(h, SparseRows):
+            return h.reshape(-1, self.in_features)
+        if h.dtype != self.weight.dtype:
+            raise TypeError(f"sparse rows have dtype {h.dtype}, expected {self.weight.dtype}, that of the parameters")
+        return h
 
     @torch.no_grad()
     def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:

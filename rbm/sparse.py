@@ -1,8 +1,8 @@
 """Rows of mostly zeros, such as bags of words: what the layer and the students do with them without making them dense.
 
 :func:`as_rows` takes a dense tensor, a CSR tensor ``[B, D]``, or a pair of CSR and dense columns ``([B, Ds], [B, Dd])``
-that stand side by side. The functions below it are the operations of :mod:`rbm_kernels` and :mod:`torch.nn.functional` by
-the same names and with the same results, for rows of either kind: here, and nowhere else, the kind is asked for.
+that stand side by side. The functions below are operations of :mod:`rbm_kernels` and :mod:`torch.nn.functional`, by the
+same names and with the same results, for rows of either kind.
 """
 
 from typing import TypeAlias
@@ -31,8 +31,8 @@ class SparseRows:
 
     Raises:
         TypeError: another layout or dtype.
-        ValueError: not a matrix, columns out of order or repeated, 2^31 entries or more, numbers of rows that differ, or
-            entries that require a gradient.
+        ValueError: not a matrix, columns out of order or repeated, 2^31 entries or more, numbers of rows that differ,
+            or entries that require a gradient.
     """
 
     def __init__(self, sparse: Tensor, dense: Tensor | None = None) -> None:
@@ -165,7 +165,7 @@ def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0)
         directed = squared > EPS**2
         norms = torch.where(directed, squared, EPS**2).sqrt()
         dots = torch.where(directed[:, None], dots, dots.detach())
-        # A stable sort, not topk: among equal cosines the lower expert must win. NaN rows sort as they please.
+        # A stable sort, not topk: among equal cosines the lower expert must win.
         cosines, experts = torch.sort(dots / norms[:, None], dim=-1, descending=True, stable=True)
         cosines = cosines[:, :k].contiguous()
         return torch.softmax(cosines / temperature, dim=-1), experts[:, :k].to(torch.int32), cosines
@@ -203,8 +203,6 @@ def expert_matmul(
     ``scale [E, D]`` (or a scalar, or None) multiplies inside the product, so that no scaled copy of the weight is made.
     Under autocast it runs in the dtype of the parameters and only the result is cast.
     """
-    if weight.dtype != rows.dtype:
-        raise TypeError(f"sparse rows have dtype {rows.dtype}, expected {weight.dtype}, that of the parameters")
     if weight.shape[2] != rows.shape[1]:
         raise ValueError(f"sparse rows have shape {list(rows.shape)}, expected [*, {weight.shape[2]}]")
     scale = None if scale is None else scale.expand(weight.shape[0], weight.shape[2])

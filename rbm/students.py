@@ -1,8 +1,8 @@
 """Students: models that classify a node from its own features. All of them share one interface.
 
-``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns (features and encodings), which is never made
-dense. ``student(x)`` gives logits ``[B, C]``; ``student(x, return_routing=True)`` gives ``(logits, routings)``, one
-:class:`~rbm.layer.Routing` for each routed layer (none for an MLP, none while pretraining).
+``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns (features and encodings), which is never
+made dense. ``student(x)`` gives logits ``[B, C]``; ``student(x, return_routing=True)`` gives ``(logits, routings)``,
+one :class:`~rbm.layer.Routing` for each routed layer (none for an MLP, none while pretraining).
 """
 
 import itertools

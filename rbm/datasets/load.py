@@ -32,14 +32,14 @@ def load_dataset(
         seed: seed of the per-class split.
         binarize: Amazon and Coauthor only: features as PyG gives them, 1 where the raw value is positive.
         split_rng: ``"pcg64"`` or ``"mt19937"``, see ``rbm.splits.per_class_masks``.
-        sparse_features: ``"always"`` gives ``x`` as a CSR tensor, ``"never"`` as a dense one, ``"auto"`` as CSR where at
-            most one entry in fifty is not zero and a dense ``x`` would hold 2^24 numbers or more (64 MiB): the two
+        sparse_features: ``"always"`` gives ``x`` as a CSR tensor, ``"never"`` as a dense one, ``"auto"`` as CSR where
+            at most one entry in fifty is not zero and a dense ``x`` would hold 2^24 numbers or more (64 MiB): the two
             Coauthor graphs. Small graphs train quickly either way, and everyone's code takes dense tensors.
         download: let PyG fetch missing raw files into ``root``. Without it the network is never used.
 
     Returns:
-        ``x`` float32 ``[N, F]``, dense or CSR; ``edge_index`` int64 ``[2, M]``, symmetric, without self-loops or duplicates; ``y``
-        int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``; ``num_classes`` int.
+        ``x`` float32 ``[N, F]``, dense or CSR; ``edge_index`` int64 ``[2, M]``, symmetric, without self-loops or
+        duplicates; ``y`` int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``; ``num_classes`` int.
 
     Raises:
         TypeError, ValueError: an unknown name, no root where one is needed, a bad option, a corrupt file.

@@ -135,7 +135,7 @@ def _check_pickle(path: Path) -> None:
 def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -> Data:
     """The largest connected component of an Amazon or Coauthor graph, undirected and without self-loops.
 
-    Features are CSR. They stay as stored (Coauthor's are counts); ``binarize`` gives PyG's form, where every positive value is 1.
+    Features are CSR, as stored (Coauthor's are counts); ``binarize`` gives PyG's form, where every positive value is 1.
 
     Raises:
         ValueError: the file is corrupt or lacks an array.
@@ -161,7 +161,7 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
 
 
 def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
-    """Features as CSR or dense, as ``sparse_features`` of :func:`rbm.datasets.load_dataset` says; dense comes out as is."""
+    """Features as CSR or dense, as ``sparse_features`` of :func:`rbm.datasets.load_dataset` says."""
     if sparse_features == "auto":
         entries = x.values().numel() if x.layout == torch.sparse_csr else int(torch.count_nonzero(x))
         sparse = x.numel() >= MIN_SPARSE_NUMEL and entries <= MAX_SPARSE_DENSITY * x.numel()

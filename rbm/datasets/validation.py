@@ -18,9 +18,10 @@ def num_classes(data: Data) -> int:
 def validate_data(data: Data) -> None:
     """Check that ``data`` can be distilled; the first problem found is raised with the way to mend it.
 
-    Expected: ``x`` floating ``[N, F]`` and finite, dense or CSR; ``edge_index`` int64 ``[2, M]`` with ids in ``[0, N)``, messages
-    flowing from row 0 to row 1 (directed graphs are left as they are); ``y`` int64 ``[N]``, valid in the masks and -1
-    at most outside them; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``, not empty, not overlapping.
+    Expected: ``x`` floating ``[N, F]`` and finite, dense or CSR; ``edge_index`` int64 ``[2, M]`` with ids in
+    ``[0, N)``, messages flowing from row 0 to row 1 (directed graphs are left as they are); ``y`` int64 ``[N]``, valid
+    in the masks and -1 at most outside them; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``, not empty, not
+    overlapping.
 
     Raises:
         TypeError: not a ``Data``, or a tensor of the wrong kind or dtype.

@@ -12,8 +12,8 @@ from rbm.teachers.base import Teacher, sparse_adjacency
 class _MeanConv(SAGEConv):
     """PyG's convolution over a row-normalised adjacency: a weighted sum there is the mean of the in-neighbours.
 
-    Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated, and sparse rows
-    are projected first.
+    Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated, and sparse
+    rows are projected first.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:

@@ -73,9 +73,7 @@ def sparse_expert_matmul_backward_weight(
     ``grad_weight[e] = scale[e] * sum gates[b, j] grad_b x_b^T`` over the rows and choices with ``experts[b, j] == e``.
     Without a scale only the shape of ``weight`` is read, and ``grad_scale`` is empty.
     """
-    return torch.ops.rbm.sparse_expert_matmul_backward_weight(
-        grad, crow, col, values, weight, scale, gates, experts
-    )
+    return torch.ops.rbm.sparse_expert_matmul_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
 
 
 def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:

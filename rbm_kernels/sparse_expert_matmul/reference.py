@@ -1,7 +1,7 @@
 """The meaning of the grouped matmul over CSR rows, through PyTorch's sparse matmul.
 
-Every expert sees every row, gated by zero where unused, as in :mod:`rbm_kernels.expert_matmul.reference`: ``E / k`` times
-the work that is needed, nothing dense of the rows' width, no host synchronisation and a fixed order of summation.
+Every expert sees every row, gated by zero where unused, as in :mod:`rbm_kernels.expert_matmul.reference`: ``E / k``
+times the work that is needed, nothing dense of the rows' width, no host synchronisation, a fixed order of summation.
 """
 
 import warnings
