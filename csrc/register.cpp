@@ -8,6 +8,7 @@
 #include "expert_order.h"
 #include "memory_update.h"
 #include "routed_matmul.h"
+#include "sparse_expert_matmul.h"
 
 #ifdef RBM_CUDA_LIBRARY
 
@@ -28,6 +29,9 @@ STABLE_TORCH_LIBRARY_IMPL(rbm, CPU, m) {
   m.impl("routed_matmul", TORCH_BOX(&rbm::cpu::routed_matmul));
   m.impl("memory_statistics", TORCH_BOX(&rbm::cpu::memory_statistics));
   m.impl("memory_update_", TORCH_BOX(&rbm::cpu::memory_update_));
+  m.impl("sparse_expert_matmul", TORCH_BOX(&rbm::cpu::sparse_expert_matmul));
+  m.impl("sparse_expert_matmul_backward_gates", TORCH_BOX(&rbm::cpu::sparse_expert_matmul_backward_gates));
+  m.impl("sparse_expert_matmul_backward_weight", TORCH_BOX(&rbm::cpu::sparse_expert_matmul_backward_weight));
 }
 
 #endif

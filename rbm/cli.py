@@ -42,7 +42,9 @@ def distill(
 
     chosen = _configuration(dataset, root, setting, teacher, preset, seed, config, set_, out if resume else None)
     info = find_dataset(chosen.dataset)
-    data = load_dataset(chosen.dataset, chosen.root or None, seed=chosen.seed).to(_device(device))
+    data = load_dataset(
+        chosen.dataset, chosen.root or None, seed=chosen.seed, sparse_features=chosen.sparse_features
+    ).to(_device(device))
     path = out or Path("runs") / f"{chosen.dataset}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
     result = run_distillation(
         data,
@@ -64,7 +66,9 @@ def distill(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")],
-    features: Annotated[Path, typer.Argument(help=".npy, .npz (array x) or .csv, one row a node.")],
+    features: Annotated[
+        Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz) or .csv, one row a node.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write: .csv (class and probability) or .npy (all).")] = Path(
         "predictions.csv"
     ),

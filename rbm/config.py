@@ -17,6 +17,7 @@ from rbm.students import NORMS
 
 SETTINGS = ("transductive", "inductive")
 PRESETS = ("clean", "paper")
+SPARSE_FEATURES = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -156,10 +157,15 @@ class DistillConfig(Section):
 
 @dataclass(frozen=True)
 class Config(Section):
-    """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started."""
+    """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started.
+
+    ``sparse_features`` says whether a named dataset's features come as a CSR tensor: see
+    :func:`rbm.datasets.load_dataset`.
+    """
 
     dataset: str = "digits"
     root: str = ""
+    sparse_features: str = "auto"
     setting: str = "transductive"
     preset: str = "clean"
     seed: int = 0
@@ -171,6 +177,8 @@ class Config(Section):
     def validate(self) -> None:
         self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
         self.require("preset", self.preset in PRESETS, f"one of {', '.join(PRESETS)}")
+        choices = ", ".join(SPARSE_FEATURES)
+        self.require("sparse_features", self.sparse_features in SPARSE_FEATURES, f"one of {choices}")
         self.require("seed", 0 <= self.seed < 2**31, "between 0 and 2^31 - 1")
 
     def to_yaml(self) -> str:

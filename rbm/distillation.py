@@ -19,7 +19,7 @@ from rbm.metrics import evaluating, student_latency, teacher_latency
 from rbm.progress import Progress
 from rbm.splits import GraphSplit, split_graph
 from rbm.students import MLPStudent, RbMStudent, count_parameters
-from rbm.teachers import build_teacher, check_teacher, edges_for
+from rbm.teachers import build_teacher, check_teacher, edges_for, features_for
 from rbm.training import Result, fit
 
 PHASES = ("teacher", "mlp", "student")
@@ -64,8 +64,8 @@ def distill(
     """Distil a graph neural network into a Routing-by-Memory student.
 
     Args:
-        data: a graph with ``x [N, F]``, ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``, ``val_mask``,
-            ``test_mask``.
+        data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,
+            ``val_mask``, ``test_mask``.
         teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
             name of a teacher to train (``sage`` or ``gcn``); by default the one in ``config``.
         config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read.
@@ -148,10 +148,12 @@ def _teach(
         teacher = _build_teacher(config, full.num_features, classes).to(full.x.device)
         result = _fit_phase("teacher", TeacherTraining(teacher, split, config), config, folder, progress)
     with torch.no_grad(), evaluating(teacher):
-        logits = teacher(full.x, edges_for(teacher, full))
+        logits = teacher(features_for(teacher, full.x), edges_for(teacher, full))
         _check_logits(logits, full.num_nodes, classes)
         # A teacher that never met the unseen nodes must not meet them here either.
-        soft_labels = teacher(observed.x, edges_for(teacher, observed)) if len(split.unseen_nodes) else logits
+        soft_labels = logits
+        if len(split.unseen_nodes):
+            soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
     if given:
         result = _given_result(soft_labels, logits, split)
     return teacher, logits, soft_labels, result

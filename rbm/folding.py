@@ -14,6 +14,12 @@ _NAMES = ("weight", "bias", "attention", "log_scale")
 _steps = -1
 
 
+def input_scale(attention: Tensor | None, log_scale: Tensor) -> Tensor:
+    """``exp(s) exp(a) [E, D]``, by which each expert's inputs are scaled; the scalar ``exp(s)`` without attention."""
+    scale = log_scale.clamp(max=MAX_LOG_SCALE).exp()
+    return scale if attention is None else scale * attention.clamp(max=MAX_LOG_SCALE).exp()
+
+
 def fold(
     weight: Tensor, bias: Tensor | None, attention: Tensor | None, log_scale: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -26,12 +32,9 @@ def fold(
         log_scale: ``s``, a scalar; clamped too.
         dtype: to return both in, rounded once they are folded; None leaves theirs.
     """
-    scale = log_scale.clamp(max=MAX_LOG_SCALE).exp()
-    if attention is None:
-        weight = weight * scale
-    else:
-        weight = weight * (scale * attention.clamp(max=MAX_LOG_SCALE).exp())[:, None, :]
-    bias = None if bias is None else bias * scale
+    scale = input_scale(attention, log_scale)
+    weight = weight * (scale if attention is None else scale[:, None, :])
+    bias = None if bias is None else bias * input_scale(None, log_scale)
     if dtype is not None:
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     return weight, bias

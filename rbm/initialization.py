@@ -1,20 +1,22 @@
 """Where the memory vectors start: at the K-means centres of what each router sees."""
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional as F
 
 from rbm.layer import FusedRbMLayer
+from rbm.sparse import Features, Rows, as_rows
 from rbm.students import RbMStudent
 
 
-def kmeans_memory(rows: Tensor, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:
+def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:
     """K-means centres of the rows' directions, unit length, ``[E, D]`` in float32 on the rows' device.
 
     Args:
-        rows: ``[B, D]``, at least ``num_experts`` of them.
+        rows: ``[B, D]``, dense or sparse, at least ``num_experts`` of them.
         num_experts: ``E``.
         seed: of k-means++ (10 starts).
         max_rows: fit on that many rows drawn at random; all of them by default.
@@ -22,22 +24,38 @@ def kmeans_memory(rows: Tensor, num_experts: int, *, seed: int = 0, max_rows: in
     Raises:
         ValueError: fewer rows than experts, or rows that are not finite.
     """
+    rows = as_rows(rows)
     if rows.shape[0] < num_experts:
         raise ValueError(
             f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"
             " use fewer experts"
         )
-    if not torch.isfinite(rows).all():
-        raise ValueError("rows hold NaN or infinity; K-means needs finite rows")
-    unit = F.normalize(rows.detach().float(), dim=-1).cpu().numpy()
-    if max_rows is not None and len(unit) > max_rows:
-        unit = unit[np.random.default_rng(seed).choice(len(unit), max_rows, replace=False)]
+    unit = _unit_rows(rows)
+    if max_rows is not None and unit.shape[0] > max_rows:
+        unit = unit[np.random.default_rng(seed).choice(unit.shape[0], max_rows, replace=False)]
     centers = KMeans(num_experts, n_init=10, random_state=seed).fit(unit).cluster_centers_
     return F.normalize(torch.from_numpy(centers).float(), dim=-1).to(rows.device)
 
 
+def _unit_rows(rows: Rows) -> np.ndarray | sp.csr_matrix:
+    """Rows of unit length in float32, as scikit-learn takes them."""
+    parts = [rows] if isinstance(rows, Tensor) else [rows.values, *([] if rows.dense is None else [rows.dense])]
+    if not all(torch.isfinite(part).all() for part in parts):
+        raise ValueError("rows hold NaN or infinity; K-means needs finite rows")
+    if isinstance(rows, Tensor):
+        return F.normalize(rows.detach().float(), dim=-1).cpu().numpy()
+    rows = rows.to("cpu", torch.float32)
+    norms = rows.squared_norms().detach().sqrt().clamp_min(1e-12)
+    values = rows.values / rows.spread(norms)
+    shape = (rows.shape[0], rows.width)
+    unit = sp.csr_matrix((values.numpy(), rows.col.numpy(), rows.crow.numpy()), shape)
+    if rows.dense is None:
+        return unit
+    return sp.hstack([unit, sp.csr_matrix((rows.dense.detach() / norms[:, None]).numpy())], format="csr")
+
+
 @torch.no_grad()
-def initialize_memory(student: RbMStudent, x: Tensor, *, seed: int = 0, max_rows: int | None = None) -> None:
+def initialize_memory(student: RbMStudent, x: Features, *, seed: int = 0, max_rows: int | None = None) -> None:
     """Place every layer's memory vectors, first layer first, by the rows ``x [B, F]`` as they arrive at each router.
 
     A layer that has its memory routes the rows to the next one, in eval mode, as the released code does (the paper says

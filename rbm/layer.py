@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm.folding import FoldedExperts, fold
-from rbm_kernels import cosine_topk, expert_matmul, memory_statistics, memory_update_, routed_matmul
+from rbm import sparse
+from rbm.folding import FoldedExperts, fold, input_scale
+from rbm.sparse import Features, Rows, SparseRows, as_rows, cosine_topk, dropout, linear, memory_statistics
+from rbm_kernels import expert_matmul, memory_update_, routed_matmul
 
 
 class Routing(NamedTuple):
@@ -145,15 +147,20 @@ class FusedRbMLayer(nn.Module):
             self.pending_sum.zero_()
             self.pending_total.zero_()
 
-    def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+    def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
         """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went.
+
+        Sparse rows are a CSR tensor ``[B, in_features]``, a pair of CSR and dense columns, or a
+        :class:`~rbm.sparse.SparseRows`. They are served without becoming dense, float32 or float64, and get the results
+        of dense rows.
 
         Raises:
             ValueError: the last dimension of ``h`` is not ``in_features``.
             TypeError: the dtype of ``h`` is not that of the parameters, outside autocast.
         """
-        if not (self.training or return_routing or torch.is_grad_enabled()):
+        if not (self.training or return_routing or torch.is_grad_enabled()) and _is_dense(h):
             return self._answer(h)
+        h = as_rows(h)
         rows = self._rows(h)
         records = self.training and not _recomputing()
         if records:
@@ -169,10 +176,10 @@ class FusedRbMLayer(nn.Module):
             return y
         return y, Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts, cosines)))
 
-    def expert_forward(self, h: Tensor, expert: int = 0) -> Tensor:
+    def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
         """One expert alone, without routing, attention, scale or memory: how the paper pretrains (section 4.2)."""
         bias = None if self.bias is None else self.bias[expert]
-        return F.linear(F.dropout(h, self.dropout, self.training), self.weight[expert], bias)
+        return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 
     @torch.no_grad()
     def clone_expert(self, expert: int = 0) -> None:
@@ -204,15 +211,19 @@ class FusedRbMLayer(nn.Module):
             f"dropout={self.dropout}"
         )
 
-    def _rows(self, h: Tensor) -> Tensor:
-        if h.dim() == 0 or h.shape[-1] != self.in_features:
+    def _rows(self, h: Rows) -> Rows:
+        if len(h.shape) == 0 or h.shape[-1] != self.in_features:
             raise ValueError(
                 f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
             )
-        return h.reshape(-1, self.in_features)
+        if not isinstance(h, SparseRows):
+            return h.reshape(-1, self.in_features)
+        if h.dtype != self.weight.dtype:
+            raise TypeError(f"sparse rows have dtype {h.dtype}, expected {self.weight.dtype}, that of the parameters")
+        return h
 
     @torch.no_grad()
-    def _record(self, rows: Tensor, gates: Tensor, experts: Tensor) -> None:
+    def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:
         weighted_sum, total = memory_statistics(
             rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
         )
@@ -222,7 +233,13 @@ class FusedRbMLayer(nn.Module):
         self.pending_sum.copy_(weighted_sum)
         self.pending_total.copy_(total)
 
-    def _combine(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
+        if isinstance(rows, SparseRows):
+            # Few entries a row: they are scaled, and no scaled copy of the weights is made.
+            bias = None if self.bias is None else self.bias * input_scale(None, self.log_scale)
+            scale = input_scale(self.attention, self.log_scale)
+            rows = dropout(rows, self.dropout, self.training)
+            return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
         dtype = _autocast_dtype(rows)
         weight, bias = fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
         rows = F.dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
@@ -274,6 +291,10 @@ class FusedRbMLayer(nn.Module):
 
 def _follow_before_saving(layer: FusedRbMLayer, prefix: str, keep_vars: bool) -> None:
     layer.update_memory()
+
+
+def _is_dense(h: Features) -> bool:
+    return isinstance(h, Tensor) and h.layout is torch.strided
 
 
 def _autocast_dtype(rows: Tensor) -> torch.dtype | None:

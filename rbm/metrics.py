@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
-from rbm.teachers import edges_for
+from rbm.sparse import Features, as_rows
+from rbm.teachers import edges_for, features_for
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -46,9 +47,10 @@ def median_milliseconds(call: Callable[[], object], repeats: int) -> float:
 
 
 @torch.no_grad()
-def student_latency(student: nn.Module, x: Tensor, *, repeats: int = 30) -> tuple[float, float]:
+def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
     """Milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
-    one = x[:1].contiguous()
+    x = as_rows(x)
+    one = x[:1]
     with evaluating(student):
         return median_milliseconds(lambda: student(one), repeats), median_milliseconds(lambda: student(x), 3)
 
@@ -59,7 +61,7 @@ def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats
 
     The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood.
     """
-    x, edge_index, all_edges = graph.x, graph.edge_index, edges_for(teacher, graph)
+    x, edge_index, all_edges = features_for(teacher, graph.x), graph.edge_index, edges_for(teacher, graph)
     nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1).long().tolist())
 
     def one_node() -> Tensor:

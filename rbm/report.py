@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from rbm import plots
 from rbm.distillation import Distillation
 from rbm.losses import expert_load
+from rbm.sparse import SparseRows
 from rbm.students import RbMStudent
 
 _ROWS = (("teacher", "Teacher"), ("mlp", "MLP student"), ("student", "RbM student"))
@@ -94,6 +95,7 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
     plots.plot_expert_load(expert_loads(result.student, x).cpu(), files[1])
 
     *_, (_, rows) = result.student.eval().router_inputs(x)
+    rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
     _, routings = result.student(x, return_routing=True)
     top_expert = routings[-1].experts[:, 0]
     plots.plot_router_inputs(rows.cpu(), top_expert.cpu(), labels.cpu(), files[2], seed=result.config.seed)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from rbm.config import SETTINGS
+from rbm.sparse import SparseRows
 
 _GENERATORS = {"pcg64": np.random.default_rng, "mt19937": np.random.RandomState}
 
@@ -101,7 +102,9 @@ def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
         elif key == "num_nodes":
             observed.num_nodes = nodes.numel()
         elif data.is_node_attr(key):
-            observed[key] = value[nodes]
+            # PyTorch has no indexing of CSR tensors.
+            csr = isinstance(value, Tensor) and value.layout == torch.sparse_csr
+            observed[key] = SparseRows(value)[nodes].to_csr() if csr else value[nodes]
         elif data.is_edge_attr(key):
             observed[key] = value[kept]
         else:

@@ -1,7 +1,8 @@
 """Students: models that classify a node from its own features. All of them share one interface.
 
-``student(x)`` gives logits ``[B, C]``; ``student(x, return_routing=True)`` gives ``(logits, routings)``, one
-:class:`~rbm.layer.Routing` for each routed layer (none for an MLP, none while pretraining).
+``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns (features and encodings), which is never
+made dense. ``student(x)`` gives logits ``[B, C]``; ``student(x, return_routing=True)`` gives ``(logits, routings)``,
+one :class:`~rbm.layer.Routing` for each routed layer (none for an MLP, none while pretraining).
 """
 
 import itertools
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.layer import FusedRbMLayer, Routing
+from rbm.sparse import Features, Linear, Rows, as_rows
 
 NORMS = ("none", "batch", "layer")
 
@@ -69,11 +71,12 @@ class MLPStudent(nn.Module):
     ) -> None:
         super().__init__()
         sizes = _layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
-        self.layers = nn.ModuleList(nn.Linear(*size) for size in sizes)
+        self.layers = nn.ModuleList(Linear(*size) for size in sizes)
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
         self.dropout = dropout
 
-    def forward(self, x: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+    def forward(self, x: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+        x = as_rows(x)
         for layer, norm in zip(self.layers, self.norms, strict=False):
             x = F.dropout(F.relu(norm(layer(x))), self.dropout, self.training)
         logits = self.layers[-1](x)
@@ -125,7 +128,8 @@ class RbMStudent(nn.Module):
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
         self.pretraining = False
 
-    def forward(self, x: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+    def forward(self, x: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+        x = as_rows(x)
         routings: list[Routing] = []
         for i, layer in enumerate(self.layers):
             if i > 0:
@@ -140,8 +144,9 @@ class RbMStudent(nn.Module):
         return (x, routings) if return_routing else x
 
     @torch.no_grad()
-    def router_inputs(self, x: Tensor) -> Iterator[tuple[FusedRbMLayer, Tensor]]:
+    def router_inputs(self, x: Features) -> Iterator[tuple[FusedRbMLayer, Rows]]:
         """Each layer with the rows that its router sees, in order. A layer runs only when the next one is asked for."""
+        x = as_rows(x)
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = F.relu(self.norms[i - 1](x))

@@ -18,6 +18,7 @@ from rbm_kernels.expert_matmul import expert_matmul
 from rbm_kernels.expert_order import ExpertOrder, expert_order
 from rbm_kernels.memory_update import memory_statistics, memory_update_
 from rbm_kernels.routed_matmul import routed_matmul
+from rbm_kernels.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
 
 _native.load()
 
@@ -31,4 +32,6 @@ __all__ = [
     "memory_statistics",
     "memory_update_",
     "routed_matmul",
+    "sparse_expert_matmul",
+    "sparse_expert_matmul_backward_weight",
 ]

@@ -14,12 +14,18 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 import torch_geometric.datasets
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.io import parse_npz, read_planetoid_data
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
 from torch_geometric.utils import coalesce, to_undirected
 
 from rbm.datasets.registry import DatasetInfo
+from rbm_kernels.sparse_expert_matmul.reference import csr
+
+# Where load_dataset hands over CSR features unasked; its documentation says why.
+MAX_SPARSE_DENSITY = 0.02
+MIN_SPARSE_NUMEL = 2**24
 
 _NPZ_KEYS = tuple(f"{part}_{field}" for part in ("adj", "attr") for field in ("data", "indices", "indptr", "shape"))
 
@@ -129,7 +135,7 @@ def _check_pickle(path: Path) -> None:
 def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -> Data:
     """The largest connected component of an Amazon or Coauthor graph, undirected and without self-loops.
 
-    Features stay as stored (Coauthor's are counts); ``binarize`` gives PyG's form, where every positive value is 1.
+    Features are CSR, as stored (Coauthor's are counts); ``binarize`` gives PyG's form, where every positive value is 1.
 
     Raises:
         ValueError: the file is corrupt or lacks an array.
@@ -146,8 +152,31 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
         raise ValueError(f"root: {path} is not a graph in npz form: {error}. Fetch the original file again") from error
     data.kept = torch.arange(num_nodes)
     data = LargestConnectedComponents()(data)
-    x = torch.from_numpy(features[data.kept.numpy()].toarray()).to(torch.float32)
-    return Data(x=(x > 0).to(x.dtype) if binarize else x, edge_index=data.edge_index, y=data.y)
+    kept = features[data.kept.numpy()].astype(np.float32)
+    if binarize:
+        kept.data = (kept.data > 0).astype(np.float32)
+    kept.sum_duplicates()  # and sorts the columns of each row
+    x = csr(*(torch.from_numpy(part) for part in (kept.indptr, kept.indices, kept.data)), kept.shape)
+    return Data(x=x, edge_index=data.edge_index, y=data.y)
+
+
+def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
+    """Features as CSR or dense, as ``sparse_features`` of :func:`rbm.datasets.load_dataset` says."""
+    if sparse_features == "auto":
+        entries = x.values().numel() if x.layout == torch.sparse_csr else int(torch.count_nonzero(x))
+        sparse = x.numel() >= MIN_SPARSE_NUMEL and entries <= MAX_SPARSE_DENSITY * x.numel()
+    else:
+        sparse = sparse_features == "always"
+    if sparse == (x.layout == torch.sparse_csr):
+        return x
+    return as_csr(x) if sparse else x.to_dense()
+
+
+def as_csr(x: Tensor) -> Tensor:
+    """A dense matrix as CSR."""
+    matrix = sp.csr_matrix(x.cpu().numpy())
+    parts = (torch.from_numpy(part).to(x.device) for part in (matrix.indptr, matrix.indices, matrix.data))
+    return csr(*parts, tuple(x.shape))
 
 
 def _sparse(arrays: dict[str, np.ndarray], part: str) -> sp.csr_matrix:

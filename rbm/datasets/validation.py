@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from rbm.sparse import SparseRows
+
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 
@@ -16,9 +18,10 @@ def num_classes(data: Data) -> int:
 def validate_data(data: Data) -> None:
     """Check that ``data`` can be distilled; the first problem found is raised with the way to mend it.
 
-    Expected: ``x`` floating ``[N, F]`` and finite; ``edge_index`` int64 ``[2, M]`` with ids in ``[0, N)``, messages
-    flowing from row 0 to row 1 (directed graphs are left as they are); ``y`` int64 ``[N]``, valid in the masks and -1
-    at most outside them; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``, not empty, not overlapping.
+    Expected: ``x`` floating ``[N, F]`` and finite, dense or CSR; ``edge_index`` int64 ``[2, M]`` with ids in
+    ``[0, N)``, messages flowing from row 0 to row 1 (directed graphs are left as they are); ``y`` int64 ``[N]``, valid
+    in the masks and -1 at most outside them; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``, not empty, not
+    overlapping.
 
     Raises:
         TypeError: not a ``Data``, or a tensor of the wrong kind or dtype.
@@ -38,13 +41,13 @@ def validate_data(data: Data) -> None:
     _check_labels(data)
 
 
-def _tensor(data: Data, name: str) -> Tensor:
+def _tensor(data: Data, name: str, layouts: tuple[torch.layout, ...] = (torch.strided,)) -> Tensor:
     value = data.get(name)
     if value is None:
         raise ValueError(f"data.{name}: missing, expected a tensor; set data.{name} before passing the graph")
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
+    if not isinstance(value, Tensor) or value.layout not in layouts:
         kind = f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"data.{name}: got {kind}, expected a dense torch.Tensor")
+        raise TypeError(f"data.{name}: got {kind}, expected a dense{' or CSR' if layouts[1:] else ''} torch.Tensor")
     return value
 
 
@@ -54,12 +57,16 @@ def _first(ids: Tensor, limit: int = 5) -> str:
 
 
 def _check_features(data: Data) -> int:
-    x = _tensor(data, "x")
+    x = _tensor(data, "x", (torch.strided, torch.sparse_csr))
     if not x.is_floating_point():
         raise TypeError(f"data.x: got {x.dtype}, expected floating-point features; use data.x.float()")
     if x.dim() != 2 or 0 in x.shape:
         raise ValueError(f"data.x: got shape {list(x.shape)}, expected [nodes, features] with at least one of each")
-    bad = (~torch.isfinite(x)).any(dim=1).nonzero().flatten()
+    if x.layout == torch.strided:
+        bad = (~torch.isfinite(x)).any(dim=1).nonzero().flatten()
+    else:
+        rows = SparseRows(x)
+        bad = rows.spread(torch.arange(x.size(0), device=x.device))[~torch.isfinite(rows.values)].unique()
     if bad.numel():
         raise ValueError(
             f"data.x: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {_first(bad)}), "

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from rbm.sparse import Features, SparseRows, as_rows
 from rbm.teachers.base import Teacher
 from rbm.teachers.gcn import GCN
 from rbm.teachers.sage import GraphSAGE
@@ -42,4 +43,10 @@ def edges_for(teacher: nn.Module, graph: Data) -> Tensor:
     return graph.edge_index
 
 
-__all__ = ["GCN", "TEACHERS", "GraphSAGE", "Teacher", "build_teacher", "check_teacher", "edges_for"]
+def features_for(teacher: nn.Module, x: Features) -> Features:
+    """What ``teacher`` takes as features: sparse ones as they are if it is one of ours, made dense for any other."""
+    rows = as_rows(x)
+    return rows.to_dense() if isinstance(rows, SparseRows) and not isinstance(teacher, Teacher) else rows
+
+
+__all__ = ["GCN", "TEACHERS", "GraphSAGE", "Teacher", "build_teacher", "check_teacher", "edges_for", "features_for"]

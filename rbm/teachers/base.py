@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import to_torch_csr_tensor
 
+from rbm.sparse import Features, Rows, as_rows
+
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
@@ -69,34 +71,36 @@ class Teacher(nn.Module, ABC):
     def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
         """From the convolution's output ``h``, ``[N, H]``: what ``embed`` shows of it, and the next layer's input."""
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Features, edge_index: Tensor) -> Tensor:
         """Class logits.
 
         Args:
-            x: floating ``[N, F]``.
+            x: floating ``[N, F]``, dense or sparse (see :func:`rbm.sparse.as_rows`).
             edge_index: int64 ``[2, M]`` without self-loops, messages flow from row 0 to row 1; or ``adjacency`` of it.
 
         Returns:
             Logits ``[N, C]``.
         """
+        x = as_rows(x)
         adjacency = self._as_adjacency(x, edge_index)
         h, _ = self._run_hidden(x, adjacency)
         return self.convs[-1](h, adjacency)
 
-    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def embed(self, x: Features, edge_index: Tensor) -> Tensor:
         """The last hidden layer ``[N, H]``, before norm; arguments as in ``forward``."""
+        x = as_rows(x)
         return self._run_hidden(x, self._as_adjacency(x, edge_index))[1]
 
-    def _run_hidden(self, x: Tensor, adjacency: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_hidden(self, x: Rows, adjacency: Tensor) -> tuple[Tensor, Tensor]:
         h = shown = x
         for layer, conv in enumerate(self.convs[:-1]):
             shown, h = self.hidden(layer, conv(h, adjacency))
         return h, shown
 
-    def _as_adjacency(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def _as_adjacency(self, x: Rows, edge_index: Tensor) -> Tensor:
         if edge_index.layout != torch.strided:
             return edge_index
-        return self.adjacency(edge_index, x.size(0), x.dtype)
+        return self.adjacency(edge_index, x.shape[0], x.dtype)
 
 
 def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:

@@ -5,7 +5,18 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from rbm.sparse import Rows, linear
 from rbm.teachers.base import Teacher, sparse_adjacency
+
+
+class _Conv(GCNConv):
+    """PyG's convolution over a normalised adjacency, for dense and sparse rows."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, normalize=False)
+
+    def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
+        return self.propagate(adjacency, x=linear(x, self.lin.weight), edge_weight=None) + self.bias
 
 
 class GCN(Teacher):
@@ -17,7 +28,7 @@ class GCN(Teacher):
 
     @staticmethod
     def make_conv(in_channels: int, out_channels: int) -> nn.Module:
-        return GCNConv(in_channels, out_channels, normalize=False)
+        return _Conv(in_channels, out_channels)
 
     @staticmethod
     def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Tensor:

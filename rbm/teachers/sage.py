@@ -5,13 +5,15 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import add_self_loops, degree
 
+from rbm.sparse import Rows, SparseRows, linear
 from rbm.teachers.base import Teacher, sparse_adjacency
 
 
 class _MeanConv(SAGEConv):
     """PyG's convolution over a row-normalised adjacency: a weighted sum there is the mean of the in-neighbours.
 
-    Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated.
+    Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated, and sparse
+    rows are projected first.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -22,10 +24,10 @@ class _MeanConv(SAGEConv):
         nn.init.xavier_uniform_(self.lin_l.weight, gain=nn.init.calculate_gain("relu"))
         nn.init.zeros_(self.lin_l.bias)
 
-    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
-        if self.in_channels <= self.out_channels:
+    def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
+        if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
             return super().forward(x, adjacency)
-        projected = self.lin_l(x)
+        projected = linear(x, self.lin_l.weight, self.lin_l.bias)
         return self.propagate(adjacency, x=(projected, projected), size=None)
 
 

@@ -16,7 +16,7 @@ from torch_geometric.io import read_npz
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
 
 import rbm.datasets
-from rbm.datasets import DATASETS, find_dataset, load_dataset, num_classes, validate_data
+from rbm.datasets import DATASETS, find_dataset, load_dataset, num_classes, readers, validate_data
 
 CONFIGS = Path(rbm.datasets.__file__).parents[1] / "configs" / "paper"
 
@@ -351,5 +351,41 @@ def test_real_graph(data_root, name, nodes, edges, features, classes, sizes):
 
 @pytest.mark.datasets
 def test_real_coauthor_features_are_counts(data_root):
-    assert float(load_dataset("cs", data_root).x.max()) == 105.0
-    assert float(load_dataset("cs", data_root, binarize=True).x.max()) == 1.0
+    assert float(load_dataset("cs", data_root).x.values().max()) == 105.0
+    assert float(load_dataset("cs", data_root, binarize=True).x.values().max()) == 1.0
+
+
+@pytest.mark.datasets
+def test_real_coauthor_features_stay_sparse(data_root):
+    physics = load_dataset("physics", data_root)
+    assert physics.x.layout == torch.sparse_csr
+    assert physics.x.values().numel() == 1_137_311
+
+
+def test_sparse_features_are_the_dense_ones(tmp_path):
+    write_npz(tmp_path / "Amazon" / "Photo" / "raw" / "amazon_electronics_photo.npz")
+    write_planetoid(tmp_path / "Planetoid" / "Cora" / "raw", "cora")
+    for name, binarize in (("photo", False), ("photo", True), ("cora", False), ("digits", False)):
+        dense, sparse = (
+            load_dataset(name, tmp_path, binarize=binarize, sparse_features=choice) for choice in ("never", "always")
+        )
+        assert dense.x.layout == torch.strided
+        assert sparse.x.layout == torch.sparse_csr
+        assert torch.equal(sparse.x.to_dense(), dense.x)
+        assert sparse.num_features == dense.num_features
+        validate_data(sparse)
+        assert load_dataset(name, tmp_path).x.layout == torch.strided, "small"
+
+
+def test_auto_takes_large_features_of_few_entries(monkeypatch):
+    x = torch.zeros(100, 50)
+    x[:, 3] = 1.0
+    assert readers.pack_features(x) is x
+    monkeypatch.setattr(readers, "MIN_SPARSE_NUMEL", 5000)
+    assert readers.pack_features(x).layout == torch.sparse_csr
+    assert readers.pack_features(readers.as_csr(x)).layout == torch.sparse_csr
+    x[0, 4] = 1.0
+    assert readers.pack_features(x) is x, "101 of 5,000 are more than one in fifty"
+    assert torch.equal(readers.pack_features(readers.as_csr(x)), x)
+    with pytest.raises(ValueError, match="sparse_features: got 'yes', expected one of auto, always, never"):
+        load_dataset("digits", sparse_features="yes")

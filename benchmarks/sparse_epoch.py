@@ -1,0 +1,107 @@
+"""One epoch of distillation on Coauthor Physics, sparse features against dense ones: seconds and peak memory.
+
+    python benchmarks/sparse_epoch.py --root ../shared/data --out benchmarks/results/sparse_epoch.csv
+
+Each measurement runs in a process of its own, so that its peak of resident memory is its own; the two kinds take turns.
+An epoch is what ``rbm distill`` repeats: a training step on all 34,493 nodes, evaluation, and a copy of the best
+weights. The student routes from the first epoch on, from random memory vectors: K-means is no part of an epoch.
+"""
+
+import argparse
+import csv
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from rbm import RbMStudent, load_dataset
+from rbm.config import Config
+from rbm.learners import StudentTraining
+from rbm.splits import split_graph
+from rbm.training import Selection
+
+COLUMNS = ("date", "commit", "torch", "threads", "load", "features", "process", "epoch", "seconds", "peak_mib", "loss")
+KINDS = {"sparse": "always", "dense": "never"}
+
+
+def measure(kind: str, root: str, epochs: int) -> list[dict]:
+    """Epochs in this process, the first of which warms up: seconds, loss, and the peak of resident memory so far."""
+    data = load_dataset("physics", root, sparse_features=KINDS[kind])
+    config = Config().updated({"student": {"hidden_channels": 256, "num_experts": 8, "top_k": 3}})
+    torch.manual_seed(0)
+    student = RbMStudent(data.num_features, 256, data.num_classes, num_experts=8, top_k=3, dropout=0.3)
+    learner = StudentTraining(student, split_graph(data), torch.randn(data.num_nodes, data.num_classes), config)
+    student.pretraining = False
+    routed, selection, measured = config.student.pretrain_epochs + 1, Selection(), []
+    for epoch in range(epochs + 1):
+        start = time.perf_counter()
+        student.train()
+        loss = learner.train_epoch(routed + epoch)
+        student.eval()
+        selection.see(epoch, learner.evaluate(), student, True)
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        measured.append({"epoch": epoch, "seconds": round(seconds, 4), "peak_mib": round(peak), "loss": loss})
+    return measured[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default=os.environ.get("RBM_DATA_ROOT", "../shared/data"))
+    parser.add_argument("--out", type=Path, help="CSV file to append to")
+    parser.add_argument("--processes", type=int, default=3, help="of each kind")
+    parser.add_argument("--epochs", type=int, default=3, help="timed in each process")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.worker:
+        print(json.dumps(measure(arguments.worker, arguments.root, arguments.epochs)))
+        return
+
+    fixed = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip(),
+        "torch": torch.__version__,
+        "threads": arguments.threads,
+    }
+    records = []
+    for process in range(arguments.processes):
+        for kind in KINDS:
+            command = [sys.executable, __file__, "--worker", kind, "--root", arguments.root]
+            command += ["--epochs", str(arguments.epochs), "--threads", str(arguments.threads)]
+            # Threads that wait must not spin: on a machine that others use as well they would take the core from the
+            # thread that they wait for, several hundred times an epoch.
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"}
+            )
+            here = {**fixed, "load": round(os.getloadavg()[0], 2), "features": kind, "process": process}
+            measured = [{**here, **epoch} for epoch in json.loads(done.stdout.splitlines()[-1])]
+            print(f"{kind}: {', '.join(str(epoch['seconds']) for epoch in measured)} s", file=sys.stderr)
+            records.extend(measured)
+    if arguments.out:
+        new = not arguments.out.exists()
+        with arguments.out.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(records)
+    for kind in KINDS:
+        own = [record for record in records if record["features"] == kind]
+        median = statistics.median(record["seconds"] for record in own)
+        print(f"{kind}: median {median:.2f} s an epoch, peak {max(record['peak_mib'] for record in own)} MiB")
+    medians = [statistics.median(r["seconds"] for r in records if r["features"] == kind) for kind in KINDS]
+    print(f"dense takes {medians[1] / medians[0]:.1f} times as long")
+
+
+if __name__ == "__main__":
+    main()

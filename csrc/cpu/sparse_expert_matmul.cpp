@@ -1,0 +1,204 @@
+// The grouped matmul over CSR rows on the CPU, and the gradient of its gates. See sparse_rows.h.
+#include <algorithm>
+#include <cstring>
+
+#include "sparse_rows.h"
+
+namespace rbm::cpu {
+namespace sparse {
+namespace {
+
+// block[c, i] = weight[expert, first + i, c] * scale[expert, c]: [D, block width], zero past the last output.
+template <int64_t kWidth, typename T>
+RBM_INLINE void pack(const Problem<T>& p, int64_t expert, int64_t first, T* __restrict block) {
+  const int64_t width = std::min(kWidth, p.outputs - first);
+  const T* const weight = p.weight + expert * p.expert_stride + first * p.output_stride;
+  for (int64_t tile = 0; tile < p.features; tile += kTileFeatures) {
+    const int64_t features = std::min(kTileFeatures, p.features - tile);
+    T scale[kTileFeatures];
+    for (int64_t c = 0; c < features; ++c) scale[c] = p.scale ? p.scale[expert * p.features + tile + c] : T(1);
+    for (int64_t i = 0; i < width; ++i) {
+      const T* const source = weight + i * p.output_stride + tile;
+      for (int64_t c = 0; c < features; ++c) block[(tile + c) * kWidth + i] = source[c] * scale[c];
+    }
+    for (int64_t c = tile; c < tile + features; ++c) std::fill(block + c * kWidth + width, block + (c + 1) * kWidth, T(0));
+  }
+}
+
+// products[i] = sum over the row's entries of value * block[column, i].
+template <int kVectors, typename T>
+RBM_INLINE void multiply_row(const Problem<T>& p, int64_t row, const T* block, T* products) {
+  using L = Lanes<T>;
+  typename L::Vector sums[kVectors] = {};
+  for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
+    const T* const source = block + p.col[entry] * (kVectors * L::kCount);
+    for (int v = 0; v < kVectors; ++v) {
+      sums[v] += p.values[entry] * *reinterpret_cast<const typename L::Loose*>(source + v * L::kCount);
+    }
+  }
+  std::memcpy(products, sums, sizeof(sums));
+}
+
+// The same from the weights as they lie.
+template <int64_t kWidth, typename T>
+RBM_INLINE void multiply_row_in_place(const Problem<T>& p, int64_t row, int64_t expert, int64_t first, T* products) {
+  const T* const scale = p.scale ? p.scale + expert * p.features : nullptr;
+  for (int64_t i = 0; i < std::min(kWidth, p.outputs - first); ++i) {
+    const T* const weight = p.weight + expert * p.expert_stride + (first + i) * p.output_stride;
+    T sum = 0;
+    for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
+      const int64_t c = p.col[entry];
+      sum += p.values[entry] * (scale ? weight[c] * scale[c] : weight[c]);
+    }
+    products[i] = sum;
+  }
+}
+
+// One block of outputs of some rows: forward, or for the gradient of the gates.
+template <typename T>
+struct RowsJob {
+  const Problem<T>& p;
+  const PairsByExpert& by_expert;
+  int64_t begin, end;  // rows
+  int64_t first;       // output
+  T* block;            // [D, block width]
+  T* y;                // [B, N]: gets the sum of the products, or null
+  const T* grad;       // [B, N]: what the products are multiplied with where y is null
+  T* grad_gates;       // [B * k]: gets that
+};
+
+template <typename T>
+void begin_with_bias(const RowsJob<T>& job, int64_t width) {
+  const Problem<T>& p = job.p;
+  for (int64_t row = job.begin; row < job.end; ++row) {
+    T* const target = job.y + row * p.outputs + job.first;
+    std::fill_n(target, width, T(0));
+    if (p.bias == nullptr) continue;
+    for (int64_t pair = row * p.top_k; pair < (row + 1) * p.top_k; ++pair) {
+      const T* const bias = p.bias + p.experts[pair] * p.outputs + job.first;
+      for (int64_t i = 0; i < width; ++i) target[i] += p.gates[pair] * bias[i];
+    }
+  }
+}
+
+template <typename T>
+RBM_INLINE void take_products(const RowsJob<T>& job, int64_t pair, int64_t width, const T* products) {
+  const Problem<T>& p = job.p;
+  const int64_t place = pair / p.top_k * p.outputs + job.first;
+  if (job.y != nullptr) {
+    for (int64_t i = 0; i < width; ++i) job.y[place + i] += p.gates[pair] * products[i];
+    return;
+  }
+  const T* const bias = p.bias ? p.bias + p.experts[pair] * p.outputs + job.first : nullptr;
+  T sum = 0;
+  for (int64_t i = 0; i < width; ++i) sum += job.grad[place + i] * (bias ? products[i] + bias[i] : products[i]);
+  job.grad_gates[pair] = sum;
+}
+
+template <int kVectors, typename T>
+RBM_INLINE void multiply_rows(const RowsJob<T>& job) {
+  constexpr int64_t kWidth = kVectors * Lanes<T>::kCount;
+  const Problem<T>& p = job.p;
+  const int64_t width = std::min(kWidth, p.outputs - job.first);
+  if (job.y != nullptr) begin_with_bias(job, width);
+  alignas(kLaneBytes) T products[kWidth];
+  for (int64_t e = 0; e < p.num_experts; ++e) {
+    const int32_t* const first = job.by_expert.first(e);
+    const int32_t* const last = job.by_expert.first(e + 1);
+    int64_t entries = 0;
+    for (const int32_t* pair = first; pair != last; ++pair) entries += p.entries_of(*pair / p.top_k);
+    const bool in_place = entries * kLineCost < p.features;
+    if (!in_place) pack<kWidth>(p, e, job.first, job.block);
+    for (const int32_t* pair = first; pair != last; ++pair) {
+      if (in_place) {
+        multiply_row_in_place<kWidth>(p, *pair / p.top_k, e, job.first, products);
+      } else {
+        multiply_row<kVectors>(p, *pair / p.top_k, job.block, products);
+      }
+      take_products(job, *pair, width, products);
+    }
+  }
+}
+
+RBM_CLONE_JOB(RowsJob, multiply_rows)
+
+// Forward into y, or the gradient of the gates into partials, [blocks, B * k].
+template <typename T>
+void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
+  const int vectors = vectors_of_block<T>(p.outputs);
+  const int64_t width = vectors * Lanes<T>::kCount, blocks = ceil_div(p.outputs, width);
+  const int64_t multiplications = p.entries * p.top_k * p.outputs;
+  const int64_t threads = multiplications < kGrainMultiplications ? 1 : torch::stable::get_num_threads();
+  // Every chunk transposes the weights that it needs: no more chunks than threads without a block. No row's sum knows them.
+  const int64_t chunks = std::clamp<int64_t>(threads / blocks, 1, std::max<int64_t>(1, p.rows));
+  const int64_t chunk_rows = ceil_div(p.rows, chunks);
+  std::vector<PairsByExpert> by_expert;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t begin = std::min(chunk * chunk_rows, p.rows), end = std::min(begin + chunk_rows, p.rows);
+    by_expert.emplace_back(p.experts, begin * p.top_k, end * p.top_k, p.num_experts);
+  }
+  torch::stable::parallel_for(0, chunks * blocks, threads > 1 ? 1 : chunks * blocks, [&](int64_t first, int64_t last) {
+    const auto block = aligned_block<T>(p.features * width);
+    for (int64_t task = first; task < last; ++task) {
+      const int64_t chunk = task / blocks;
+      const RowsJob<T> job{
+          .p = p,
+          .by_expert = by_expert[chunk],
+          .begin = std::min(chunk * chunk_rows, p.rows),
+          .end = std::min((chunk + 1) * chunk_rows, p.rows),
+          .first = task % blocks * width,
+          .block = block.get(),
+          .y = y,
+          .grad = grad,
+          .grad_gates = partials == nullptr ? nullptr : partials + task % blocks * p.rows * p.top_k,
+      };
+      run(job, vectors);
+    }
+  });
+}
+
+template <typename T>
+void differentiate_gates(const Problem<T>& p, const Tensor& grad, const Tensor& grad_gates) {
+  const int64_t pairs = p.rows * p.top_k, width = vectors_of_block<T>(p.outputs) * Lanes<T>::kCount,
+                blocks = ceil_div(p.outputs, width);
+  const auto partials = std::make_unique_for_overwrite<T[]>(blocks * pairs);
+  run_rows<T>(p, nullptr, static_cast<const T*>(grad.const_data_ptr()), partials.get());
+  T* const sums = mutable_data<T>(grad_gates);
+  std::fill_n(sums, pairs, T(0));
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t pair = 0; pair < pairs; ++pair) sums[pair] += partials[block * pairs + pair];
+  }
+}
+
+}  // namespace
+}  // namespace sparse
+
+Tensor sparse_expert_matmul(
+    const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts) {
+  const sparse::Arguments arguments("sparse_expert_matmul", crow, col, values, weight, bias, scale, gates, experts);
+  Tensor y = torch::stable::new_empty(values, {gates.size(0), weight.size(1)});
+  if (values.scalar_type() == ScalarType::Double) {
+    sparse::run_rows<double>(arguments.problem<double>(), sparse::mutable_data<double>(y), nullptr, nullptr);
+  } else {
+    sparse::run_rows<float>(arguments.problem<float>(), sparse::mutable_data<float>(y), nullptr, nullptr);
+  }
+  return y;
+}
+
+Tensor sparse_expert_matmul_backward_gates(
+    const Tensor& grad_any, const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts) {
+  const char* const op = "sparse_expert_matmul_backward_gates";
+  const sparse::Arguments arguments(op, crow, col, values, weight, bias, scale, gates, experts);
+  const Tensor grad = sparse::checked_grad(op, grad_any, arguments);
+  Tensor grad_gates = torch::stable::new_empty(gates, {gates.size(0), gates.size(1)});
+  if (values.scalar_type() == ScalarType::Double) {
+    sparse::differentiate_gates(arguments.problem<double>(), grad, grad_gates);
+  } else {
+    sparse::differentiate_gates(arguments.problem<float>(), grad, grad_gates);
+  }
+  return grad_gates;
+}
+
+}  // namespace rbm::cpu

@@ -1,0 +1,124 @@
+// The gradients of the grouped matmul over CSR rows with respect to weight and scale, on the CPU. See sparse_rows.h.
+#include <algorithm>
+#include <cstring>
+
+#include "sparse_rows.h"
+
+namespace rbm::cpu {
+namespace sparse {
+namespace {
+
+// One block of outputs of one expert: gradients of its weights and of its scale.
+template <typename T>
+struct WeightJob {
+  const Problem<T>& p;
+  const PairsByExpert& by_expert;
+  int64_t expert;
+  int64_t first;    // output
+  const T* grad;    // [B, N]
+  T* block;         // [D, block width]
+  T* grad_weight;   // [E, N, D]
+  T* grad_scale;    // [D]: what this block adds to the scale's gradient, or null
+};
+
+// block[column, i] += value * gate * grad[row, first + i], over the expert's rows.
+template <int kVectors, typename T>
+RBM_INLINE void sum_products(const WeightJob<T>& job, int64_t width) {
+  using L = Lanes<T>;
+  constexpr int64_t kWidth = kVectors * L::kCount;
+  const Problem<T>& p = job.p;
+  alignas(kLaneBytes) T padded[kWidth] = {};
+  std::fill_n(job.block, p.features * kWidth, T(0));
+  for (const int32_t* pair = job.by_expert.first(job.expert); pair != job.by_expert.first(job.expert + 1); ++pair) {
+    const int64_t row = *pair / p.top_k;
+    const T* const source = job.grad + row * p.outputs + job.first;
+    for (int64_t i = 0; i < width; ++i) padded[i] = p.gates[*pair] * source[i];
+    typename L::Vector gated[kVectors];
+    std::memcpy(gated, padded, sizeof(gated));
+    for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
+      T* const target = job.block + p.col[entry] * kWidth;
+      for (int v = 0; v < kVectors; ++v) {
+        *reinterpret_cast<typename L::Loose*>(target + v * L::kCount) += p.values[entry] * gated[v];
+      }
+    }
+  }
+}
+
+template <int kVectors, typename T>
+RBM_INLINE void differentiate_weights(const WeightJob<T>& job) {
+  constexpr int64_t kWidth = kVectors * Lanes<T>::kCount;
+  const Problem<T>& p = job.p;
+  const int64_t width = std::min(kWidth, p.outputs - job.first);
+  sum_products<kVectors>(job, width);
+  // Back to [N, D]. The block holds the gradient of weight * scale.
+  const T* const scales = p.scale ? p.scale + job.expert * p.features : nullptr;
+  for (int64_t tile = 0; tile < p.features; tile += kTileFeatures) {
+    const int64_t features = std::min(kTileFeatures, p.features - tile);
+    T sums[kTileFeatures] = {};
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t output = job.first + i;
+      T* const target = job.grad_weight + (job.expert * p.outputs + output) * p.features + tile;
+      const T* const weight = p.weight + job.expert * p.expert_stride + output * p.output_stride + tile;
+      for (int64_t c = 0; c < features; ++c) {
+        const T value = job.block[(tile + c) * kWidth + i];
+        target[c] = scales ? value * scales[tile + c] : value;
+        if (scales) sums[c] += value * weight[c];
+      }
+    }
+    if (scales) std::copy_n(sums, features, job.grad_scale + tile);
+  }
+}
+
+RBM_CLONE_JOB(WeightJob, differentiate_weights)
+
+template <typename T>
+void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_weight, const Tensor& grad_scale) {
+  const int vectors = vectors_of_block<T>(p.outputs);
+  const int64_t width = vectors * Lanes<T>::kCount, blocks = ceil_div(p.outputs, width);
+  const PairsByExpert by_expert(p.experts, 0, p.rows * p.top_k, p.num_experts);
+  const int64_t scales = p.scale ? p.num_experts * p.features : 0;
+  const auto partials = std::make_unique_for_overwrite<T[]>(blocks * scales);
+  torch::stable::parallel_for(0, p.num_experts * blocks, 1, [&](int64_t first, int64_t last) {
+    const auto block = aligned_block<T>(p.features * width);
+    for (int64_t task = first; task < last; ++task) {
+      const int64_t expert = task / blocks;
+      const WeightJob<T> job{
+          .p = p,
+          .by_expert = by_expert,
+          .expert = expert,
+          .first = task % blocks * width,
+          .grad = static_cast<const T*>(grad.const_data_ptr()),
+          .block = block.get(),
+          .grad_weight = mutable_data<T>(grad_weight),
+          .grad_scale = scales == 0 ? nullptr : partials.get() + task % blocks * scales + expert * p.features,
+      };
+      run(job, vectors);
+    }
+  });
+  T* const sums = mutable_data<T>(grad_scale);
+  std::fill_n(sums, scales, T(0));
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t i = 0; i < scales; ++i) sums[i] += partials[block * scales + i];
+  }
+}
+
+}  // namespace
+}  // namespace sparse
+
+std::tuple<Tensor, Tensor> sparse_expert_matmul_backward_weight(
+    const Tensor& grad_any, const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight,
+    const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts) {
+  const char* const op = "sparse_expert_matmul_backward_weight";
+  const sparse::Arguments arguments(op, crow, col, values, weight, std::nullopt, scale, gates, experts);
+  const Tensor grad = sparse::checked_grad(op, grad_any, arguments);
+  Tensor grad_weight = torch::stable::new_empty(values, {weight.size(0), weight.size(1), weight.size(2)});
+  Tensor grad_scale = torch::stable::new_empty(values, {scale ? weight.size(0) : 0, weight.size(2)});
+  if (values.scalar_type() == ScalarType::Double) {
+    sparse::differentiate(arguments.problem<double>(), grad, grad_weight, grad_scale);
+  } else {
+    sparse::differentiate(arguments.problem<float>(), grad, grad_weight, grad_scale);
+  }
+  return {grad_weight, grad_scale};
+}
+
+}  // namespace rbm::cpu

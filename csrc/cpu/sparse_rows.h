@@ -1,0 +1,215 @@
+// Rows in CSR form as the CPU kernels take them, and how they are worked on. A stored entry costs one row of N weights,
+// fetched from anywhere: memory is what binds, not arithmetic. So outputs are cut into blocks, and one expert's weights of
+// one block, transposed to [D, block], stay in a core's own cache while all rows of that expert pass. The backward pass is
+// the same loop with reads and writes exchanged. Each element of a result is summed by one thread in one order: the same
+// bits from any number of threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <optional>
+#include <vector>
+
+#include "../sparse_expert_matmul.h"
+
+// As in memory_update.cpp: compiled for three kinds of x86-64 processors, picked by the dynamic linker.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define RBM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define RBM_CLONES
+#endif
+#define RBM_INLINE inline __attribute__((always_inline))
+// Vectors wider than the baseline pass between functions that are inlined into one another, never through a call.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+namespace rbm::cpu::sparse {
+
+constexpr int64_t kLaneBytes = 64;
+// Vectors of a block of outputs. Eight, measured against two and four at 8,415 features and 256 outputs: a wider block goes
+// through the entries less often, and their features are unevenly used, so that a core's cache holds those that matter. A
+// layer of few outputs gets fewer: blocks are padded.
+constexpr int kWideVectors = 8, kMediumVectors = 4, kNarrowVectors = 1;
+// Features that are transposed at once: a cache line of float32.
+constexpr int64_t kTileFeatures = 16;
+// Transposing an expert's weights touches N * D numbers in order, using them in place fetches a cache line for each of
+// entries * N: few entries are served in place.
+constexpr int64_t kLineCost = 8;
+// Work below this many multiplications is not worth a second thread.
+constexpr int64_t kGrainMultiplications = 65536;
+
+constexpr int64_t kBlockAlignment = 4096;
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <typename T>
+struct Lanes {
+  typedef T Vector __attribute__((vector_size(kLaneBytes)));
+  typedef T Loose __attribute__((vector_size(kLaneBytes), aligned(alignof(T)), may_alias));
+  static constexpr int64_t kCount = kLaneBytes / sizeof(T);
+};
+
+// All tensors are contiguous but the weights, whose features are adjacent.
+template <typename T>
+struct Problem {
+  const int32_t* crow;
+  const int32_t* col;
+  const T* values;
+  const T* weight;  // [E, N, D]
+  int64_t expert_stride, output_stride;
+  const T* bias;   // [E, N], or null
+  const T* scale;  // [E, D], or null
+  const T* gates;
+  const int32_t* experts;
+  int64_t rows, entries, features, outputs, num_experts, top_k;
+
+  int64_t entries_of(int64_t row) const { return crow[row + 1] - crow[row]; }
+};
+
+// The pairs (row, choice) of each expert, rows ascending: pair b * k + j is in pairs[start[e]:start[e + 1]].
+struct PairsByExpert {
+  std::vector<int32_t> pairs;
+  std::vector<int64_t> start;
+
+  PairsByExpert(const int32_t* experts, int64_t first_pair, int64_t last_pair, int64_t num_experts)
+      : pairs(last_pair - first_pair), start(num_experts + 1) {
+    for (int64_t p = first_pair; p < last_pair; ++p) ++start[experts[p] + 1];
+    for (int64_t e = 0; e < num_experts; ++e) start[e + 1] += start[e];
+    std::vector<int64_t> next(start.begin(), start.end() - 1);
+    for (int64_t p = first_pair; p < last_pair; ++p) pairs[next[experts[p]]++] = static_cast<int32_t>(p);
+  }
+
+  const int32_t* first(int64_t expert) const { return pairs.data() + start[expert]; }
+};
+
+struct Free {
+  void operator()(void* pointer) const { std::free(pointer); }
+};
+
+template <typename T>
+std::unique_ptr<T[], Free> aligned_block(int64_t count) {
+  const size_t bytes = ceil_div(std::max<int64_t>(1, count) * sizeof(T), kBlockAlignment) * kBlockAlignment;
+  T* const block = static_cast<T*>(std::aligned_alloc(kBlockAlignment, bytes));
+  if (block == nullptr) throw std::bad_alloc();
+  return std::unique_ptr<T[], Free>(block);
+}
+
+template <typename T>
+int vectors_of_block(int64_t outputs) {
+  if (outputs <= kNarrowVectors * Lanes<T>::kCount) return kNarrowVectors;
+  return outputs <= kMediumVectors * Lanes<T>::kCount ? kMediumVectors : kWideVectors;
+}
+
+// Defines run(job, vectors), which calls function<vectors>(job). target_clones does not apply to templates: one function a
+// type and width.
+#define RBM_CLONE_JOB(Job, function)                                                          \
+  RBM_CLONES void run_wide(const Job<float>& job) { function<kWideVectors>(job); }            \
+  RBM_CLONES void run_wide(const Job<double>& job) { function<kWideVectors>(job); }           \
+  RBM_CLONES void run_medium(const Job<float>& job) { function<kMediumVectors>(job); }        \
+  RBM_CLONES void run_medium(const Job<double>& job) { function<kMediumVectors>(job); }       \
+  RBM_CLONES void run_narrow(const Job<float>& job) { function<kNarrowVectors>(job); }        \
+  RBM_CLONES void run_narrow(const Job<double>& job) { function<kNarrowVectors>(job); }       \
+  template <typename T>                                                                       \
+  void run(const Job<T>& job, int vectors) {                                                  \
+    switch (vectors) {                                                                        \
+      case kWideVectors: return run_wide(job);                                                \
+      case kMediumVectors: return run_medium(job);                                            \
+      default: return run_narrow(job);                                                        \
+    }                                                                                         \
+  }
+
+// Before the parallel part: an exception must not leave it.
+inline void check_indices(
+    const Checks& check, const Tensor& crow, const Tensor& col, const Tensor& experts, int64_t num_experts,
+    int64_t features) {
+  const auto* const starts = static_cast<const int32_t*>(crow.const_data_ptr());
+  const int64_t rows = crow.size(0) - 1, entries = col.size(0);
+  if (starts[0] != 0 || starts[rows] != entries || !std::is_sorted(starts, starts + rows + 1)) {
+    check.fail("crow does not rise from 0 to the number of entries, ", entries);
+  }
+  const auto outside = [](const Tensor& tensor, int64_t limit) {
+    const auto* const values = static_cast<const int32_t*>(tensor.const_data_ptr());
+    const int64_t count = tensor.numel();
+    int32_t least = 0, most = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      least = std::min(least, values[i]);
+      most = std::max(most, values[i]);
+    }
+    if (least < 0) return std::optional<int32_t>(least);
+    return count > 0 && most >= limit ? std::optional<int32_t>(most) : std::nullopt;
+  };
+  if (const auto bad = outside(col, features)) check.fail("col holds ", *bad, ", expected between 0 and ", features - 1);
+  if (const auto bad = outside(experts, num_experts)) {
+    check.fail("experts holds ", *bad, ", expected between 0 and ", num_experts - 1);
+  }
+}
+
+inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+
+inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional<Tensor>(dense(*tensor)) : std::nullopt;
+}
+
+// The arguments of an operator: checked, contiguous, alive while a Problem points into them.
+struct Arguments {
+  Tensor crow, col, values, weight;
+  std::optional<Tensor> bias, scale;
+  Tensor gates, experts;
+
+  Arguments(
+      const char* op, const Tensor& crow_any, const Tensor& col_any, const Tensor& values_any, const Tensor& weight_any,
+      const std::optional<Tensor>& bias_any, const std::optional<Tensor>& scale_any, const Tensor& gates_any,
+      const Tensor& experts_any)
+      : crow(dense(crow_any)), col(dense(col_any)), values(dense(values_any)), weight(weight_any), bias(dense(bias_any)),
+        scale(dense(scale_any)), gates(dense(gates_any)), experts(dense(experts_any)) {
+    const Checks check(op);
+    check_sparse_rows(check, crow, col, values, gates, experts);
+    check_sparse_weights(check, values, weight, bias, scale);
+    if (weight.size(2) > 1 && weight.stride(2) != 1) weight = torch::stable::contiguous(weight);
+    check_indices(check, crow, col, experts, weight.size(0), weight.size(2));
+  }
+
+  template <typename T>
+  Problem<T> problem() const {
+    const auto data = [](const std::optional<Tensor>& tensor) {
+      return tensor ? static_cast<const T*>(tensor->const_data_ptr()) : nullptr;
+    };
+    return {
+        .crow = static_cast<const int32_t*>(crow.const_data_ptr()),
+        .col = static_cast<const int32_t*>(col.const_data_ptr()),
+        .values = data(values),
+        .weight = data(weight),
+        .expert_stride = weight.stride(0),
+        .output_stride = weight.stride(1),
+        .bias = data(bias),
+        .scale = data(scale),
+        .gates = data(gates),
+        .experts = static_cast<const int32_t*>(experts.const_data_ptr()),
+        .rows = gates.size(0),
+        .entries = values.size(0),
+        .features = weight.size(2),
+        .outputs = weight.size(1),
+        .num_experts = weight.size(0),
+        .top_k = gates.size(1),
+    };
+  }
+};
+
+template <typename T>
+T* mutable_data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+inline Tensor checked_grad(const char* op, const Tensor& grad, const Arguments& arguments) {
+  const Checks check(op);
+  check.dtype("grad", grad, {arguments.values.scalar_type()});
+  check.shape("grad", grad, {arguments.gates.size(0), arguments.weight.size(1)}, "rows by outputs");
+  check.same_device("grad", grad, "values", arguments.values);
+  return dense(grad);
+}
+
+}  // namespace rbm::cpu::sparse

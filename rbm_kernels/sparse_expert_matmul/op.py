@@ -1,0 +1,145 @@
+"""``torch.ops.rbm.sparse_expert_matmul``: schema, checks, fake implementation, derivative."""
+
+import torch
+from torch import Tensor
+
+from rbm_kernels import checks
+from rbm_kernels._library import define, implement_autograd, implement_everywhere, implement_fake
+from rbm_kernels.expert_matmul.reference import dense_gates
+from rbm_kernels.sparse_expert_matmul import reference
+
+_ROWS = "Tensor crow, Tensor col, Tensor values"
+define(
+    f"sparse_expert_matmul({_ROWS}, Tensor weight, Tensor? bias, Tensor? scale, Tensor gates, Tensor experts) -> Tensor"
+)
+define(
+    f"sparse_expert_matmul_backward_gates(Tensor grad, {_ROWS}, Tensor weight, Tensor? bias, Tensor? scale,"
+    " Tensor gates, Tensor experts) -> Tensor"
+)
+define(
+    f"sparse_expert_matmul_backward_weight(Tensor grad, {_ROWS}, Tensor weight, Tensor? scale, Tensor gates,"
+    " Tensor experts) -> (Tensor grad_weight, Tensor grad_scale)"
+)
+
+
+def sparse_expert_matmul(
+    crow: Tensor,
+    col: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    gates: Tensor,
+    experts: Tensor,
+) -> Tensor:
+    """:func:`rbm_kernels.expert_matmul` over rows in compressed sparse form: the work is that of the stored entries.
+
+    ``y_b = sum_j gates[b, j] (weight[e] (scale[e] * x_b) + bias[e])`` with ``e = experts[b, j]`` (paper, Eq. 5).
+
+    Args:
+        crow: int32 ``[B + 1]``: row ``b`` is entries ``crow[b]`` to ``crow[b + 1] - 1``.
+        col: int32 ``[nnz]``, the feature of each entry, in any order. Entries of one row and feature add up.
+        values: ``[nnz]``, float32 or float64. They get no gradient.
+        weight: ``[E, N, D]``, dtype of ``values``.
+        bias: ``[E, N]``, dtype of ``values``, or None.
+        scale: ``[E, D]``, a factor for each expert and feature, dtype of ``values``, or None. It costs nothing beside
+            ``weight * scale``, of which no copy is made.
+        gates: ``[B, k]``, dtype of ``values``.
+        experts: int32 ``[B, k]``, each in ``[0, E)``.
+
+    Returns:
+        ``y [B, N]``. ``weight``, ``bias``, ``scale`` and ``gates`` get gradients; the weight's is dense.
+
+    Raises:
+        TypeError: a dtype that is not listed above.
+        ValueError: shapes that do not fit.
+        RuntimeError: on the CPU, an index out of range.
+    """
+    return torch.ops.rbm.sparse_expert_matmul(crow, col, values, weight, bias, scale, gates, experts)
+
+
+def sparse_expert_matmul_backward_weight(
+    grad: Tensor,
+    crow: Tensor,
+    col: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    gates: Tensor,
+    experts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to ``weight [E, N, D]`` and ``scale [E, D]``, from ``grad [B, N]``.
+
+    ``grad_weight[e] = scale[e] * sum gates[b, j] grad_b x_b^T`` over the rows and choices with ``experts[b, j] == e``.
+    Without a scale only the shape of ``weight`` is read, and ``grad_scale`` is empty.
+    """
+    return torch.ops.rbm.sparse_expert_matmul_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
+
+
+def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:
+    op = "sparse_expert_matmul"
+    checks.check_dtype(op, "values", values, (torch.float32, torch.float64))
+    for name, tensor in (("crow", crow), ("col", col), ("experts", experts)):
+        checks.check_dtype(op, name, tensor, (torch.int32,))
+    for name, tensor in (("weight", weight), ("bias", bias), ("scale", scale), ("gates", gates)):
+        if tensor is not None:
+            checks.check_dtype(op, name, tensor, (values.dtype,))
+    checks.check_shape(op, "values", values, (None,), "one for each stored entry")
+    checks.check_shape(op, "col", col, (values.shape[0],), "one for each stored entry")
+    checks.check_shape(op, "weight", weight, (None, None, None), "experts by outputs by features")
+    if bias is not None:
+        checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
+    if scale is not None:
+        checks.check_shape(op, "scale", scale, tuple(weight.shape[::2]), "experts by features, as in weight")
+    checks.check_shape(op, "gates", gates, (None, None), "rows by choices")
+    checks.check_shape(op, "experts", experts, tuple(gates.shape), "the shape of gates")
+    checks.check_shape(op, "crow", crow, (gates.shape[0] + 1,), "where each row begins, and the end")
+
+
+def _eager(crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
+    _check(crow, col, values, weight, bias, scale, gates, experts)
+    return reference.sparse_expert_matmul(crow, col, values, weight, bias, scale, gates, experts)
+
+
+def _fake(crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
+    _check(crow, col, values, weight, bias, scale, gates, experts)
+    return values.new_empty((gates.shape[0], weight.shape[1]))
+
+
+def _fake_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
+    return gates.new_empty(gates.shape)
+
+
+def _fake_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
+    num_experts, _, features = weight.shape
+    return values.new_empty(weight.shape), values.new_empty((0 if scale is None else num_experts, features))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, grad):
+    crow, col, values, weight, bias, scale, gates, experts = ctx.saved_tensors
+    needs_weight, needs_bias, needs_scale, needs_gates = ctx.needs_input_grad[3:7]
+    grad_weight = grad_bias = grad_scale = grad_gates = None
+    if needs_weight or needs_scale:
+        grad_weight, grad_scale = torch.ops.rbm.sparse_expert_matmul_backward_weight(
+            grad, crow, col, values, weight, scale, gates, experts
+        )
+    if needs_bias:
+        grad_bias = dense_gates(gates, experts, weight.shape[0]).T @ grad
+    if needs_gates:
+        grad_gates = torch.ops.rbm.sparse_expert_matmul_backward_gates(
+            grad, crow, col, values, weight, bias, scale, gates, experts
+        )
+    return None, None, None, grad_weight, grad_bias, grad_scale if needs_scale else None, grad_gates, None
+
+
+implement_everywhere("sparse_expert_matmul", _eager)
+implement_everywhere("sparse_expert_matmul_backward_gates", reference.backward_gates)
+implement_everywhere("sparse_expert_matmul_backward_weight", reference.backward_weight)
+implement_fake("sparse_expert_matmul", _fake)
+implement_fake("sparse_expert_matmul_backward_gates", _fake_backward_gates)
+implement_fake("sparse_expert_matmul_backward_weight", _fake_backward_weight)
+implement_autograd("sparse_expert_matmul", _backward, _setup_context)

@@ -1,0 +1,98 @@
+"""The meaning of the grouped matmul over CSR rows, through PyTorch's sparse matmul.
+
+Every expert sees every row, gated by zero where unused, as in :mod:`rbm_kernels.expert_matmul.reference`: ``E / k``
+times the work that is needed, nothing dense of the rows' width, no host synchronisation, a fixed order of summation.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from rbm_kernels.expert_matmul.reference import dense_gates
+
+
+def csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A CSR tensor of these parts, unchecked."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # notices of PyTorch, not of a fault here
+        return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
+
+
+def transposed(crow: Tensor, col: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor]:
+    """CSR structure of the transpose, and the place of each of its entries among those of the rows."""
+    sorted_col, place = torch.sort(col, stable=True)
+    row = torch.repeat_interleave(
+        torch.arange(crow.shape[0] - 1, dtype=crow.dtype, device=crow.device), crow.diff(), output_size=col.shape[0]
+    )
+    starts = torch.searchsorted(sorted_col, torch.arange(features + 1, dtype=col.dtype, device=col.device))
+    return starts.to(crow.dtype), row[place], place
+
+
+def _times_expert(
+    crow: Tensor, col: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, expert: int
+) -> Tensor:
+    """``weight[expert] (scale[expert] * x_b) + bias[expert]`` of every row, ``[B, N]``."""
+    scaled = values if scale is None else values * scale[expert][col]
+    product = csr(crow, col, scaled, (crow.shape[0] - 1, weight.shape[2])) @ weight[expert].T
+    return product if bias is None else product + bias[expert]
+
+
+def sparse_expert_matmul(
+    crow: Tensor,
+    col: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    gates: Tensor,
+    experts: Tensor,
+) -> Tensor:
+    """``y_b = sum_j gates[b, j] (weight[e] (scale[e] * x_b) + bias[e])`` with ``e = experts[b, j]``: ``[B, N]``."""
+    gate = dense_gates(gates, experts, weight.shape[0])
+    y = values.new_zeros(gates.shape[0], weight.shape[1])
+    for e in range(weight.shape[0]):
+        y.addcmul_(gate[:, e, None], _times_expert(crow, col, values, weight, bias, scale, e))
+    return y
+
+
+def backward_gates(
+    grad: Tensor,
+    crow: Tensor,
+    col: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    gates: Tensor,
+    experts: Tensor,
+) -> Tensor:
+    """Gradient with respect to ``gates``."""
+    grad_gate = gates.new_empty(gates.shape[0], weight.shape[0])
+    for e in range(weight.shape[0]):
+        grad_gate[:, e] = (_times_expert(crow, col, values, weight, bias, scale, e) * grad).sum(-1)
+    return grad_gate.gather(1, experts.long())
+
+
+def backward_weight(
+    grad: Tensor,
+    crow: Tensor,
+    col: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    gates: Tensor,
+    experts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to ``weight`` and ``scale``; the second is empty without a scale."""
+    num_experts, _, features = weight.shape
+    gate = dense_gates(gates, experts, num_experts)
+    crow_t, row_t, place = transposed(crow, col, features)
+    shape = (features, gates.shape[0])
+    # One expert after the other, gradient of weight * scale first: [D, N] each.
+    grad_scaled = torch.stack(
+        [(csr(crow_t, row_t, values[place] * gate[:, e][row_t], shape) @ grad).T for e in range(num_experts)]
+    )
+    if scale is None:
+        return grad_scaled, values.new_empty(0, features)
+    return grad_scaled * scale[:, None, :], (grad_scaled * weight).sum(1)

@@ -1,0 +1,363 @@
+"""Sparse rows give the results of dense ones, in the layer, in the students and in a whole training."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import rbm
+from rbm import FusedRbMLayer, MLPStudent, RbMStudent
+from rbm.config import Config
+from rbm.initialization import kmeans_memory
+from rbm.learners import StudentTraining, TeacherTraining
+from rbm.prediction import predict_probabilities
+from rbm.sparse import SparseRows, as_rows, dropout
+from rbm.splits import split_graph
+from rbm.teachers import TEACHERS, build_teacher
+from rbm_kernels.sparse_expert_matmul.reference import csr
+
+D, DENSE = 23, 4
+
+
+def bags(rows=40, features=D, dtype=torch.float64):
+    """Bags of words with an empty row, an explicit zero and a word that nobody uses: CSR, and the same dense."""
+    dense = torch.rand(rows, features, dtype=dtype) * (torch.rand(rows, features) < 0.2)
+    dense[rows // 2] = 0
+    dense[:, 5] = 0
+    crow, col, values = parts(dense.to_sparse_csr())
+    values = values.clone()
+    values[3] = 0
+    sparse = csr(crow, col, values, dense.shape)
+    return sparse, sparse.to_dense()
+
+
+def parts(matrix):
+    return matrix.crow_indices(), matrix.col_indices(), matrix.values()
+
+
+def twins(**options):
+    layer = FusedRbMLayer(D, 6, 5, 2, dtype=torch.float64, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer, copy.deepcopy(layer)
+
+
+OPTIONS = {
+    "defaults": {},
+    "live gates": {"detach_gates": False},
+    "no attention": {"input_attention": False},
+    "no bias": {"bias": False},
+    "temperature": {"gate_temperature": 0.3, "detach_gates": False},
+    "raw memory": {"normalize_memory": False, "normalize_memory_input": False},
+}
+
+
+@pytest.mark.parametrize("split", [D, D - DENSE], ids=["sparse", "sparse and dense"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_layer_equals_dense_over_training_steps(options, split):
+    """Outputs, routing, memory and every gradient, dense columns' included; the routing's losses reach them too."""
+    pair = twins(**options)
+    for _ in range(3):
+        _, x = bags()
+        seen = []
+        for layer, is_sparse in zip(pair, (True, False), strict=True):
+            layer.zero_grad()
+            columns = x[:, split:].clone().requires_grad_()
+            rows = torch.cat([x[:, :split], columns], dim=1)
+            if is_sparse:
+                sparse = x[:, :split].to_sparse_csr()
+                rows = sparse if split == D else (sparse, columns)
+            y, routing = layer(rows, return_routing=True)
+            (y.square().sum() + (routing.gates * routing.cosines.square()).sum()).backward()
+            seen.append([y, *routing, *(p.grad for p in layer.parameters()), *([columns.grad] if split < D else [])])
+        for got, expected in zip(*seen, strict=True):
+            torch.testing.assert_close(got, expected)
+        with torch.no_grad():
+            for p, q in zip(*(layer.parameters() for layer in pair), strict=True):
+                p -= 0.05 * p.grad
+                q -= 0.05 * q.grad
+    states = [layer.eval().state_dict() for layer in pair]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], msg=name)
+    sparse, x = bags()
+    torch.testing.assert_close(pair[0](sparse), pair[1](x))
+
+
+def test_empty_rows_and_empty_batches():
+    layer, _ = twins()
+    sparse, _ = bags()
+    _, routing = layer(sparse, return_routing=True)
+    empty = sparse.shape[0] // 2
+    assert routing.cosines[empty].tolist() == [0.0, 0.0]
+    assert routing.experts[empty].tolist() == [0, 1], "ties go to the lower expert"
+    none = SparseRows(sparse)[:0]
+    layer.eval()
+    before = layer.memory.clone()
+    layer.train()
+    y, routing = layer(none, return_routing=True)
+    assert y.shape == (0, 6)
+    assert routing.gates.shape == (0, 2)
+    y.sum().backward()
+    layer.eval()
+    assert torch.equal(layer.memory, before)
+
+
+def test_a_short_row_has_no_gradient_and_a_row_that_is_not_finite_leaves_the_memory_alone():
+    x = bags(12)[1].clone()
+    x[4] *= 1e-14
+    x[7, 0], x[8, 1] = float("nan"), float("inf")
+    pair = twins()
+    columns = [x[:, D - DENSE :].clone().requires_grad_() for _ in pair]
+    inputs = ((x[:, : D - DENSE].to_sparse_csr(), columns[0]), torch.cat([x[:, : D - DENSE], columns[1]], dim=1))
+    for layer, rows in zip(pair, inputs, strict=True):
+        _, routing = layer(rows, return_routing=True)
+        finite = torch.tensor([b not in (7, 8) for b in range(12)])
+        routing.cosines[finite].sum().backward()
+        layer.eval()
+    assert torch.isfinite(pair[0].memory).all()
+    torch.testing.assert_close(pair[0].memory, pair[1].memory)
+    torch.testing.assert_close(columns[0].grad[finite], columns[1].grad[finite])
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_index_dtypes_and_wrapped_rows_give_the_same_bits(index_dtype):
+    layer = twins()[0].eval()
+    sparse, _ = bags()
+    crow, col, values = parts(sparse)
+    same = csr(crow.to(index_dtype), col.to(index_dtype), values, sparse.shape)
+    assert torch.equal(layer(same), layer(SparseRows(sparse)))
+
+
+def test_float32_routes_as_dense_does_and_autocast_casts_the_result():
+    layer = FusedRbMLayer(D, 6, 5, 2).eval()
+    sparse, x = bags(dtype=torch.float32)
+    y, routing = layer(sparse, return_routing=True)
+    expected, dense_routing = layer(x, return_routing=True)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(routing.cosines, dense_routing.cosines)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, inside_routing = layer((sparse.to_dense()[:, :20].to_sparse_csr(), x[:, 20:]), return_routing=True)
+    assert inside.dtype == torch.bfloat16
+    assert torch.equal(inside_routing.experts, routing.experts)
+    torch.testing.assert_close(inside.float(), expected, atol=5e-2, rtol=5e-2)
+
+
+def test_dropout_takes_stored_entries_alone_and_spares_the_router():
+    sparse, x = bags(400)
+    rows = SparseRows(sparse, torch.ones(400, 2, dtype=torch.float64))
+    dropped = dropout(rows, 0.25, True)
+    kept = dropped.values[rows.values != 0] != 0
+    assert 0.7 < kept.double().mean() < 0.8
+    torch.testing.assert_close(dropped.values, torch.where(dropped.values != 0, rows.values / 0.75, 0.0))
+    assert set(dropped.dense.unique().tolist()) == {0.0, 1 / 0.75}
+    assert dropout(rows, 0.25, False) is rows
+
+    layer = FusedRbMLayer(D, 6, 5, 2, dtype=torch.float64, dropout=0.5)
+    layer.clone_expert(0)
+    torch.manual_seed(5)
+    y, routing = layer(sparse, return_routing=True)
+    torch.manual_seed(5)
+    masked = dropout(SparseRows(sparse), 0.5, True).to_dense()
+    # Equal experts and gates that sum to one: one linear map of the masked row, so the experts shared a mask.
+    torch.testing.assert_close(y, 2.0 * (1.1 * masked @ layer.weight[0].T + layer.bias[0]))
+    layer.pending_total.zero_()  # the memory shall stay
+    torch.testing.assert_close(routing.cosines, layer(x, return_routing=True)[1].cosines)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [slice(3, 9), slice(30, None, 2), torch.tensor([7, 0, 7, 20]), torch.arange(40) % 3 == 0, slice(0, 0)],
+    ids=["slice", "step", "indices", "mask", "nothing"],
+)
+def test_indexing_rows(index):
+    sparse, x = bags()
+    rows = SparseRows(sparse, x[:, :3])[index]
+    torch.testing.assert_close(rows.to_dense(), torch.cat([x, x[:, :3]], dim=1)[index])
+    assert rows.shape == rows.to_dense().shape
+    torch.testing.assert_close(rows.squared_norms(), rows.to_dense().square().sum(-1))
+
+
+def test_conversions():
+    sparse, x = bags()
+    rows = SparseRows(sparse)
+    assert as_rows(rows) is rows
+    assert as_rows(x) is x
+    assert torch.equal(rows.to_csr().to_dense(), x)
+    assert rows.to(torch.float32).values.dtype == torch.float32
+    assert "SparseRows([40, 23]" in repr(rows)
+
+
+def csr_of(col, dtype=torch.float64):
+    return csr(torch.tensor([0, 2, 2, 4]), torch.tensor(col), torch.ones(4, dtype=dtype), (3, D))
+
+
+BAD = {
+    "unsorted": (csr_of([1, 0, 2, 3]), ValueError, r"columns of row 0 do not ascend \(column 0 after 1\)"),
+    "repeated": (csr_of([0, 1, 4, 4]), ValueError, r"columns of row 2 do not ascend \(column 4 after 4\)"),
+    "COO": (torch.eye(D).to_sparse(), TypeError, "expected a CSR tensor"),
+    "CSC": (torch.eye(D).to_sparse_csc(), TypeError, "expected a CSR tensor"),
+    "batched": (torch.eye(D).expand(2, D, D).to_sparse_csr(), ValueError, r"shape \[2, 23, 23\], expected \[rows"),
+    "half": (csr_of([0, 1, 2, 3], torch.float16), TypeError, "dtype torch.float16, expected torch.float32 or"),
+    "other dtype": (csr_of([0, 1, 2, 3], torch.float32), TypeError, "dtype torch.float32, expected torch.float64"),
+    "gradient": (csr_of([0, 1, 2, 3]).requires_grad_(), ValueError, "use features.detach"),
+    "width": (torch.eye(5).double().to_sparse_csr(), ValueError, r"input has shape \[5, 5\], expected \[\.\.\., 23\]"),
+    "rows": ((csr_of([0, 1, 2, 3]), torch.zeros(4, 1).double()), ValueError, r"shape \[4, 1\], expected \[3, features"),
+    "dense dtype": ((csr_of([0, 1, 2, 3]), torch.zeros(3, 1)), TypeError, "dense features have dtype torch.float32"),
+    "two sparse": ((csr_of([0, 1, 2, 3]),) * 2, TypeError, "expected a dense tensor"),
+    "two dense": ((torch.zeros(3, 1), torch.zeros(3, 1)), TypeError, "expected a CSR tensor"),
+    "three": ((torch.zeros(3, 1),) * 3, ValueError, "features are 3 tensors, expected the pair"),
+}
+
+
+@pytest.mark.parametrize(("rows", "error", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_rows(rows, error, message):
+    with pytest.raises(error, match=message):
+        twins()[0](rows)
+
+
+@pytest.mark.parametrize("kind", [RbMStudent, MLPStudent])
+def test_students_take_features_and_encodings(kind):
+    student = kind(D + DENSE, 8, 3).double()
+    sparse, x = bags()
+    encodings = torch.randn(40, DENSE, dtype=torch.float64)
+    whole = torch.cat([x, encodings], dim=1)
+    for pretraining in (True, False):
+        student.pretraining = pretraining
+        torch.testing.assert_close(student.eval()((sparse, encodings)), student(whole))
+        gradients = []
+        for features in ((sparse, encodings), whole):
+            twin = copy.deepcopy(student).train()  # a training forward moves the memory
+            twin(features).square().sum().backward()
+            gradients.append([p.grad for p in twin.parameters() if p.grad is not None])
+        for got, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(got, expected)
+    batches = predict_probabilities(student.eval(), (sparse, encodings), batch_size=7)
+    torch.testing.assert_close(batches, torch.softmax(student(whole), dim=-1))
+
+
+def test_kmeans_places_the_memory_where_dense_rows_do():
+    # Three topics of words of their own, so that rounding cannot move a centre.
+    topic = torch.arange(60) % 3
+    x = (0.1 + torch.rand(60, 24)) * (torch.arange(24) % 3 == topic[:, None])
+    expected = kmeans_memory(x, 3, seed=1)
+    torch.testing.assert_close(kmeans_memory(x.to_sparse_csr(), 3, seed=1), expected)
+    torch.testing.assert_close(kmeans_memory((x[:, :15].to_sparse_csr(), x[:, 15:]), 3, seed=1), expected)
+    x[3, 0] = float("nan")
+    with pytest.raises(ValueError, match="rows hold NaN or infinity"):
+        kmeans_memory(x.to_sparse_csr(), 3)
+
+
+@pytest.mark.parametrize("hidden", [8, 40])
+@pytest.mark.parametrize("name", TEACHERS)
+def test_teachers_equal_dense(small_graph, name, hidden):
+    teacher = build_teacher(name, 12, 3, hidden_channels=hidden).double()
+    x = small_graph.x.double() * (small_graph.x > 0.5)
+    gradients = []
+    for features in (x.to_sparse_csr(), x):
+        teacher.zero_grad()
+        teacher(features, small_graph.edge_index).square().sum().backward()
+        gradients.append([p.grad.clone() for p in teacher.parameters()])
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        teacher.embed(x.to_sparse_csr(), small_graph.edge_index), teacher.embed(x, small_graph.edge_index)
+    )
+
+
+CALM = {
+    "teacher": {"hidden_channels": 16, "dropout": 0.0, "max_epochs": 3},
+    "mlp": {"dropout": 0.0, "max_epochs": 3},
+    "student": {
+        "hidden_channels": 8,
+        "num_experts": 3,
+        "top_k": 2,
+        "dropout": 0.0,
+        "pretrain_epochs": 1,
+        "max_epochs": 3,
+    },
+}
+
+
+def sparse_graph(small_graph):
+    """The graph with features that are mostly zero, dense and as CSR."""
+    dense = small_graph.clone()
+    dense.x = small_graph.x * (small_graph.x > 0.7)
+    packed = dense.clone()
+    packed.x = dense.x.to_sparse_csr()
+    return dense, packed
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_three_epochs_have_the_losses_of_dense_features(small_graph, setting):
+    """Teacher, MLP and RbM student, pretraining, K-means and routing included; dropout off."""
+    config = Config().updated(CALM)
+    runs = []
+    for data in sparse_graph(small_graph):
+        split = split_graph(data, setting, unseen_fraction=0.4)
+        soft_labels = torch.randn(split.observed.num_nodes, 3, generator=torch.Generator().manual_seed(3))
+        losses = []
+        teacher = build_teacher("sage", 12, 3, hidden_channels=16)
+        for model in (teacher, MLPStudent(12, 8, 3), RbMStudent(12, 8, 3, num_experts=3)):
+            torch.manual_seed(0)
+            for module in model.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+            if model is teacher:
+                learner = TeacherTraining(model, split, config)
+            else:
+                learner = StudentTraining(model, split, soft_labels, config)
+            for epoch in range(3):
+                model.train()
+                losses.append(learner.train_epoch(epoch))
+                model.eval()
+                losses.extend(learner.evaluate())
+        runs.append(losses)
+    np.testing.assert_allclose(*runs, rtol=1e-4)
+
+
+def test_distills_from_sparse_features_end_to_end(small_graph, tmp_path):
+    config = Config().updated(CALM)
+    dense, packed = (
+        rbm.distill(data, config=config, folder=tmp_path / name)
+        for name, data in zip(("dense", "packed"), sparse_graph(small_graph), strict=True)
+    )
+    for phase in ("teacher", "mlp", "student"):
+        assert packed.summary[phase] == pytest.approx(dense.summary[phase]), phase
+    loaded = rbm.load_student(tmp_path / "packed")
+    torch.testing.assert_close(loaded(packed.split.graph.x), packed.student(dense.split.graph.x))
+
+
+class DenseOnly(nn.Module):
+    """Somebody's teacher that would fail on CSR features."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(12, 3)
+
+    def forward(self, x, edge_index):
+        assert x.layout == torch.strided
+        return self.lin(F.relu(x))
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_anyones_teacher_gets_dense_features(small_graph, setting):
+    _, packed = sparse_graph(small_graph)
+    result = rbm.distill(
+        packed, DenseOnly(), config=Config().updated({**CALM, "setting": setting}), unseen_fraction=0.4
+    )
+    assert result.summary["teacher"]["name"] == "given"
+    assert result.timings["teacher"]["one_node_ms"] > 0
+
+
+def test_bad_features_of_a_graph(small_graph):
+    _, packed = sparse_graph(small_graph)
+    x = packed.x.to_dense()
+    x[9, int(x[9].argmax())] = float("inf")
+    packed.x = x.to_sparse_csr()
+    with pytest.raises(ValueError, match=r"data.x: 1 of 60 nodes have NaN or infinite features \(node 9\)"):
+        rbm.distill(packed, config=Config().updated(CALM))
