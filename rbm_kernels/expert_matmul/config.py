@@ -125,7 +125,7 @@ _WEIGHT = {
 
 # What a pass more over the rows costs, in experts more in a tile's union. An expert is 2 D N operations a row, 166 ps
 # at D = N = 256 and 790 TFLOP/s. A pass reads x again and reads and writes float32 sums: in half precision 2 D + 8 N
-# bytes, 595 ps at 4.3 TB/s; for grad_x and grad_gates 4 N + 8 D, 714 ps. As if none of it overlapped: 3.6 and 4.3.
+# bytes, 595 ps at 4.3 TB/s; for grad_x and grad_gates 2 N + 10 D, 714 ps. As if none of it overlapped: 3.6 and 4.3.
 _PASS_COST = 4
 # What its launches cost, in rows times experts: 11 µs, for an order and a matmul of some 2 µs a launch. Not measured.
 _PASS_LAUNCHES = 2**16

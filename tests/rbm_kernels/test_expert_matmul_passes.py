@@ -129,6 +129,17 @@ def test_twin_of_one_pass(dtype, tolerance):
             assert (got - want).abs().max() <= tolerance * want.abs().max(), (name, passes)
 
 
+def test_sums_between_passes_keep_float32():
+    """1024.25 after the first pass, 0.25 after the second: float16 would have 1024 and nothing."""
+    weight = torch.full((2, 3, 16), 128.0, dtype=torch.float16, device=DEVICE)
+    weight[0, :, 0], weight[1] = 128.5, -128.0
+    x = torch.ones(20, 16, dtype=torch.float16, device=DEVICE)
+    gates = torch.full((20, 2), 0.5, device=DEVICE)
+    experts = torch.tensor([[0, 1]], dtype=torch.int32, device=DEVICE).expand(20, 2)
+    y, *_ = by_kernels((x, weight, None, gates, experts, torch.ones(20, 3, dtype=torch.float16, device=DEVICE)), 2)
+    assert (y == 0.25).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "architecture"), [("half", 90), ("half", 100), ("tf32", 90), ("ieee", 100)])
 def test_tiles_of_passes(precision, architecture, monkeypatch):
