@@ -1,12 +1,14 @@
 """Kernels for Routing-by-Memory: PyTorch operators that know nothing of graphs.
 
-==================  =============================================================================
-``cosine_topk``     route rows to the k memory vectors nearest in cosine similarity
-``expert_order``    put rows in order of their set of experts
-``expert_matmul``   send each row through its own experts, weighted by its gates
-``routed_matmul``   the first and the third in one call, for inference
-``memory_update_``  move the memory vectors towards the rows routed to them (``memory_statistics`` first)
-==================  =============================================================================
+========================  =======================================================================
+``cosine_topk``           route rows to the k memory vectors nearest in cosine similarity
+``expert_order``          put rows in order of their set of experts
+``expert_matmul``         send each row through its own experts, weighted by its gates
+``sparse_expert_matmul``  the same for rows in compressed sparse form
+``routed_matmul``         the first and the third in one call, for inference
+``memory_update_``        move the memory vectors towards the rows routed to them
+                          (``memory_statistics`` first)
+========================  =======================================================================
 
 All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(fullgraph=True)``, export, and never
 synchronise with the host. The device of the arguments chooses the implementation.

@@ -4,7 +4,15 @@ import torch
 
 from rbm_kernels._library import TRITON_OPERATORS
 
-OPERATORS = ("cosine_topk", "expert_order", "expert_matmul", "routed_matmul", "memory_statistics", "memory_update_")
+OPERATORS = (
+    "cosine_topk",
+    "expert_order",
+    "expert_matmul",
+    "routed_matmul",
+    "sparse_expert_matmul",
+    "memory_statistics",
+    "memory_update_",
+)
 DEVICES = ("CPU", "CUDA")
 _BUILT = {"CPU": "C++ (librbm_cpu)", "CUDA": "CUDA (librbm_cuda)"}
 

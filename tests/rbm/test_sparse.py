@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +14,7 @@ from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
 from rbm.initialization import kmeans_memory
 from rbm.learners import StudentTraining, TeacherTraining
-from rbm.prediction import predict_probabilities
+from rbm.prediction import predict_probabilities, read_features
 from rbm.sparse import SparseRows, as_rows, dropout
 from rbm.splits import split_graph
 from rbm.teachers import TEACHERS, build_teacher
@@ -352,6 +353,23 @@ def test_anyones_teacher_gets_dense_features(small_graph, setting):
     )
     assert result.summary["teacher"]["name"] == "given"
     assert result.timings["teacher"]["one_node_ms"] > 0
+
+
+def test_reads_sparse_features_from_a_file(tmp_path):
+    _, x = bags(dtype=torch.float32)
+    matrix = sp.csr_matrix(x.numpy())
+    sp.save_npz(tmp_path / "rows.npz", matrix)
+    rows = read_features(tmp_path / "rows.npz", D)
+    assert isinstance(rows, SparseRows)
+    torch.testing.assert_close(rows.to_dense(), x)
+    sp.save_npz(tmp_path / "coo.npz", sp.coo_matrix((np.ones(3), ([0, 0, 1], [7, 2, 7])), shape=(2, D)))
+    assert read_features(tmp_path / "coo.npz", D).col.tolist() == [2, 7, 7]
+    with pytest.raises(ValueError, match=r"shape \[40, 23\], expected \[\*, 24\]"):
+        read_features(tmp_path / "rows.npz", D + 1)
+    matrix.data[matrix.indptr[4]] = np.inf
+    sp.save_npz(tmp_path / "rows.npz", matrix)
+    with pytest.raises(ValueError, match=r"row 4 holds NaN or infinity \(1 such rows\)"):
+        read_features(tmp_path / "rows.npz", D)
 
 
 def test_bad_features_of_a_graph(small_graph):
