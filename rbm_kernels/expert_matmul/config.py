@@ -154,14 +154,15 @@ def passes(rows: int, num_experts: int, k: int) -> int:
     """
     num_experts, k = index(num_experts), index(k)  # A symbol, from the compiler, has no binomials.
 
-    def cost(number: int) -> int:
-        unions = sum(rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
-        return unions + (number - 1) * (_PASS_COST * rows + _PASS_LAUNCHES)
-
-    best = 1
+    extra = _PASS_COST * rows + _PASS_LAUNCHES
+    best, least = 1, rows_times_union(rows, num_experts, k)
+    if least <= k * rows + extra:  # Nothing to gain: the usual case, on every forward pass.
+        return best
     for number in range(2, k + 1):
-        if cost(number) < cost(best):
-            best = number
+        unions = sum(rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
+        cost = unions + (number - 1) * extra
+        if cost < least:
+            best, least = number, cost
     return best
 
 

@@ -41,8 +41,10 @@ def expert_matmul(
         bias: ``[E, N]``, dtype of ``x``, or None.
         gates: ``[B, k]``; float32, float64 for float64 rows.
         experts: int32 ``[B, k]``, each in ``[0, E)``.
-        order: the rows' order from :func:`rbm_kernels.expert_order`. It changes the speed and never the result; worth
-            passing where several calls share ``experts``. Without it the order is made here if kernels will use it.
+        order: the rows' order from :func:`rbm_kernels.expert_order`, in one pass or several. It changes the speed and
+            never the result, beyond the order in which a row's experts are added; worth passing where several calls
+            share ``experts``. Without it the order is made here if kernels will use it, in as many passes as
+            :func:`rbm_kernels.expert_matmul.config.passes` finds best.
 
     Returns:
         ``y [B, N]`` in the dtype of ``x``, accumulated in float32 at least. ``x``, ``weight``, ``bias`` and ``gates``
