@@ -52,6 +52,16 @@ def measure(kind: str, root: str, epochs: int) -> list[dict]:
     return measured[1:]
 
 
+def append(out: Path, records: list[dict]) -> None:
+    """Add rows to a CSV file as soon as they are measured."""
+    new = not out.exists()
+    with out.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(records)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default=os.environ.get("RBM_DATA_ROOT", "../shared/data"))
@@ -88,13 +98,8 @@ def main() -> None:
             measured = [{**here, **epoch} for epoch in json.loads(done.stdout.splitlines()[-1])]
             print(f"{kind}: {', '.join(str(epoch['seconds']) for epoch in measured)} s", file=sys.stderr)
             records.extend(measured)
-    if arguments.out:
-        new = not arguments.out.exists()
-        with arguments.out.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(records)
+            if arguments.out:
+                append(arguments.out, measured)
     for kind in KINDS:
         own = [record for record in records if record["features"] == kind]
         median = statistics.median(record["seconds"] for record in own)
