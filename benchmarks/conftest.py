@@ -1,14 +1,24 @@
-"""Where results go: ``--results FILE`` (by default ``.benchmarks/results.csv``), and a table of ratios at the end."""
+"""Options ``--results FILE`` (default ``.benchmarks/results.csv``) and ``--seconds S``; a table of ratios at the end."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Results
+from benchmarks.harness import Results, Timing, interleave
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results", type=Path, default=Path(".benchmarks/results.csv"), help="CSV file that rows go to")
+    parser.addoption("--seconds", type=float, default=1.0, help="how long variants are compared with one another")
+
+
+@pytest.fixture(scope="session")
+def compare(request: pytest.FixtureRequest) -> Callable[..., dict[str, Timing]]:
+    """:func:`benchmarks.harness.interleave` for as long as ``--seconds`` says; a smoke run asks for next to nothing."""
+    seconds = request.config.getoption("--seconds")
+    return partial(interleave, seconds=seconds, least=5 if seconds >= 0.5 else 1)
 
 
 @pytest.fixture(scope="session")

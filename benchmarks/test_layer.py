@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.harness import Results, interleave
+from benchmarks.harness import Results
 from benchmarks.peers import SortedRbMLayer
 from rbm import FusedRbMLayer
 from rbm.reference import ReferenceRbMLayer
@@ -26,7 +26,7 @@ def shape_of(rows: int) -> str:
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64, 4096, 65536])
-def test_layer_forward(benchmark, results: Results, rows: int):
+def test_layer_forward(benchmark, compare, results: Results, rows: int):
     x = torch.randn(rows, FEATURES)
     layers = {name: layer.eval() for name, layer in make_layers().items()}
     with torch.inference_mode():
@@ -34,9 +34,9 @@ def test_layer_forward(benchmark, results: Results, rows: int):
         layers["eager"].float()
         for layer in layers.values():
             torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
-        timings = interleave({name: lambda layer=layer: layer(x) for name, layer in layers.items()})
+        timings = compare({name: lambda layer=layer: layer(x) for name, layer in layers.items()})
         weight = torch.randn(FEATURES, FEATURES)
-        timings["torch.mm"] = interleave({"mm": lambda: torch.mm(x, weight)})["mm"]
+        timings["torch.mm"] = compare({"mm": lambda: torch.mm(x, weight)})["mm"]
         benchmark(layers["rbm"], x)
     for name, timing in timings.items():
         results.add("layer forward", shape_of(rows), name, "seconds", timing)
@@ -47,7 +47,7 @@ def test_layer_forward(benchmark, results: Results, rows: int):
 
 
 @pytest.mark.parametrize("rows", [4096, 65536])
-def test_layer_forward_backward(benchmark, results: Results, rows: int):
+def test_layer_forward_backward(benchmark, compare, results: Results, rows: int):
     layers = {name: layer.train() for name, layer in make_layers().items()}
     x = torch.randn(rows, FEATURES, requires_grad=True)
     grad = torch.randn(rows, FEATURES)
@@ -62,7 +62,7 @@ def test_layer_forward_backward(benchmark, results: Results, rows: int):
     for name, layer in layers.items():
         if name != "eager":
             torch.testing.assert_close(step(layer), expected, rtol=1e-3, atol=1e-3)
-    timings = interleave({name: lambda layer=layer: step(layer) for name, layer in layers.items()})
+    timings = compare({name: lambda layer=layer: step(layer) for name, layer in layers.items()})
     benchmark(step, layers["rbm"])
     for name, timing in timings.items():
         results.add("layer forward + backward", shape_of(rows), name, "seconds", timing)

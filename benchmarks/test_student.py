@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import Results, interleave
+from benchmarks.harness import Results
 from rbm.datasets import load_dataset, num_classes
 from rbm.metrics import teacher_latency
 from rbm.students import MLPStudent, RbMStudent
@@ -22,17 +22,17 @@ def students(in_channels: int, hidden_channels: int, out_channels: int) -> dict[
 
 
 @pytest.mark.parametrize("rows", [1, 2708])
-def test_student_of_cora_width(benchmark, results: Results, rows: int):
+def test_student_of_cora_width(benchmark, compare, results: Results, rows: int):
     models = students(1433, 128, 7)
     x = (torch.rand(rows, 1433) < 0.01).float()
     with torch.inference_mode():
-        timings = interleave({name: lambda model=model: model(x) for name, model in models.items()})
+        timings = compare({name: lambda model=model: model(x) for name, model in models.items()})
         benchmark(models["rbm"], x)
     for name, timing in timings.items():
         results.add("student", f"B={rows} 1433-128-7 E=8 k=3", name, "seconds", timing)
 
 
-def test_one_node_of_amazon_computers(benchmark, results: Results):
+def test_one_node_of_amazon_computers(benchmark, compare, results: Results):
     if not (ROOT / "Amazon" / "Computers").exists():
         pytest.skip(f"Amazon-Computers is not in {ROOT}; name its root in RBM_DATA_ROOT")
     graph = load_dataset("computers", root=ROOT)
@@ -41,7 +41,7 @@ def test_one_node_of_amazon_computers(benchmark, results: Results):
     teacher = build_teacher("sage", features, classes, hidden_channels=128)
     one = graph.x[:1].contiguous()
     with torch.inference_mode():
-        timings = interleave({name: lambda model=model: model(one) for name, model in models.items()})
+        timings = compare({name: lambda model=model: model(one) for name, model in models.items()})
         milliseconds, _ = teacher_latency(teacher, graph, num_layers=2)
         benchmark(models["rbm"], one)
     for name, timing in timings.items():
