@@ -1,4 +1,4 @@
-"""Options ``--results FILE`` (default ``.benchmarks/results.csv``) and ``--seconds S``; a table of ratios at the end."""
+"""Options ``--results FILE`` (``.benchmarks/results.csv``) and ``--seconds S``, and a table of ratios at the end."""
 
 from collections.abc import Callable
 from functools import partial

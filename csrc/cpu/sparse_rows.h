@@ -16,16 +16,7 @@
 #include <vector>
 
 #include "../sparse_expert_matmul.h"
-
-// As in memory_update.cpp: compiled for three kinds of x86-64 processors, picked by the dynamic linker.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define RBM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define RBM_CLONES
-#endif
-#define RBM_INLINE inline __attribute__((always_inline))
-// Vectors wider than the baseline pass between functions that are inlined into one another, never through a call.
-#pragma GCC diagnostic ignored "-Wpsabi"
+#include "vectors.h"
 
 namespace rbm::cpu::sparse {
 

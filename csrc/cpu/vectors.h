@@ -20,6 +20,14 @@
 #define RBM_AVX2 __attribute__((target("avx2,fma")))
 #endif
 
+// Functions whose vectors are of one size: the compiler breaks them up for each kind of processor, and the dynamic linker
+// picks. Not with AddressSanitizer, whose runtime is not ready yet when the linker does.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define RBM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define RBM_CLONES
+#endif
+
 namespace rbm::cpu {
 
 using torch::headeronly::BFloat16;
