@@ -47,7 +47,9 @@ def routed_matmul(
     if torch.compiler.is_compiling():
         return torch.ops.rbm.routed_matmul(x, memory, weight, bias, k, temperature)
     try:
-        # Past the derivative, which is Python and costs more than routing one row.
+        # Past the derivative, which is Python and costs more than routing one row. Inference mode is past it already.
+        if torch.is_inference_mode_enabled():
+            return _operator(x, memory, weight, bias, k, temperature)
         with torch._C._AutoDispatchBelowAutograd():
             return _operator(x, memory, weight, bias, k, temperature)
     except RuntimeError:
