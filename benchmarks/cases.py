@@ -62,6 +62,8 @@ CASES = (
     Case("expert_matmul", "bfloat16", in_features=1433),
     Case("expert_matmul", "bfloat16", in_features=8415),
     Case("expert_matmul", "bfloat16", **MANY),
+    # In two passes, by two experts and by one, and rows of odd width: the most registers.
+    Case("expert_matmul", "bfloat16", in_features=1433, num_experts=64),
     *(Case("routed_matmul", precision, rows=1) for precision in ("bfloat16", "float16", "tf32", "float32")),
     Case("routed_matmul", "float32", rows=64),
     Case("routed_matmul", "bfloat16", rows=1, in_features=1433),

@@ -46,8 +46,8 @@ _FORWARD = {
     # The accumulator lives in tensor memory, the scaled x passes through registers: 175 registers, 129 KB.
     ("half", 100): Tile(128, 256, 64, 8, 3),
     # mma.sync keeps operands in registers too: 128 x 256 spills 40 and 72 bytes, and slices of 64 still 16 on sm_120;
-    # this holds 252 and 255 registers, 56 KB. At k = 8 it spills 24 and 8 bytes around the biases' slice, once a
-    # program and not in the loop; half the tile would not, and would read x or the weights twice.
+    # this holds 252 and 255 registers, 56 KB. At k = 8 in one pass it spills 24 and 8 bytes around the biases' slice,
+    # once a program and not in the loop; half the tile would not, and would read x or the weights twice.
     ("half", 80): Tile(128, 128, 32, 8, 4),
     ("half", 120): Tile(128, 128, 32, 8, 4),
     # 228 registers on sm_90, 157 to 199 elsewhere. What is read in pieces is not pipelined: two stages are all it uses.
@@ -73,6 +73,8 @@ _FORWARD_IN_PASSES = _FORWARD | {
     # 256 columns spill 224 and 232 bytes; these hold 224 and 172 registers.
     ("half", 90): Tile(128, 128, 64, 8, 3),
     ("half", 100): Tile(128, 128, 64, 8, 3),
+    # 128 columns spill 16 bytes.
+    ("odd half", 90): Tile(128, 64, 64, 8, 2),
     # 128 columns hold 148 registers, too many for two programs; this holds 112.
     ("tf32", 90): Tile(64, 64, 32, 8, 3, 2),
 }
