@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -91,5 +92,12 @@ class Checks {
  private:
   const char* op_;
 };
+
+inline void check_num_experts(const Checks& check, int64_t num_experts) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (num_experts < 1 || num_experts > kMost) {
+    check.fail("num_experts is ", num_experts, ", expected between 1 and ", kMost, ": experts are numbered in int32");
+  }
+}
 
 }  // namespace rbm

@@ -63,7 +63,8 @@ RBM_INLINE void route_rows_backward_lanes(
     Acc square[1];
     dot_tile<kBytes, 1, 1>(&row, row, 0, r.features, square);
     const Acc norm = std::sqrt(square[0]);
-    if (norm <= static_cast<Acc>(kShortest)) {
+    // A row too short has no direction. Neither has a bad one: NaN > kShortest is false.
+    if (!(norm > static_cast<Acc>(kShortest))) {
       std::fill_n(out, r.features, T(Acc(0)));
       continue;
     }
@@ -151,6 +152,7 @@ Tensor cosine_topk_backward(
     const Tensor& memory_any, const Tensor& gates_any, const Tensor& experts_any, const Tensor& cosines_any,
     double temperature) {
   const Checks check("cosine_topk_backward");
+  check.shape("gates", gates_any, {kAnySize, kAnySize}, "rows by choices");
   check_routing(check, "h", h_any, memory_any, gates_any.size(1), temperature);
   const ScalarType dtype = served_dtype(h_any, memory_any), wide = accumulation(dtype);
   check.dtype("experts", experts_any, {ScalarType::Int});

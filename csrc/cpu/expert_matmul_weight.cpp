@@ -145,7 +145,7 @@ std::tuple<Tensor, Tensor> backward_weight(
   // threads get an equal share where experts do not.
   const int64_t threads = torch::stable::get_num_threads(), tiles = (out_features + kTileRows - 1) / kTileRows;
   const int64_t width = (tiles + threads - 1) / threads * kTileRows;
-  const int64_t slices = (out_features + width - 1) / std::max<int64_t>(1, width);
+  const int64_t slices = width > 0 ? (out_features + width - 1) / width : 0;
   torch::stable::parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
     const auto gated = scratch<Acc>(kPieceRows * width);
     // No vector is longer than 64 bytes.
@@ -169,7 +169,7 @@ std::tuple<Tensor, Tensor> expert_matmul_backward_weight(
   check.shape("grad", grad_any, {kAnySize, kAnySize}, "rows by outputs");
   check_grad(check, grad_any, x_any, grad_any.size(1));
   check_pairs(check, x_any, gates_any, experts_any);
-  if (num_experts < 1) check.fail("num_experts is ", num_experts, ", expected at least 1");
+  check_num_experts(check, num_experts);
   const ScalarType dtype = served_dtype(x_any.scalar_type());
   const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)), grad = with_adjacent_features(as_dtype(grad_any, dtype));
   const Tensor gates = dense(gates_any), experts = dense(experts_any);

@@ -40,6 +40,7 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
   check.shape("experts", experts_any, {kAnySize, kAnySize}, "rows by experts a row");
   const int64_t rows = experts_any.size(0), top_k = experts_any.size(1);
   if (top_k < 1 || top_k > num_experts) check.fail("k is ", top_k, ", expected between 1 and ", num_experts, " experts");
+  check_num_experts(check, num_experts);
   if (block_m < 1) check.fail("block_m is ", block_m, ", expected at least 1");
   const Tensor experts = dense(experts_any);
   check_experts(check, experts, num_experts);
@@ -74,13 +75,14 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
     std::stable_sort(ordered, ordered + rows, [&](int32_t a, int32_t b) { return ranks[a] < ranks[b]; });
   }
 
-  const int64_t tiles = (rows + block_m - 1) / block_m;
+  const int64_t tiles = rows / block_m + (rows % block_m != 0);
   Tensor tile_experts = new_tensor(ScalarType::Int, {tiles, num_experts});
   Tensor tile_counts = new_tensor(ScalarType::Int, {tiles});
   std::vector<uint8_t> used(num_experts);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     std::fill(used.begin(), used.end(), uint8_t(0));
-    for (int64_t i = tile * block_m; i < std::min((tile + 1) * block_m, rows); ++i) {
+    const int64_t first = tile * block_m;
+    for (int64_t i = first; i < first + std::min(block_m, rows - first); ++i) {
       for (int64_t j = 0; j < top_k; ++j) used[chosen[ordered[i] * top_k + j]] = 1;
     }
     auto* const listed = mutable_data<int32_t>(tile_experts) + tile * num_experts;

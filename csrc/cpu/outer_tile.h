@@ -115,7 +115,8 @@ RBM_DISPATCH(pack)
 // All panels of all matrices, packed for this processor's vectors.
 template <typename Acc, typename T>
 std::unique_ptr<Acc[]> pack_all(const Unpacked<T>& m) {
-  const int64_t lanes = vector_bytes() / static_cast<int64_t>(sizeof(Acc)), width = (vector_bytes() == 64 ? tile_vectors<64>() : tile_vectors<16>()) * lanes;
+  const int64_t lanes = vector_bytes() / static_cast<int64_t>(sizeof(Acc));
+  const int64_t width = (vector_bytes() == 64 ? tile_vectors<64>() : tile_vectors<16>()) * lanes;
   const int64_t padded = (m.columns + lanes - 1) / lanes * lanes, panels = (padded + width - 1) / width;
   auto packed = scratch<Acc>(m.matrices * m.rows * padded);
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, m.rows * width));

@@ -251,6 +251,17 @@ def test_a_row_that_is_not_finite_harms_no_other():
         assert bad[1][4].isnan().all()
 
 
+def test_a_row_that_is_not_finite_gets_no_gradient():
+    h, *_, memory = problem((12, 20, 15, 5, 3), torch.float32)
+    h[4, 2] = float("nan")
+    gates, experts, cosines = ops.cosine_topk(h, memory, 3)
+    grad = ops.cosine_topk_backward(
+        torch.ones_like(gates), torch.ones_like(cosines), h, memory, gates, experts, cosines
+    )
+    assert torch.equal(grad[4], torch.zeros(20))
+    assert grad[[3, 5]].isfinite().all()
+
+
 def test_one_nan_cosine_ranks_first():
     memory = torch.eye(4)
     memory[2] = float("nan")
@@ -322,6 +333,8 @@ def test_bad_arguments_past_the_python_functions():
         (lambda: ops.cosine_topk(x, memory, 2, temperature=0.0), "temperature is 0"),
         (lambda: ops.cosine_topk(x.int(), memory, 2), "h has dtype int32"),
         (lambda: ops.expert_order(experts, 3, 0), "block_m is 0"),
+        (lambda: ops.expert_order(experts, 2**40, 8), "num_experts is 1099511627776"),
+        (lambda: ops.cosine_topk_backward(None, None, x, memory, gates[0], experts, gates), "gates has shape"),
     ):
         with pytest.raises(RuntimeError, match=message):
             call()
