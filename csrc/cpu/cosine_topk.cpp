@@ -156,13 +156,15 @@ Tensor cosine_topk_backward(
   check_routing(check, "h", h_any, memory_any, gates_any.size(1), temperature);
   const ScalarType dtype = served_dtype(h_any, memory_any), wide = accumulation(dtype);
   check.dtype("experts", experts_any, {ScalarType::Int});
+  check.shape("experts", experts_any, {h_any.size(0), gates_any.size(1)}, "one for each choice of each row");
   const auto of_pairs = [&](const char* name, const Tensor& pairs) {
+    check.dtype(name, pairs, {ScalarType::Float, ScalarType::Double});
     check.shape(name, pairs, {h_any.size(0), gates_any.size(1)}, "one for each choice of each row");
-    return dense(name == std::string("experts") ? pairs : as_dtype(pairs, wide));
+    return dense(as_dtype(pairs, wide));
   };
   const Tensor h = with_adjacent_features(as_dtype(h_any, dtype)), memory = dense(as_dtype(memory_any, wide));
   const Tensor gates = of_pairs("gates", gates_any), cosines = of_pairs("cosines", cosines_any);
-  const Tensor experts = of_pairs("experts", experts_any);
+  const Tensor experts = dense(experts_any);
   check_experts(check, experts, memory.size(0));
   std::optional<Tensor> grad_gates, grad_cosines;
   if (grad_gates_any) grad_gates = of_pairs("grad_gates", *grad_gates_any);
