@@ -1,0 +1,73 @@
+"""Results kept by what made them."""
+
+import pytest
+import torch
+
+from rbm.cache import Cache, fingerprint
+
+
+class Counted:
+    """A computation that counts how often it ran."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        self.runs += 1
+        return {"a": torch.arange(6.0).view(2, 3).T, "b": torch.tensor([self.runs])}
+
+
+def test_a_known_result_is_not_computed_again(tmp_path):
+    compute, edges = Counted(), torch.tensor([[0, 1], [1, 0]])
+    first = Cache(tmp_path).tensors("walk", {"dim": 4}, [edges], compute)
+    second = Cache(tmp_path).tensors("walk", {"dim": 4}, [edges], compute)
+    assert compute.runs == 1
+    assert all(torch.equal(first[name], second[name]) for name in ("a", "b"))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "inputs"),
+    [
+        ("other", {"dim": 4}, [torch.zeros(4)]),
+        ("walk", {"dim": 5}, [torch.zeros(4)]),
+        ("walk", {"dim": 4}, [torch.zeros(4, dtype=torch.float64)]),
+        ("walk", {"dim": 4}, [torch.zeros(2, 2)]),
+        ("walk", {"dim": 4}, [torch.tensor([0.0, 0, 0, 1])]),
+        ("walk", {"dim": 4}, []),
+        ("walk", {"dim": 4}, [torch.zeros(4), torch.zeros(0)]),
+    ],
+)
+def test_whatever_differs_differs_in_the_fingerprint(kind, settings, inputs):
+    assert fingerprint(kind, settings, inputs) != fingerprint("walk", {"dim": 4}, [torch.zeros(4)])
+
+
+def test_csr_tensors_differ_by_their_columns():
+    one = torch.tensor([[1.0, 0], [0, 1]]).to_sparse_csr()
+    other = torch.tensor([[0, 1.0], [1, 0]]).to_sparse_csr()
+    assert fingerprint("x", {}, [one]) != fingerprint("x", {}, [other])
+
+
+def test_a_damaged_file_is_made_anew(tmp_path):
+    compute = Counted()
+    Cache(tmp_path).tensors("walk", {}, [], compute)
+    path = next(tmp_path.iterdir())
+    path.write_bytes(path.read_bytes()[:10])
+    assert Cache(tmp_path).tensors("walk", {}, [], compute)["b"].item() == 2
+    assert Cache(tmp_path).tensors("walk", {}, [], compute)["b"].item() == 2
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    def fails():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        Cache(tmp_path / "made").tensors("walk", {}, [], fails)
+    assert not (tmp_path / "made").exists()
+
+
+def test_without_a_folder_everything_is_computed():
+    compute = Counted()
+    for _ in range(2):
+        Cache().tensors("walk", {}, [], compute)
+    assert compute.runs == 2
