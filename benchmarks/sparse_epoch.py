@@ -25,6 +25,7 @@ from rbm import RbMStudent, load_dataset
 from rbm.config import Config
 from rbm.learners import StudentTraining
 from rbm.splits import split_graph
+from rbm.teaching import teaching_from_logits
 from rbm.training import Selection
 
 COLUMNS = ("date", "commit", "torch", "threads", "load", "features", "process", "epoch", "seconds", "peak_mib", "loss")
@@ -37,7 +38,9 @@ def measure(kind: str, root: str, epochs: int) -> list[dict]:
     config = Config().updated({"student": {"hidden_channels": 256, "num_experts": 8, "top_k": 3}})
     torch.manual_seed(0)
     student = RbMStudent(data.num_features, 256, data.num_classes, num_experts=8, top_k=3, dropout=0.3)
-    learner = StudentTraining(student, split_graph(data), torch.randn(data.num_nodes, data.num_classes), config)
+    split = split_graph(data)
+    teaching = teaching_from_logits(torch.randn(data.num_nodes, data.num_classes), split)
+    learner = StudentTraining(student, split, teaching, config)
     student.pretraining = False
     routed, selection, measured = config.student.pretrain_epochs + 1, Selection(), []
     for epoch in range(epochs + 1):

@@ -19,7 +19,7 @@ _LAZY = {
     "distill": "distillation",
     "load_dataset": "datasets",
     "load_student": "checkpoint",
-    "preset_config": "config",
+    "preset_config": "presets",
 }
 
 __all__ = ["FusedRbMLayer", "MLPStudent", "RbMStudent", "Routing", "__version__", *_LAZY]

@@ -43,6 +43,7 @@ class RunFolder:
     ``config.yaml``             the configuration
     ``metrics.jsonl``           one line an epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, mlp, student) and its result
+    ``encodings.safetensors``   what students see beside the features, for all nodes of the graph
     ``student.json``            class and arguments that rebuild the student
     ``summary.json``            results, equal for equal seeds
     ``timings.json``            seconds and latencies, which are not
@@ -96,6 +97,11 @@ class RunFolder:
         content = save(tensors, {METADATA_KEY: json.dumps(result)})
         write_atomically(self.path / f"{phase}.safetensors", lambda partial: partial.write_bytes(content))
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
+
+    def save_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Write ``<name>.safetensors``."""
+        content = save({key: tensor.cpu().contiguous() for key, tensor in tensors.items()})
+        write_atomically(self.path / f"{name}.safetensors", lambda partial: partial.write_bytes(content))
 
     def load_phase(self, phase: str, model: nn.Module) -> None:
         """Read the model of a finished phase."""

@@ -95,8 +95,9 @@ def info() -> None:
 
 def _configuration(dataset, root, setting, teacher, preset, seed, config_file, assignments, resumed):
     """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
-    from rbm.config import Config, parse_assignments, preset_config, read_changes
+    from rbm.config import Config, parse_assignments, read_changes
     from rbm.datasets import find_dataset
+    from rbm.presets import preset_config
 
     options = {"root": root, "setting": setting, "seed": seed}
     given = {key: value for key, value in options.items() if value is not None}

@@ -1,12 +1,9 @@
 """Everything a run can be told, as one tree of dataclasses: typed, validated, written to and read from YAML.
 
-A preset chooses the switches where the paper's equations and good practice differ: ``clean`` is what we recommend,
-``paper`` follows the equations. The hyperparameters of the nine datasets of the paper are the released ones
-(``rbm/configs/paper``), those of the embedded graph are ours.
+Where the values of a named dataset and of a preset come from stands in :mod:`rbm.presets`.
 """
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,7 +13,7 @@ from rbm.losses import TEMPERATURE_MODES
 from rbm.students import NORMS
 
 SETTINGS = ("transductive", "inductive")
-PRESETS = ("clean", "paper")
+PRESETS = ("clean", "paper", "official")
 SPARSE_FEATURES = ("auto", "always", "never")
 
 
@@ -142,17 +139,121 @@ class StudentConfig(Network):
 
 @dataclass(frozen=True)
 class DistillConfig(Section):
-    """How soft and hard labels mix: ``label_weight`` is the weight of the true labels, the teacher's get the rest."""
+    """How soft and hard labels mix, and whose soft labels a node learns from.
+
+    ``label_weight`` is the weight of the true labels, the teacher's get the rest. ``neighbors`` adds the soft labels of
+    reliable neighbours (KRD); ``mean`` and ``draw`` are explained at :func:`rbm.soft_targets.weigh_pairs`.
+    ``forward`` is ``node`` (one student forward a node, against one aggregated target) or ``pair`` (one a pair).
+
+    ``batch_size = 0`` takes all rows at once. ``reduction`` is ``global_mean``, where batches add up to the means of
+    the paper's equations, or ``sum_of_batch_means``, where every batch weighs alike, as in the released code: then hard
+    and soft labels weigh by their numbers of batches as well. ``step_per_batch`` takes an optimiser step after every
+    batch instead of one an epoch; ``shuffle`` draws the rows of batches anew each epoch.
+
+    ``adversarial_weight`` adds the loss of inputs disturbed by projected gradient ascent (``adversarial_eps`` is the
+    largest disturbance), ``similarity_weight`` that of :func:`rbm.losses.similarity_loss`; both are off at zero.
+    """
 
     label_weight: float = 0.2
     temperature: float = 1.0
     temperature_mode: str = "softmax"
+    temperature_squared: bool = False
+    neighbors: bool = True
+    mean: str = "nodes"
+    draw: str = "expectation"
+    forward: str = "node"
+    batch_size: int = 0
+    reduction: str = "global_mean"
+    step_per_batch: bool = False
+    shuffle: bool = True
+    adversarial_weight: float = 0.0
+    adversarial_eps: float = 0.04
+    adversarial_steps: int = 5
+    update_memory_on_adversarial: bool = False
+    similarity_weight: float = 0.0
 
     def validate(self) -> None:
         self.require("label_weight", 0 <= self.label_weight <= 1, "between 0 and 1")
-        self.require("temperature", self.temperature > 0, "a positive number")
-        modes = ", ".join(TEMPERATURE_MODES)
-        self.require("temperature_mode", self.temperature_mode in TEMPERATURE_MODES, f"one of {modes}")
+        for name in ("temperature", "adversarial_eps"):
+            self.require(name, getattr(self, name) > 0, "a positive number")
+        for name, choices in (
+            ("temperature_mode", TEMPERATURE_MODES),
+            ("mean", ("nodes", "pairs")),
+            ("draw", ("expectation", "sample")),
+            ("forward", ("node", "pair")),
+            ("reduction", ("global_mean", "sum_of_batch_means")),
+        ):
+            self.require(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+        for name in ("batch_size", "adversarial_weight", "similarity_weight"):
+            self.require(name, getattr(self, name) >= 0, "at least 0")
+        self.require("adversarial_steps", self.adversarial_steps >= 1, "at least 1")
+
+
+@dataclass(frozen=True)
+class ReliabilityConfig(Section):
+    """How far each neighbour's soft label is trusted: see :mod:`rbm.reliability`.
+
+    The exponent is learned after epoch ``update_start_epoch`` and every ``update_every`` epochs from there;
+    ``power_momentum`` is the share of the old one.
+    """
+
+    noise_std: float = 1.0
+    num_samples: int = 1
+    squared: bool = False
+    init_power: float = 1.0
+    power_momentum: float = 0.99
+    update_start_epoch: int = 50
+    update_every: int = 1
+    num_bins: int = 50
+    bin_offset: str = "released"
+    ignore_empty_bins: bool = False
+
+    def validate(self) -> None:
+        for name in ("noise_std", "init_power"):
+            self.require(name, getattr(self, name) > 0, "a positive number")
+        for name in ("num_samples", "update_every"):
+            self.require(name, getattr(self, name) >= 1, "at least 1")
+        self.require("num_bins", self.num_bins >= 2, "at least 2")
+        self.require("update_start_epoch", self.update_start_epoch >= 0, "at least 0")
+        self.require("power_momentum", 0 <= self.power_momentum <= 1, "between 0 and 1")
+        self.require("bin_offset", self.bin_offset in ("released", "center"), "released or center")
+
+
+@dataclass(frozen=True)
+class EncodingConfig(Section):
+    """What a student sees of the graph beside a node's features: see :mod:`rbm.encodings`.
+
+    ``deepwalk`` appends ``embedding_dim`` coordinates learned from random walks (``walk_length`` nodes each), in which
+    unseen nodes are placed by their neighbours (``fill``); ``label_propagation`` appends class shares of the training
+    labels around a node.
+    """
+
+    deepwalk: bool = True
+    label_propagation: bool = False
+    walk_length: int = 50
+    walks_per_node: int = 5
+    window_size: int = 5
+    epochs: int = 1
+    embedding_dim: int = 64
+    negative: int = 5
+    hierarchical_softmax: bool = True
+    workers: int = 1
+    fill: str = "observed_mean"
+    propagation_decay: float = 0.1
+    propagation_hops: int = 10
+    exclude_self: bool = False
+    self_loops: bool = False
+
+    def validate(self) -> None:
+        for name in (
+            *("walk_length", "walks_per_node", "window_size", "epochs", "embedding_dim", "workers"),
+            "propagation_hops",
+        ):
+            self.require(name, getattr(self, name) >= 1, "at least 1")
+        self.require("negative", self.negative >= 0, "at least 0")
+        self.require("hierarchical_softmax", self.hierarchical_softmax or self.negative > 0, "true where negative is 0")
+        self.require("fill", self.fill in ("observed_mean", "all_mean"), "observed_mean or all_mean")
+        self.require("propagation_decay", 0 < self.propagation_decay <= 1, "above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -173,6 +274,8 @@ class Config(Section):
     mlp: MLPConfig = field(default_factory=MLPConfig)
     student: StudentConfig = field(default_factory=StudentConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
+    reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
 
     def validate(self) -> None:
         self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
@@ -253,45 +356,3 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             target = target.setdefault(section, {})
         target[last] = yaml.safe_load(value)
     return changes
-
-
-_PAPER_SWITCHES: dict[str, Any] = {
-    "student": {"dropout_first_layer": False, "anneal_delta": 0.05, "normalize_memory": False},
-}
-
-
-def preset_config(preset: str, dataset: str, setting: str = "transductive", teacher: str = "sage") -> Config:
-    """The configuration that a preset gives for a dataset.
-
-    Raises:
-        ValueError: an unknown preset, or the paper's hyperparameters do not cover this dataset, setting and teacher.
-    """
-    config = Config(dataset=dataset, setting=setting, preset=preset)
-    config = config.updated({"teacher": {"name": teacher}})
-    tuned = _tuned(dataset, setting, teacher, folders=("paper",) if preset == "paper" else (".", "paper"))
-    if tuned is None and preset == "paper":
-        raise ValueError(
-            f"the paper has no hyperparameters for dataset {dataset!r}, setting {setting!r}, teacher {teacher!r};"
-            " use the preset clean"
-        )
-    if tuned is not None:
-        config = config.updated(tuned)
-    return config.updated(_PAPER_SWITCHES) if preset == "paper" else config
-
-
-def _tuned(dataset: str, setting: str, teacher: str, folders: tuple[str, ...]) -> dict[str, Any] | None:
-    """The hyperparameters of ``configs/``: ours for the embedded graph, the released ones in ``configs/paper``."""
-    paths = [resources.files("rbm") / "configs" / folder / f"{dataset}.yaml" for folder in folders]
-    found = [yaml.safe_load(path.read_text()) for path in paths if path.is_file()]
-    groups = found[0].get(setting, {}).get(teacher) if found else None
-    if groups is None:
-        return None
-    rbm, mlp = groups["rbm"], groups["mlp"]["student"]
-    student = dict(rbm["student"])
-    student["decay"] = student.pop("memory_momentum")
-    return {
-        "teacher": rbm["teacher"],
-        "student": student,
-        "mlp": {key: mlp[key] for key in ("dropout", "lr", "weight_decay", "max_epochs", "patience") if key in mlp},
-        "distill": {key: rbm["distill"][key] for key in ("label_weight", "temperature")},
-    }

@@ -1,6 +1,6 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,18 +11,29 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from rbm.cache import Cache
 from rbm.checkpoint import RunFolder, save_student, write_json
 from rbm.config import Config, StudentConfig
 from rbm.datasets import num_classes, validate_data
-from rbm.learners import StudentTraining, TeacherTraining, split_accuracies
-from rbm.metrics import evaluating, student_latency, teacher_latency
+from rbm.encodings import Encodings, encode
+from rbm.learners import StudentTraining, TeacherTraining, student_inputs
+from rbm.metrics import student_latency, teacher_latency
 from rbm.progress import Progress
+from rbm.sparse import Rows
 from rbm.splits import GraphSplit, split_graph
 from rbm.students import MLPStudent, RbMStudent, count_parameters
-from rbm.teachers import build_teacher, check_teacher, edges_for, features_for
-from rbm.training import Result, fit
+from rbm.teachers import check_teacher
+from rbm.teaching import (
+    Teaching,
+    build_configured_teacher,
+    cached_teacher,
+    check_logits,
+    teaching_from_logits,
+    teaching_from_module,
+)
+from rbm.training import fit
 
-PHASES = ("teacher", "mlp", "student")
+STUDENTS = ("mlp", "student")
 
 
 @dataclass
@@ -30,24 +41,30 @@ class Distillation:
     """What :func:`distill` returns.
 
     Attributes:
-        student: the RbM student at its best validation epoch, in eval mode.
-        mlp: the plain student, trained with the same width, depth and soft labels.
+        student: the RbM student at its best validation epoch, in eval mode; None where it was not asked for.
+        mlp: the plain student, trained with the same width, depth and soft labels; None likewise.
         teacher: the teacher's module, or None where only its logits were given.
         teacher_logits: ``[N, C]`` on the full graph.
         split: who was seen in training and who was not.
+        encodings: what students see beside the features, or None: their input is :meth:`student_inputs`.
         summary: accuracies and parameter counts, as in ``summary.json``.
         timings: milliseconds for one node and for all, as in ``timings.json``.
         config: the configuration that made it.
     """
 
-    student: RbMStudent
-    mlp: MLPStudent
+    student: RbMStudent | None
+    mlp: MLPStudent | None
     teacher: nn.Module | None
     teacher_logits: Tensor
     split: GraphSplit
+    encodings: Encodings | None
     summary: dict[str, Any]
     timings: dict[str, Any]
     config: Config
+
+    def student_inputs(self) -> Rows:
+        """The rows that a student takes for all nodes of the full graph: features, and beside them encodings."""
+        return student_inputs(self.split, self.encodings)[1]
 
 
 def distill(
@@ -55,9 +72,12 @@ def distill(
     teacher: nn.Module | Tensor | str | None = None,
     *,
     config: Config | None = None,
+    students: Sequence[str] = STUDENTS,
+    encodings: Sequence[Tensor] = (),
     folder: Path | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    cache: Path | str | None = None,
     unseen_fraction: float = 0.2,
     console: Console | None = None,
 ) -> Distillation:
@@ -67,11 +87,15 @@ def distill(
         data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,
             ``val_mask``, ``test_mask``.
         teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
-            name of a teacher to train (``sage`` or ``gcn``); by default the one in ``config``.
+            name of a teacher to train (``sage`` or ``gcn``), or ``logits`` for those that ``data.teacher_logits``
+            holds; by default the one in ``config``.
         config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read.
+        students: which to train, of ``mlp`` and ``student`` (the RbM student).
+        encodings: further columns of a student's input, ``[N, D]`` each, beside those of ``config.encoding``.
         folder: run folder to write to (see :class:`rbm.checkpoint.RunFolder`); nothing is written by default.
         resume: continue the run of this folder.
         overwrite: replace the run of this folder.
+        cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.cache.Cache`).
         unseen_fraction: share of the test nodes that the inductive setting hides.
         console: shows progress there; silent by default.
 
@@ -86,25 +110,32 @@ def distill(
     config = config or Config()
     if isinstance(teacher, str):
         config, teacher = config.updated({"teacher": {"name": teacher}}), None
+    _check_students(students)
     validate_data(data)
     classes = num_classes(data)
     split = split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
     _check_experts(config.student, split.observed.num_nodes)
+    if teacher is None and config.teacher.name == "logits":
+        teacher = _stored_logits(data)
     if teacher is None:
         check_teacher(config.teacher.name)
     elif isinstance(teacher, Tensor):
-        _check_logits(teacher, data.num_nodes, classes)
+        check_logits(teacher, data.num_nodes, classes)
     run = None if folder is None else RunFolder(folder, config, resume=resume, overwrite=overwrite)
-    progress = Progress(console)
+    kept, progress = Cache(cache), Progress(console)
     progress.say(
         f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {data.num_features:,} features, {classes} classes"
     )
     teacher_name = config.teacher.name if teacher is None else "given"
 
+    trained: dict[str, nn.Module] = {}
+    results: dict[str, dict[str, Any]] = {}
     with _deterministic():
-        teacher, teacher_logits, soft_labels, teacher_result = _teach(split, teacher, config, classes, run, progress)
-        mlp, mlp_result = _learn("mlp", split, soft_labels, config, classes, run, progress)
-        student, student_result = _learn("student", split, soft_labels, config, classes, run, progress)
+        teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
+        with progress.step("encodings"):
+            encoded = encode(split, config.encoding, classes, seed=config.seed, cache=kept, extra=list(encodings))
+        for phase in students:
+            trained[phase], results[phase] = _learn(phase, split, teaching, encoded, config, classes, run, progress)
 
     summary = {
         "dataset": config.dataset,
@@ -115,16 +146,20 @@ def distill(
         "edges": data.num_edges,
         "features": data.num_features,
         "classes": classes,
-        "teacher": {"name": teacher_name, **teacher_result, **_parameters(teacher)},
-        "mlp": {**mlp_result, **_parameters(mlp)},
-        "student": {**student_result, **_parameters(student)},
+        "teacher": {"name": teacher_name, **teaching.result, **_parameters(teacher)},
+        **{phase: {**results[phase], **_parameters(trained[phase])} for phase in students},
     }
-    timings = _timings(split, teacher, mlp, student, config)
+    timings = _timings(split, encoded, teacher, trained, config)
+    student, mlp = trained.get("student"), trained.get("mlp")
     if run:
-        save_student(run.path, student, _student_arguments(config, data.num_features, classes))
+        if student is not None:
+            width = student.layers[0].in_features
+            save_student(run.path, student, _student_arguments(config, width, classes))
+        if encoded is not None:
+            run.save_tensors("encodings", {"encodings": encoded.full})
         write_json(run.path / "summary.json", summary)
         write_json(run.path / "timings.json", timings)
-    return Distillation(student, mlp, teacher, teacher_logits, split, summary, timings, config)
+    return Distillation(student, mlp, teacher, teaching.logits, split, encoded, summary, timings, config)
 
 
 def _teach(
@@ -132,47 +167,46 @@ def _teach(
     teacher: nn.Module | Tensor | None,
     config: Config,
     classes: int,
-    folder: RunFolder | None,
+    run: RunFolder | None,
+    cache: Cache,
     progress: Progress,
-) -> tuple[nn.Module | None, Tensor, Tensor, dict[str, Any]]:
-    """The teacher, its logits on the full graph, its soft labels for the observed nodes, and how well it does."""
-    full, observed = split.graph, split.observed
+) -> tuple[nn.Module | None, Teaching]:
+    """The teacher's module, where there is one, and what students learn from it."""
     if isinstance(teacher, Tensor):
-        logits = teacher.detach().to(full.x.device, torch.float32)
-        soft_labels = logits[split.observed_nodes]
-        return None, logits, soft_labels, _given_result(soft_labels, logits, split)
-
-    given = teacher is not None
-    if not given:
+        return None, teaching_from_logits(teacher, split)
+    result = None
+    if teacher is None:
         torch.manual_seed(config.seed)
-        teacher = _build_teacher(config, full.num_features, classes).to(full.x.device)
-        result = _fit_phase("teacher", TeacherTraining(teacher, split, config), config, folder, progress)
-    with torch.no_grad(), evaluating(teacher):
-        logits = teacher(features_for(teacher, full.x), edges_for(teacher, full))
-        _check_logits(logits, full.num_nodes, classes)
-        # A teacher that never met the unseen nodes must not meet them here either.
-        soft_labels = logits
-        if len(split.unseen_nodes):
-            soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
-    if given:
-        result = _given_result(soft_labels, logits, split)
-    return teacher, logits, soft_labels, result
+        teacher = build_configured_teacher(config, split.graph.num_features, classes).to(split.graph.x.device)
+
+        def train() -> dict[str, Any]:
+            return _fit_phase("teacher", TeacherTraining(teacher, split, config), config, run, progress)
+
+        # A run folder keeps a teacher of its own; without one, or before it has one, the cache may know it.
+        finished = run is not None and run.finished("teacher") is not None
+        result = train() if finished else cached_teacher(teacher, split, config, cache, train)
+        teacher.eval()
+        if run is not None and run.finished("teacher") is None:
+            run.save_phase("teacher", teacher, result)
+    return teacher, teaching_from_module(teacher, split, config, classes, result)
 
 
 def _learn(
     phase: str,
     split: GraphSplit,
-    soft_labels: Tensor,
+    teaching: Teaching,
+    encodings: Encodings | None,
     config: Config,
     classes: int,
-    folder: RunFolder | None,
+    run: RunFolder | None,
     progress: Progress,
 ) -> tuple[Any, dict[str, Any]]:
     """Train one student; each starts from the seed, so that none depends on what ran before it."""
     torch.manual_seed(config.seed)
-    student = _build_student(phase, config, split.graph.num_features, classes).to(split.graph.x.device)
-    learner = StudentTraining(student, split, soft_labels, config)
-    result = _fit_phase(phase, learner, config, folder, progress)
+    width = split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
+    student = _build_student(phase, config, width, classes).to(split.graph.x.device)
+    learner = StudentTraining(student, split, teaching, config, encodings)
+    result = _fit_phase(phase, learner, config, run, progress)
     for buffer in student.buffers():
         buffer.requires_grad_(False)
     return student, result
@@ -208,19 +242,6 @@ def _fit_phase(
     if folder:
         folder.save_phase(phase, learner.model, result)
     return result
-
-
-def _build_teacher(config: Config, features: int, classes: int) -> nn.Module:
-    section = config.teacher
-    return build_teacher(
-        section.name,
-        features,
-        classes,
-        hidden_channels=section.hidden_channels,
-        num_layers=section.num_layers,
-        dropout=section.dropout,
-        norm=section.norm,
-    )
 
 
 def _build_student(phase: str, config: Config, features: int, classes: int) -> MLPStudent | RbMStudent:
@@ -260,11 +281,6 @@ def _student_arguments(config: Config, features: int, classes: int) -> dict[str,
     return {"in_channels": features, "out_channels": classes, **chosen}
 
 
-def _given_result(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> dict[str, Any]:
-    accuracies = split_accuracies(observed_logits, full_logits, split)
-    return asdict(Result(accuracies.val, accuracies.test, accuracies.test))
-
-
 def _parameters(model: nn.Module | None) -> dict[str, Any]:
     if model is None:
         return {"parameters": None, "active_parameters": None}
@@ -273,25 +289,31 @@ def _parameters(model: nn.Module | None) -> dict[str, Any]:
 
 
 def _timings(
-    split: GraphSplit, teacher: nn.Module | None, mlp: nn.Module, student: nn.Module, config: Config
+    split: GraphSplit,
+    encodings: Encodings | None,
+    teacher: nn.Module | None,
+    students: dict[str, nn.Module],
+    config: Config,
 ) -> dict[str, dict[str, float]]:
-    full = split.graph
-    latencies = {"mlp": student_latency(mlp, full.x), "student": student_latency(student, full.x)}
+    rows = student_inputs(split, encodings)[1]
+    latencies = {phase: student_latency(student, rows) for phase, student in students.items()}
     if teacher is not None:
-        latencies["teacher"] = teacher_latency(teacher, full, num_layers=config.teacher.num_layers)
+        latencies["teacher"] = teacher_latency(teacher, split.graph, num_layers=config.teacher.num_layers)
     return {name: {"one_node_ms": one, "all_nodes_ms": every} for name, (one, every) in latencies.items()}
 
 
-def _check_logits(logits: Tensor, nodes: int, classes: int) -> None:
-    if not isinstance(logits, Tensor) or logits.shape != (nodes, classes):
-        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+def _check_students(students: Sequence[str]) -> None:
+    if not students or not set(students) <= set(STUDENTS):
+        raise ValueError(f"students is {list(students)}, expected one or more of {', '.join(STUDENTS)}")
+
+
+def _stored_logits(data: Data) -> Tensor:
+    logits = data.get("teacher_logits")
+    if logits is None:
         raise ValueError(
-            f"teacher logits have shape {shape}, expected [{nodes}, {classes}]: one row a node of the full graph,"
-            " one column a class"
+            "teacher is 'logits' but the graph holds none; set data.teacher_logits ([nodes, classes]), or name another"
         )
-    if not torch.isfinite(logits).all():
-        row = int((~torch.isfinite(logits)).any(-1).nonzero()[0])
-        raise ValueError(f"teacher logits of node {row} are not finite; every node needs a finite row")
+    return logits
 
 
 def _check_experts(student: StudentConfig, nodes: int) -> None:

@@ -61,6 +61,7 @@ class FusedRbMLayer(nn.Module):
             ``dtype=torch.float64``) because a bfloat16 average with a decay near one stops moving.
 
     Attributes:
+        track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
         weight: ``[E, out_features, in_features]``.
         bias: ``[E, out_features]``, or None.
         attention: ``[E, in_features]``, the logarithm ``a``, or None.
@@ -71,6 +72,7 @@ class FusedRbMLayer(nn.Module):
         ValueError: a size below one, ``top_k > num_experts``, or ``decay`` or ``dropout`` out of range.
     """
 
+    track_memory: bool = True
     _folded: FoldedExperts | None = None
 
     def __init__(
@@ -162,7 +164,7 @@ class FusedRbMLayer(nn.Module):
             return self._answer(h)
         h = as_rows(h)
         rows = self._rows(h)
-        records = self.training and not _recomputing()
+        records = self.training and self.track_memory and not _recomputing()
         if records:
             self.update_memory()
         gates, experts, cosines = cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)

@@ -13,30 +13,55 @@ def hard_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:
-    """``KL(teacher || student)``, the second term of the paper's Eq. 8, as a mean over the rows of ``[B, C]``.
+def log_probabilities(logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:
+    """Logarithms of the softened class probabilities that distillation compares, ``[B, C]``.
 
     Args:
-        logits: the student's.
-        teacher_logits: the teacher's, same shape; no gradient flows into them.
-        temperature: softens both distributions.
-        mode: ``softmax`` divides both logits by the temperature. ``scaled_log_probs`` is the released code's form: it
+        logits: of student or teacher.
+        temperature: softens (above one) or sharpens (below).
+        mode: ``softmax`` divides the logits by the temperature. ``scaled_log_probs`` is the released code's form: it
             divides the log-probabilities and does not normalise them again, so that the student at temperature 1
             imitates ``p^(1/T)`` and each row weighs its mass over T.
 
     Raises:
         ValueError: an unknown mode.
     """
-    teacher_logits = teacher_logits.detach()
     if mode == "softmax":
-        student = F.log_softmax(logits / temperature, dim=-1)
-        teacher = F.log_softmax(teacher_logits / temperature, dim=-1)
-    elif mode == "scaled_log_probs":
-        student = F.log_softmax(logits, dim=-1) / temperature
-        teacher = F.log_softmax(teacher_logits, dim=-1) / temperature
-    else:
-        raise ValueError(f"mode is {mode!r}, expected one of {', '.join(TEMPERATURE_MODES)}")
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+        return F.log_softmax(logits / temperature, dim=-1)
+    if mode == "scaled_log_probs":
+        return F.log_softmax(logits, dim=-1) / temperature
+    raise ValueError(f"mode is {mode!r}, expected one of {', '.join(TEMPERATURE_MODES)}")
+
+
+def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:
+    """``KL(teacher || student)``, the second term of the paper's Eq. 8, as a mean over the rows of ``[B, C]``.
+
+    Args:
+        logits: the student's.
+        teacher_logits: the teacher's, same shape; no gradient flows into them.
+        temperature: as in :func:`log_probabilities`.
+        mode: likewise.
+    """
+    teacher = log_probabilities(teacher_logits.detach(), temperature, mode)
+    return F.kl_div(log_probabilities(logits, temperature, mode), teacher, reduction="batchmean", log_target=True)
+
+
+def pair_loss(
+    logits: Tensor, teacher_log_probabilities: Tensor, weights: Tensor, temperature: float = 1.0, mode: str = "softmax"
+) -> Tensor:
+    """Weighted sum of ``KL(teacher || student)`` over pairs: student logits and teacher's :func:`log_probabilities`
+    ``[P, C]``, weights ``[P]``.
+    """
+    student = log_probabilities(logits, temperature, mode)
+    divergence = F.kl_div(student, teacher_log_probabilities, reduction="none", log_target=True).sum(-1)
+    return (weights * divergence).sum()
+
+
+def similarity_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Mean squared difference of all ``B x B`` inner products between rows: the student's ``[B, H]`` shall lie to one
+    another as the teacher's ``[B, H']`` do (NOSMOG's representational similarity distillation).
+    """
+    return F.mse_loss(student @ student.T, teacher.detach() @ teacher.detach().T)
 
 
 def commitment_loss(routing: Routing) -> Tensor:

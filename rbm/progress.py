@@ -55,3 +55,9 @@ class Progress:
             bar = Bar(rich, TITLES.get(phase, phase), total)
             yield bar
             bar.finish()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Something that has no epochs, while it lasts."""
+        with self._console.status(name):
+            yield

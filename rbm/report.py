@@ -51,6 +51,8 @@ def _title(summary: dict[str, Any]) -> str:
 def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
     rows = []
     for key, name in _ROWS:
+        if key not in summary:
+            continue
         result, latency = summary[key], timings.get(key)
         rows.append(
             [
@@ -76,7 +78,7 @@ def _count(number: int | None) -> str:
 @torch.no_grad()
 def expert_loads(student: RbMStudent, x: torch.Tensor) -> torch.Tensor:
     """Share of the gates' mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
-    _, routings = student.eval()(x, return_routing=True)
+    _, (routings, _) = student.eval()(x, return_trace=True)
     loads = [expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)]
     return F.normalize(torch.stack(loads), p=1, dim=-1)
 
@@ -89,14 +91,14 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
         The files written: ``training.png``, ``expert_load.png``, ``representation.png``.
     """
     files = [folder / name for name in ("training.png", "expert_load.png", "representation.png")]
-    x, labels = result.split.graph.x, result.split.graph.y
+    x, labels = result.student_inputs(), result.split.graph.y
     best_epochs = {phase: result.summary[phase]["best_epoch"] for phase in {record["phase"] for record in records}}
     plots.plot_training_curves(records, files[0], best_epochs=best_epochs)
     plots.plot_expert_load(expert_loads(result.student, x).cpu(), files[1])
 
     *_, (_, rows) = result.student.eval().router_inputs(x)
     rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
-    _, routings = result.student(x, return_routing=True)
+    _, (routings, _) = result.student(x, return_trace=True)
     top_expert = routings[-1].experts[:, 0]
     plots.plot_router_inputs(rows.cpu(), top_expert.cpu(), labels.cpu(), files[2], seed=result.config.seed)
     return files

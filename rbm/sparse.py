@@ -121,6 +121,18 @@ def as_rows(features: Features) -> Rows:
     return features if features.layout == torch.strided else SparseRows(features)
 
 
+def beside(features: Features, dense: Tensor) -> Rows:
+    """``features [B, F]`` with the columns ``dense [B, D]`` to their right, sparse ones as they are."""
+    rows = as_rows(features)
+    dense = dense.to(rows.device, rows.dtype)
+    if not isinstance(rows, SparseRows):
+        return torch.cat([rows, dense], dim=1)
+    if rows.dense is not None:
+        dense = torch.cat([rows.dense, dense], dim=1)
+    _check_dense(dense, rows)
+    return rows._with(dense=dense)
+
+
 def dropout(rows: Rows, p: float, training: bool) -> Rows:
     """Dropout of stored entries and dense columns alone: a zero stays zero either way."""
     if not isinstance(rows, SparseRows):
@@ -262,7 +274,7 @@ def _check_order(crow: Tensor, col: Tensor) -> None:
         )
 
 
-def _check_dense(dense: Tensor, sparse: Tensor) -> None:
+def _check_dense(dense: Tensor, sparse: Rows) -> None:
     if not isinstance(dense, Tensor) or dense.layout != torch.strided:
         kind = dense.layout if isinstance(dense, Tensor) else type(dense).__name__
         raise TypeError(f"dense features beside sparse ones are {kind}, expected a dense tensor")

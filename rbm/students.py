@@ -1,12 +1,13 @@
 """Students: models that classify a node from its own features. All of them share one interface.
 
 ``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns (features and encodings), which is never
-made dense. ``student(x)`` gives logits ``[B, C]``; ``student(x, return_routing=True)`` gives ``(logits, routings)``,
-one :class:`~rbm.layer.Routing` for each routed layer (none for an MLP, none while pretraining).
+made dense. ``student(x)`` gives logits ``[B, C]``; ``student(x, return_trace=True)`` gives ``(logits, trace)``, where
+the :class:`Trace` holds what losses on the inside of a student need.
 """
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,18 @@ def _layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_
     return list(itertools.pairwise(sizes))
 
 
+class Trace(NamedTuple):
+    """What a forward of a student passed on its way.
+
+    Attributes:
+        routings: of every layer that routed; none for an MLP or while pretraining.
+        first: output of the first layer, before norm and activation, ``[B, H]``.
+    """
+
+    routings: list[Routing]
+    first: Tensor
+
+
 class MLPStudent(nn.Module):
     """Multi-layer perceptron: linear, norm, ReLU, dropout; the last layer plain.
 
@@ -75,12 +88,16 @@ class MLPStudent(nn.Module):
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
         self.dropout = dropout
 
-    def forward(self, x: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+    def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
+        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
         x = as_rows(x)
-        for layer, norm in zip(self.layers, self.norms, strict=False):
-            x = F.dropout(F.relu(norm(layer(x))), self.dropout, self.training)
+        first = None
+        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
+            x = layer(x)
+            first = x if first is None else first
+            x = F.dropout(F.relu(norm(x)), self.dropout, self.training)
         logits = self.layers[-1](x)
-        return (logits, []) if return_routing else logits
+        return (logits, Trace([], logits if first is None else first)) if return_trace else logits
 
 
 class RbMStudent(nn.Module):
@@ -128,20 +145,23 @@ class RbMStudent(nn.Module):
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
         self.pretraining = False
 
-    def forward(self, x: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, list[Routing]]:
+    def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
+        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
         x = as_rows(x)
         routings: list[Routing] = []
+        first = None
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = F.relu(self.norms[i - 1](x))
             if self.pretraining:
                 x = layer.expert_forward(x)
-            elif return_routing:
+            elif return_trace:
                 x, routing = layer(x, return_routing=True)
                 routings.append(routing)
             else:
                 x = layer(x)
-        return (x, routings) if return_routing else x
+            first = x if first is None else first
+        return (x, Trace(routings, first)) if return_trace else x
 
     @torch.no_grad()
     def router_inputs(self, x: Features) -> Iterator[tuple[FusedRbMLayer, Rows]]:
@@ -156,6 +176,11 @@ class RbMStudent(nn.Module):
     def memories(self) -> list[Tensor]:
         """The memory of every layer, ``[E, in_features]`` each."""
         return [layer.memory for layer in self.layers]
+
+    def set_track_memory(self, track: bool) -> None:
+        """Whether training forwards move the memory of the layers from here on."""
+        for layer in self.layers:
+            layer.track_memory = track
 
     def set_decay(self, decay: float) -> None:
         """Set the decay of every layer's memory."""

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rbm.checkpoint import RunFolder
+from rbm.metrics import accuracy
 from rbm.progress import Progress
+from rbm.splits import GraphSplit
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -20,6 +22,17 @@ class Accuracies(NamedTuple):
     train: float
     val: float
     test: float
+
+
+def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> Accuracies:
+    """Train and validation accuracy on the observed graph; test accuracy on unseen nodes where there are any."""
+    observed, full = split.observed, split.graph
+    test = split.unseen_nodes if len(split.unseen_nodes) else full.test_mask
+    return Accuracies(
+        accuracy(observed_logits[observed.train_mask], observed.y[observed.train_mask]),
+        accuracy(observed_logits[observed.val_mask], observed.y[observed.val_mask]),
+        accuracy(full_logits[test], full.y[test]),
+    )
 
 
 class Learner(Protocol):
@@ -36,6 +49,12 @@ class Learner(Protocol):
 
     def resume_at(self, epoch: int) -> None:
         """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
+
+    def state(self) -> dict[str, Any]:
+        """What training moves beside model and optimiser."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state` gave."""
 
 
 @dataclass
@@ -152,6 +171,7 @@ def _snapshot(phase: str, epoch: int, learner: Learner, selection: Selection) ->
         "epoch": epoch,
         "model": learner.model.state_dict(),
         "optimizer": learner.optimizer.state_dict(),
+        "learner": learner.state(),
         "result": asdict(selection.result),
         "best": selection.state,
         "rng": torch.get_rng_state(),
@@ -163,6 +183,7 @@ def _restore(checkpoint: dict[str, Any], learner: Learner, selection: Selection)
     learner.resume_at(checkpoint["epoch"])
     learner.model.load_state_dict(checkpoint["model"])
     learner.optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
+    learner.restore(checkpoint["learner"])
     selection.result = Result(**checkpoint["result"])
     selection.state = checkpoint["best"]
     torch.set_rng_state(checkpoint["rng"])

@@ -6,8 +6,9 @@ from importlib import resources
 import pytest
 import yaml
 
-from rbm.config import PRESETS, Config, parse_assignments, preset_config
+from rbm.config import PRESETS, Config, parse_assignments
 from rbm.datasets import DATASETS
+from rbm.presets import preset_config
 
 
 def test_yaml_round_trip(tmp_path):

@@ -18,6 +18,7 @@ from rbm.checkpoint import RunFolder, load_student, read_metrics
 from rbm.config import Config, StudentConfig
 from rbm.learners import StudentTraining, annealed_decay
 from rbm.splits import split_graph
+from rbm.teaching import teaching_from_logits
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},
@@ -207,7 +208,8 @@ def test_annealed_decay():
 
 def test_routing_begins_with_clones_centres_and_a_fresh_optimizer(small_graph, quick):
     student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
-    learner = StudentTraining(student, split_graph(small_graph), torch.randn(60, 3), quick)
+    split = split_graph(small_graph)
+    learner = StudentTraining(student, split, teaching_from_logits(torch.randn(60, 3), split), quick)
     for epoch in range(5):
         student.train()
         learner.train_epoch(epoch)
@@ -225,11 +227,13 @@ def test_routing_begins_with_clones_centres_and_a_fresh_optimizer(small_graph, q
 def test_memory_has_its_own_optimizer_group(small_graph, quick, memory_weight_decay, expected):
     config = quick.updated({"student": {"memory_weight_decay": memory_weight_decay}})
     student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
-    groups = StudentTraining(student, split_graph(small_graph), torch.randn(60, 3), config).optimizer.param_groups
+    split = split_graph(small_graph)
+    teaching = teaching_from_logits(torch.randn(60, 3), split)
+    groups = StudentTraining(student, split, teaching, config).optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [5e-4, expected]
     assert {id(p) for p in groups[1]["params"]} == {id(memory) for memory in student.memories()}
     without = config.updated({"student": {"self_similarity_weight": 0.0}})
-    learner = StudentTraining(student, split_graph(small_graph), torch.randn(60, 3), without)
+    learner = StudentTraining(student, split, teaching, without)
     assert len(learner.optimizer.param_groups) == 1
 
 

@@ -18,6 +18,7 @@ from rbm.prediction import predict_probabilities, read_features
 from rbm.sparse import SparseRows, as_rows, dropout
 from rbm.splits import split_graph
 from rbm.teachers import TEACHERS, build_teacher
+from rbm.teaching import teaching_from_logits
 from rbm_kernels.sparse_expert_matmul.reference import csr
 
 D, DENSE = 23, 4
@@ -300,7 +301,8 @@ def test_three_epochs_have_the_losses_of_dense_features(small_graph, setting):
     runs = []
     for data in sparse_graph(small_graph):
         split = split_graph(data, setting, unseen_fraction=0.4)
-        soft_labels = torch.randn(split.observed.num_nodes, 3, generator=torch.Generator().manual_seed(3))
+        logits = torch.randn(data.num_nodes, 3, generator=torch.Generator().manual_seed(3))
+        teaching = teaching_from_logits(logits, split)
         losses = []
         teacher = build_teacher("sage", 12, 3, hidden_channels=16)
         for model in (teacher, MLPStudent(12, 8, 3), RbMStudent(12, 8, 3, num_experts=3)):
@@ -311,7 +313,7 @@ def test_three_epochs_have_the_losses_of_dense_features(small_graph, setting):
             if model is teacher:
                 learner = TeacherTraining(model, split, config)
             else:
-                learner = StudentTraining(model, split, soft_labels, config)
+                learner = StudentTraining(model, split, teaching, config)
             for epoch in range(3):
                 model.train()
                 losses.append(learner.train_epoch(epoch))

@@ -18,7 +18,7 @@ def make(**options):
 def test_interface(norm):
     x = torch.randn(10, 6)
     for student, routed in ((make(norm=norm), 3), (MLPStudent(6, 8, 3, num_layers=3, norm=norm), 0)):
-        logits, routings = student(x, return_routing=True)
+        logits, (routings, _) = student(x, return_trace=True)
         assert logits.shape == (10, 3)
         assert len(routings) == routed
         assert student.eval()(x).shape == (10, 3)
@@ -50,7 +50,7 @@ def test_pretraining_is_the_first_experts_alone():
     student.pretraining = True
     memories = [memory.clone() for memory in student.memories()]
     x = torch.randn(10, 6)
-    logits, routings = student(x, return_routing=True)
+    logits, (routings, _) = student(x, return_trace=True)
     assert routings == []
     logits.sum().backward()
     for layer in student.layers:
@@ -64,7 +64,7 @@ def test_pretraining_is_the_first_experts_alone():
     assert not student.pretraining
     for layer in student.layers:
         assert all(torch.equal(layer.weight[e], layer.weight[0]) for e in range(4))
-    assert len(student(x, return_routing=True)[1]) == 3
+    assert len(student(x, return_trace=True)[1].routings) == 3
 
 
 def test_dropout_first_layer():

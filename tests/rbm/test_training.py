@@ -34,6 +34,12 @@ class Script:
     def resume_at(self, epoch):
         self.resumed = epoch
 
+    def state(self):
+        return {"seen": self.epoch}
+
+    def restore(self, state):
+        self.restored = state
+
 
 def run(learner, **options):
     return fit("student", learner, **{"max_epochs": 6, "patience": 10, "progress": Progress(None), **options})
