@@ -1,4 +1,4 @@
-"""The command line: ``rbm distill``, ``rbm predict``, ``rbm info``."""
+"""The command line: ``rbm distill``, ``experiment``, ``table``, ``predict``, ``info``."""
 
 import sys
 from pathlib import Path
@@ -14,6 +14,7 @@ app = typer.Typer(
 )
 # Results go to standard output, progress and errors to standard error.
 console, status = Console(), Console(stderr=True)
+CACHE = Path("runs/cache")
 
 
 @app.command()
@@ -22,8 +23,11 @@ def distill(
     root: Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")] = None,
     setting: Annotated[str | None, typer.Option(help="transductive or inductive.")] = None,
     teacher: Annotated[str | None, typer.Option(help="sage or gcn.")] = None,
-    preset: Annotated[str | None, typer.Option(help="clean (recommended) or paper (the paper's equations).")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="clean (recommended), paper (its equations) or official (its released code).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of splits, initialisation and dropout.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Several, such as 0-9: a CSV file of all runs.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, for example student.lr=0.005; repeatable.")
@@ -33,6 +37,8 @@ def distill(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this folder.")] = False,
     plots: Annotated[bool, typer.Option(help="Write plots into the run folder.")] = True,
     device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
+    cache: Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")] = CACHE,
+    jobs: Annotated[int, typer.Option(help="With --seeds: processes side by side.")] = 1,
 ) -> None:
     """Train a teacher on a graph, distil it into a student, and compare them."""
     from rbm.checkpoint import read_metrics
@@ -40,6 +46,9 @@ def distill(
     from rbm.distillation import distill as run_distillation
     from rbm.report import results_markdown, results_table, write_plots
 
+    if seeds is not None:
+        _distill_seeds(seeds, out, root, cache, jobs, (dataset, root, setting, teacher, preset, None, config, set_))
+        return
     chosen = _configuration(dataset, root, setting, teacher, preset, seed, config, set_, out if resume else None)
     info = find_dataset(chosen.dataset)
     data = load_dataset(
@@ -52,6 +61,7 @@ def distill(
         folder=path,
         resume=resume,
         overwrite=overwrite,
+        cache=cache,
         unseen_fraction=info.unseen_fraction,
         console=status,
     )
@@ -61,6 +71,35 @@ def distill(
         with status.status("plots"):
             write_plots(result, read_metrics(path), path)
     console.print(f"run folder: {path}", highlight=False)
+
+
+@app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(help="YAML: datasets, settings, methods, seeds, preset, changes, variants.")],
+    out: Annotated[Path | None, typer.Option(help="CSV file, a row a model [default: results/NAME.csv].")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")] = None,
+    cache: Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")] = CACHE,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
+) -> None:
+    """Run all that a file describes and the CSV file does not hold yet; a run that was killed goes on."""
+    from rbm.experiments import Experiment
+
+    _run_experiment(Experiment.from_yaml(file), out or Path("results") / f"{file.stem}.csv", root, cache, jobs)
+
+
+@app.command()
+def table(
+    file: Annotated[Path, typer.Argument(help="CSV file of an experiment.")],
+    variants: Annotated[bool, typer.Option("--variants", help="A column for each variant of the RbM student.")] = False,
+) -> None:
+    """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
+    from rbm.experiments import read_rows
+    from rbm.tables import main_table, variants_table
+
+    if not file.is_file():
+        raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
+    rows = read_rows(file)
+    print(variants_table(rows) if variants else main_table(rows), end="")
 
 
 @app.command()
@@ -91,6 +130,40 @@ def info() -> None:
 
     for table in tables():
         console.print(table)
+
+
+def _distill_seeds(seeds, out, root, cache, jobs, options) -> None:
+    from rbm.experiments import Experiment, parse_seeds
+
+    chosen = _configuration(*options, None)
+    run = Experiment(
+        datasets=(chosen.dataset,),
+        settings=(chosen.setting,),
+        seeds=parse_seeds(seeds),
+        preset=chosen.preset,
+        teacher=chosen.teacher.name,
+        changes=_changes(options[6], options[7]),
+    )
+    name = f"{chosen.dataset}-{chosen.setting}-{chosen.preset}.csv"
+    _run_experiment(run, out or Path("runs") / name, root or chosen.root or None, cache, jobs)
+
+
+def _run_experiment(chosen, out, root, cache, jobs) -> None:
+    from rbm.experiments import run_experiment
+    from rbm.tables import main_table
+
+    rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
+    print(main_table(rows, teacher=chosen.teacher), end="")
+    console.print(f"rows: {out}", highlight=False)
+
+
+def _changes(config_file, assignments) -> dict:
+    """What a file and ``--set`` change beyond the preset, for many runs: nothing that tells the runs apart."""
+    from rbm.config import merged, parse_assignments, read_changes
+
+    changes = {} if config_file is None else read_changes(config_file)
+    changes = merged(changes, parse_assignments(assignments or []))
+    return {key: value for key, value in changes.items() if key not in ("dataset", "root", "setting", "preset", "seed")}
 
 
 def _configuration(dataset, root, setting, teacher, preset, seed, config_file, assignments, resumed):

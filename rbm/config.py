@@ -343,6 +343,15 @@ def read_changes(path: Path | str) -> dict[str, Any]:
     return content
 
 
+def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two trees of changes in one; where both set a value, the second's counts."""
+    both = dict(first)
+    for key, value in second.items():
+        nested = isinstance(value, dict) and isinstance(both.get(key), dict)
+        both[key] = merged(both[key], value) if nested else value
+    return both
+
+
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     """Turn ``["student.lr=0.005"]`` into ``{"student": {"lr": 0.005}}``, values read as YAML."""
     changes: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -48,7 +49,8 @@ class Distillation:
         split: who was seen in training and who was not.
         encodings: what students see beside the features, or None: their input is :meth:`student_inputs`.
         summary: accuracies and parameter counts, as in ``summary.json``.
-        timings: milliseconds for one node and for all, as in ``timings.json``.
+        timings: seconds of each phase in this process, and milliseconds for one node and for all, as in
+            ``timings.json``.
         config: the configuration that made it.
     """
 
@@ -79,6 +81,7 @@ def distill(
     overwrite: bool = False,
     cache: Path | str | None = None,
     unseen_fraction: float = 0.2,
+    measure_latency: bool = True,
     console: Console | None = None,
 ) -> Distillation:
     """Distil a graph neural network into a Routing-by-Memory student.
@@ -97,6 +100,7 @@ def distill(
         overwrite: replace the run of this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.cache.Cache`).
         unseen_fraction: share of the test nodes that the inductive setting hides.
+        measure_latency: time predictions at the end, a second or so; idle in a run that shares its cores.
         console: shows progress there; silent by default.
 
     Returns:
@@ -130,12 +134,15 @@ def distill(
 
     trained: dict[str, nn.Module] = {}
     results: dict[str, dict[str, Any]] = {}
+    timings: dict[str, dict[str, float]] = {}
     with _deterministic():
-        teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
-        with progress.step("encodings"):
+        with _timed(timings, "teacher"):
+            teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
+        with progress.step("encodings"), _timed(timings, "encodings"):
             encoded = encode(split, config.encoding, classes, seed=config.seed, cache=kept, extra=list(encodings))
         for phase in students:
-            trained[phase], results[phase] = _learn(phase, split, teaching, encoded, config, classes, run, progress)
+            with _timed(timings, phase):
+                trained[phase], results[phase] = _learn(phase, split, teaching, encoded, config, classes, run, progress)
 
     summary = {
         "dataset": config.dataset,
@@ -149,7 +156,9 @@ def distill(
         "teacher": {"name": teacher_name, **teaching.result, **_parameters(teacher)},
         **{phase: {**results[phase], **_parameters(trained[phase])} for phase in students},
     }
-    timings = _timings(split, encoded, teacher, trained, config)
+    if measure_latency:
+        for name, latency in _latencies(split, encoded, teacher, trained, config).items():
+            timings[name] |= latency
     student, mlp = trained.get("student"), trained.get("mlp")
     if run:
         if student is not None:
@@ -288,7 +297,7 @@ def _parameters(model: nn.Module | None) -> dict[str, Any]:
     return {"parameters": total, "active_parameters": active}
 
 
-def _timings(
+def _latencies(
     split: GraphSplit,
     encodings: Encodings | None,
     teacher: nn.Module | None,
@@ -322,6 +331,13 @@ def _check_experts(student: StudentConfig, nodes: int) -> None:
             f"student.num_experts is {student.num_experts} but the observed graph has {nodes} nodes;"
             " use at most as many experts as nodes"
         )
+
+
+@contextmanager
+def _timed(timings: dict[str, dict[str, float]], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    timings[name] = {"seconds": round(time.perf_counter() - started, 3)}
 
 
 @contextmanager

@@ -12,12 +12,13 @@ wrote as text are numbers there). Ours, for the embedded graph and where a searc
 are changes to these, in ``configs``.
 """
 
+from functools import reduce
 from importlib import resources
 from typing import Any
 
 import yaml
 
-from rbm.config import Config
+from rbm.config import Config, merged
 
 _SWITCHES: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -93,11 +94,7 @@ def _ours(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
     """The changes of ``configs``: of both settings, then of one; of any teacher (``any``), then of one."""
     found = _read(f"{dataset}.yaml")
     parts = [found.get(where, {}).get(name) for where in ("both", setting) for name in ("any", teacher)]
-    merged: dict[str, Any] = {}
-    for part in filter(None, parts):
-        for section, changes in part.items():
-            merged.setdefault(section, {}).update(changes)
-    return merged or None
+    return reduce(merged, filter(None, parts), {}) or None
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
     for key, name in _ROWS:
         if key not in summary:
             continue
-        result, latency = summary[key], timings.get(key)
+        result, latency = summary[key], timings.get(key, {})
         rows.append(
             [
                 name,
@@ -62,11 +62,15 @@ def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
                 f"{result['test_max']:.2%}",
                 _count(result["parameters"]),
                 _count(result["active_parameters"]),
-                "" if latency is None else f"{latency['one_node_ms']:.2f}",
-                "" if latency is None else f"{latency['all_nodes_ms']:.1f}",
+                _milliseconds(latency, "one_node_ms", 2),
+                _milliseconds(latency, "all_nodes_ms", 1),
             ]
         )
     return rows
+
+
+def _milliseconds(latency: dict[str, float], name: str, digits: int) -> str:
+    return f"{latency[name]:.{digits}f}" if name in latency else ""
 
 
 def _count(number: int | None) -> str:

@@ -1,0 +1,346 @@
+"""Many runs over datasets, settings, variants and seeds: one tidy CSV row a trained model, resumable after a kill."""
+
+import csv
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from rbm.cache import fingerprint
+from rbm.config import PRESETS, SETTINGS, Config
+from rbm.datasets import find_dataset, load_dataset
+from rbm.distillation import distill
+from rbm.presets import preset_config
+
+METHODS = {"mlp": "mlp", "rbm": "student"}
+KEY = ("dataset", "setting", "teacher", "preset", "variant", "method", "seed")
+COLUMNS = (
+    *KEY,
+    *("test_at_best_val", "val", "test_max", "best_epoch", "epochs", "seconds", "parameters", "active_parameters"),
+    *("config", "commit", "date", "python", "torch", "torch_geometric", "threads"),
+)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run: every combination of the lists.
+
+    Attributes:
+        datasets: names, see :func:`rbm.load_dataset`.
+        settings: ``transductive``, ``inductive``.
+        methods: ``mlp``, ``rbm``; the teacher's row comes with either.
+        seeds: of splits, initialisation and dropout.
+        preset, teacher: as for ``rbm distill``.
+        changes: settings for all runs, after the preset's.
+        variants: further changes by name; every variant is run. The default is one without a name.
+    """
+
+    datasets: tuple[str, ...] = ("digits",)
+    settings: tuple[str, ...] = ("transductive",)
+    methods: tuple[str, ...] = ("mlp", "rbm")
+    seeds: tuple[int, ...] = (0,)
+    preset: str = "clean"
+    teacher: str = "sage"
+    changes: dict[str, Any] = field(default_factory=dict)
+    variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "datasets", tuple(find_dataset(name).name for name in self.datasets))
+        for name, known in (("settings", SETTINGS), ("methods", METHODS)):
+            if unknown := [value for value in getattr(self, name) if value not in known]:
+                raise ValueError(f"{name} holds {unknown[0]!r}, expected some of {', '.join(known)}")
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
+        if changed := [name for name, changes in self.variants.items() if "teacher" in changes]:
+            raise ValueError(
+                f"variant {changed[0]!r} changes the teacher, which all variants share; put it into changes, in a file of"
+                " its own"
+            )
+        for task in self.tasks():
+            self.config(task)
+
+    @classmethod
+    def from_yaml(cls, path: Path | str) -> "Experiment":
+        """Read an experiment file: the attributes as keys, ``seeds`` also as text such as ``0-9``.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: no YAML, an unknown key, or a value that does not fit; before anything runs.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"experiment file {path} does not exist")
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is not valid YAML: {error}") from error
+        known = {item.name for item in fields(cls)}
+        if not isinstance(content, dict) or not set(content) <= known:
+            given = sorted(set(content) - known) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"{path} holds {given}, expected the keys {', '.join(sorted(known))}")
+        if "seeds" in content:
+            content["seeds"] = parse_seeds(content["seeds"])
+        lists = {key: tuple(content[key]) for key in ("datasets", "settings", "methods") if key in content}
+        return cls(**{**content, **lists})
+
+    def tasks(self) -> Iterator["Task"]:
+        """One for each dataset, setting, variant and seed; seeds turn slowest, so that rows fill evenly."""
+        for seed in self.seeds:
+            for dataset in self.datasets:
+                for setting in self.settings:
+                    for variant in self.variants:
+                        yield Task(dataset, setting, variant, seed)
+
+    def config(self, task: "Task") -> Config:
+        """The whole configuration of a task."""
+        config = preset_config(self.preset, task.dataset, task.setting, self.teacher)
+        for changes in (self.changes, self.variants[task.variant]):
+            config = config.updated(changes)
+        return config.updated({"seed": task.seed})
+
+
+@dataclass(frozen=True)
+class Task:
+    """One graph, one split, one teacher, and the students that learn from it."""
+
+    dataset: str
+    setting: str
+    variant: str
+    seed: int
+
+
+def parse_seeds(text: str | int | list[int]) -> tuple[int, ...]:
+    """``"0-9"``, ``"0,3,7-9"``, ``5`` or a list of numbers.
+
+    Raises:
+        ValueError: anything else, or no seed at all.
+    """
+    if isinstance(text, int):
+        return (text,)
+    if isinstance(text, list):
+        return tuple(int(seed) for seed in text)
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.strip().partition("-")
+            seeds.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+    except ValueError as error:
+        raise ValueError(f"seeds is {text!r}, expected numbers and ranges such as 0-9 or 0,3,7-9") from error
+    if not seeds:
+        raise ValueError(f"seeds is {text!r}, which names no seed; expected for example 0-9")
+    return tuple(dict.fromkeys(seeds))
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path | str,
+    *,
+    root: str | None = None,
+    cache: Path | str | None = None,
+    jobs: int = 1,
+    console: Console | None = None,
+) -> list[dict[str, str]]:
+    """Run what ``out`` does not hold yet, and append a row for each model as soon as its task is done.
+
+    Args:
+        experiment: what to run.
+        out: CSV file with :data:`COLUMNS`; made where it is missing. One run again with the same file goes on.
+        root: folder of the datasets.
+        cache: folder of trained teachers and encodings, which variants and later experiments share.
+        jobs: processes that run tasks side by side; they share the cores.
+        console: shows progress there.
+
+    Returns:
+        All rows of the experiment, those of earlier runs too.
+
+    Raises:
+        ValueError: ``out`` is no such file, or holds a row of this experiment that other settings made.
+    """
+    out = Path(out)
+    done = _check_rows(read_rows(out), experiment)
+    waiting = [(task, methods) for task in experiment.tasks() if (methods := _missing(task, experiment, done))]
+    arguments = [(experiment, task, methods, root, cache, jobs) for task, methods in waiting]
+    total, finished = len(list(experiment.tasks())), len(list(experiment.tasks())) - len(waiting)
+    with _progress(console) as bar:
+        shown = bar.add_task("runs", total=total, completed=finished, what="")
+        for task, rows in _results(arguments, jobs):
+            new = [row for row in rows if _key(row) not in done]
+            _append(out, new)
+            done |= {_key(row): row for row in new}
+            what = f"{task.dataset} {task.setting} {task.variant} seed {task.seed}"
+            bar.update(shown, advance=1, what=what)
+    keys = {_key(row) for task in experiment.tasks() for row in _expected(task, experiment)}
+    return [row for key, row in done.items() if key in keys]
+
+
+def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dict[str, str]]]]:
+    if jobs == 1:
+        for given in arguments:
+            yield given[1], _run_task(*given)
+        return
+    # Forked children of a process with threads may hang; these start anew.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(_run_task, *given): given[1] for given in arguments}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _run_task(
+    experiment: Experiment, task: Task, methods: list[str], root: str | None, cache: Path | None, jobs: int
+) -> list[dict[str, str]]:
+    if jobs > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    config = experiment.config(task)
+    result = distill(
+        _dataset(task.dataset, root, task.seed, config.sparse_features),
+        config=config,
+        students=[METHODS[method] for method in methods],
+        cache=cache,
+        unseen_fraction=find_dataset(task.dataset).unseen_fraction,
+        measure_latency=False,
+    )
+    made = _made(config)
+    return [
+        {**row, **_figures(result.summary[phase], result.timings[phase]["seconds"]), **made}
+        for row, phase in zip(
+            _expected(task, experiment, methods), ["teacher", *(METHODS[method] for method in methods)], strict=True
+        )
+    ]
+
+
+@lru_cache(maxsize=2)
+def _dataset(name: str, root: str | None, seed: int, sparse_features: str):
+    return load_dataset(name, root, seed=seed, sparse_features=sparse_features)
+
+
+def _expected(task: Task, experiment: Experiment, methods: list[str] | None = None) -> list[dict[str, str]]:
+    """The keys of a task's rows. A teacher is the same for all variants of the students."""
+    shared = {"teacher": experiment.teacher, "preset": experiment.preset, "seed": str(task.seed)}
+    shared |= {"dataset": task.dataset, "setting": task.setting}
+    students = experiment.methods if methods is None else methods
+    rows = [{"method": "teacher", "variant": ""}, *({"method": m, "variant": task.variant} for m in students)]
+    return [{**shared, **row} for row in rows]
+
+
+def _missing(task: Task, experiment: Experiment, done: dict[tuple, dict[str, str]]) -> list[str]:
+    rows = _expected(task, experiment)[1:]
+    return [row["method"] for row in rows if _key(row) not in done]
+
+
+def _figures(result: dict[str, Any], seconds: float) -> dict[str, str]:
+    return {
+        "test_at_best_val": f"{result['test_accuracy']:.5f}",
+        "val": f"{result['val_accuracy']:.5f}",
+        "test_max": f"{result['test_max']:.5f}",
+        "best_epoch": str(result["best_epoch"]),
+        "epochs": str(result["epochs"]),
+        "seconds": f"{seconds:.2f}",
+        "parameters": str(result["parameters"]),
+        "active_parameters": str(result["active_parameters"]),
+    }
+
+
+def _made(config: Config) -> dict[str, str]:
+    return {
+        "config": config_fingerprint(config),
+        "commit": _commit(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_geometric": torch_geometric.__version__,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def config_fingerprint(config: Config) -> str:
+    """Differs where a result may: the whole configuration but the folder that the data lie in."""
+    return fingerprint("config", {**asdict(config), "root": ""})
+
+
+@lru_cache(maxsize=1)
+def _commit() -> str:
+    """The commit of this package's source, with a plus where the tree has changes; empty outside a checkout."""
+    where = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*where, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changes = subprocess.run([*where, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
+
+
+def read_rows(path: Path | str) -> list[dict[str, str]]:
+    """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is dropped.
+
+    Raises:
+        ValueError: the file has other columns.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    whole, newline, cut = text.rpartition("\n")
+    if cut:
+        path.write_text(whole + newline)
+    rows = list(csv.DictReader(whole.splitlines()))
+    header = whole.split("\n", 1)[0]
+    if whole and header != ",".join(COLUMNS):
+        raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
+    return rows
+
+
+def _check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple, dict[str, str]]:
+    done = {_key(row): row for row in rows}
+    for task in experiment.tasks():
+        expected = config_fingerprint(experiment.config(task))
+        for row in _expected(task, experiment)[1:]:
+            known = done.get(_key(row))
+            if known is not None and known["config"] != expected:
+                raise ValueError(
+                    f"the results file holds {' '.join(_key(row))} from other settings ({known['config']}, now"
+                    f" {expected}); give this experiment a file of its own, or its variant another name"
+                )
+    return done
+
+
+def _key(row: dict[str, str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def _append(path: Path, rows: list[dict[str, str]]) -> None:
+    is_new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+@contextmanager
+def _progress(console: Console | None) -> Iterator[RichProgress]:
+    columns = (
+        *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)),
+        TextColumn("{task.fields[what]}"),
+    )
+    with RichProgress(*columns, console=console or Console(quiet=True), speed_estimate_period=3600) as bar:
+        yield bar

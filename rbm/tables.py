@@ -1,0 +1,97 @@
+"""Tables of an experiment's CSV file, ours beside the paper's."""
+
+import json
+import math
+from collections import defaultdict
+from functools import cache
+from importlib import resources
+
+from rbm.statistics import Summary, paired_test
+
+Runs = dict[int, dict[str, str]]  # rows by seed
+
+
+@cache
+def paper_tables() -> dict[str, dict]:
+    """The paper's tables as data: accuracies in per cent as ``[mean, standard deviation]``."""
+    return json.loads((resources.files("rbm") / "configs" / "paper" / "tables.json").read_text())
+
+
+def group_rows(rows: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str, Runs]]:
+    """``(dataset, setting, variant) -> method -> seed -> row``; a teacher stands under the variant ``""``."""
+    groups: dict[tuple[str, str, str], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        groups[row["dataset"], row["setting"], row["variant"]][row["method"]][int(row["seed"])] = row
+    return groups
+
+
+def percent(runs: Runs, column: str) -> Summary | None:
+    """A column over seeds in per cent; None where there is no run."""
+    return Summary.of([100 * float(row[column]) for row in runs.values()]) if runs else None
+
+
+def main_table(rows: list[dict[str, str]], *, teacher: str = "sage") -> str:
+    """Markdown: for every dataset and setting the paper's RbM, ours, the MLP student's and the teacher's accuracy.
+
+    *Test* is at the epoch with the best validation accuracy. *Best test*, the maximum over epochs, is the protocol of
+    the paper's code, which looks at test labels, and stands beside the paper's figure for that reason alone.
+    """
+    paper = paper_tables()["sage_distillation" if teacher == "sage" else "gcn_distillation"]
+    lines = [
+        "| dataset | setting | seeds | paper's RbM | RbM, best test | **RbM, test** | MLP, test | teacher, test |"
+        " RbM - MLP | p |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    groups = group_rows(rows)
+    for (dataset, setting, variant), methods in groups.items():
+        rbm, mlp = methods.get("rbm", {}), methods.get("mlp", {})
+        if not rbm:
+            continue
+        teachers = {seed: row for seed, row in groups[dataset, setting, ""].get("teacher", {}).items() if seed in rbm}
+        published = paper.get(dataset, {}).get(setting, {}).get("RbM")
+        cells = [
+            f"{dataset} {variant}".strip(),
+            setting,
+            str(len(rbm)),
+            "" if published is None else f"{published[0]:.2f} ± {published[1]:.2f}",
+            _cell(percent(rbm, "test_max")),
+            f"**{_cell(percent(rbm, 'test_at_best_val'))}**",
+            _cell(percent(mlp, "test_at_best_val")),
+            _cell(percent(teachers, "test_at_best_val")),
+            *_difference(rbm, mlp),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def variants_table(rows: list[dict[str, str]], method: str = "rbm") -> str:
+    """Markdown: a row for each dataset and setting, a column for each variant; test at best validation, per cent."""
+    groups = group_rows(rows)
+    variants = list(dict.fromkeys(row["variant"] for row in rows if row["method"] == method))
+    lines = [f"| dataset | setting | {' | '.join(name or 'default' for name in variants)} |"]
+    lines.append("|---|---|" + "---:|" * len(variants))
+    for dataset, setting in dict.fromkeys((row["dataset"], row["setting"]) for row in rows):
+        cells = [
+            _cell(percent(groups.get((dataset, setting, name), {}).get(method, {}), "test_at_best_val"))
+            for name in variants
+        ]
+        lines.append(f"| {dataset} | {setting} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(summary: Summary | None) -> str:
+    return "" if summary is None else f"{summary.mean:.2f} ± {summary.std:.2f}"
+
+
+def _accuracies(runs: Runs) -> dict[int, float]:
+    return {seed: 100 * float(row["test_at_best_val"]) for seed, row in runs.items()}
+
+
+def _difference(first: Runs, second: Runs) -> tuple[str, str]:
+    if not first.keys() & second.keys():
+        return "", ""
+    one, other = (
+        {seed: 100 * float(row["test_at_best_val"]) for seed, row in runs.items()} for runs in (first, second)
+    )
+    test = paired_test(one, other)
+    return f"{test.difference:+.2f}", "" if math.isnan(test.p) else f"{test.p:.3f}"
