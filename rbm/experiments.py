@@ -68,8 +68,8 @@ class Experiment:
             raise ValueError(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
         if changed := [name for name, changes in self.variants.items() if "teacher" in changes]:
             raise ValueError(
-                f"variant {changed[0]!r} changes the teacher, which all variants share; put it into changes, in a file of"
-                " its own"
+                f"variant {changed[0]!r} changes the teacher, which all variants share; put that into changes, in a"
+                " file of its own"
             )
         for task in self.tasks():
             self.config(task)

@@ -1,0 +1,107 @@
+"""Whose soft labels to trust."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+
+from rbm.config import ReliabilityConfig
+from rbm.reliability import Reliability, entropy_change, fit_power
+
+
+class OwnFeatures(nn.Module):
+    """A teacher whose answer for a node depends on its own features alone, more for some nodes than for others."""
+
+    def __init__(self, strength: torch.Tensor) -> None:
+        super().__init__()
+        self.strength = strength
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.dropout(x) * self.strength[:, None]
+
+
+@pytest.fixture
+def graph() -> Data:
+    return Data(x=torch.randn(40, 3), edge_index=torch.empty(2, 0, dtype=torch.int64))
+
+
+def test_entropy_change_follows_its_definition(graph):
+    teacher = OwnFeatures(torch.linspace(0.1, 2.0, 40)).train()
+    change = entropy_change(teacher, graph, noise_std=0.5, num_samples=2, squared=True, seed=3)
+    assert teacher.training, "left as it was"
+
+    generator = torch.Generator().manual_seed(3)
+    entropy = lambda x: torch.distributions.Categorical(logits=x * teacher.strength[:, None]).entropy()  # noqa: E731
+    noises = [torch.empty(40, 3).normal_(0.0, 0.5, generator=generator) for _ in range(2)]
+    expected = sum((entropy(graph.x + noise) - entropy(graph.x)) ** 2 for noise in noises)
+    torch.testing.assert_close(change, expected / expected.max(), rtol=1e-4, atol=1e-5)
+    assert change.max() == 1
+
+
+def test_sparse_features_give_the_change_of_dense_ones(graph):
+    teacher = OwnFeatures(torch.ones(40))
+    graph.x = graph.x * (torch.rand(40, 3) < 0.5)
+    dense = entropy_change(teacher, graph)
+    graph.x = graph.x.to_sparse_csr()
+    torch.testing.assert_close(entropy_change(teacher, graph), dense)
+
+
+def test_a_teacher_that_nothing_disturbs_is_trusted(graph):
+    change = entropy_change(OwnFeatures(torch.zeros(40)), graph)
+    assert change.tolist() == [0.0] * 40
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("ignore_empty_bins", [False, True])
+def test_fit_reproduces_a_known_power(power, ignore_empty_bins):
+    change = torch.rand(200_000, dtype=torch.float64)
+    agree = torch.rand(200_000) < 1 - change**power
+    fitted = fit_power(change, agree, bin_offset="center", ignore_empty_bins=ignore_empty_bins)
+    assert fitted == pytest.approx(power, rel=0.08)
+
+
+def test_released_offset_and_empty_bins_shift_the_fit():
+    """With fifty bins 0.05 is two and a half bins to the right; bins without nodes count as no agreement."""
+    change = torch.rand(100_000, dtype=torch.float64)
+    agree = torch.rand(100_000) < 1 - change
+    centered, released = (fit_power(change, agree, bin_offset=offset) for offset in ("center", "released"))
+    assert released > centered * 1.03
+    low = change < 0.5
+    ignored, counted = (
+        fit_power(change[low], agree[low], bin_offset="center", ignore_empty_bins=ignore) for ignore in (True, False)
+    )
+    assert abs(ignored - counted) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "agree"),
+    [
+        (torch.zeros(10), torch.ones(10, dtype=torch.bool)),
+        (torch.rand(10), torch.zeros(10, dtype=torch.bool)),
+        (torch.empty(0), torch.empty(0, dtype=torch.bool)),
+    ],
+)
+def test_what_cannot_be_fitted_moves_nothing(change, agree):
+    reliability = Reliability(change, ReliabilityConfig(ignore_empty_bins=True))
+    reliability.learn(agree)
+    assert reliability.power == 1.0
+
+
+def test_probabilities_and_momentum():
+    change = torch.tensor([0.0, 0.25, 1.0])
+    reliability = Reliability(change, ReliabilityConfig(init_power=0.5, power_momentum=0.9))
+    assert reliability.probabilities().tolist() == [1.0, 0.5, 0.0]
+    many = torch.rand(50_000)
+    reliability = Reliability(many, ReliabilityConfig(power_momentum=0.9, bin_offset="center"))
+    agree = torch.rand(50_000) < 1 - many**3
+    reliability.learn(agree)
+    assert reliability.power == pytest.approx(0.9 + 0.1 * fit_power(many, agree, bin_offset="center"))
+    again = Reliability(many, reliability.config)
+    again.restore(reliability.state())
+    assert again.power == reliability.power
+
+
+def test_schedule():
+    reliability = Reliability(torch.zeros(1), ReliabilityConfig(update_start_epoch=3, update_every=2))
+    assert [epoch for epoch in range(9) if reliability.is_due(epoch)] == [3, 5, 7]
