@@ -13,7 +13,7 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
         raise TypeError(f"edge_index: got {kind}, expected a torch.int64 tensor; use edge_index.long()")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"edge_index: got shape {list(edge_index.shape)}, expected [2, edges], sources above targets")
-    if edge_index.numel() and not (0 <= int(edge_index.min()) and int(edge_index.max()) < num_nodes):
+    if edge_index.numel() and not (int(edge_index.min()) >= 0 and int(edge_index.max()) < num_nodes):
         raise ValueError(
             f"edge_index: got node ids from {int(edge_index.min())} to {int(edge_index.max())}, expected 0 to"
             f" {num_nodes - 1}; renumber the nodes or drop these edges"

@@ -118,7 +118,7 @@ def _check(labels: Tensor, train_mask: Tensor, num_classes: int, decay: float, h
     if hops < 1:
         raise ValueError(f"hops: got {hops}, expected at least 1")
     known = labels[train_mask]
-    if known.numel() and not (0 <= int(known.min()) and int(known.max()) < num_classes):
+    if known.numel() and not (int(known.min()) >= 0 and int(known.max()) < num_classes):
         raise ValueError(
             f"labels: training nodes have classes from {int(known.min())} to {int(known.max())}, expected 0 to"
             f" {num_classes - 1}; renumber the classes or take these nodes out of train_mask"

@@ -1,0 +1,130 @@
+"""An epoch in batches: what they add up to, and what each of them weighs."""
+
+import pytest
+import torch
+
+from rbm import losses
+from rbm.adversarial import disturbed
+from rbm.batches import node_batches, pair_batches
+from rbm.config import DistillConfig
+from rbm.soft_targets import Neighborhood, SoftTargets, weigh_pairs
+
+NODES, CLASSES = 25, 4
+
+
+class Problem:
+    """A graph with a teacher, and a student that is one matrix."""
+
+    def __init__(self, config: DistillConfig) -> None:
+        self.config = config
+        edges = torch.randint(0, NODES, (2, 60))
+        self.graph = Neighborhood(edges, NODES)
+        self.labels = torch.randint(0, CLASSES, (NODES,))
+        self.train_nodes = torch.randperm(NODES)[:7].sort().values
+        self.teacher = losses.log_probabilities(
+            torch.randn(NODES, CLASSES, dtype=torch.float64), config.temperature, config.temperature_mode
+        )
+        self.trust = torch.rand(NODES, dtype=torch.float64)
+        self.pairs = weigh_pairs(self.graph, self.trust, mean=config.mean, draw=config.draw)
+        self.logits = torch.randn(NODES, CLASSES, dtype=torch.float64)
+
+    def batches(self) -> list:
+        if self.config.forward == "pair":
+            return list(pair_batches(self.config, self.train_nodes, self.pairs, self.graph, self.teacher))
+        targets = SoftTargets.of(self.pairs, self.graph, self.teacher)
+        return list(node_batches(self.config, self.train_nodes, self.pairs, targets))
+
+    def loss(self, batch) -> torch.Tensor:
+        logits = self.logits if batch.nodes is None else self.logits[batch.nodes]
+        total = torch.zeros((), dtype=torch.float64)
+        if batch.soft is not None:
+            total = total + batch.soft(logits)
+        if batch.labelled is not None:
+            nodes = batch.labelled if batch.nodes is None else batch.nodes[batch.labelled]
+            total = total + batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], self.labels[nodes])
+        return total
+
+
+@pytest.mark.parametrize("mean", ["nodes", "pairs"])
+@pytest.mark.parametrize("forward", ["node", "pair"])
+@pytest.mark.parametrize("batch_size", [0, 6, 100])
+def test_batches_add_up_to_the_papers_loss(mean, forward, batch_size):
+    problem = Problem(DistillConfig(mean=mean, forward=forward, batch_size=batch_size, temperature=0.8))
+    config, graph = problem.config, problem.graph
+    hard = losses.hard_label_loss(problem.logits[problem.train_nodes], problem.labels[problem.train_nodes])
+    soft = SoftTargets.of(problem.pairs, graph, problem.teacher).loss(problem.logits, None, 0.8, "softmax")
+    expected = config.label_weight * hard + (1 - config.label_weight) * soft
+    batches = problem.batches()
+    assert len(batches) > 1 or (forward == "node" and batch_size != 6)
+    torch.testing.assert_close(sum(problem.loss(batch) for batch in batches), expected, rtol=1e-12, atol=1e-12)
+    assert sum(batch.inner_weight for batch in batches) == pytest.approx(1.0)
+
+
+def test_temperature_squared():
+    config = DistillConfig(label_weight=0.0, temperature=3.0)
+    problem = Problem(config)
+    (plain,) = (problem.loss(batch) for batch in problem.batches())
+    problem.config = DistillConfig(label_weight=0.0, temperature=3.0, temperature_squared=True)
+    (scaled,) = (problem.loss(batch) for batch in problem.batches())
+    torch.testing.assert_close(scaled, 9 * plain)
+
+
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_released_reduction_sums_means_of_batches(forward):
+    """Seven labels in batches of four are two means; the pairs' batches are means too."""
+    config = DistillConfig(
+        label_weight=0.3, mean="pairs", forward=forward, batch_size=4, reduction="sum_of_batch_means", shuffle=False
+    )
+    problem = Problem(config)
+    batches = problem.batches()
+    number_of_pairs = NODES + int(problem.pairs.neighbors.count_nonzero())
+    hard, soft = 2, -(-number_of_pairs // 4)
+    assert sum(batch.inner_weight for batch in batches) == pytest.approx(hard + soft)
+    if forward == "pair":
+        assert [batch.nodes.tolist() for batch in batches[:2]] == [
+            nodes.tolist() for nodes in problem.train_nodes.split(4)
+        ]
+        assert all(batch.hard_weight == 0.3 for batch in batches[:2])
+        assert len(batches) == hard + soft
+        weights = torch.stack([batch.soft.weights.sum() for batch in batches[2:]])
+        torch.testing.assert_close(weights, torch.ones_like(weights))
+    else:
+        assert sum(batch.hard_weight for batch in batches) == pytest.approx(0.3 * hard)
+        assert batches[0].soft.weight == pytest.approx(0.7 * soft)
+
+
+def test_a_step_a_batch_keeps_the_size_of_the_loss():
+    problem = Problem(DistillConfig(batch_size=5, step_per_batch=True))
+    batches = problem.batches()
+    whole = Problem(DistillConfig())
+    whole.__dict__.update({**problem.__dict__, "config": whole.config})
+    (expected,) = (whole.loss(batch) for batch in whole.batches())
+    mean = sum(problem.loss(batch) for batch in batches) / len(batches)
+    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_shuffling_sees_every_row_once(forward):
+    problem = Problem(DistillConfig(forward=forward, batch_size=4))
+    first, second = (torch.cat([batch.nodes for batch in problem.batches()]) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(first.sort().values, second.sort().values)
+    problem.config = DistillConfig(forward=forward, batch_size=4, shuffle=False)
+    first, second = (torch.cat([batch.nodes for batch in problem.batches()]) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_disturbed_inputs_raise_the_loss_within_their_box():
+    x, weight = torch.randn(6, 3), torch.randn(3, requires_grad=True)
+
+    def loss(rows):
+        return (rows @ weight).square().sum()
+
+    harder = disturbed(x, loss, eps=0.1, steps=5)
+    assert (harder - x).abs().max() <= 0.1 + 1e-6
+    assert not harder.requires_grad
+    assert weight.grad is None, "the parameters' gradients are left alone"
+    random = [loss(x + torch.empty_like(x).uniform_(-0.1, 0.1)).item() for _ in range(20)]
+    assert loss(harder).item() > max(random)
+    # Each entry moves five quarters of the box at most, so all of them can reach its wall, and the best wall is known.
+    assert loss(harder).item() > 0.9 * loss(x + 0.1 * torch.sign((x @ weight)[:, None] * weight)).item()

@@ -1,0 +1,173 @@
+"""Many runs in one file: complete, resumable, honest about what made each row."""
+
+import csv
+
+import pytest
+
+from rbm import experiments
+from rbm.experiments import COLUMNS, Experiment, config_fingerprint, parse_seeds, read_rows, run_experiment
+from rbm.statistics import Summary, paired_test
+from rbm.tables import group_rows, main_table, paper_tables, percent, variants_table
+
+QUICK = {
+    "teacher": {"max_epochs": 4, "hidden_channels": 8},
+    "mlp": {"max_epochs": 3},
+    "student": {"max_epochs": 3, "pretrain_epochs": 1},
+    "encoding": {"walks_per_node": 1, "walk_length": 5, "embedding_dim": 4},
+}
+
+
+def quick(**options) -> Experiment:
+    return Experiment(**{"datasets": ("digits",), "seeds": (0, 1), "changes": QUICK, **options})
+
+
+def test_one_row_a_model_and_nothing_twice(tmp_path):
+    experiment = quick(
+        settings=("transductive", "inductive"), variants={"": {}, "alone": {"distill": {"neighbors": False}}}
+    )
+    rows = run_experiment(experiment, tmp_path / "r.csv", cache=tmp_path / "cache")
+    assert len(rows) == 2 * 2 * (1 + 2 * 2), "settings x seeds x (teacher and variants x students)"
+    before = (tmp_path / "r.csv").read_bytes()
+    assert run_experiment(experiment, tmp_path / "r.csv") == rows
+    assert (tmp_path / "r.csv").read_bytes() == before
+    assert len(list((tmp_path / "cache").glob("teacher-*"))) == 4, "variants share a teacher"
+
+    more = run_experiment(quick(settings=("transductive",), seeds=(0, 1, 2)), tmp_path / "r.csv")
+    assert {row["seed"] for row in more} == {"0", "1", "2"}
+    assert {row["variant"] for row in more} == {""}
+    assert (tmp_path / "r.csv").read_bytes().startswith(before)
+
+
+def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
+    whole = run_experiment(quick(), tmp_path / "whole.csv")
+    ran = []
+    real = experiments._run_task
+
+    def dies(*arguments):
+        if ran:
+            raise KeyboardInterrupt
+        ran.append(arguments[1])
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments, "_run_task", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run_experiment(quick(), tmp_path / "killed.csv")
+    assert len(read_rows(tmp_path / "killed.csv")) == 3, "a task's rows are written as soon as it is done"
+    with open(tmp_path / "killed.csv", "a") as file:
+        file.write("digits,transductive,sage,clean,,mlp,1,0.9")  # a line that a kill cut short
+    resumed = run_experiment(quick(), tmp_path / "killed.csv")
+    strip = lambda rows: [{k: v for k, v in row.items() if k != "seconds"} for row in rows]  # noqa: E731
+    assert strip(resumed) == strip(whole)
+    with open(tmp_path / "killed.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(whole)
+
+
+def test_processes_side_by_side_give_the_same_figures(tmp_path):
+    figures = lambda rows: {(row["method"], row["seed"]): row["test_at_best_val"] for row in rows}  # noqa: E731
+    alone = run_experiment(quick(), tmp_path / "one.csv")
+    both = run_experiment(quick(), tmp_path / "two.csv", jobs=2, cache=tmp_path / "cache")
+    assert figures(alone) == figures(both)
+
+
+def test_rows_of_other_settings_are_not_taken_for_ours(tmp_path):
+    run_experiment(quick(seeds=(0,)), tmp_path / "r.csv")
+    other = quick(seeds=(0,), changes={**QUICK, "distill": {"label_weight": 0.9}})
+    with pytest.raises(ValueError, match="from other settings"):
+        run_experiment(other, tmp_path / "r.csv")
+    (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="has the columns a,b"):
+        run_experiment(quick(), tmp_path / "foreign.csv")
+
+
+def test_fingerprints_differ_with_the_settings_not_with_the_folder():
+    config = quick().config(next(quick().tasks()))
+    assert config_fingerprint(config) == config_fingerprint(config.updated({"root": "/elsewhere"}))
+    assert config_fingerprint(config) != config_fingerprint(config.updated({"student": {"lr": 0.02}}))
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("0-3", (0, 1, 2, 3)), ("0,3,7-9", (0, 3, 7, 8, 9)), (5, (5,)), ([2, 1], (2, 1)), ("1,1", (1,))],
+)
+def test_seeds(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "0-"])
+def test_wrong_seeds(text):
+    with pytest.raises(ValueError, match="seeds is"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("datasets: [digits]\nseeds: 0-1\nfoo: 1", "expected the keys"),
+        ("- 1", "expected the keys"),
+        ("a: [", "is not valid YAML"),
+        ("methods: [gnn]", "methods holds 'gnn'"),
+        ("settings: [both]", "settings holds 'both'"),
+        ("preset: best", "preset is 'best'"),
+        ("datasets: [coral]", "did you mean 'cora'"),
+        ("changes: {student: {lrr: 1}}", "unknown setting student.lrr"),
+        ("variants: {wide: {student: {hidden_channels: 0}}}", "student.hidden_channels is 0"),
+        ("variants: {deep: {teacher: {num_layers: 4}}}", "variant 'deep' changes the teacher"),
+    ],
+)
+def test_wrong_files_are_refused_before_anything_runs(tmp_path, content, message):
+    (tmp_path / "e.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Experiment.from_yaml(tmp_path / "e.yaml")
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        Experiment.from_yaml(tmp_path / "no.yaml")
+
+
+def row(method, seed, test, variant="", **more):
+    values = {"dataset": "cora", "setting": "inductive", "teacher": "sage", "preset": "clean", "variant": variant}
+    values |= {"method": method, "seed": str(seed), "test_at_best_val": str(test), "test_max": str(test + 0.01)}
+    return {**dict.fromkeys(COLUMNS, ""), **values, **more}
+
+
+def test_main_table_sets_ours_beside_the_papers():
+    rows = [row("rbm", seed, 0.8 + seed / 100) for seed in range(3)] + [row("mlp", seed, 0.79) for seed in range(2)]
+    rows += [row("teacher", seed, 0.7) for seed in range(5)]
+    header, _, line = main_table(rows).strip().split("\n")
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert dict(zip([name.strip(" *") for name in header.strip("|").split("|")], cells, strict=True)) == {
+        "dataset": "cora",
+        "setting": "inductive",
+        "seeds": "3",
+        "paper's RbM": "77.44 ± 1.08",
+        "RbM, best test": "82.00 ± 0.82",
+        "RbM, test": "**81.00 ± 0.82**",
+        "MLP, test": "79.00 ± 0.00",
+        "teacher, test": "70.00 ± 0.00",
+        "RbM - MLP": "+1.50",
+        "p": "0.205",
+    }
+
+
+def test_variants_table():
+    rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, variant="w/o"), row("teacher", 0, 0.9)]
+    assert variants_table(rows).split("\n")[::2] == [
+        "| dataset | setting | default | w/o |",
+        "| cora | inductive | 80.00 ± 0.00 | 70.00 ± 0.00 |",
+    ]
+    assert percent(group_rows(rows)["cora", "inductive", ""]["rbm"], "test_max") == Summary(81.0, 0.0, 1)
+
+
+def test_paired_test_agrees_with_hand_arithmetic():
+    test = paired_test({0: 3.0, 1: 5.0, 2: 4.0, 9: 0.0}, {0: 1.0, 1: 2.0, 2: 3.0})
+    assert (test.difference, test.count) == (2.0, 3)
+    assert test.p == pytest.approx(0.0742, abs=1e-4), "t = 2 / (1 / sqrt(3)) with two degrees of freedom"
+    assert paired_test({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).p == 1.0
+    with pytest.raises(ValueError, match="no seed in common"):
+        paired_test({0: 1.0}, {1: 1.0})
+
+
+def test_papers_tables_are_there():
+    assert paper_tables()["sage_distillation"]["cora"]["transductive"]["RbM"] == [84.86, 0.46]
