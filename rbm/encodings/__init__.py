@@ -83,7 +83,7 @@ def encode(
 
 def _positions(split: GraphSplit, config: EncodingConfig, seed: int, cache: Cache) -> Encodings:
     graph, observed = split.graph, split.observed
-    transductive = observed is graph
+    transductive = split.setting == "transductive"
 
     def edges_of(data) -> Tensor:
         return add_self_loops(data.edge_index, data.num_nodes) if config.self_loops else data.edge_index
@@ -123,19 +123,19 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
             "exclude_self": exclude_self,
             "self_loops": config.self_loops,
         }
-        labels = torch.full((num_nodes,), -1)
-        labels[nodes] = known
+        labels, mask = torch.full((num_nodes,), -1), torch.zeros(num_nodes, dtype=torch.bool)
+        labels[nodes], mask[nodes] = known, True
         return cache.tensors(
             "label_propagation",
             settings,
             [edges, labels],
-            lambda: {"labels": label_propagation(edges, labels, labels >= 0, **settings)},
+            lambda: {"labels": label_propagation(edges, labels, mask, **settings)},
         )["labels"]
 
     train_nodes = observed.train_mask.nonzero().flatten().cpu()
     known = observed.y.cpu()[train_nodes]
     rows = propagated(observed.edge_index, train_nodes, observed.num_nodes, config.exclude_self)
-    if observed is graph:
+    if split.setting == "transductive":
         return Encodings(rows, rows)
     # Unseen nodes have no label that could come back to them.
     nodes = split.observed_nodes.cpu()

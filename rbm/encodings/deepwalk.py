@@ -142,7 +142,7 @@ def deepwalk(
 class _Sentences:
     """Walks as gensim reads them, again in each epoch, without ever holding all of them as Python objects.
 
-    Words must be text: gensim takes an integer for a place in its vocabulary in some functions and for a word in others.
+    Words must be text: gensim takes an integer now for a word, now for a place in its vocabulary.
     """
 
     def __init__(self, walks: np.ndarray, num_nodes: int) -> None:
