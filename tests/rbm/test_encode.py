@@ -186,6 +186,13 @@ def test_known_encodings_are_not_computed_again(setting, counted, tmp_path):
     wrong.y[~data.train_mask] = 0
     encoded(wrong, setting, BOTH, cache=Cache(tmp_path))
     assert {name: function.runs for name, function in counted.items()} == runs
+    # One that is read is.
+    wrong.y[data.train_mask] = (data.y[data.train_mask] + 1) % CLASSES
+    encoded(wrong, setting, BOTH, cache=Cache(tmp_path))
+    assert {name: function.runs // runs[name] for name, function in counted.items()} == {
+        "deepwalk": 1,
+        "label_propagation": 2,
+    }
 
 
 def test_seeds_share_transductive_positions_and_have_inductive_ones_of_their_own(counted, tmp_path):
