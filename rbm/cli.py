@@ -108,17 +108,20 @@ def predict(
     features: Annotated[
         Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz) or .csv, one row a node.")
     ],
+    neighbors: Annotated[
+        Path | None, typer.Option(help=".npy or .csv, [M, 2]: a row, and a node of the training graph joined to it.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write: .csv (class and probability) or .npy (all).")] = Path(
         "predictions.csv"
     ),
 ) -> None:
     """Predict classes for rows of features with the student of a run folder."""
     from rbm.checkpoint import load_student
-    from rbm.prediction import check_format, predict_probabilities, read_features, write_predictions
+    from rbm.prediction import check_format, predict_probabilities, read_inputs, write_predictions
 
     check_format(out)
     student = load_student(run)
-    rows = read_features(features, student.layers[0].in_features)
+    rows = read_inputs(features, run, student.layers[0].in_features, neighbors)
     write_predictions(predict_probabilities(student, rows), out)
     console.print(f"{rows.shape[0]} predictions written to {out}", highlight=False)
 

@@ -191,12 +191,13 @@ def _teach(
         def train() -> dict[str, Any]:
             return _fit_phase("teacher", TeacherTraining(teacher, split, config), config, run, progress)
 
-        # A run folder keeps a teacher of its own; without one, or before it has one, the cache may know it.
-        finished = run is not None and run.finished("teacher") is not None
-        result = train() if finished else cached_teacher(teacher, split, config, cache, train)
-        teacher.eval()
-        if run is not None and run.finished("teacher") is None:
-            run.save_phase("teacher", teacher, result)
+        if run is not None and run.finished("teacher") is not None:
+            result = train()  # a run folder keeps a teacher of its own
+        else:
+            result = cached_teacher(teacher, split, config, cache, train, progress)
+            teacher.eval()
+            if run is not None:
+                run.save_phase("teacher", teacher, result)
     return teacher, teaching_from_module(teacher, split, config, classes, result)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rbm.cache import Cache
 from rbm.config import Config
 from rbm.metrics import evaluating
+from rbm.progress import Progress
 from rbm.reliability import entropy_change
 from rbm.splits import GraphSplit
 from rbm.teachers import Teacher, build_teacher, edges_for, features_for
@@ -96,10 +97,14 @@ def cached_teacher(
     config: Config,
     cache: Cache,
     train: Callable[[], dict[str, Any]],
+    progress: Progress,
 ) -> dict[str, Any]:
     """Train ``teacher`` by ``train()``, which returns its result, unless the cache holds one trained just so."""
+    known = True
 
     def compute() -> dict[str, Tensor]:
+        nonlocal known
+        known = False
         trained = json.dumps(train()).encode()
         return {**teacher.state_dict(), "result": torch.frombuffer(bytearray(trained), dtype=torch.uint8)}
 
@@ -111,6 +116,8 @@ def cached_teacher(
     tensors = cache.tensors("teacher", settings, inputs, compute)
     result = json.loads(bytes(tensors.pop("result").tolist()))
     teacher.load_state_dict(tensors)
+    if known:
+        progress.say(f"teacher: trained before, taken from {cache.folder}")
     return result
 
 

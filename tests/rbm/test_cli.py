@@ -4,10 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rbm import load_student
 from rbm.cli import main
@@ -36,7 +38,7 @@ def rbm(monkeypatch, capsys, tmp_path):
 def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "digits"
     command = [sys.executable, "-m", "rbm", "distill", *QUICK, "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder.parent)
     assert done.returncode == 0, done.stderr
     return folder, done
 
@@ -58,21 +60,44 @@ def test_distill_shows_a_table_and_leaves_a_run_folder(run_folder):
 
 def test_predict(rbm, run_folder, tmp_path):
     folder, _ = run_folder
-    x = torch.rand(7, 64)
-    probabilities = torch.softmax(load_student(folder)(x), dim=-1)
+    x, encodings = torch.rand(7, 64), load_file(folder / "encodings.safetensors")["encodings"]
+    # Row 0 is joined to nodes 4 and 5, row 6 to nothing, every other one to node 9 alone.
+    joined = [(0, 4), (0, 5), *((row, 9) for row in range(1, 6))]
+    np.save("neighbors.npy", np.array(joined))
+    np.savetxt("neighbors.csv", np.array(joined), delimiter=",", fmt="%d")
+    theirs = torch.stack([encodings[4:6].mean(0), *[encodings[9]] * 5, torch.zeros(encodings.shape[1])])
+    whole = torch.cat([x, theirs], dim=1)
+    probabilities = torch.softmax(load_student(folder)(whole), dim=-1)
     np.save("x.npy", x.numpy())
-    assert rbm("predict", folder, "x.npy")[0] == 0
+    assert rbm("predict", folder, "x.npy", "--neighbors", "neighbors.npy")[0] == 0
     lines = [line.split(",") for line in (tmp_path / "predictions.csv").read_text().splitlines()]
     assert lines[0] == ["row", "class", "probability"]
     assert [int(line[1]) for line in lines[1:]] == probabilities.argmax(-1).tolist()
     assert float(lines[3][2]) == pytest.approx(probabilities[2].max().item(), abs=1e-6)
 
     np.savez("x.npz", x=x.numpy())
-    assert rbm("predict", folder, "x.npz", "--out", "all.npy")[0] == 0
+    assert rbm("predict", folder, "x.npz", "--neighbors", "neighbors.csv", "--out", "all.npy")[0] == 0
     np.testing.assert_allclose(np.load("all.npy"), probabilities.detach().numpy(), atol=1e-6)
-    np.savetxt("x.csv", x.numpy(), delimiter=",")
+    np.savetxt("x.csv", whole.numpy(), delimiter=",")
     assert rbm("predict", folder, "x.csv", "--out", "again.npy")[0] == 0
     np.testing.assert_allclose(np.load("again.npy"), probabilities.detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("0,1\n7,1\n", "line 1 names 7, expected 0 to 6, one of the 7 rows of features"),
+        ("0,1797\n", "line 0 names 1797, expected 0 to 1796, one of the 1797 nodes of the training graph"),
+        ("0,1,2\n", r"shape \[1, 3\], expected whole numbers \[M, 2\]"),
+        ("a,b\n", "cannot be read"),
+    ],
+)
+def test_bad_neighbors(rbm, run_folder, lines, message):
+    np.save("x.npy", np.zeros((7, 64), dtype=np.float32))
+    Path("n.csv").write_text(lines)
+    status, _, err = rbm("predict", run_folder[0], "x.npy", "--neighbors", "n.csv")
+    assert status == 2
+    assert re.search(message, err)
 
 
 def test_info(rbm):
@@ -154,9 +179,12 @@ def test_resume_with_other_settings(rbm, run_folder):
 
 BAD_FEATURES = {
     "missing": (None, "x.npy does not exist"),
-    "width": (np.zeros((3, 5)), r"shape \[3, 5\], expected \[\*, 64\]"),
+    "width": (
+        np.zeros((3, 5)),
+        r"shape \[3, 5\], expected \[\*, 128\].*64 features and 64 encodings; or .*--neighbors",
+    ),
     "vector": (np.zeros(64), r"shape \[64\], expected"),
-    "NaN": (np.full((3, 64), np.nan), r"row 0 holds NaN or infinity \(3 such rows\)"),
+    "NaN": (np.full((3, 128), np.nan), r"row 0 holds NaN or infinity \(3 such rows\)"),
     "pickled": (np.array([{"a": 1}], dtype=object), "cannot be read"),
 }
 

@@ -31,6 +31,7 @@ QUICK = {
         "patience": 25,
         "pretrain_epochs": 5,
     },
+    "encoding": {"walk_length": 10, "walks_per_node": 2, "embedding_dim": 4},
 }
 
 
@@ -47,7 +48,7 @@ def test_learns(small_graph, quick, setting, teacher):
     assert result.summary["mlp"]["test_accuracy"] > 0.7
     assert result.summary["teacher"]["name"] == teacher
     assert len(result.split.unseen_nodes) == (12 if setting == "inductive" else 0)
-    logits = result.student(small_graph.x)
+    logits = result.student(result.student_inputs())
     tested = result.split.unseen_nodes if setting == "inductive" else small_graph.test_mask
     accuracy = (logits[tested].argmax(-1) == small_graph.y[tested]).float().mean().item()
     assert accuracy == pytest.approx(result.summary["student"]["test_accuracy"]), "the student is the one reported"
@@ -69,9 +70,10 @@ def test_same_seed_same_numbers_and_files(small_graph, quick, tmp_path):
 def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
     result = rbm.distill(small_graph, config=quick, folder=tmp_path / "run")
     loaded = load_student(tmp_path / "run")
-    assert torch.equal(loaded(small_graph.x), result.student(small_graph.x))
+    assert torch.equal(loaded(result.student_inputs()), result.student(result.student_inputs()))
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "config.yaml",
+        "encodings.safetensors",
         "metrics.jsonl",
         "mlp.safetensors",
         "student.json",
@@ -178,8 +180,10 @@ def test_anyones_module_and_anyones_logits(small_graph, quick):
 def test_soft_labels_reach_the_student(small_graph, quick):
     """A teacher that is wrong on purpose, no hard labels: the students follow it, not the truth."""
     lies = 8.0 * nn.functional.one_hot((small_graph.y + 1) % 3, 3).float()
-    result = rbm.distill(small_graph, lies, config=quick.updated({"distill": {"label_weight": 0.0}}))
-    predicted = result.student(small_graph.x).argmax(-1)
+    result = rbm.distill(
+        small_graph, lies, config=quick.updated({"distill": {"label_weight": 0.0, "neighbors": False}})
+    )
+    predicted = result.student(result.student_inputs()).argmax(-1)
     assert (predicted == (small_graph.y + 1) % 3).float().mean() > 0.7
 
 

@@ -332,7 +332,7 @@ def test_distills_from_sparse_features_end_to_end(small_graph, tmp_path):
     for phase in ("teacher", "mlp", "student"):
         assert packed.summary[phase] == pytest.approx(dense.summary[phase]), phase
     loaded = rbm.load_student(tmp_path / "packed")
-    torch.testing.assert_close(loaded(packed.split.graph.x), packed.student(dense.split.graph.x))
+    torch.testing.assert_close(loaded(packed.student_inputs()), packed.student(dense.student_inputs()))
 
 
 class DenseOnly(nn.Module):

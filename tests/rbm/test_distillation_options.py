@@ -1,0 +1,212 @@
+"""The switches of a distillation: each does what it says, none breaks resuming, all of them together run."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import rbm
+from rbm import training
+from rbm.checkpoint import RunFolder
+from rbm.config import Config
+from rbm.encodings import Encodings
+from rbm.learners import StudentTraining, student_inputs
+from rbm.splits import split_graph
+from rbm.students import MLPStudent, RbMStudent
+from rbm.teaching import Teaching, teaching_from_logits, teaching_from_module
+
+QUICK = {
+    "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},
+    "mlp": {"max_epochs": 25, "patience": 25},
+    "student": {
+        "hidden_channels": 8,
+        "num_experts": 4,
+        "top_k": 2,
+        "max_epochs": 25,
+        "patience": 25,
+        "pretrain_epochs": 5,
+    },
+    "encoding": {"walk_length": 10, "walks_per_node": 2, "embedding_dim": 4},
+    "reliability": {"update_start_epoch": 3},
+}
+OPTIONS = {
+    "released": {
+        "distill": {
+            "temperature_mode": "scaled_log_probs",
+            "mean": "pairs",
+            "draw": "sample",
+            "forward": "pair",
+            "batch_size": 32,
+            "reduction": "sum_of_batch_means",
+            "shuffle": False,
+        },
+        "encoding": {"fill": "all_mean", "self_loops": True},
+    },
+    "batches": {"distill": {"batch_size": 16, "step_per_batch": True}},
+    "draws": {"distill": {"draw": "sample"}},
+    "adversarial": {"distill": {"adversarial_weight": 0.05, "adversarial_eps": 0.05, "adversarial_steps": 2}},
+    "similarity": {"distill": {"similarity_weight": 0.1}},
+    "labels": {"encoding": {"label_propagation": True, "exclude_self": True}},
+    "features alone": {"encoding": {"deepwalk": False}, "distill": {"neighbors": False}},
+}
+
+
+@pytest.fixture
+def quick() -> Config:
+    return Config().updated(QUICK)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_option_learns(small_graph, quick, option, setting):
+    config = quick.updated(OPTIONS[option]).updated({"setting": setting})
+    result = rbm.distill(small_graph, config=config, unseen_fraction=0.4, measure_latency=False)
+    assert result.summary["student"]["test_accuracy"] > 0.6, "a third is chance"
+    assert result.summary["mlp"]["test_accuracy"] > 0.6
+
+
+@pytest.mark.parametrize("option", ["released", "draws", "adversarial", "similarity"])
+def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, option):
+    """What training moves beside model and optimiser (the exponent, the projection) survives a kill too."""
+    config = quick.updated(OPTIONS[option])
+    whole = rbm.distill(small_graph, config=config, folder=tmp_path / "whole")
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    append = RunFolder.append_metrics
+
+    def dies(folder, record):
+        if (record["phase"], record["epoch"]) == ("student", 14):
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_metrics", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rbm.distill(small_graph, config=config, folder=tmp_path / "killed")
+    resumed = rbm.distill(small_graph, config=config, folder=tmp_path / "killed", resume=True)
+    assert resumed.summary == whole.summary
+    for name in ("student.safetensors", "encodings.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_kept_teacher_is_the_teacher(small_graph, quick, tmp_path):
+    first, second = (
+        rbm.distill(small_graph, config=quick, cache=tmp_path / "cache", folder=tmp_path / name) for name in ("a", "b")
+    )
+    alone = rbm.distill(small_graph, config=quick)
+    assert first.summary == second.summary == alone.summary
+    assert torch.equal(second.teacher_logits, alone.teacher_logits)
+    saved = [(tmp_path / name / "teacher.safetensors").read_bytes() for name in ("a", "b")]
+    assert saved[0] == saved[1]
+    assert sorted(path.name.split("-")[0] for path in (tmp_path / "cache").iterdir()) == ["deepwalk", "teacher"]
+    rbm.distill(small_graph, config=quick.updated({"teacher": {"lr": 0.02}}), cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").glob("teacher-*"))) == 2
+
+
+def test_students_asked_for(small_graph, quick):
+    result = rbm.distill(small_graph, config=quick, students=["mlp"])
+    assert result.student is None
+    assert "student" not in result.summary
+    both = rbm.distill(small_graph, config=quick)
+    assert result.summary["mlp"] == both.summary["mlp"], "no student depends on what ran before it"
+    with pytest.raises(ValueError, match="students is \\['gnn'\\], expected one or more of mlp, student"):
+        rbm.distill(small_graph, config=quick, students=["gnn"])
+
+
+def test_encodings_of_ones_own(small_graph, quick):
+    own = torch.nn.functional.one_hot(small_graph.y, 3).float()  # they tell everything
+    config = quick.updated({"encoding": {"deepwalk": False}})
+    result = rbm.distill(small_graph, config=config, encodings=[torch.zeros(60, 2), own])
+    assert result.student_inputs().shape == (60, 12 + 2 + 3)
+    assert torch.equal(result.student_inputs()[:, 14:], own)
+    assert result.summary["mlp"]["test_accuracy"] == 1.0
+
+
+def test_teacher_logits_of_the_graph(small_graph, quick):
+    with pytest.raises(ValueError, match=r"set data\.teacher_logits"):
+        rbm.distill(small_graph, "logits", config=quick)
+    small_graph.teacher_logits = 9.0 * torch.nn.functional.one_hot(small_graph.y, 3).float()
+    result = rbm.distill(small_graph, "logits", config=quick)
+    assert result.teacher is None
+    assert result.summary["teacher"]["test_accuracy"] == 1.0
+
+
+def learner_of(config: Config, graph: Data, teaching: Teaching | None = None) -> StudentTraining:
+    split = split_graph(graph)
+    teaching = teaching or teaching_from_logits(torch.randn(60, 3), split)
+    student = RbMStudent(12, 8, 3, num_experts=4, top_k=2)
+    learner = StudentTraining(student, split, teaching, config)
+    learner.model.train()
+    return learner
+
+
+def test_the_exponent_is_learned_from_where_student_and_teacher_agree(small_graph, quick):
+    split = split_graph(small_graph)
+    logits = torch.randn(60, 3)
+    change = torch.rand(60)
+    learner = learner_of(quick, small_graph, Teaching(logits, logits, change, None, {}))
+    before = None
+    for epoch in range(6):
+        learner.model.train()
+        learner.train_epoch(epoch)
+        learner.model.eval()
+        learner.evaluate()
+        assert (learner.reliability.power != 1.0) == (epoch >= 3)
+        before = before or learner.targets
+    learner.model.train()
+    learner.train_epoch(6)
+    assert not torch.equal(before.mass, learner.targets.mass), "targets follow the exponent"
+    assert split.observed.num_nodes == 60
+
+
+def test_adversarial_passes_leave_the_memory_alone_unless_asked(small_graph, quick):
+    def memory_after_an_epoch(**options) -> torch.Tensor:
+        torch.manual_seed(0)
+        config = quick.updated({"distill": {"adversarial_steps": 2, **options}, "student": {"pretrain_epochs": 0}})
+        config = config.updated({"student": {"self_similarity_weight": 0.0}})
+        learner = learner_of(config, small_graph)
+        learner.train_epoch(0)
+        learner.model.eval()
+        return learner.model.layers[0].memory.clone()
+
+    plain, calm = memory_after_an_epoch(), memory_after_an_epoch(adversarial_weight=1e-6)
+    moved = memory_after_an_epoch(adversarial_weight=1e-6, update_memory_on_adversarial=True)
+    assert torch.equal(plain, calm)
+    assert not torch.allclose(plain, moved, atol=1e-4)
+
+
+def test_similarity_needs_an_embedding(small_graph, quick):
+    config = quick.updated({"distill": {"similarity_weight": 0.1}})
+    with pytest.raises(ValueError, match="shows no hidden layer to be similar to"):
+        learner_of(config, small_graph)
+
+
+def test_what_a_module_teaches(small_graph, quick):
+    config = quick.updated({"setting": "inductive", "distill": {"similarity_weight": 0.1}})
+    split = split_graph(small_graph, "inductive", unseen_fraction=0.4, seed=0)
+    teacher = rbm.distill(small_graph, config=quick, students=["mlp"]).teacher
+    teaching = teaching_from_module(teacher, split, config, 3)
+    observed = split.observed
+    assert teaching.soft_labels.shape == (48, 3)
+    assert teaching.entropy_change.shape == (48,)
+    torch.testing.assert_close(teaching.embedding, teacher.embed(observed.x, observed.edge_index))
+    torch.testing.assert_close(teaching.soft_labels, teacher(observed.x, observed.edge_index))
+    assert teaching.entropy_change.max() == 1
+    assert not torch.allclose(teaching.soft_labels, teaching.logits[split.observed_nodes]), "it never met the unseen"
+
+
+def test_inputs_stand_in_the_order_of_their_graphs(small_graph):
+    split = split_graph(small_graph, "inductive", unseen_fraction=0.4, seed=0)
+    full = torch.arange(60.0)[:, None]
+    observed, every = student_inputs(split, Encodings(full[split.observed_nodes], full))
+    assert torch.equal(every[:, :12], small_graph.x)
+    assert torch.equal(observed[:, 12].long(), split.observed_nodes)
+    small_graph.x = small_graph.x.to_sparse_csr()
+    packed = student_inputs(split_graph(small_graph), Encodings(full, full))[0]
+    assert torch.equal(packed.to_dense(), every)
+
+
+def test_an_mlp_distils_by_pairs_too(small_graph, quick):
+    config = quick.updated({"distill": {"forward": "pair"}})
+    split = split_graph(small_graph)
+    learner = StudentTraining(MLPStudent(12, 8, 3), split, teaching_from_logits(torch.randn(60, 3), split), config)
+    losses = [learner.train_epoch(epoch) for epoch in range(20)]
+    assert losses[-1] < losses[0]
