@@ -16,7 +16,7 @@ from rbm.initialization import initialize_memory
 from rbm.layer import Routing
 from rbm.reliability import Reliability
 from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
-from rbm.sparse import Features, Rows, SparseRows, as_rows, beside
+from rbm.sparse import Features, Rows, SparseRows, beside, packed
 from rbm.splits import GraphSplit
 from rbm.students import MLPStudent, RbMStudent
 from rbm.teachers import edges_for, features_for
@@ -31,7 +31,8 @@ class TeacherTraining:
         self.model, self.split = model, split
         self.observed_edges = edges_for(model, split.observed)
         self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
-        self.observed_x, self.full_x = features_for(model, split.observed.x), features_for(model, split.graph.x)
+        self.full_x = features_for(model, packed(split.graph.x))
+        self.observed_x = features_for(model, packed(split.observed.x)) if len(split.unseen_nodes) else self.full_x
         self.optimizer = build_adam(model.parameters(), lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
 
     def train_epoch(self, epoch: int) -> float:
@@ -244,9 +245,10 @@ class StudentTraining:
 
 def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows, Rows]:
     """Rows of the observed nodes and of all nodes: features, and beside them the encodings."""
-    observed, full = split.observed.x, split.graph.x
+    full = packed(split.graph.x)
+    observed = full if split.observed is split.graph else packed(split.observed.x)
     if encodings is None:
-        return as_rows(observed), as_rows(full)
+        return observed, full
     return beside(observed, encodings.observed), beside(full, encodings.full)
 
 

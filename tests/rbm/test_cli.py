@@ -181,7 +181,7 @@ BAD_FEATURES = {
     "missing": (None, "x.npy does not exist"),
     "width": (
         np.zeros((3, 5)),
-        r"shape \[3, 5\], expected \[\*, 128\].*64 features and 64 encodings; or .*--neighbors",
+        r"shape \[3, 5\], expected \[\*, 128\].*64 features and 64 encodings; or",
     ),
     "vector": (np.zeros(64), r"shape \[64\], expected"),
     "NaN": (np.full((3, 128), np.nan), r"row 0 holds NaN or infinity \(3 such rows\)"),

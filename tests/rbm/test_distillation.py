@@ -184,7 +184,7 @@ def test_soft_labels_reach_the_student(small_graph, quick):
         small_graph, lies, config=quick.updated({"distill": {"label_weight": 0.0, "neighbors": False}})
     )
     predicted = result.student(result.student_inputs()).argmax(-1)
-    assert (predicted == (small_graph.y + 1) % 3).float().mean() > 0.7
+    assert (predicted == (small_graph.y + 1) % 3).float().mean() > 0.9
 
 
 def test_unseen_nodes_never_influence_training(small_graph, quick):

@@ -15,7 +15,7 @@ from rbm.config import Config
 from rbm.initialization import kmeans_memory
 from rbm.learners import StudentTraining, TeacherTraining
 from rbm.prediction import predict_probabilities, read_features
-from rbm.sparse import SparseRows, as_rows, dropout
+from rbm.sparse import SparseRows, as_rows, dropout, packed
 from rbm.splits import split_graph
 from rbm.teachers import TEACHERS, build_teacher
 from rbm.teaching import teaching_from_logits
@@ -381,3 +381,15 @@ def test_bad_features_of_a_graph(small_graph):
     packed.x = x.to_sparse_csr()
     with pytest.raises(ValueError, match=r"data.x: 1 of 60 nodes have NaN or infinite features \(node 9\)"):
         rbm.distill(packed, config=Config().updated(CALM))
+
+
+def test_rows_are_packed_where_that_is_faster():
+    x = torch.zeros(1024, 1024)
+    x[:, :20] = torch.randn(1024, 20)
+    assert isinstance(packed(x), SparseRows)
+    assert torch.equal(packed(x).to_dense(), x)
+    assert isinstance(packed(x[:1023]), torch.Tensor), "too few numbers"
+    x[:, 20:22] = 1.0
+    assert packed(x) is x, "too many are not zero"
+    rows = SparseRows(x.to_sparse_csr())
+    assert packed(rows) is rows
