@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.harness import Results
-from benchmarks.shapes import Shape, Workload
+from benchmarks.shapes import MOST, Shape, Workload, for_this_machine
 from benchmarks.suite import Ceilings, Suite
 
 # What a smoke run (``--seconds`` below 0.5) still multiplies, forward, and how many sparse rows.
@@ -18,6 +18,8 @@ MULTIPLICATIONS, SPARSE_ROWS = 10**9, 4096
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--results", type=Path, default=Path(".benchmarks/results.csv"), help="CSV file that rows go to")
     parser.addoption("--seconds", type=float, default=1.0, help="how long variants are compared with one another")
+    choices = ("all", "reference", "others")
+    parser.addoption("--shapes", choices=choices, default="all", help="the first shape alone, or all but it")
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-only", action="store_true", help="accepted; pytest-benchmark is not installed")
 
@@ -44,22 +46,22 @@ class _WithoutPytestBenchmark:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A smoke run leaves out large workloads, and other numbers of experts than the usual one."""
-    if config.getoption("--seconds") >= 0.5:
-        return
+    """``--shapes``; and a smoke run leaves out large workloads and other numbers of experts than the usual one."""
+    wanted, is_smoke = config.getoption("--shapes"), config.getoption("--seconds") < 0.5
+    first = for_this_machine(MOST)[0]
 
-    def is_left_out(item: pytest.Item) -> bool:
+    def is_kept(item: pytest.Item) -> bool:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         match parameters.get("workload", parameters.get("shape")):
             case Workload(shape=shape):
-                return shape.multiplications > MULTIPLICATIONS or shape.experts != Shape.experts
+                is_small = shape.multiplications <= MULTIPLICATIONS and shape.experts == Shape.experts
+                return (is_small or not is_smoke) and wanted in ("all", "reference" if shape == first else "others")
             case Shape(rows=rows):
-                return rows > SPARSE_ROWS
-        return False
+                return rows <= SPARSE_ROWS or not is_smoke
+        return wanted != "others"
 
-    left_out = [item for item in items if is_left_out(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
+    items[:] = [item for item in items if is_kept(item)]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,9 @@ medians with the 20th and the 80th percentile, never means.
 
 import csv
 import datetime
+import os
 import platform
+import shutil
 import subprocess
 import time
 import warnings
@@ -247,11 +249,11 @@ class Results:
 @cache
 def machine(device: str) -> dict[str, str]:
     """Where and with what a figure was measured."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    # A copy of the tree without its history is told its commit.
+    commit = os.environ.get("RBM_COMMIT") or _output("git", "rev-parse", "--short", "HEAD")
     where = {"device": f"{_processor()}, {torch.get_num_threads()} threads", "driver": ""}
     if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         where = {"device": torch.cuda.get_device_name(), "driver": driver}
     try:
         import triton
@@ -260,7 +262,15 @@ def machine(device: str) -> dict[str, str]:
     else:
         version = triton.__version__
     date = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
-    return {**where, "torch": torch.__version__, "triton": version, "commit": commit.strip(), "date": date}
+    return {**where, "torch": torch.__version__, "triton": version, "commit": commit, "date": date}
+
+
+def _output(*command: str) -> str:
+    """The first line that a program prints; nothing where it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return printed.partition("\n")[0].strip()
 
 
 def _processor() -> str:
