@@ -4,13 +4,13 @@ A case more is a line in ``CASES``. An operator more is a function in ``LAUNCHES
 many programs share a multiprocessor, a line in ``claimed_programs``.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from benchmarks.precision import DTYPES, multiplying_as
 from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config as expert_matmul_config
 from rbm_kernels.expert_matmul import launch as expert_matmul_launch
@@ -19,13 +19,6 @@ from rbm_kernels.expert_order import kernels as expert_order_kernels
 from rbm_kernels.routed_matmul import kernels as routed_matmul_kernels
 
 ARCHITECTURES = (80, 90, 100, 120)
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "tf32": torch.float32,
-    "float32": torch.float32,
-    "int32": torch.int32,
-}
 
 
 @dataclass(frozen=True)
@@ -179,14 +172,3 @@ def launch_meta(case: Case, label: str) -> None:
     """Launch on tensors that hold nothing: what ``rbm_kernels._ahead_of_time`` compiles."""
     with multiplying_as(case.precision):
         launches(case, Tensors.of(case, "meta"))[label]()
-
-
-@contextmanager
-def multiplying_as(precision: str) -> Iterator[None]:
-    """Set PyTorch's own switch of TensorFloat-32, and set it back."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before

@@ -6,15 +6,24 @@ medians with the 20th and the 80th percentile, never means.
 
 import csv
 import datetime
+import os
 import platform
+import shutil
 import subprocess
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import cycle, islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import Tensor
+
+Call = Callable[[], object]
+Name = TypeVar("Name", bound=Hashable)
 
 # One schema for all results, whichever suite or script wrote them.
 COLUMNS = (
@@ -39,30 +48,169 @@ class Timing:
 
 
 def interleave(
-    variants: dict[str, Callable[[], object]], *, seconds: float = 1.0, least: int = 5, most: int = 1000
-) -> dict[str, Timing]:
+    variants: Mapping[Name, Call | Sequence[Call]],
+    *,
+    seconds: float = 1.0,
+    least: int = 5,
+    most: int = 1000,
+    device: str = "cpu",
+    graphs: bool = False,
+) -> dict[Name, Timing]:
     """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
 
-    Each is called twice before, to allocate and to build what it keeps. A variant that answers sooner than a turn of
-    2 ms ends is called again: the clock and the caches that the variant before it left would be measured otherwise.
+    A variant is a call, or the same call on several sets of tensors, which it then takes in turn (see
+    :func:`buffer_sets`). Each is called twice before, to allocate and to build what it keeps. A variant that answers
+    sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant before it left would be
+    measured otherwise. On CUDA the clock is the GPU's; with ``graphs`` a variant's calls are captured and replayed, so
+    that no time of the host is in it.
     """
-    calls = {}
+    clock = _gpu_seconds if device == "cuda" else _wall_seconds
+    turns: dict[Name, tuple[Call, int]] = {}
+    pool = torch.cuda.graph_pool_handle() if graphs else None
     for name, variant in variants.items():
-        variant()
-        start = time.perf_counter()
-        variant()
-        calls[name] = max(1, min(200, int(2e-3 / max(time.perf_counter() - start, 1e-9))))
-    times: dict[str, list[float]] = {name: [] for name in variants}
+        calls = variant if isinstance(variant, Sequence) else [variant]
+        length = 1
+        if graphs:
+            length, calls = len(calls), [capture(calls, pool).replay]
+        for call in (*calls, calls[0]):
+            call()
+        repeats = max(1, min(200, int(2e-3 / max(clock(calls[0]), 1e-9))))
+        turns[name] = partial(_run, cycle(calls), repeats), repeats * length
+    times: dict[Name, list[float]] = {name: [] for name in variants}
     end = time.perf_counter() + seconds
     for round_ in range(most):
         if round_ >= least and time.perf_counter() > end:
             break
-        for name, variant in variants.items():
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                variant()
-            times[name].append((time.perf_counter() - start) / calls[name])
+        for name, (turn, length) in turns.items():
+            times[name].append(clock(turn) / length)
     return {name: Timing.of(seconds_) for name, seconds_ in times.items()}
+
+
+def _run(calls: Iterator[Call], repeats: int) -> None:
+    for call in islice(calls, repeats):
+        call()
+
+
+def _wall_seconds(turn: Call) -> float:
+    start = time.perf_counter()
+    turn()
+    return time.perf_counter() - start
+
+
+def _gpu_seconds(turn: Call) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    turn()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def buffer_sets(set_bytes: int, device: str) -> int:
+    """How many sets of tensors, used in turn, keep a call from finding its own in a cache.
+
+    On CUDA enough to exceed the L2 cache three times. On the CPU one where a set is small, as in serving, where what
+    is hot stays hot; four where it exceeds a core's own caches.
+    """
+    if torch.device(device).type == "cuda":
+        return max(1, min(64, -(-3 * torch.cuda.get_device_properties(device).L2_cache_size // set_bytes)))
+    return 1 if set_bytes <= 2 << 20 else 4
+
+
+def capture(calls: Sequence[Call], pool: tuple[int, int] | None = None) -> torch.cuda.CUDAGraph:
+    """One CUDA graph of all calls. Graphs whose results nobody reads may share a pool of memory."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what is compiled or allocated once must be so before the capture
+        for call in (*calls, calls[0]):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        for call in calls:
+            call()
+    return graph
+
+
+def can_be_captured(call: Call) -> bool:
+    """Whether a call may stand in a CUDA graph: it never waits for the device, and capturing it succeeds."""
+    if synchronizations(call):
+        return False
+    try:
+        capture([call])
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return False
+    return True
+
+
+def synchronizations(call: Call) -> int:
+    """How often a call makes the host wait for the GPU, as PyTorch's own check counts."""
+    call()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
+
+
+def launches(call: Call) -> int:
+    """What a call puts on the GPU's queue: kernels, copies and fills."""
+    call()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        torch.cuda.synchronize()
+    on_gpu = torch.autograd.DeviceType.CUDA
+    return sum(event.device_type == on_gpu and not event.is_user_annotation for event in profile.events())
+
+
+def peak_bytes(call: Call) -> int:
+    """The most memory that a call holds on the GPU beyond what was there before, its result included."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def saved_bytes(call: Call, arguments: Iterable[Tensor]) -> int:
+    """What autograd keeps of a call for its backward pass, on any device, beyond the arguments themselves."""
+    given = {storage.data_ptr() for argument in arguments for storage in _storages(argument)}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        for storage in _storages(tensor):
+            if storage.data_ptr() not in given:
+                kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = call()  # held, so that no address is used twice
+    del result
+    return sum(kept.values())
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    is_sparse = tensor.layout == torch.sparse_csr
+    parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values()) if is_sparse else (tensor,)
+    return [part.untyped_storage() for part in parts]
+
+
+def relative_error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The largest of the outputs' errors, each the norm of the difference over the norm of what is exact."""
+    pairs = zip(outputs, exact, strict=True)
+    with torch.no_grad():
+        differences = [((x.double() - y).norm(), y.double().norm()) for x, y in pairs]
+    errors = [float(difference / norm.clamp_min(1e-300)) for difference, norm in differences]
+    return float("nan") if any(error != error for error in errors) else max(errors)
 
 
 class Results:
@@ -101,11 +249,11 @@ class Results:
 @cache
 def machine(device: str) -> dict[str, str]:
     """Where and with what a figure was measured."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    # A copy of the tree without its history is told its commit.
+    commit = os.environ.get("RBM_COMMIT") or _output("git", "rev-parse", "--short", "HEAD")
     where = {"device": f"{_processor()}, {torch.get_num_threads()} threads", "driver": ""}
     if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         where = {"device": torch.cuda.get_device_name(), "driver": driver}
     try:
         import triton
@@ -114,7 +262,15 @@ def machine(device: str) -> dict[str, str]:
     else:
         version = triton.__version__
     date = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
-    return {**where, "torch": torch.__version__, "triton": version, "commit": commit.strip(), "date": date}
+    return {**where, "torch": torch.__version__, "triton": version, "commit": commit, "date": date}
+
+
+def _output(*command: str) -> str:
+    """The first line that a program prints; nothing where it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return printed.partition("\n")[0].strip()
 
 
 def _processor() -> str:

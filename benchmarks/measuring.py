@@ -1,13 +1,14 @@
 """Is a launch right, and how long does it take? Both on a GPU; the check runs anywhere."""
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from benchmarks.cases import Case, Tensors, multiplying_as
+from benchmarks.cases import Case, Tensors
+from benchmarks.harness import buffer_sets, interleave, relative_error
+from benchmarks.precision import multiplying_as
 from rbm_kernels.cosine_topk import reference as cosine_topk
 from rbm_kernels.expert_matmul import reference as expert_matmul
 
@@ -45,7 +46,7 @@ def disagreement(case: Case, label: str, tensors: Tensors, calls: Iterable[Call]
     """
     exact = reference(case, label, _in_float64(tensors))
     with multiplying_as(case.precision):
-        eager = _error(reference(case, label, tensors), exact)
+        eager = relative_error(reference(case, label, tensors), exact)
     before = torch.are_deterministic_algorithms_enabled()
     # PyTorch then fills new tensors with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -53,7 +54,7 @@ def disagreement(case: Case, label: str, tensors: Tensors, calls: Iterable[Call]
         for call in calls:
             got = call()
             outputs = [x for x in (got if isinstance(got, tuple) else (got,)) if x.is_floating_point()]
-            yield _error(outputs, exact) / (2 * eager + 1e-6)
+            yield relative_error(outputs, exact) / (2 * eager + 1e-6)
     finally:
         torch.use_deterministic_algorithms(before)
 
@@ -63,49 +64,14 @@ def _in_float64(tensors: Tensors) -> Tensors:
     return Tensors(**{name: x.double() if x.is_floating_point() else x for name, x in named.items()})
 
 
-def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    pairs = zip(outputs, exact, strict=True)
-    errors = [float((x.double() - y).norm() / y.norm()) for x, y in pairs]
-    return float("nan") if any(error != error for error in errors) else max(errors)
-
-
 def sets_beyond_the_cache(case: Case, device: str) -> int:
-    """How many sets of tensors, used in turn, are three times the L2 cache: no launch then finds its own rows there."""
+    """How many sets of tensors to use in turn, so that no launch finds its own rows in the L2 cache."""
     if torch.device(device).type != "cuda":
         return 1
-    set_bytes = Tensors.of(case, "meta").x.nbytes
-    return min(64, max(2, -(-3 * torch.cuda.get_device_properties(device).L2_cache_size // set_bytes)))
+    return max(2, buffer_sets(Tensors.of(case, "meta").x.nbytes, device))
 
 
-def cuda_clock(candidates: Sequence[Sequence[Call]], rounds: int = 40) -> list[float]:
-    """Microseconds a call, medians over rounds in which every candidate has its turn.
-
-    A candidate's calls are captured in one CUDA graph, so that no time of the host is in it. A drift of the GPU's clock
-    meets all candidates alike.
-    """
-    pool = torch.cuda.graph_pool_handle()
-    graphs = []
-    for calls in candidates:
-        for call in calls:  # compiles what is not yet compiled
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Nobody reads what the graphs write, and no two run at once: they share their memory.
-        with torch.cuda.graph(graph, pool=pool):
-            for call in calls:
-                call()
-        graphs.append(graph)
-
-    times: list[list[float]] = [[] for _ in graphs]
-    for number in range(rounds + 3):
-        for graph, seen in zip(graphs, times, strict=True):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if number >= 3:  # the first are warm-up
-                seen.append(start.elapsed_time(end))
-    return [
-        1000 * statistics.median(seen) / len(calls) for seen, calls in zip(times, candidates, strict=True)
-    ]  # fmt: skip
+def cuda_clock(candidates: Sequence[Sequence[Call]]) -> list[float]:
+    """Microseconds a call, medians over rounds in which every candidate has its turn, as one CUDA graph."""
+    timings = interleave(dict(enumerate(candidates)), seconds=0, least=40, device="cuda", graphs=True)
+    return [1e6 * timings[place].median for place in range(len(candidates))]

@@ -19,7 +19,7 @@ LIBRARIES = ("scattermoe", "megablocks", "tutel", "liger_kernel")
 
 def eager(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
     """Every expert sees every row; gates are zero where a row does not use one."""
-    gate = x.new_zeros(x.shape[0], weight.shape[0]).scatter(1, experts.long(), gates.to(x.dtype))
+    gate = _gate_of_expert(gates.to(x.dtype), experts, weight.shape[0])
     y = gate @ bias
     for expert in range(weight.shape[0]):
         y = y + gate[:, expert, None] * (x @ weight[expert].T)
@@ -58,13 +58,15 @@ def grouped_mm(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: 
     ends = torch.bincount(flat, minlength=weight.shape[0]).cumsum(0).int()
     out = F.grouped_mm(x[pairs // experts.shape[1]], weight.transpose(1, 2), offs=ends)
     places = torch.empty_like(pairs).scatter_(0, pairs, torch.arange(len(pairs), device=x.device))
-    by_row = out[places].view(*experts.shape, -1) + bias[experts.long()]
-    return (by_row * gates[..., None].to(x.dtype)).sum(1)
+    gate = gates.to(x.dtype)
+    by_row = out[places].view(*experts.shape, -1)
+    # The biases by a product: their gradient through bias[experts] would be summed in the rows' precision.
+    return (by_row * gate[..., None]).sum(1) + _gate_of_expert(gate, experts, weight.shape[0]) @ bias
 
 
 def dense_concatenated(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
     """One large product: the row once for each expert, scaled by its gate, against all experts' weights."""
-    gate = x.new_zeros(x.shape[0], weight.shape[0]).scatter(1, experts.long(), gates.to(x.dtype))
+    gate = _gate_of_expert(gates.to(x.dtype), experts, weight.shape[0])
     stacked = (gate[:, :, None] * x[:, None, :]).flatten(1)
     return torch.addmm(gate @ bias, stacked, weight.permute(0, 2, 1).flatten(0, 1))
 
@@ -79,9 +81,9 @@ def peers(dtype: torch.dtype, *, compiled: bool = True) -> dict[str, Callable[..
         "dense": dense_concatenated,
     }
     if compiled:
-        found["eager compiled"] = torch.compile(eager)
+        found["eager compiled"] = torch.compile(eager, dynamic=False)
         if dtype == torch.bfloat16:  # the only one that PyTorch traces it for
-            found["grouped_mm compiled"] = torch.compile(grouped_mm)
+            found["grouped_mm compiled"] = torch.compile(grouped_mm, dynamic=False)
     return found
 
 
@@ -90,21 +92,44 @@ def missing_libraries() -> list[str]:
     return [name for name in LIBRARIES if find_spec(name) is None]
 
 
-class SortedRbMLayer(ReferenceRbMLayer):
-    """The reference layer with attention and scale folded into the weights, once for serving, and sorted experts."""
-
-    folded: tuple[Tensor, Tensor] | None = None
+class _SparseRbMLayer(ReferenceRbMLayer):
+    """The reference layer with its experts run on the rows that use them alone: by ``_combine`` of what is below."""
 
     def forward(self, h: Tensor) -> Tensor:
         """Rows ``[B, in_features]`` to ``[B, out_features]``."""
         gates, experts, _ = routing.cosine_topk(h, self.memory.detach(), self.top_k)
-        weight, bias = self._fold() if self.training else (self.folded or self._fold())
-        y = sorted_addmm(h, weight, bias, gates.detach(), experts)
+        gates = gates.detach()
+        y = self._combine(h, gates, experts)
         if self.training:
-            gate_of_expert = torch.zeros(h.shape[0], self.num_experts).scatter_(1, experts.long(), gates.detach())
-            chosen = torch.zeros_like(gate_of_expert, dtype=torch.bool).scatter_(1, experts.long(), True)
-            self._move_memory(h.detach(), gate_of_expert, chosen)
+            chosen = torch.zeros_like(_gate_of_expert(gates, experts, self.num_experts), dtype=torch.bool)
+            chosen.scatter_(1, experts.long(), True)
+            rows = h.detach().to(self.memory.dtype)
+            self._move_memory(rows, _gate_of_expert(gates, experts, self.num_experts), chosen)
         return y
+
+
+class SplitRbMLayer(_SparseRbMLayer):
+    """The way of the released code: attention multiplies activations, and each expert's rows are split off for it."""
+
+    def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        y = h.new_zeros(h.shape[0], self.out_features)
+        for expert in range(self.num_experts):
+            rows, choice = torch.nonzero(experts == expert, as_tuple=True)
+            if len(rows):
+                scaled = h[rows] * self.attention[expert].exp()
+                out = F.linear(scaled, self.weight[expert], self.bias[expert])
+                y = y.index_add(0, rows, out * gates[rows, choice, None].to(h.dtype))
+        return self.log_scale.exp() * y
+
+
+class SortedRbMLayer(_SparseRbMLayer):
+    """Attention and scale folded into the weights, once for serving, and sorted experts."""
+
+    folded: tuple[Tensor, Tensor] | None = None
+
+    def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        weight, bias = self._fold() if self.training else (self.folded or self._fold())
+        return sorted_addmm(h, weight, bias, gates, experts)
 
     def eval(self) -> "SortedRbMLayer":
         """For serving: the weights are folded now and kept."""
@@ -116,6 +141,11 @@ class SortedRbMLayer(ReferenceRbMLayer):
     def _fold(self) -> tuple[Tensor, Tensor]:
         scale = self.log_scale.exp()
         return self.weight * (scale * self.attention.exp())[:, None, :], self.bias * scale
+
+
+def _gate_of_expert(gates: Tensor, experts: Tensor, num_experts: int) -> Tensor:
+    """Gates as ``[B, E]``, zero where a row does not use an expert."""
+    return gates.new_zeros(gates.shape[0], num_experts).scatter(1, experts.long(), gates)
 
 
 def _sorted_pairs(gates: Tensor, experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,9 +1,19 @@
-"""The shapes that suites measure, and the ways in which rows may be routed."""
+"""What suites measure: shapes, precisions, the ways in which rows may be routed, and the tensors of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
+
+from benchmarks.precision import DTYPES
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The first is the one that matters most; where time is short, only it is measured with every routing.
+PRECISIONS = ("bfloat16", "float32", "tf32", "float16") if DEVICE == "cuda" else ("float32", "bfloat16")
+ROUTINGS = ("uniform", "skewed", "clustered")
+# Multiplications forward that a shape may take: on two cores a tenth of a second, on a GPU whatever there is.
+MOST = 10**13 if DEVICE == "cuda" else 4 * 10**9
 
 
 @dataclass(frozen=True)
@@ -25,29 +35,113 @@ class Shape:
         return self.rows * self.top_k * self.features * self.outputs
 
 
-# The graphs of the paper by their nodes: Cora, Coauthor-CS and Physics, ogbn-arxiv, ogbn-products.
+# The graphs of the paper by their nodes: ogbn-arxiv, Coauthor-CS, Cora, Coauthor Physics, ogbn-products.
 REFERENCE = Shape(169_343)
+FEWEST = 2_708
 SHAPES = (
     REFERENCE,
-    Shape(2_708),
-    Shape(2_708, 1_433),
     Shape(18_333),
+    Shape(FEWEST),
+    Shape(FEWEST, 1_433),
     Shape(18_333, 128, 128, 4),
-    Shape(34_493, 8_415),
     Shape(34_493, 512, 512, 5),
     Shape(169_343, 256, 256, 3),
     Shape(169_343, 256, 256, 16),
     Shape(169_343, 256, 256, 32),
     Shape(169_343, 256, 256, 64, 8),
     Shape(169_343, 1_024, 1_024),
+    Shape(34_493, 8_415),
     Shape(2_449_029),
 )
-ROUTINGS = ("uniform", "skewed", "clustered")
 
 
 def for_this_machine(most_multiplications: int) -> tuple[Shape, ...]:
-    """The shapes that take at most so many multiplications forward."""
-    return tuple(shape for shape in SHAPES if shape.multiplications <= most_multiplications)
+    """The shapes that take at most so many multiplications forward; the rows of larger ones are cut to Cora's."""
+    cut = [s if s.multiplications <= most_multiplications else replace(s, rows=FEWEST) for s in SHAPES[1:]]
+    fitting = (shape for shape in (REFERENCE, *cut) if shape.multiplications <= most_multiplications)
+    return tuple(dict.fromkeys(fitting))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A shape, the precision of its rows and weights, and how the rows are routed."""
+
+    shape: Shape
+    precision: str = PRECISIONS[0]
+    routing: str = "uniform"
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.precision} {self.routing}"
+
+
+def workloads(precisions: tuple[str, ...] = PRECISIONS, routings: tuple[str, ...] = ROUTINGS) -> list[Workload]:
+    """Every shape of this machine in every precision; the first one with every routing, and before all others."""
+    shapes = for_this_machine(MOST)
+    first = [Workload(shapes[0], precisions[0], routing) for routing in routings]
+    return list(dict.fromkeys(first + [Workload(shape, precision) for shape in shapes for precision in precisions]))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the operators take, under the names of DESIGN.md, and the gradient that arrives at the result."""
+
+    x: Tensor
+    memory: Tensor
+    weight: Tensor
+    bias: Tensor
+    gates: Tensor
+    experts: Tensor
+    grad: Tensor
+
+    @classmethod
+    def of(cls, workload: Workload, device: str = DEVICE) -> "Problem":
+        """Fresh random tensors. ``x``, ``weight``, ``bias`` and ``gates`` require a gradient."""
+        shape, dtype = workload.shape, DTYPES[workload.precision]
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, device=device, dtype=dtype)
+
+        memory = torch.randn(shape.experts, shape.features, device=device)
+        return cls(
+            x=clear_rows(shape.rows, memory, shape.top_k, workload.precision).requires_grad_(),
+            memory=memory,
+            weight=(normal(shape.experts, shape.outputs, shape.features) * shape.features**-0.5).requires_grad_(),
+            bias=normal(shape.experts, shape.outputs).requires_grad_(),
+            gates=torch.rand(shape.rows, shape.top_k, device=device).softmax(-1).requires_grad_(),
+            experts=route(workload.routing, shape, device),
+            grad=normal(shape.rows, shape.outputs),
+        )
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """What gets a gradient from the experts."""
+        return self.x, self.gates, self.weight, self.bias
+
+    def nbytes(self) -> int:
+        return sum(getattr(self, field.name).nbytes for field in fields(self))
+
+
+def clear_rows(rows: int, memory: Tensor, top_k: int, precision: str = "float32") -> Tensor:
+    """Random rows whose experts no rounding decides: the k-th cosine is clearly larger than the next.
+
+    Whoever routes them then chooses the same experts, and results can be compared row by row.
+    """
+    margin = 2e-3 if precision == "tf32" else 1e-5
+    x = torch.randn(rows, memory.shape[1], device=memory.device, dtype=DTYPES[precision])
+    unclear = torch.arange(rows if top_k < memory.shape[0] else 0, device=memory.device)
+    directions = normalize(memory.double(), dim=-1).T
+    for _ in range(100):
+        if not len(unclear):
+            break
+        parts = unclear.split(65_536)
+        unclear = torch.cat([part[_gap(x[part], directions, top_k) < margin] for part in parts])
+        x[unclear] = torch.randn(len(unclear), x.shape[1], device=x.device, dtype=x.dtype)
+    return x
+
+
+def _gap(x: Tensor, directions: Tensor, top_k: int) -> Tensor:
+    largest = (normalize(x.double(), dim=-1) @ directions).topk(top_k + 1).values
+    return largest[:, -2] - largest[:, -1]
 
 
 def route(kind: str, shape: Shape, device: str = "cpu") -> Tensor:
@@ -57,11 +151,11 @@ def route(kind: str, shape: Shape, device: str = "cpu") -> Tensor:
     rows belong to 16 clusters of one set each, which is what memory vectors that follow their rows tend to.
     """
     if kind == "clustered":
-        sets = torch.rand(16, shape.experts).topk(shape.top_k).indices
-        return sets[torch.randint(16, (shape.rows,))].int().to(device)
-    odds = torch.ones(shape.experts)
+        sets = torch.rand(16, shape.experts, device=device).topk(shape.top_k).indices
+        return sets[torch.randint(16, (shape.rows,), device=device)].int()
+    odds = torch.ones(shape.experts, device=device)
     if kind == "skewed":
-        odds = 1 / torch.arange(1, shape.experts + 1)
+        odds = 1 / torch.arange(1, shape.experts + 1, device=device)
     # The k largest of log(odds) + Gumbel noise are k draws without replacement.
-    keys = odds.log() - torch.empty(shape.rows, shape.experts).exponential_().log()
-    return keys.topk(shape.top_k).indices.int().to(device)
+    keys = odds.log() - torch.empty(shape.rows, shape.experts, device=device).exponential_().log()
+    return keys.topk(shape.top_k).indices.int()

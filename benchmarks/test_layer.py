@@ -1,68 +1,101 @@
-"""The layer on the CPU against the eager reference and against the strongest simple alternative, by batch size."""
+"""The layer against eager PyTorch, compiled, the released code's way, and sorted experts, by batch size."""
+
+from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks.harness import Results
-from benchmarks.peers import SortedRbMLayer
+from benchmarks.peers import SortedRbMLayer, SplitRbMLayer
+from benchmarks.shapes import DEVICE, PRECISIONS, REFERENCE, Problem, Shape, Workload
+from benchmarks.suite import Suite
 from rbm import FusedRbMLayer
 from rbm.reference import ReferenceRbMLayer
+from rbm_kernels.expert_matmul import cost
 
-FEATURES, EXPERTS, TOP_K = 256, 8, 3
-LAYERS = {"rbm": FusedRbMLayer, "eager": ReferenceRbMLayer, "sorted": SortedRbMLayer}
+ROWS = (1, 8, 64, 4096, 65536) if DEVICE == "cpu" else (REFERENCE.rows, 1, 64, 2_708, 18_333)
+LAYERS = {"rbm": FusedRbMLayer, "eager": ReferenceRbMLayer, "split": SplitRbMLayer, "sorted": SortedRbMLayer}
+WORKLOADS = [Workload(Shape(rows), precision) for rows in ROWS for precision in PRECISIONS if precision != "float16"]
+if DEVICE == "cpu":
+    WORKLOADS = [workload for workload in WORKLOADS if workload.precision == "float32"]
 
 
-def make_layers() -> dict[str, torch.nn.Module]:
+def make_layers(run: Suite, memory: Tensor, *, training: bool) -> dict[str, torch.nn.Module]:
     """One set of parameters in every implementation."""
-    torch.manual_seed(0)
-    layers = {name: layer(FEATURES, FEATURES, EXPERTS, TOP_K) for name, layer in LAYERS.items()}
+    shape = run.workload.shape
+    sizes = (shape.features, shape.outputs, shape.experts, shape.top_k)
+    layers = {name: layer(*sizes, device=DEVICE, dtype=run.dtype) for name, layer in LAYERS.items()}
+    layers["rbm"].memory.copy_(memory)
     for layer in layers.values():
         layer.load_state_dict(layers["rbm"].state_dict())
+        layer.train(training)
+    if run.compiles:
+        layers["eager compiled"] = torch.compile(deepcopy(layers["eager"]), dynamic=False)
     return layers
 
 
-def shape_of(rows: int) -> str:
-    return f"B={rows} D={FEATURES} N={FEATURES} E={EXPERTS} k={TOP_K}"
+def in_float64(layer: torch.nn.Module) -> torch.nn.Module:
+    return deepcopy(layer).double()
 
 
-@pytest.mark.parametrize("rows", [1, 8, 64, 4096, 65536])
-def test_layer_forward(benchmark, compare, results: Results, rows: int):
-    x = torch.randn(rows, FEATURES)
-    layers = {name: layer.eval() for name, layer in make_layers().items()}
+@pytest.mark.parametrize("workload", WORKLOADS, ids=str)
+def test_layer_forward(suite, workload: Workload):
+    run = suite("layer", workload)
+    shape = workload.shape
+    problems = run.buffers(lambda: Problem.of(workload), Problem.nbytes)
+    memory = problems[0].memory
+    layers = make_layers(run, memory, training=False)
+
+    def step(layer: torch.nn.Module, p: Problem) -> Tensor:
+        return layer(p.x)
+
     with torch.inference_mode():
-        expected = layers["eager"].double()(x.double()).float()
-        layers["eager"].float()
-        for layer in layers.values():
-            torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
-        timings = compare({name: lambda layer=layer: layer(x) for name, layer in layers.items()})
-        weight = torch.randn(FEATURES, FEATURES)
-        timings["torch.mm"] = compare({"mm": lambda: torch.mm(x, weight)})["mm"]
-        benchmark(layers["rbm"], x)
-    for name, timing in timings.items():
-        results.add("layer forward", shape_of(rows), name, "seconds", timing)
-    products = {"rbm": TOP_K, "torch.mm": 1}
-    for name, count in products.items():
-        flops = 2 * rows * count * FEATURES * FEATURES
-        results.add("layer forward", shape_of(rows), name, "GFLOP/s", flops / timings[name].median / 1e9)
+        exact = in_float64(layers["eager"])(problems[0].x.double())
+        right = run.check("forward", layers, lambda layer, p: (step(layer, p),), problems[0], (exact,))
+        sizes = (shape.rows, shape.features, shape.outputs, shape.experts, shape.top_k, run.dtype)
+        run.time("forward", right, step, problems, cost.forward(*sizes))
 
 
-@pytest.mark.parametrize("rows", [4096, 65536])
-def test_layer_forward_backward(benchmark, compare, results: Results, rows: int):
-    layers = {name: layer.train() for name, layer in make_layers().items()}
-    x = torch.randn(rows, FEATURES, requires_grad=True)
-    grad = torch.randn(rows, FEATURES)
+@pytest.mark.parametrize("workload", [w for w in WORKLOADS if w.shape.rows >= 2_708], ids=str)
+def test_layer_training(suite, workload: Workload):
+    run = suite("layer", workload)
+    problems = run.buffers(lambda: Problem.of(workload), Problem.nbytes)
+    layers = make_layers(run, problems[0].memory, training=True)
 
-    def step(layer: torch.nn.Module) -> torch.Tensor:
-        layer.zero_grad()
-        x.grad = None
-        layer(x).backward(grad)
-        return x.grad
+    def forward_and_backward(layer: torch.nn.Module, p: Problem) -> tuple[Tensor, ...]:
+        y = layer(p.x)
+        return y, *torch.autograd.grad(y, [p.x, layer.weight, layer.bias, layer.attention], p.grad)
 
-    expected = step(layers["eager"])
-    for name, layer in layers.items():
-        if name != "eager":
-            torch.testing.assert_close(step(layer), expected, rtol=1e-3, atol=1e-3)
-    timings = compare({name: lambda layer=layer: step(layer) for name, layer in layers.items()})
-    benchmark(step, layers["rbm"])
-    for name, timing in timings.items():
-        results.add("layer forward + backward", shape_of(rows), name, "seconds", timing)
+    first = problems[0]
+    wide = Problem(**{name: t.double() if t.is_floating_point() else t for name, t in vars(first).items()})
+    exact = forward_and_backward(in_float64(layers["eager"]), wide)
+    # On copies: a training forward moves the memory.
+    right = run.check(
+        "forward + backward", layers, lambda layer, p: forward_and_backward(copied(layer), p), first, exact
+    )
+    run.time("forward + backward", right, forward_and_backward, problems)
+    run.saved_bytes(right, lambda layer, p: layer(p.x), first, [first.x, *layers["rbm"].parameters()])
+
+    steps = {name: optimised(layer) for name, layer in right.items()}
+    run.time("training step", steps, lambda step, p: step(p), problems)
+
+
+def copied(layer: torch.nn.Module) -> torch.nn.Module:
+    """A layer of the same state; a compiled one is compiled again, from the cache."""
+    if hasattr(layer, "_orig_mod"):
+        return torch.compile(deepcopy(layer._orig_mod), dynamic=False)
+    return deepcopy(layer)
+
+
+def optimised(layer: torch.nn.Module) -> Callable[[Problem], None]:
+    """A whole step: forward, backward, Adam, and the memory, which moves in or before the next forward."""
+    adam = torch.optim.Adam(layer.parameters(), lr=1e-5, capturable=DEVICE == "cuda", foreach=True)
+
+    def step(p: Problem) -> None:
+        layer(p.x).backward(p.grad)
+        adam.step()
+        # Kept and set to zero, so that a CUDA graph finds the gradients where it captured them.
+        adam.zero_grad(set_to_none=False)
+
+    return step

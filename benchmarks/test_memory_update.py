@@ -1,48 +1,55 @@
-"""The memory update against its eager reference; ``--benchmark-group-by=param:shape`` sets the two side by side."""
+"""The memory update against its eager reference, as it is and compiled."""
 
 import pytest
 import torch
+from torch import Tensor
 
+from benchmarks.shapes import PRECISIONS, Problem, Workload, workloads
 from rbm_kernels import memory_statistics, memory_update_
-from rbm_kernels.memory_update import reference
+from rbm_kernels.memory_update import cost, reference
 
-# (B, D, E, k): Cora's first layer, Coauthor-CS's hidden layer, one large batch.
-SHAPES = {"cora": (2708, 1433, 8, 3), "cs-hidden": (18333, 256, 8, 3), "batch-64k": (65536, 256, 8, 3)}
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-
-
-def make(shape, dtype, device):
-    b, d, e, k = shape
-    h = torch.randn(b, d, device=device).to(dtype)
-    gates = torch.rand(b, k, device=device).softmax(-1)
-    experts = torch.rand(b, e, device=device).argsort(-1)[:, :k].int()
-    return h, gates, experts, e
+# How float32 is multiplied makes no difference here.
+DTYPES = tuple(precision for precision in PRECISIONS if precision != "tf32")
 
 
-def run(benchmark, device, function, *arguments):
-    def once():
-        function(*arguments)
-        if device == "cuda":
-            torch.cuda.synchronize()
+@pytest.mark.parametrize("workload", workloads(DTYPES), ids=str)
+def test_memory_statistics(suite, workload: Workload):
+    run = suite("memory_statistics", workload)
+    shape = workload.shape
+    problems = run.buffers(lambda: Problem.of(workload), Problem.nbytes)
+    implementations = {"rbm": memory_statistics, "eager": reference.memory_statistics}
+    if run.compiles:
+        implementations["eager compiled"] = torch.compile(reference.memory_statistics, dynamic=False)
 
-    once()
-    benchmark(once)
+    def step(f, p: Problem) -> tuple[Tensor, Tensor]:
+        return f(p.x, p.gates, p.experts, shape.experts)
+
+    first = problems[0]
+    with torch.no_grad():
+        exact = reference.memory_statistics(first.x.double(), first.gates.double(), first.experts, shape.experts)
+        right = run.check("forward", implementations, step, first, exact)
+        sizes = (shape.rows, shape.features, shape.experts, shape.top_k, run.dtype)
+        run.time("forward", right, step, problems, cost.statistics(*sizes))
 
 
-@pytest.mark.parametrize("implementation", ["operator", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_memory_statistics(benchmark, shape, device, dtype, implementation):
-    function = memory_statistics if implementation == "operator" else reference.memory_statistics
-    h, *others = make(shape, dtype, device)
-    benchmark.extra_info["bytes_read"] = h.numel() * h.element_size()
-    run(benchmark, device, function, h, *others)
+@pytest.mark.parametrize("workload", workloads(("float32",), ("uniform",))[:1], ids=str)
+def test_memory_update(suite, workload: Workload):
+    run = suite("memory_update_", workload)
+    problems = run.buffers(lambda: Problem.of(workload), Problem.nbytes)
+    total = torch.ones(workload.shape.experts, device=problems[0].x.device)
+    implementations = {"rbm": memory_update_, "eager": reference.memory_update_}
 
+    def step(f, p: Problem) -> None:
+        f(p.memory, p.weight[:, 0], total, 0.9)
 
-@pytest.mark.parametrize("implementation", ["operator", "reference"])
-@pytest.mark.parametrize("device", DEVICES)
-def test_memory_update(benchmark, device, implementation):
-    function = memory_update_ if implementation == "operator" else reference.memory_update_
-    memory = torch.randn(8, 256, device=device)
-    run(benchmark, device, function, memory, torch.randn(8, 256, device=device), torch.ones(8, device=device), 0.9)
+    def moved(f, p: Problem) -> tuple[Tensor]:
+        memory = p.memory.clone()
+        f(memory, p.weight[:, 0], total, 0.9)
+        return (memory,)
+
+    with torch.no_grad():
+        first, shape = problems[0], workload.shape
+        exact = first.memory.double()
+        reference.memory_update_(exact, first.weight[:, 0].double(), total.double(), 0.9)
+        right = run.check("forward", implementations, moved, first, (exact,))
+        run.time("forward", right, step, problems, cost.update(shape.features, shape.experts, run.dtype))

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmarks.harness import Results
+from benchmarks.shapes import Shape
 
 ROWS, FEATURES = 65536, 256
 
@@ -48,12 +49,12 @@ def test_peak_memory(benchmark, results: Results, mode: str):
         subprocess.run, (command,), {"capture_output": True, "text": True, "check": True}, rounds=1
     )
     measured = json.loads(run.stdout.splitlines()[-1])
-    shape = f"B={ROWS} D={FEATURES} N={FEATURES} E=8 k=3"
+    shape = str(Shape(ROWS, FEATURES, FEATURES))
     if mode == "serving":
         extra = measured["grown"] - measured["rows"]  # y is of the size of x
-        results.add("layer forward", shape, "rbm", "extra memory / (x + y)", extra / (2 * measured["rows"]))
+        results.add("layer", shape, "rbm", "forward extra memory / (x + y)", extra / (2 * measured["rows"]))
     else:
         needed = 4 * measured["rows"] + 2 * measured["parameters"]  # x, y, parameters, and the gradient of each
         held = 2 * measured["rows"] + measured["parameters"]  # x, the gradient of y, parameters: there before
         peak = (measured["grown"] + held) / needed
-        results.add("layer forward + backward", shape, "rbm", "peak memory / needed", peak)
+        results.add("layer", shape, "rbm", "forward + backward peak memory / needed", peak)

@@ -1,34 +1,52 @@
-"""Routing and experts in one call against two operators of eager PyTorch, given the same folded weights: few rows."""
+"""Routing and experts in one call against two operators, given the same folded weights: few rows."""
+
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks.harness import Results
 from benchmarks.peers import sorted_addmm
-from benchmarks.shapes import Shape
-from rbm_kernels import routed_matmul
+from benchmarks.shapes import PRECISIONS, Problem, Shape, Workload
+from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 from rbm_kernels.cosine_topk import reference as routing
 from rbm_kernels.expert_matmul import reference as matmul
+from rbm_kernels.routed_matmul import cost
+
+ROWS = (1, 8, 64, 256)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 64, 256])
-def test_routed_matmul(benchmark, compare, results: Results, rows: int):
-    shape = Shape(rows)
-    x, memory = torch.randn(rows, shape.features), torch.randn(shape.experts, shape.features)
-    weight = torch.randn(shape.experts, shape.outputs, shape.features) / shape.features**0.5
-    bias, k = torch.randn(shape.experts, shape.outputs), shape.top_k
+@pytest.mark.parametrize("workload", [Workload(Shape(n), p) for n in ROWS for p in PRECISIONS], ids=str)
+def test_routed_matmul(suite, workload: Workload):
+    run = suite("routed_matmul", workload)
+    shape = workload.shape
+    problems = run.buffers(lambda: without_gradients(Problem.of(workload)), Problem.nbytes)
 
-    def eager():
-        return matmul.expert_matmul(x, weight, bias, *routing.cosine_topk(x, memory, k)[:2])
+    def of(route, multiply):
+        return lambda x, memory, *experts_of: multiply(x, *experts_of, *route(x, memory, shape.top_k)[:2])
 
-    def sorted_pairs():
-        return sorted_addmm(x, weight, bias, *routing.cosine_topk(x, memory, k)[:2])
+    implementations = {
+        "rbm": lambda x, memory, *experts_of: routed_matmul(x, memory, *experts_of, shape.top_k),
+        "rbm two operators": of(cosine_topk, expert_matmul),
+        "eager": of(routing.cosine_topk, matmul.expert_matmul),
+        "sorted": of(routing.cosine_topk, sorted_addmm),
+    }
+    if run.seconds >= 0.5 and workload.precision == PRECISIONS[0]:
+        implementations["eager compiled"] = torch.compile(implementations["eager"], dynamic=False)
 
+    def step(f, p: Problem) -> Tensor:
+        return f(p.x, p.memory, p.weight, p.bias)
+
+    first = problems[0]
+    exact = step(implementations["eager"], replace(first, **{n: getattr(first, n).double() for n in WIDENED}))
     with torch.inference_mode():
-        variants = {"rbm": lambda: routed_matmul(x, memory, weight, bias, k), "eager": eager, "sorted": sorted_pairs}
-        for variant in variants.values():
-            torch.testing.assert_close(variant(), eager(), rtol=1e-4, atol=1e-4)
-        timings = compare(variants)
-        benchmark(variants["rbm"])
-    for name, timing in timings.items():
-        results.add("routed_matmul", str(shape), name, "seconds", timing)
+        right = run.check("forward", implementations, lambda f, p: (step(f, p),), first, (exact,))
+        sizes = (shape.rows, shape.features, shape.outputs, shape.experts, shape.top_k, run.dtype)
+        run.time("forward", right, step, problems, cost.forward(*sizes))
+
+
+WIDENED = ("x", "memory", "weight", "bias")
+
+
+def without_gradients(p: Problem) -> Problem:
+    return replace(p, **{name: getattr(p, name).detach() for name in WIDENED})

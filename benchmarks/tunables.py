@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.cases import DTYPES, Case
+from benchmarks.cases import Case
+from benchmarks.precision import DTYPES
 from rbm_kernels.cosine_topk import config as cosine_topk_config
 from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config

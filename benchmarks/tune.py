@@ -22,6 +22,7 @@ from rich.console import Console
 from benchmarks import cases, occupancy
 from benchmarks.cases import CASES, Case, Tensors
 from benchmarks.measuring import Call, Clock, cuda_clock, disagreement, sets_beyond_the_cache
+from benchmarks.precision import multiplying_as
 from benchmarks.static_report import made_by
 from benchmarks.tunables import TUNABLES, Candidate, Tunable
 from rbm_kernels._ahead_of_time import Compiled, compile_launches
@@ -189,7 +190,7 @@ def measure(
 
     def with_candidate(candidate: Candidate, launch: Call) -> Call:
         def call() -> object:
-            with tunable.using(candidate, case, architecture), cases.multiplying_as(case.precision):
+            with tunable.using(candidate, case, architecture), multiplying_as(case.precision):
                 return launch()
 
         return call

@@ -1,0 +1,42 @@
+"""Every kernel once at the reference shape, for a profiler that starts and stops with the program's own marks.
+
+``ncu --profile-from-start off python -m benchmarks.profile_launches``; ``--dry-run`` names what would be launched.
+"""
+
+import sys
+
+import torch
+
+from benchmarks.cases import CASES, Case, Tensors, labels, launches
+from benchmarks.precision import multiplying_as
+from rbm_kernels import memory_statistics, memory_update_
+
+PROFILED = [case for case in dict.fromkeys(CASES) if case in [Case(case.operator, case.precision)] or case.rows == 1]
+
+
+def main(*, dry_run: bool) -> None:
+    for case in PROFILED:
+        if dry_run:
+            print(f"{case.operator} {case.precision} {case}: {'; '.join(labels(case))}")
+            continue
+        with multiplying_as(case.precision):
+            for launch in launches(case, Tensors.of(case, "cuda")).values():
+                profiled(launch)
+    if not dry_run:
+        t = Tensors.of(Case("memory_statistics", "bfloat16"), "cuda")
+        sums = memory_statistics(t.x, t.gates, t.experts, t.memory.shape[0])
+        profiled(lambda: memory_statistics(t.x, t.gates, t.experts, t.memory.shape[0]))
+        profiled(lambda: memory_update_(t.memory, *sums, 0.9))
+
+
+def profiled(launch) -> None:
+    launch()  # compiles, and is not profiled
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    launch()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main(dry_run="--dry-run" in sys.argv[1:])

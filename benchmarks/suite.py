@@ -1,0 +1,203 @@
+"""What every suite does with a workload: make tensors, check all implementations, time those that are right.
+
+On the way it writes down whatever else there is to tell of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmarks import harness
+from benchmarks.harness import Call, Results, Timing, buffer_sets, interleave, relative_error
+from benchmarks.precision import DTYPES, multiplying_as
+from benchmarks.shapes import DEVICE, MOST, PRECISIONS, Workload, for_this_machine
+from rbm_kernels.cost import Cost
+
+# Errors that eager PyTorch need not have made for an implementation to be right: the norm of the difference over the
+# norm of the result in float64. Beyond it twice eager PyTorch's own error is allowed.
+FLOORS = {"float32": 1e-6, "tf32": 5e-4, "bfloat16": 4e-3, "float16": 5e-4, "int32": 0.0}
+T = TypeVar("T")
+Implementations = Mapping[str, Callable]
+# Calls one implementation on one set of tensors.
+Step = Callable[[Callable, T], object]
+
+
+class Ceilings:
+    """What this machine reaches at best, measured in the same run: the fastest product and the fastest copy."""
+
+    def __init__(self, results: Results, seconds: float) -> None:
+        self._results, self._seconds = results, seconds
+        self._known: dict[str, float] = {}
+
+    def flops(self, precision: str) -> float:
+        """Operations a second of the best square ``torch.mm``."""
+        if precision not in self._known:
+            sizes = (4096, 8192) if DEVICE == "cuda" else (512, 1024, 2048)
+            with multiplying_as(precision):
+                self._known[precision] = max(self._product(size, precision) for size in sizes[: self._many(3)])
+            self._add("torch.mm", precision, "FLOP/s", self._known[precision])
+        return self._known[precision]
+
+    def bandwidth(self) -> float:
+        """Bytes a second, read and written, of a copy that no cache holds."""
+        if "copy" not in self._known:
+            source = torch.randn(self._many(64) << 22, device=DEVICE)
+            target = torch.empty_like(source)
+            seconds = self._time(lambda: target.copy_(source))
+            self._known["copy"] = 2 * source.nbytes / seconds
+            self._add("copy", "float32", "bytes/s", self._known["copy"])
+        return self._known["copy"]
+
+    def _product(self, size: int, precision: str) -> float:
+        a, b = (torch.randn(size, size, device=DEVICE).to(DTYPES[precision]) for _ in range(2))
+        return 2 * size**3 / self._time(lambda: torch.mm(a, b))
+
+    def _time(self, call: Call) -> float:
+        return interleave({"": call}, seconds=self._seconds / 2, least=self._many(5), device=DEVICE)[""].median
+
+    def _many(self, usual: int) -> int:
+        return usual if self._seconds >= 0.5 else 1
+
+    def _add(self, name: str, precision: str, metric: str, value: float) -> None:
+        self._results.add("ceiling", "best found", name, metric, value, dtype=precision, device=DEVICE)
+
+
+@dataclass
+class Suite:
+    """One workload of one operator. ``rbm`` is ours and ``eager`` the reference among all implementations."""
+
+    operator: str
+    workload: Workload
+    results: Results
+    ceilings: Ceilings
+    seconds: float
+    # pytest-benchmark's fixture, which is shown our implementation once.
+    benchmark: Callable | None = None
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.workload.precision]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether compiled peers take part: at the first shape, as they take seconds to compile, and as layers.
+
+        Routing does not change their code.
+        """
+        shape, precision, routing = self.workload.shape, self.workload.precision, self.workload.routing
+        chosen = shape == for_this_machine(MOST)[0] or (self.operator == "layer" and precision == PRECISIONS[0])
+        return self.seconds >= 0.5 and routing == "uniform" and chosen
+
+    def buffers(self, make: Callable[[], T], nbytes: Callable[[T], int]) -> list[T]:
+        """Sets of tensors to be used in turn, as many as it takes for none to be found in a cache."""
+        first = make()
+        return [first, *(make() for _ in range(buffer_sets(nbytes(first), DEVICE) - 1))]
+
+    def check(
+        self, metric: str, implementations: Implementations, step: Step, problem: T, exact: Sequence[Tensor]
+    ) -> dict[str, Callable]:
+        """The implementations whose ``step`` gives what is ``exact``, eager PyTorch's first.
+
+        The others are written down with their error; :meth:`finish` raises with their names.
+        """
+        right: dict[str, Callable] = {}
+        allowed = float("nan")
+        for name in sorted(implementations, key=lambda name: name != "eager"):
+            try:
+                with multiplying_as(self.workload.precision):
+                    error = relative_error(step(implementations[name], problem), exact)
+            except torch.OutOfMemoryError:
+                self._add(name, f"{metric} out of memory", 1)
+                continue
+            self._add(name, f"{metric} error", error)
+            if name == "eager":
+                allowed = 2 * error + FLOORS[self.workload.precision]
+            if error <= (allowed if allowed == allowed else FLOORS[self.workload.precision]):
+                right[name] = implementations[name]
+            else:
+                self.wrong.append(f"{name}: error of {metric} is {error:.2e}, allowed is {allowed:.2e}")
+        return {name: right[name] for name in implementations if name in right}
+
+    def time(
+        self, metric: str, implementations: Implementations, step: Step, buffers: Sequence[T], cost: Cost | None = None
+    ) -> dict[str, Timing]:
+        """Seconds of every implementation; on CUDA also as CUDA graphs, and what each puts on the device.
+
+        ``seconds`` has the host in it, as a program that calls operators one by one has; ``graph seconds`` compares
+        those that can be captured, all of them captured.
+        """
+        with multiplying_as(self.workload.precision):
+            calls = {name: [partial(step, f, b) for b in buffers] for name, f in implementations.items()}
+            calls = self._that_fit(metric, calls)
+            timings = self._interleave(f"{metric} seconds", calls)
+            if DEVICE == "cuda":
+                replayed = {name: calls[name] for name in calls if harness.can_be_captured(calls[name][0])}
+                timings |= self._interleave(f"{metric} graph seconds", replayed, graphs=True)
+                self._count(metric, calls)
+            if self.benchmark is not None and "rbm" in calls:
+                self.benchmark.pedantic(_finished(calls["rbm"][0]), rounds=3)
+                self.benchmark = None
+        if cost is not None:
+            flops = self.ceilings.flops(self.workload.precision) if cost.flops else 1.0
+            floor = cost.roofline_seconds(self.ceilings.bandwidth(), flops)
+            for name, timing in timings.items():
+                self._add(name, f"{metric} roofline share", floor / timing.median)
+        return timings
+
+    def saved_bytes(
+        self, implementations: Implementations, step: Step, problem: T, arguments: Sequence[Tensor]
+    ) -> None:
+        """What each implementation's forward keeps for its backward pass, beyond its arguments."""
+        with multiplying_as(self.workload.precision):
+            for name, implementation in implementations.items():
+                kept = harness.saved_bytes(partial(step, implementation, problem), arguments)
+                self._add(name, "saved bytes", kept)
+
+    def finish(self) -> None:
+        """Raise where an implementation was wrong."""
+        if self.wrong:
+            raise AssertionError(f"{self.operator} {self.workload}: not timed because wrong: {'; '.join(self.wrong)}")
+
+    def _interleave(self, metric: str, calls: dict, *, graphs: bool = False) -> dict[str, Timing]:
+        least = 5 if self.seconds >= 0.5 else 1
+        timings = interleave(calls, seconds=self.seconds, least=least, device=DEVICE, graphs=graphs)
+        for name, timing in timings.items():
+            self._add(name, metric, timing)
+        return timings
+
+    def _that_fit(self, metric: str, calls: dict[str, list[Call]]) -> dict[str, list[Call]]:
+        return {name: of_name for name, of_name in calls.items() if self._fits(name, metric, of_name[0])}
+
+    def _fits(self, name: str, metric: str, call: Call) -> bool:
+        try:
+            call()
+        except torch.OutOfMemoryError:
+            self._add(name, f"{metric} out of memory", 1)
+            return False
+        return True
+
+    def _count(self, metric: str, calls: dict[str, list[Call]]) -> None:
+        for name, (call, *_) in calls.items():
+            self._add(name, f"{metric} launches", harness.launches(call))
+            self._add(name, f"{metric} host synchronisations", harness.synchronizations(call))
+            self._add(name, f"{metric} peak bytes", harness.peak_bytes(call))
+
+    def _add(self, implementation: str, metric: str, value: Timing | float) -> None:
+        about = {"dtype": self.workload.precision, "routing": self.workload.routing, "device": DEVICE}
+        self.results.add(self.operator, str(self.workload.shape), implementation, metric, value, **about)
+
+
+def _finished(call: Call) -> Call:
+    """A call that returns when the device is done."""
+
+    def run() -> None:
+        call()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+
+    return run

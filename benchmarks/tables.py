@@ -1,0 +1,191 @@
+"""Tables of README.md and NOTES.md, made from the committed results: ``python -m benchmarks.tables`` writes them.
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test holds that what stands there is what the
+results give.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.reading import read
+from benchmarks.shapes import REFERENCE, Shape
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md")
+CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NOT_MEASURED = (
+    "Nothing has been measured on a GPU yet: `bash benchmarks/gpu.sh OUT_DIR` measures it, and `OUT_DIR/results.csv`,\n"
+    "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.tables`.\n"
+)
+PEERS = ("eager", "eager compiled", "split", "sorted")
+MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
+
+
+class Figures:
+    """The medians of one file, looked up by what they are of."""
+
+    def __init__(self, path: Path) -> None:
+        self.medians = read([path]) if path.exists() else {}
+        self._known = {key[:-1]: value for key, value in self.medians.items()}
+
+    def of(
+        self, operator: str, shape: Shape | str, name: str, metric: str, dtype: str, routing: str = "uniform"
+    ) -> float | None:
+        return self._known.get((operator, str(shape), dtype, routing, name, metric))
+
+    def cells(self, names: Sequence[str], *about: str | Shape, dtype: str, routing: str = "uniform") -> list[str]:
+        """Seconds of ours, then of each of ``names`` how many times as long it takes.
+
+        Times of CUDA graphs where both sides have one; ``about`` is operator, shape and metric without its unit.
+        """
+        operator, shape, metric = about
+
+        def both(name: str) -> tuple[float, float] | None:
+            for unit in ("graph seconds", "seconds"):
+                pair = [self.of(operator, shape, n, f"{metric} {unit}", dtype, routing) for n in ("rbm", name)]
+                if None not in pair:
+                    return pair[0], pair[1]
+            return None
+
+        ours = both("rbm")
+        ratios = [f"{significant(pair[1] / pair[0])} x" if (pair := both(name)) else "" for name in names]
+        return [human(ours[0]) if ours else "", *ratios]
+
+
+def significant(value: float) -> str:
+    """Two digits that mean something, three from 100 on."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
+
+
+def human(seconds: float) -> str:
+    """Seconds in the unit that one would say them in."""
+    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    unit, name = next((unit for unit in units if seconds >= 0.0995 * unit[0]), units[-1])
+    return f"{significant(seconds / unit)} {name}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table of which the first columns, ``words`` many, are words and the others numbers."""
+    lines = [header, ["---"] * words + ["---:"] * (len(header) - words), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" if line[0] != "---" else f"|{'|'.join(line)}|\n" for line in lines)
+
+
+def headed(name: str) -> str:
+    return {"eager compiled": "compiled"}.get(name, name)
+
+
+def cpu_layer() -> str:
+    cpu, table = Figures(CPU), []
+    for metric in ("forward", "forward + backward", "training step"):
+        for rows in (1, 8, 64, 4096, 65536):
+            cells = cpu.cells(PEERS, "layer", Shape(rows), metric, dtype="float32")
+            if cells[0]:
+                table.append([metric, f"{rows:,}", *cells])
+    return markdown(["", "rows", "`rbm`", *map(headed, PEERS)], table)
+
+
+def cpu_ceiling() -> str:
+    cpu, shape = Figures(CPU), Shape(65536)
+    forward = cpu.of("layer", shape, "rbm", "forward seconds", "float32")
+    best = cpu.of("ceiling", "best found", "torch.mm", "FLOP/s", "float32")
+    extra = cpu.of("layer", shape, "rbm", "forward extra memory / (x + y)", "float32")
+    if None in (forward, best, extra):
+        return ""
+    rate = 2 * shape.multiplications / forward
+    return (
+        f"At 65,536 rows that is {rate / 1e9:.0f} GFLOP/s; the best square `torch.mm` of the same run reached"
+        f" {best / 1e9:.0f}.\nMemory beyond the result is {100 * extra:.0f} % of `x` and `y`.\n"
+    )
+
+
+def one_node() -> str:
+    cpu = Figures(CPU)
+    rows = []
+    for operator, about in (
+        ("one node of amazon-computers, 128 hidden", "Amazon-Computers, 767-128-10"),
+        ("student, 128 hidden", "Cora's width, 1433-128-7"),
+    ):
+        for key in cpu.medians:
+            if key.operator == operator and key.implementation == "rbm" and key.shape.startswith("B=1 "):
+                values = [cpu.of(*key[:2], name, "forward seconds", "float32") for name in ("rbm", "mlp", "teacher")]
+                if key.metric == "forward seconds":
+                    rows.append([about, *("" if value is None else human(value) for value in values)])
+    return markdown(["one node", "RbM student", "MLP of one expert's width", "GraphSAGE, with neighbourhood"], rows)
+
+
+def cpu_experts() -> str:
+    cpu, table = Figures(CPU), []
+    workloads = dict.fromkeys(
+        (key.shape, key.dtype, key.routing) for key in cpu.medians if key.operator == "expert_matmul"
+    )
+    for metric in ("forward", "forward + backward"):
+        for shape, dtype, routing in workloads:
+            cells = cpu.cells(MATMUL_PEERS, "expert_matmul", shape, metric, dtype=dtype, routing=routing)
+            if cells[0]:
+                share = cpu.of("expert_matmul", shape, "rbm", f"{metric} roofline share", dtype, routing)
+                table.append([metric, shape, f"{dtype}, {routing}", *cells, f"{100 * share:.0f} %"])
+    return markdown(["", "shape", "", "`rbm`", *map(headed, MATMUL_PEERS), "of the roofline"], table, 3)
+
+
+def gpu() -> str:
+    figures, table = Figures(GPU), []
+    names = {"expert_matmul": "experts", "layer": "layer"}
+    for operator, metrics in {
+        "expert_matmul": ("forward", "route + forward", "forward + backward"),
+        "layer": ("forward", "forward + backward", "training step"),
+    }.items():
+        for metric in metrics:
+            cells = figures.cells(MATMUL_PEERS, operator, REFERENCE, metric, dtype="bfloat16")
+            table.append([f"{names[operator]}: {metric}", *cells])
+    header = [f"{REFERENCE}, bfloat16", "`rbm`", *map(headed, MATMUL_PEERS)]
+    return markdown(header, table) + ("" if figures.medians else "\n" + NOT_MEASURED)
+
+
+def gpu_kernels() -> str:
+    figures, table = Figures(GPU), []
+    for operator, metric in (
+        ("cosine_topk", "forward"),
+        ("cosine_topk", "forward + backward"),
+        ("expert_order", "forward"),
+        ("expert_matmul", "forward"),
+        ("expert_matmul", "forward + backward"),
+        ("memory_statistics", "forward"),
+    ):
+        dtype = "int32" if operator == "expert_order" else "bfloat16"
+        counted = [
+            figures.of(operator, REFERENCE, "rbm", f"{metric} {counts}", dtype)
+            for counts in ("roofline share", "launches", "host synchronisations")
+        ]
+        share, *whole = counted
+        cells = ["" if share is None else f"{100 * share:.0f} %", *("" if n is None else f"{n:.0f}" for n in whole)]
+        table.append([f"`{operator}`", metric, *figures.cells((), operator, REFERENCE, metric, dtype=dtype), *cells])
+    header = [f"{REFERENCE}, bfloat16", "", "median", "of the roofline", "launches", "host synchronisations"]
+    return markdown(header, table, 2)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu-layer": cpu_layer,
+    "cpu-ceiling": cpu_ceiling,
+    "one-node": one_node,
+    "cpu-experts": cpu_experts,
+    "gpu": gpu,
+    "gpu-kernels": gpu_kernels,
+}
+
+
+def fill(page: str) -> str:
+    """A page with every table as the results give it."""
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
+
+
+def main() -> None:
+    """Write the tables into both pages."""
+    for path in PAGES:
+        path.write_text(fill(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()

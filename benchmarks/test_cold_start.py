@@ -1,0 +1,45 @@
+"""How long until the first answer: a process that imports, builds a layer, and calls it once."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks.harness import Results
+from benchmarks.shapes import DEVICE, Shape
+
+SHAPE = Shape(64)
+START = "import torch; x = torch.randn({rows}, {features}, device='{device}', requires_grad={training}); "
+LAYERS = {
+    "rbm": "from rbm import FusedRbMLayer; f = FusedRbMLayer({features}, {outputs}, device='{device}')",
+    "torch.nn.Linear": "f = torch.nn.Linear({features}, {outputs}, device='{device}')",
+    "eager compiled": "from rbm.reference import ReferenceRbMLayer; "
+    "f = torch.compile(ReferenceRbMLayer({features}, {outputs}, device='{device}'))",
+}
+CALLS = {
+    "forward": "; f.eval()\nwith torch.inference_mode(): f(x).sum().item()",
+    "forward + backward": "; f(x).sum().backward(); x.grad.sum().item()",
+}
+
+
+@pytest.mark.parametrize("metric", CALLS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_cold_start(benchmark, results: Results, seconds: float, tmp_path, monkeypatch, name: str, metric: str):
+    if "compiled" in name and seconds < 0.5:
+        pytest.skip("a smoke run compiles nothing")
+    # Nothing compiled before is found, by Triton and by torch.compile.
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    about = {"rows": SHAPE.rows, "features": SHAPE.features, "outputs": SHAPE.outputs, "device": DEVICE}
+    program = (START + LAYERS[name] + CALLS[metric]).format(**about, training=metric != "forward")
+
+    def run() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    results.add("layer", str(SHAPE), name, f"cold {metric} seconds", benchmark.pedantic(run), device=DEVICE)
+    if torch.cuda.is_available() and name == "rbm":  # once more: now Triton finds what it compiled
+        results.add("layer", str(SHAPE), name, f"warm cache {metric} seconds", run(), device=DEVICE)
