@@ -214,7 +214,7 @@ def _learn(
     """Train one student; each starts from the seed, so that none depends on what ran before it."""
     torch.manual_seed(config.seed)
     width = split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
-    student = _build_student(phase, config, width, classes).to(split.graph.x.device)
+    student = build_student(phase, config, width, classes).to(split.graph.x.device)
     learner = StudentTraining(student, split, teaching, config, encodings)
     result = _fit_phase(phase, learner, config, run, progress)
     for buffer in student.buffers():
@@ -254,7 +254,8 @@ def _fit_phase(
     return result
 
 
-def _build_student(phase: str, config: Config, features: int, classes: int) -> MLPStudent | RbMStudent:
+def build_student(phase: str, config: Config, features: int, classes: int) -> MLPStudent | RbMStudent:
+    """The untrained student of a phase, ``mlp`` or ``student``, that takes ``features`` columns, encodings included."""
     if phase == "student":
         return RbMStudent(**_student_arguments(config, features, classes))
     shape = config.student

@@ -1,0 +1,62 @@
+"""One epoch of distillation with neighbours' soft labels: one forward a node against one forward a pair.
+
+An epoch is what ``rbm distill`` repeats: a training step and an evaluation. ``pairs`` is the released code's way, on
+our layers, in its batches of 4,096 pairs.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.harness import Results, interleave
+from benchmarks.shapes import DEVICE
+
+ROOT = Path(os.environ.get("RBM_DATA_ROOT", "../shared/data"))
+FORWARDS = {"rbm": {"forward": "node"}, "pairs": {"forward": "pair", "batch_size": 4096}}
+
+
+def learners(name: str) -> dict:
+    """Two learners of a graph's student in the hyperparameters of the paper, which differ in their forwards alone."""
+    from rbm.datasets import load_dataset
+    from rbm.distillation import build_student
+    from rbm.encodings import Encodings
+    from rbm.learners import StudentTraining
+    from rbm.presets import preset_config
+    from rbm.splits import split_graph
+    from rbm.teaching import teaching_from_logits
+
+    graph = load_dataset(name, ROOT).to(DEVICE)
+    split = split_graph(graph)
+    teaching = teaching_from_logits(torch.randn(graph.num_nodes, graph.num_classes), split)
+    found = {}
+    for implementation, forward in FORWARDS.items():
+        config = preset_config("clean", name).updated({"distill": forward, "student": {"pretrain_epochs": 0}})
+        positions = torch.randn(graph.num_nodes, config.encoding.embedding_dim, device=DEVICE)
+        student = build_student("student", config, graph.num_features + positions.shape[1], graph.num_classes)
+        learner = StudentTraining(student.to(DEVICE), split, teaching, config, Encodings(positions, positions))
+        learner.model.pretraining = False
+        found[implementation] = learner
+    return found
+
+
+@pytest.mark.parametrize("name", ["digits", "amazon-photo"])
+def test_epoch(results: Results, seconds: float, benchmark, name: str):
+    pytest.importorskip("torch_geometric")
+    if name != "digits" and seconds < 0.5:
+        pytest.skip("a smoke run is over before one epoch of pairs")
+    if name != "digits" and not (ROOT / "Amazon" / "Photo").exists():
+        pytest.skip(f"Amazon-Photo is not in {ROOT}; name its root in RBM_DATA_ROOT")
+
+    def epoch(learner) -> None:
+        learner.model.train()
+        learner.train_epoch(1)  # later than the first, which places memory vectors by K-means
+        learner.model.eval()
+        learner.evaluate()
+
+    calls = {key: lambda learner=learner: epoch(learner) for key, learner in learners(name).items()}
+    timings = interleave(calls, seconds=seconds, least=1 if seconds < 0.5 else 3, device=DEVICE)
+    for key, timing in timings.items():
+        results.add("distillation epoch", name, key, "seconds", timing, device=DEVICE)
+    benchmark.pedantic(calls["rbm"], rounds=3)
