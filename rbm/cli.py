@@ -91,8 +91,10 @@ def experiment(
 def table(
     file: Annotated[Path, typer.Argument(help="CSV file of an experiment.")],
     variants: Annotated[bool, typer.Option("--variants", help="A column for each variant of the RbM student.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
 ) -> None:
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
+    from rbm import tables
     from rbm.experiments import read_rows
     from rbm.tables import main_table, variants_table
 
@@ -100,6 +102,10 @@ def table(
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
     rows = read_rows(file)
     print(variants_table(rows) if variants else main_table(rows), end="")
+    if variants and plot is not None:
+        from rbm.plots import plot_variants
+
+        plot_variants(tables.variants(rows), plot)
 
 
 @app.command()

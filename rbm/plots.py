@@ -16,6 +16,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torch import Tensor
 
+from rbm.statistics import Summary
+
 _BLUE, _ORANGE, _GREEN, _RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
 _GROUP_COLORS += ("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
@@ -146,6 +148,35 @@ def plot_expert_load(loads: Tensor, path: str | Path, title: str | None = None) 
     panels[0].set_ylabel("share of gate mass")
     panels[-1].legend(frameon=False, fontsize=8.5, labelcolor=_INK, loc="upper right", bbox_to_anchor=(1.0, 1.14))
     figure.suptitle(title or "Load of the experts", x=0.01, ha="left", fontsize=12, color=_INK)
+    _save(figure, path)
+
+
+def plot_variants(figures: dict[str, dict[str, Summary]], path: str | Path, *, ylabel: str = "test accuracy") -> None:
+    """Draw one line for each graph over the variants of an experiment, mean and standard deviation over seeds.
+
+    Args:
+        figures: graph -> variant -> its accuracy in per cent; a variant that a graph lacks leaves a gap.
+        path: PNG file to write; its folder is made.
+        ylabel: what the figures are.
+
+    Raises:
+        ValueError: no figures.
+    """
+    if not any(figures.values()):
+        raise ValueError("figures: got none, expected graph -> variant -> summary with at least one of each")
+    variants = list(dict.fromkeys(name for of_graph in figures.values() for name in of_graph))
+    place = {name: i for i, name in enumerate(variants)}
+    figure, (axes,) = _figure(max(6.0, 1.1 * len(variants)), 3.8, 1)
+    for i, (graph, of_graph) in enumerate(figures.items()):
+        color, marker = _GROUP_COLORS[i % len(_GROUP_COLORS)], _MARKERS[i % len(_MARKERS)]
+        # A little apart, so that bars of spread do not hide one another.
+        x = [place[name] + 0.06 * (i - (len(figures) - 1) / 2) for name in of_graph]
+        means, stds = ([getattr(summary, part) for summary in of_graph.values()] for part in ("mean", "std"))
+        axes.errorbar(x, means, yerr=stds, color=color, marker=marker, capsize=3, linewidth=1.2, label=graph)
+    axes.set_xticks(range(len(variants)), variants)
+    axes.set_ylabel(f"{ylabel} (%)")
+    _tidy(axes, "mean and standard deviation over seeds")
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path)
 
 

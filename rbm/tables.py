@@ -64,18 +64,23 @@ def main_table(rows: list[dict[str, str]], *, teacher: str = "sage") -> str:
     return "\n".join(lines) + "\n"
 
 
+def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> dict[str, dict]:
+    """``"dataset, setting" -> variant -> Summary`` of a column in per cent; graphs and variants in order of rows."""
+    found: dict[str, dict[str, Summary]] = {}
+    for (dataset, setting, variant), methods in group_rows(rows).items():
+        summary = percent(methods.get(method, {}), column)
+        if summary is not None:
+            found.setdefault(f"{dataset}, {setting}", {})[variant or "default"] = summary
+    return found
+
+
 def variants_table(rows: list[dict[str, str]], method: str = "rbm") -> str:
     """Markdown: a row for each dataset and setting, a column for each variant; test at best validation, per cent."""
-    groups = group_rows(rows)
-    variants = list(dict.fromkeys(row["variant"] for row in rows if row["method"] == method))
-    lines = [f"| dataset | setting | {' | '.join(name or 'default' for name in variants)} |"]
-    lines.append("|---|---|" + "---:|" * len(variants))
-    for dataset, setting in dict.fromkeys((row["dataset"], row["setting"]) for row in rows):
-        cells = [
-            _cell(percent(groups.get((dataset, setting, name), {}).get(method, {}), "test_at_best_val"))
-            for name in variants
-        ]
-        lines.append(f"| {dataset} | {setting} | {' | '.join(cells)} |")
+    found = variants(rows, method)
+    names = list(dict.fromkeys(name for of_graph in found.values() for name in of_graph))
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for graph, of_graph in found.items():
+        lines.append(f"| {graph} | {' | '.join(_cell(of_graph.get(name)) for name in names)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -100,6 +100,32 @@ def test_bad_neighbors(rbm, run_folder, lines, message):
     assert re.search(message, err)
 
 
+def test_experiment_and_its_tables(rbm, tmp_path):
+    """A file is run, run again for nothing, and shown."""
+    (tmp_path / "e.yaml").write_text(
+        "datasets: [digits]\nseeds: 0\nmethods: [rbm]\nvariants: {narrow: {student: {hidden_channels: 4}}, wide: {}}\n"
+        "changes: {teacher: {max_epochs: 3}, student: {max_epochs: 3, pretrain_epochs: 1}, encoding: {deepwalk: false}}\n"
+    )
+    assert rbm("experiment", "e.yaml")[0] == 0
+    rows = (tmp_path / "results" / "e.csv").read_text()
+    assert len(rows.splitlines()) == 1 + 3
+    status, out, err = rbm("experiment", "e.yaml")
+    assert (status, (tmp_path / "results" / "e.csv").read_text()) == (0, rows)
+    assert "| digits narrow | transductive | 1 |" in out
+    status, out, _ = rbm("table", "results/e.csv", "--variants", "--plot", "e.png")
+    assert out.startswith("| | narrow | wide |")
+    assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
+    assert "does not exist" in rbm("table", "no.csv")[2]
+
+
+def test_distill_over_seeds(rbm, tmp_path):
+    quick = [*QUICK, "--set", "encoding.deepwalk=false"]
+    status, out, _ = rbm("distill", *quick, "--seeds", "0-1", "--setting", "inductive")
+    assert status == 0
+    assert "| digits | inductive | 2 |" in out
+    assert len((tmp_path / "runs" / "digits-inductive-clean.csv").read_text().splitlines()) == 1 + 2 * 3
+
+
 def test_info(rbm):
     status, out, _ = rbm("info")
     assert status == 0
