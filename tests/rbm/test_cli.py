@@ -104,12 +104,12 @@ def test_experiment_and_its_tables(rbm, tmp_path):
     """A file is run, run again for nothing, and shown."""
     (tmp_path / "e.yaml").write_text(
         "datasets: [digits]\nseeds: 0\nmethods: [rbm]\nvariants: {narrow: {student: {hidden_channels: 4}}, wide: {}}\n"
-        "changes: {teacher: {max_epochs: 3}, student: {max_epochs: 3, pretrain_epochs: 1}, encoding: {deepwalk: false}}\n"
+        "changes: {teacher: {max_epochs: 3}, student: {max_epochs: 3}, encoding: {deepwalk: false}}\n"
     )
     assert rbm("experiment", "e.yaml")[0] == 0
     rows = (tmp_path / "results" / "e.csv").read_text()
     assert len(rows.splitlines()) == 1 + 3
-    status, out, err = rbm("experiment", "e.yaml")
+    status, out, _ = rbm("experiment", "e.yaml")
     assert (status, (tmp_path / "results" / "e.csv").read_text()) == (0, rows)
     assert "| digits narrow | transductive | 1 |" in out
     status, out, _ = rbm("table", "results/e.csv", "--variants", "--plot", "e.png")
