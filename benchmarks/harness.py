@@ -59,10 +59,10 @@ def interleave(
     """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
 
     A variant is a call, or the same call on several sets of tensors, which it then takes in turn (see
-    :func:`buffer_sets`). Each is called before, to allocate and to build what it keeps, and once more by the clock. A variant that answers
-    sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant before it left would be
-    measured otherwise. On CUDA the clock is the GPU's; with ``graphs`` a variant's calls are captured and replayed, so
-    that no time of the host is in it.
+    :func:`buffer_sets`). Each is called before, to allocate and to build what it keeps, and once more by the clock. A
+    variant that answers sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant
+    before it left would be measured otherwise. On CUDA the clock is the GPU's; with ``graphs`` a variant's calls are
+    captured and replayed, so that no time of the host is in it.
     """
     clock = _gpu_seconds if device == "cuda" else _wall_seconds
     turns: dict[Name, tuple[Call, int]] = {}
