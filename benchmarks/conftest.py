@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.harness import Results
+from benchmarks.peers import missing_libraries
 from benchmarks.shapes import MOST, Shape, Workload, for_this_machine
 from benchmarks.suite import Ceilings, Suite
 
@@ -123,3 +124,5 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         else:
             told = [f"{name} {value:.3g}" for name, value in values.items()]
         terminalreporter.line(f"{' '.join(key)}: {', '.join(told)}")
+    if missing := missing_libraries():
+        terminalreporter.line(f"not installed, so not measured: {', '.join(missing)}")

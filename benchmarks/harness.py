@@ -59,10 +59,10 @@ def interleave(
     """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
 
     A variant is a call, or the same call on several sets of tensors, which it then takes in turn (see
-    :func:`buffer_sets`). Each is called twice before, to allocate and to build what it keeps. A variant that answers
-    sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant before it left would be
-    measured otherwise. On CUDA the clock is the GPU's; with ``graphs`` a variant's calls are captured and replayed, so
-    that no time of the host is in it.
+    :func:`buffer_sets`). Each is called before, to allocate and to build what it keeps, and once more by the clock. A
+    variant that answers sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant
+    before it left would be measured otherwise. On CUDA the clock is the GPU's; with ``graphs`` a variant's calls are
+    captured and replayed, so that no time of the host is in it.
     """
     clock = _gpu_seconds if device == "cuda" else _wall_seconds
     turns: dict[Name, tuple[Call, int]] = {}
@@ -72,7 +72,7 @@ def interleave(
         length = 1
         if graphs:
             length, calls = len(calls), [capture(calls, pool).replay]
-        for call in (*calls, calls[0]):
+        for call in calls:
             call()
         repeats = max(1, min(200, int(2e-3 / max(clock(calls[0]), 1e-9))))
         turns[name] = partial(_run, cycle(calls), repeats), repeats * length
@@ -110,11 +110,11 @@ def buffer_sets(set_bytes: int, device: str) -> int:
     """How many sets of tensors, used in turn, keep a call from finding its own in a cache.
 
     On CUDA enough to exceed the L2 cache three times. On the CPU one where a set is small, as in serving, where what
-    is hot stays hot; four where it exceeds a core's own caches.
+    is hot stays hot; two where it exceeds a core's own caches.
     """
     if torch.device(device).type == "cuda":
         return max(1, min(64, -(-3 * torch.cuda.get_device_properties(device).L2_cache_size // set_bytes)))
-    return 1 if set_bytes <= 2 << 20 else 4
+    return 1 if set_bytes <= 2 << 20 else 2
 
 
 def capture(calls: Sequence[Call], pool: tuple[int, int] | None = None) -> torch.cuda.CUDAGraph:

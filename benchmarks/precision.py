@@ -16,10 +16,14 @@ DTYPES = {
 
 @contextmanager
 def multiplying_as(precision: str) -> Iterator[None]:
-    """Set PyTorch's own switch of TensorFloat-32, and set it back."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    """Set PyTorch's own switch of TensorFloat-32, and set it back.
+
+    By the older of its two switches, which moves the newer one with it: the compiler of PyTorch 2.11 still reads the
+    older one, and refuses where only the newer was set.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,121 @@
+"""What is read back from results: ratios of two runs, tables, pictures, the summary of a run on a GPU."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import plot, regression, summary, tables
+from benchmarks.harness import Results
+from benchmarks.shapes import REFERENCE, Shape
+
+LAYER = Shape(64)
+
+
+def write(path, figures: dict[tuple[str, str], float], operator="layer", shape=LAYER, dtype="float32"):
+    results = Results(path)
+    for (implementation, metric), value in figures.items():
+        results.add(operator, str(shape), implementation, metric, value, dtype=dtype)
+    return path
+
+
+def run(main, *arguments):
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+TIMES = {("rbm", "forward seconds"): 1e-3, ("eager", "forward seconds"): 4e-3, ("rbm", "saved bytes"): 10.0}
+
+
+@pytest.mark.parametrize(("factor", "limit", "code"), [(1.0, 1.1, 0), (1.2, 1.1, 1), (1.2, 1.3, 0), (0.5, 1.1, 0)])
+def test_regression(tmp_path, factor, limit, code):
+    old = write(tmp_path / "old.csv", TIMES)
+    slower = {**TIMES, ("rbm", "forward seconds"): 1e-3 * factor, ("rbm", "saved bytes"): 1e6}
+    new = write(tmp_path / "new.csv", slower)
+    result = run(regression.main, old, new, "--limit", limit)
+    assert result.exit_code == code, result.output
+    assert f"2 times compared, {code} slower" in result.output
+    assert f"{factor:.2f}" in result.output
+    assert run(regression.main, old, new, "--limit", limit, "--implementation", "eager").exit_code == 0
+
+
+def test_regression_counts_the_newest_of_two_rows_and_wants_something_in_common(tmp_path):
+    old, new = write(tmp_path / "old.csv", TIMES), write(tmp_path / "new.csv", {("rbm", "forward seconds"): 1.0})
+    assert run(regression.main, old, new).exit_code == 1
+    write(new, TIMES)
+    assert run(regression.main, old, new).exit_code == 0
+    other = write(tmp_path / "other.csv", TIMES, operator="another")
+    assert run(regression.main, old, other).exit_code == 2
+
+
+def test_plot(tmp_path):
+    path = write(tmp_path / "new.csv", TIMES)
+    result = run(plot.main, path, "--out", tmp_path / "pictures")
+    assert result.exit_code == 0, result.output
+    (picture,) = (tmp_path / "pictures").iterdir()
+    assert "<svg" in picture.read_text()
+    ((groups),) = plot.pictures(plot.read([path])).values()
+    assert groups == {str(LAYER): {"eager": 4.0}}
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_pages_show_what_the_committed_results_give(page):
+    text = page.read_text()
+    assert tables.MARKED.search(text)
+    assert tables.fill(text) == text, "run python -m benchmarks.tables"
+
+
+def test_tables_take_their_cells_from_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CPU", write(tmp_path / "cpu.csv", TIMES))
+    monkeypatch.setattr(tables, "GPU", tmp_path / "gpu.csv")
+    page = "before\n<!-- table: cpu-layer -->\nold\n<!-- end -->\nafter\n<!-- table: gpu -->\n<!-- end -->\n"
+    filled = tables.fill(page)
+    assert "| forward | 64 | 1.0 ms | 4.0 x |  |  |  |\n" in filled
+    assert "| experts: forward |  |  |  |  |  |  |  |  |\n" in filled
+    assert "bash benchmarks/gpu.sh OUT_DIR" in filled
+    assert filled.startswith("before\n<!-- table: cpu-layer -->\n|")
+    assert "\n<!-- end -->\nafter\n" in filled
+    assert tables.fill(filled) == filled
+
+
+def test_graphs_are_compared_with_graphs(tmp_path, monkeypatch):
+    times = {
+        ("rbm", "forward seconds"): 3e-4,
+        ("rbm", "forward graph seconds"): 1e-4,
+        ("dense", "forward seconds"): 6e-4,
+        ("dense", "forward graph seconds"): 5e-4,
+        ("split", "forward seconds"): 9e-4,  # waits for the device: cannot be captured
+    }
+    path = write(tmp_path / "gpu.csv", times, "expert_matmul", REFERENCE, "bfloat16")
+    monkeypatch.setattr(tables, "GPU", path)
+    page = tables.fill("<!-- table: gpu -->\n<!-- end -->\n")
+    assert "| experts: forward | 0.10 ms |  |  | 3.0 x |  |  |  | 5.0 x |\n" in page
+    assert "Nothing has been measured" not in page
+
+    told = summary.lines(path, ["libraries: built here", "correctness: 12 passed", "cut off: test_layer.py"])
+    assert len(told) == 10
+    assert "  expert_matmul forward: 0.10 ms; split 3 x, dense 5 x" in told
+    assert told[2] == "correctness: 12 passed"
+    assert told[8] == "not complete: cut off: test_layer.py"
+
+
+def test_a_summary_of_nothing_has_ten_lines_too(tmp_path):
+    told = summary.lines(tmp_path / "missing.csv", [])
+    assert len(told) == 10
+    assert told[0] == "no device; nothing measured"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (8.96e-6, "9.0 µs"),
+        (1.24e-5, "12 µs"),
+        (1.4e-4, "0.14 ms"),
+        (0.0998, "0.10 s"),
+        (0.31, "0.31 s"),
+        (9.04, "9.0 s"),
+        (123.4, "123 s"),
+    ],
+)
+def test_seconds_as_one_would_say_them(seconds, said):
+    assert tables.human(seconds) == said

@@ -1,0 +1,204 @@
+"""The harness and what suites do with it: turns, rotating tensors, errors, what is not timed, what is written."""
+
+import csv
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks import harness, shapes
+from benchmarks.harness import Results, Timing, interleave, relative_error, saved_bytes
+from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, peers
+from benchmarks.shapes import Problem, Shape, Workload, clear_rows, for_this_machine, route, workloads
+from benchmarks.suite import Ceilings, Suite
+from rbm.reference import ReferenceRbMLayer
+from rbm_kernels.cost import Cost
+from rbm_kernels.expert_matmul import reference
+
+SMALL = Workload(Shape(40, 12, 10, 4, 2), "float32")
+
+
+@pytest.fixture
+def suite(tmp_path) -> Suite:
+    results = Results(tmp_path / "results.csv")
+    return Suite("expert_matmul", SMALL, results, Ceilings(results, 0.0), 0.0)
+
+
+def problem(workload: Workload = SMALL) -> Problem:
+    return Problem.of(workload, "cpu")
+
+
+def test_variants_take_turns_and_tensors_rotate():
+    seen = []
+    variants = {"a": [partial(seen.append, "a0"), partial(seen.append, "a1")], "b": partial(seen.append, "b0")}
+    timings = interleave(variants, seconds=0.0, least=3, most=3)
+    assert set(timings) == {"a", "b"}
+    assert all(0 <= t.p20 <= t.median <= t.p80 for t in timings.values())
+    # After the warm-up a turn of 200 calls each: a0 and a1 in alternation, then b.
+    turns = "".join(name[0] for name in seen[-1200:])
+    assert turns == ("a" * 200 + "b" * 200) * 3
+    assert seen[-400:-398] in (["a0", "a1"], ["a1", "a0"])
+
+
+def test_percentiles():
+    assert Timing.of([5.0, 1.0, 3.0, 2.0, 4.0, 6.0]) == Timing(median=3.0, p20=2.0, p80=5.0)
+
+
+def test_what_autograd_keeps_is_counted_once_and_arguments_not_at_all():
+    x, w = torch.randn(6, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    assert saved_bytes(lambda: x @ w, (x, w)) == 0
+    assert saved_bytes(lambda: (x @ w).exp(), (x, w)) == 6 * 5 * 4
+    assert saved_bytes(lambda: x @ w, (x,)) == 4 * 5 * 4
+
+
+def test_error_is_the_worst_and_nan_is_seen():
+    exact = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    wrong = exact + torch.tensor([0.0, 0.5])
+    assert relative_error((exact, wrong), (exact, exact)) == pytest.approx(0.1)
+    assert math.isnan(relative_error((exact, exact * float("nan")), (exact, exact)))
+
+
+def test_one_set_of_few_rows_and_several_of_many():
+    assert harness.buffer_sets(1000, "cpu") == 1
+    assert harness.buffer_sets(100 << 20, "cpu") > 1
+
+
+@pytest.mark.parametrize("wrong", ["an element", "unwritten", "raises no alarm"])
+def test_what_is_wrong_is_named_and_not_timed(suite, wrong):
+    def spoilt(*layer):
+        y = reference.expert_matmul(*layer).clone()
+        if wrong == "an element":
+            y[7, 3] += 1
+        elif wrong == "unwritten":
+            y[7, 3] = float("nan")
+        return y
+
+    def step(f, p):
+        return f(p.x, p.weight, p.bias, p.gates, p.experts)
+
+    p = problem()
+    exact = step(
+        reference.expert_matmul, Problem(**{n: t.double() if t.is_floating_point() else t for n, t in vars(p).items()})
+    )
+    both = {"rbm": spoilt, "eager": reference.expert_matmul}
+    right = suite.check("forward", both, lambda f, p: (step(f, p),), p, (exact,))
+    suite.time("forward", right, step, [p])
+    written = {(row["implementation"], row["metric"]) for row in suite.results.rows}
+    assert ("eager", "forward seconds") in written
+    assert ("rbm", "forward error") in written
+    if wrong == "raises no alarm":
+        assert ("rbm", "forward seconds") in written
+        suite.finish()
+    else:
+        assert ("rbm", "forward seconds") not in written
+        with pytest.raises(AssertionError, match="rbm: error of forward"):
+            suite.finish()
+
+
+def test_share_of_the_roofline_is_of_ceilings_of_the_same_run(suite):
+    suite.ceilings._known |= {"float32": 1e9, "copy": 1e3}
+    suite.time("forward", {"rbm": lambda p: None}, lambda f, p: f(p), [None], Cost(bytes=2, flops=10))
+    rows = {row["metric"]: float(row["median"]) for row in suite.results.rows}
+    assert rows["forward roofline share"] == pytest.approx(2e-3 / rows["forward seconds"], rel=1e-3)
+
+
+def test_ceilings_are_measured_once_and_written(tmp_path):
+    results = Results(tmp_path / "results.csv")
+    ceilings = Ceilings(results, 0.0)
+    assert ceilings.flops("float32") == ceilings.flops("float32") > 0
+    assert ceilings.bandwidth() > 0
+    assert [row["metric"] for row in results.rows] == ["FLOP/s", "bytes/s"]
+
+
+def test_rows_are_written_as_they_come(tmp_path):
+    results = Results(tmp_path / "folder" / "results.csv")
+    for median in (1.0, 2.0):
+        results.add("operator", "shape", "rbm", "forward seconds", median)
+        with results.path.open(newline="") as file:
+            read = list(csv.DictReader(file))
+        assert float(read[-1]["median"]) == median
+        assert tuple(read[-1]) == harness.COLUMNS
+
+
+def test_shapes_are_cut_to_the_machine():
+    assert for_this_machine(10**13) == shapes.SHAPES
+    cut = for_this_machine(10**9)
+    assert cut
+    assert all(shape.multiplications <= 10**9 for shape in cut)
+    assert {shape.experts for shape in cut} >= {3, 4, 8, 16, 32}
+    assert len(set(cut)) == len(cut)
+    listed = workloads(("float32", "bfloat16"))
+    assert [w.routing for w in listed[:3]] == list(shapes.ROUTINGS)
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize("kind", shapes.ROUTINGS)
+def test_routing(kind):
+    shape = Shape(4000, experts=8, top_k=3)
+    experts = route(kind, shape)
+    assert (experts.sort(-1).values.diff(dim=-1) > 0).all()
+    load = torch.bincount(experts.flatten(), minlength=8) / 4000
+    sets = len(experts.sort(-1).values.unique(dim=0))
+    if kind == "uniform":
+        assert load.min() > 0.3
+        assert sets == 56
+    if kind == "skewed":
+        assert load[0] > 2 * load[7] > 0
+    if kind == "clustered":
+        assert sets <= 16
+
+
+def test_no_rounding_decides_where_clear_rows_go():
+    memory = torch.randn(8, 4)
+    x = clear_rows(3000, memory, 3, "tf32")
+    normal = torch.nn.functional.normalize
+    largest = (normal(x.double(), dim=-1) @ normal(memory.double(), dim=-1).T).topk(4).values
+    assert (largest[:, 2] - largest[:, 3]).min() >= 2e-3
+    assert clear_rows(5, memory, 8).shape == (5, 4)
+
+
+@pytest.mark.parametrize("name", peers(torch.float32, compiled=False))
+@pytest.mark.parametrize("routing", shapes.ROUTINGS)
+def test_peers_are_right(name, routing):
+    p = problem(Workload(Shape(50, 16, 8, 4, 2), "float32", routing))
+    peer = peers(torch.float32, compiled=False)[name]
+    y = peer(p.x, p.weight, p.bias, p.gates, p.experts)
+    grads = torch.autograd.grad(y, p.leaves, p.grad)
+    with torch.no_grad():
+        layer = (p.x, p.weight, p.bias, p.gates, p.experts)
+        torch.testing.assert_close(y, reference.expert_matmul(*layer), rtol=1e-4, atol=1e-5)
+        expected = (
+            *reference.backward_input(p.grad, *layer),
+            *reference.backward_weight(p.grad, p.x, p.gates, p.experts, 4),
+        )
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("peer", [SplitRbMLayer, SortedRbMLayer])
+@pytest.mark.parametrize("training", [True, False])
+def test_peer_layers_are_the_layer(peer, training):
+    torch.manual_seed(1)
+    layers = [kind(16, 8, 4, 2).train(training) for kind in (ReferenceRbMLayer, peer)]
+    with torch.no_grad():
+        layers[0].attention.normal_()
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers[1].train(training)
+    if not training:
+        layers[1].eval()
+    x = clear_rows(60, layers[0].memory, 2)
+    torch.testing.assert_close(layers[1](x), layers[0](x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layers[1].memory, layers[0].memory)
+
+
+def test_a_peer_may_not_serve_a_dtype_but_ours_must(suite):
+    def refuses(*_):
+        raise RuntimeError("not for this dtype")
+
+    exact = (torch.zeros(1),)
+    implementations = {"eager": lambda: exact, "peer": refuses}
+    assert list(suite.check("forward", implementations, lambda f, p: f(), None, exact)) == ["eager"]
+    assert [row["metric"] for row in suite.results.rows] == ["forward error", "forward not served"]
+    suite.finish()
+    with pytest.raises(RuntimeError, match="not for this dtype"):
+        suite.check("forward", {"eager": lambda: exact, "rbm": refuses}, lambda f, p: f(), None, exact)
