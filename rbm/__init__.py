@@ -18,6 +18,7 @@ _LAZY = {
     "Distillation": "distillation",
     "distill": "distillation",
     "load_dataset": "datasets",
+    "load_graph": "datasets",
     "load_student": "checkpoint",
     "preset_config": "presets",
 }

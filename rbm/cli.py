@@ -19,7 +19,9 @@ CACHE = Path("runs/cache")
 
 @app.command()
 def distill(
-    dataset: Annotated[str | None, typer.Option(help="Dataset; the default, digits, needs no files.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Name, or the path of your own graph; the default, digits, needs no files.")
+    ] = None,
     root: Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")] = None,
     setting: Annotated[str | None, typer.Option(help="transductive or inductive.")] = None,
     teacher: Annotated[str | None, typer.Option(help="sage or gcn.")] = None,
@@ -42,7 +44,7 @@ def distill(
 ) -> None:
     """Train a teacher on a graph, distil it into a student, and compare them."""
     from rbm.checkpoint import read_metrics
-    from rbm.datasets import find_dataset, load_dataset
+    from rbm.datasets import load_dataset, unseen_fraction
     from rbm.distillation import distill as run_distillation
     from rbm.report import results_markdown, results_table, write_plots
 
@@ -50,11 +52,10 @@ def distill(
         _distill_seeds(seeds, out, root, cache, jobs, (dataset, root, setting, teacher, preset, None, config, set_))
         return
     chosen = _configuration(dataset, root, setting, teacher, preset, seed, config, set_, out if resume else None)
-    info = find_dataset(chosen.dataset)
     data = load_dataset(
         chosen.dataset, chosen.root or None, seed=chosen.seed, sparse_features=chosen.sparse_features
     ).to(_device(device))
-    path = out or Path("runs") / f"{chosen.dataset}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
+    path = out or Path("runs") / f"{Path(chosen.dataset).stem}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
     result = run_distillation(
         data,
         config=chosen,
@@ -62,7 +63,7 @@ def distill(
         resume=resume,
         overwrite=overwrite,
         cache=cache,
-        unseen_fraction=info.unseen_fraction,
+        unseen_fraction=unseen_fraction(chosen.dataset),
         console=status,
     )
     console.print(results_table(result.summary, result.timings))
@@ -153,7 +154,7 @@ def _distill_seeds(seeds, out, root, cache, jobs, options) -> None:
         teacher=chosen.teacher.name,
         changes=_changes(options[6], options[7]),
     )
-    name = f"{chosen.dataset}-{chosen.setting}-{chosen.preset}.csv"
+    name = f"{Path(chosen.dataset).stem}-{chosen.setting}-{chosen.preset}.csv"
     _run_experiment(run, out or Path("runs") / name, root or chosen.root or None, cache, jobs)
 
 
@@ -178,7 +179,7 @@ def _changes(config_file, assignments) -> dict:
 def _configuration(dataset, root, setting, teacher, preset, seed, config_file, assignments, resumed):
     """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
     from rbm.config import Config, parse_assignments, read_changes
-    from rbm.datasets import find_dataset
+    from rbm.datasets import dataset_name
     from rbm.presets import preset_config
 
     options = {"root": root, "setting": setting, "seed": seed}
@@ -190,7 +191,7 @@ def _configuration(dataset, root, setting, teacher, preset, seed, config_file, a
         return Config.from_yaml(stored)
 
     changes = {} if config_file is None else read_changes(config_file)
-    dataset = find_dataset(dataset or changes.get("dataset", "digits")).name
+    dataset = dataset_name(dataset or changes.get("dataset", "digits"))
     preset = preset or changes.get("preset", "clean")
     setting = setting or changes.get("setting", "transductive")
     teacher = teacher or changes.get("teacher", {}).get("name", "sage")

@@ -23,7 +23,7 @@ from rich.progress import Progress as RichProgress
 
 from rbm.cache import fingerprint
 from rbm.config import PRESETS, SETTINGS, Config
-from rbm.datasets import find_dataset, load_dataset
+from rbm.datasets import dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import distill
 from rbm.presets import preset_config
 
@@ -60,7 +60,7 @@ class Experiment:
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "datasets", tuple(find_dataset(name).name for name in self.datasets))
+        object.__setattr__(self, "datasets", tuple(dataset_name(name) for name in self.datasets))
         for name, known in (("settings", SETTINGS), ("methods", METHODS)):
             if unknown := [value for value in getattr(self, name) if value not in known]:
                 raise ValueError(f"{name} holds {unknown[0]!r}, expected some of {', '.join(known)}")
@@ -214,7 +214,7 @@ def _run_task(
         config=config,
         students=[METHODS[method] for method in methods],
         cache=cache,
-        unseen_fraction=find_dataset(task.dataset).unseen_fraction,
+        unseen_fraction=unseen_fraction(task.dataset),
         measure_latency=False,
     )
     made = _made(config)

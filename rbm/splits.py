@@ -113,7 +113,13 @@ def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
 
 
 def per_class_masks(
-    labels: Tensor, *, seed: int = 0, train_per_class: int = 20, val_per_class: int = 30, split_rng: str = "pcg64"
+    labels: Tensor,
+    *,
+    seed: int = 0,
+    train_per_class: int = 20,
+    val_per_class: int = 30,
+    split_rng: str = "pcg64",
+    small_classes: str = "error",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw a training and a validation set with equally many nodes of each class; the rest is the test set.
 
@@ -121,39 +127,52 @@ def per_class_masks(
     by class, ``val_per_class`` of the nodes left.
 
     Args:
-        labels: int64 ``[N]``, non-negative.
+        labels: int64 ``[N]``; nodes with a negative one, unknown, are in no set.
         seed: seed of the generator.
         train_per_class: training nodes of each class.
         val_per_class: validation nodes of each class.
         split_rng: ``"pcg64"`` (NumPy's ``default_rng(seed)``) gives the splits of the RbM code, ``"mt19937"``
             (``RandomState(seed)``) those of GLNN and NOSMOG.
+        small_classes: a class that cannot fill both sets and leave a test node is an ``"error"``; or it may
+            ``"share"`` what it has: one node for testing, the others for training and validation in the proportion of
+            their sizes, rounded down for training, where there is at least one. Of 11 nodes 4 train and 6 validate, of
+            two nodes one trains and one tests, and a single one trains.
 
     Returns:
         Training, validation and test mask, bool ``[N]`` each.
 
     Raises:
-        ValueError: an unknown generator, a negative seed, or a class too small to fill both sets and leave a test node.
+        ValueError: an unknown option, a negative seed, no label at all, or a class too small.
     """
     if split_rng not in _GENERATORS:
         raise ValueError(f"split_rng: got {split_rng!r}, expected one of {', '.join(_GENERATORS)}")
     if seed < 0:
         raise ValueError(f"seed: got {seed}, expected a non-negative integer")
+    if small_classes not in ("error", "share"):
+        raise ValueError(f"small_classes: got {small_classes!r}, expected error or share")
     generator = _GENERATORS[split_rng](seed)
     classes = labels.cpu().numpy()
-    for label, count in zip(*np.unique(classes, return_counts=True), strict=True):
-        if count <= train_per_class + val_per_class:
-            raise ValueError(
-                f"labels: class {label} has {count} nodes, expected more than {train_per_class + val_per_class} "
-                f"({train_per_class} for training, {val_per_class} for validation, the rest for testing); "
-                "use a larger graph or smaller train_per_class and val_per_class"
-            )
-    free = np.ones(classes.size, dtype=bool)
+    free = classes >= 0
+    if not free.any():
+        raise ValueError("labels: no node has one (a class number from 0); a split by class needs some")
+    numbers, counts = np.unique(classes[free], return_counts=True)
+    both = train_per_class + val_per_class
+    if small_classes == "error" and counts.min() <= both:
+        smallest = counts.argmin()
+        raise ValueError(
+            f"labels: class {numbers[smallest]} has {counts[smallest]} nodes, expected more than {both} "
+            f"({train_per_class} for training, {val_per_class} for validation, the rest for testing); "
+            "use a larger graph, smaller train_per_class and val_per_class, or small_classes='share'"
+        )
+    shared = np.maximum(counts - 1, 1)
+    train = np.where(counts > both, train_per_class, np.maximum(1, shared * train_per_class // both))
+    val = np.where(counts > both, val_per_class, shared - train)
     masks = []
-    for per_class in (train_per_class, val_per_class):
-        candidates = [np.flatnonzero((classes == label) & free) for label in np.unique(classes)]
-        drawn = np.concatenate([generator.choice(nodes, per_class, replace=False) for nodes in candidates])
-        free[drawn] = False
-        mask = torch.zeros(classes.size, dtype=torch.bool)
-        mask[torch.from_numpy(drawn)] = True
-        masks.append(mask)
+    for sizes in (train, val):
+        candidates = [np.flatnonzero((classes == number) & free) for number in numbers]
+        drawn = [generator.choice(nodes, size, replace=False) for nodes, size in zip(candidates, sizes, strict=True)]
+        mask = np.zeros(classes.size, dtype=bool)
+        mask[np.concatenate(drawn)] = True
+        free &= ~mask
+        masks.append(torch.from_numpy(mask))
     return masks[0], masks[1], torch.from_numpy(free)

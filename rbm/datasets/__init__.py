@@ -1,7 +1,19 @@
-"""Graphs: the ones the package knows by name, and checks for everyone else's."""
+"""Graphs: the ones the package knows by name, everyone else's from files, and checks for both."""
 
 from rbm.datasets.load import load_dataset
-from rbm.datasets.registry import DATASETS, DatasetInfo, find_dataset
+from rbm.datasets.own import load_graph
+from rbm.datasets.registry import DATASETS, PROTOCOLS, DatasetInfo, dataset_name, find_dataset, unseen_fraction
 from rbm.datasets.validation import num_classes, validate_data
 
-__all__ = ["DATASETS", "DatasetInfo", "find_dataset", "load_dataset", "num_classes", "validate_data"]
+__all__ = [
+    "DATASETS",
+    "PROTOCOLS",
+    "DatasetInfo",
+    "dataset_name",
+    "find_dataset",
+    "load_dataset",
+    "load_graph",
+    "num_classes",
+    "unseen_fraction",
+    "validate_data",
+]

@@ -5,63 +5,120 @@ from pathlib import Path
 from torch_geometric.data import Data
 
 from rbm.config import SPARSE_FEATURES
-from rbm.datasets.readers import find_raw_folder, pack_features, read_digits, read_npz_graph, read_planetoid
-from rbm.datasets.registry import find_dataset
+from rbm.datasets.digits import read_digits
+from rbm.datasets.features import pack_features, row_normalized
+from rbm.datasets.npz import read_npz_graph
+from rbm.datasets.ogb import read_ogb
+from rbm.datasets.own import load_graph
+from rbm.datasets.planetoid import largest_component, read_attributed, read_planetoid
+from rbm.datasets.raw import find_raw_folder
+from rbm.datasets.registry import CPF_CITESEER, DatasetInfo, check_protocol, find_dataset, is_path
 from rbm.splits import per_class_masks
+
+_SPLIT_RNG = {"rbm": "pcg64", "cpf": "mt19937"}
 
 
 def load_dataset(
-    name: str,
+    name: str | Path,
     root: str | Path | None = None,
     *,
+    protocol: str = "rbm",
     seed: int = 0,
+    split_rng: str | None = None,
+    normalize_features: bool | None = None,
     binarize: bool = False,
-    split_rng: str = "pcg64",
+    keep_duplicates: bool = False,
     sparse_features: str = "auto",
     download: bool = False,
 ) -> Data:
-    """Load a graph by name, as the paper's experiments use it.
+    """Load a graph by name, as the paper's experiments use it, or a graph of your own by its path.
 
-    Cora, CiteSeer and PubMed: the full graph, the public split whatever the seed, row-normalised features. Amazon and
-    Coauthor: the largest connected component, raw features; they and the digits are split by ``seed`` into 20 training
-    and 30 validation nodes of each class, and test nodes.
+    The two protocols of the literature; results under one do not compare with results under the other:
+
+    ========================  ==========================================  ============================================
+    graphs                    ``"rbm"`` (RbM, KRD)                        ``"cpf"`` (GLNN, NOSMOG, CoHOp)
+    ========================  ==========================================  ============================================
+    Cora, CiteSeer, PubMed    whole graph, row-normalised features, the   largest component, features as stored, a split
+                              public split whatever the seed              by seed; CiteSeer from other raw files
+    Amazon, Coauthor, digits  largest component, features as stored, a    the same, but for the generator
+                              split by seed
+    ogbn-arxiv, -products     undirected, features as stored, official    the same
+                              split
+    ========================  ==========================================  ============================================
+
+    A split by seed has 20 training and 30 validation nodes of each class, and test nodes.
 
     Args:
-        name: a key of ``DATASETS`` or an alias (``"photo"``, ``"coauthor-cs"``, ``"Cora"``).
-        root: folder with raw files in PyG's layout (``<root>/Planetoid/Cora/raw``); may be read-only.
+        name: a key of ``DATASETS`` or an alias (``"photo"``, ``"coauthor-cs"``, ``"Cora"``); or the path of a file or
+            folder, see :func:`rbm.datasets.load_graph`, for which a protocol has no meaning beyond the generator.
+        root: folder with raw files, in PyG's layout (``<root>/Planetoid/Cora/raw``) or OGB's (``<root>/ogbn_arxiv``);
+            may be read-only.
+        protocol: ``"rbm"`` or ``"cpf"``.
         seed: seed of the per-class split.
+        split_rng: ``"pcg64"`` or ``"mt19937"``, see ``rbm.splits.per_class_masks``; None is the protocol's: the first
+            for ``rbm``, the second for ``cpf``.
+        normalize_features: divide each row of the features by its sum; None does as the protocol says.
         binarize: Amazon and Coauthor only: features as PyG gives them, 1 where the raw value is positive.
-        split_rng: ``"pcg64"`` or ``"mt19937"``, see ``rbm.splits.per_class_masks``.
+        keep_duplicates: ogbn graphs only: see :func:`rbm.datasets.ogb.read_ogb`.
         sparse_features: ``"always"`` gives ``x`` as a CSR tensor, ``"never"`` as a dense one, ``"auto"`` as CSR where
             at most one entry in fifty is not zero and a dense ``x`` would hold 2^24 numbers or more (64 MiB): the two
             Coauthor graphs. Small graphs train quickly either way, and everyone's code takes dense tensors.
-        download: let PyG fetch missing raw files into ``root``. Without it the network is never used.
+        download: fetch missing raw files into ``root``. Without it the network is never used.
 
     Returns:
         ``x`` float32 ``[N, F]``, dense or CSR; ``edge_index`` int64 ``[2, M]``, symmetric, without self-loops or
-        duplicates; ``y`` int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``; ``num_classes`` int.
+        duplicates (one's own graphs: as they are); ``y`` int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask``
+        bool ``[N]``; ``num_classes`` int.
 
     Raises:
         TypeError, ValueError: an unknown name, no root where one is needed, a bad option, a corrupt file.
         FileNotFoundError: the root or raw files are missing.
         RuntimeError: the download failed.
     """
-    info = find_dataset(name)
+    check_protocol(protocol)
     if sparse_features not in SPARSE_FEATURES:
         raise ValueError(f"sparse_features: got {sparse_features!r}, expected one of {', '.join(SPARSE_FEATURES)}")
-    if binarize and info.kind not in ("amazon", "coauthor"):
-        raise ValueError(f"binarize: got True, expected False for {info.name}; only Amazon and Coauthor graphs have it")
-    if info.kind == "digits":
-        data = read_digits()
-    else:
-        folder = find_raw_folder(info, root, download=download)
-        if info.kind == "planetoid":
-            data = read_planetoid(info, folder)
-        else:
-            data = read_npz_graph(info, folder, binarize=binarize)
+    split_rng = split_rng or _SPLIT_RNG[protocol]
+    if is_path(name):
+        _refuse("binarize", binarize, str(name), "Amazon and Coauthor")
+        _refuse("keep_duplicates", keep_duplicates, str(name), "ogbn")
+        data = load_graph(name, seed=seed, split_rng=split_rng, sparse_features=sparse_features)
+        if normalize_features:
+            data.x = row_normalized(data.x)
+        return data
+
+    info = find_dataset(name)
+    _refuse("binarize", binarize and info.kind not in ("amazon", "coauthor"), info.name, "Amazon and Coauthor")
+    _refuse("keep_duplicates", keep_duplicates and info.kind != "ogb", info.name, "ogbn")
+    is_planetoid = info.kind == "planetoid"
+    if is_planetoid and protocol == "cpf" and info.name == "citeseer":
+        info = CPF_CITESEER
+    data = _read(info, root, binarize=binarize, keep_duplicates=keep_duplicates, download=download)
+    if is_planetoid and protocol == "cpf":
+        data = largest_component(data, info)
+    if normalize_features or (normalize_features is None and is_planetoid and protocol == "rbm"):
+        data.x = row_normalized(data.x)
     data.x = pack_features(data.x, sparse_features)
-    if info.kind != "planetoid":
+    if info.kind != "ogb" and not (is_planetoid and protocol == "rbm"):
         masks = per_class_masks(data.y, seed=seed, split_rng=split_rng)
         data.train_mask, data.val_mask, data.test_mask = masks
     data.num_classes = int(data.y.max()) + 1
     return data
+
+
+def _read(info: DatasetInfo, root: str | Path | None, *, binarize: bool, keep_duplicates: bool, download: bool) -> Data:
+    if info.kind == "digits":
+        return read_digits()
+    folder = find_raw_folder(info, root, download=download)
+    if info.kind == "planetoid":
+        return read_planetoid(info, folder)
+    if info.kind == "attributed":
+        return read_attributed(info, folder)
+    if info.kind == "ogb":
+        return read_ogb(info, folder, keep_duplicates=keep_duplicates)
+    return read_npz_graph(info, folder, binarize=binarize)
+
+
+def _refuse(option: str, misplaced: bool, name: str, owners: str) -> None:
+    if misplaced:
+        raise ValueError(f"{option}: got True, expected False for {name}; only {owners} graphs have it")

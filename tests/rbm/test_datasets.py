@@ -16,7 +16,7 @@ from torch_geometric.io import read_npz
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
 
 import rbm.datasets
-from rbm.datasets import DATASETS, find_dataset, load_dataset, num_classes, readers, validate_data
+from rbm.datasets import DATASETS, features, find_dataset, load_dataset, num_classes, validate_data
 
 CONFIGS = Path(rbm.datasets.__file__).parents[1] / "configs" / "paper"
 
@@ -380,12 +380,12 @@ def test_sparse_features_are_the_dense_ones(tmp_path):
 def test_auto_takes_large_features_of_few_entries(monkeypatch):
     x = torch.zeros(100, 50)
     x[:, 3] = 1.0
-    assert readers.pack_features(x) is x
-    monkeypatch.setattr(readers, "MIN_SPARSE_NUMEL", 5000)
-    assert readers.pack_features(x).layout == torch.sparse_csr
-    assert readers.pack_features(readers.as_csr(x)).layout == torch.sparse_csr
+    assert features.pack_features(x) is x
+    monkeypatch.setattr(features, "MIN_SPARSE_NUMEL", 5000)
+    assert features.pack_features(x).layout == torch.sparse_csr
+    assert features.pack_features(features.as_csr(x)).layout == torch.sparse_csr
     x[0, 4] = 1.0
-    assert readers.pack_features(x) is x, "101 of 5,000 are more than one in fifty"
-    assert torch.equal(readers.pack_features(readers.as_csr(x)), x)
+    assert features.pack_features(x) is x, "101 of 5,000 are more than one in fifty"
+    assert torch.equal(features.pack_features(features.as_csr(x)), x)
     with pytest.raises(ValueError, match="sparse_features: got 'yes', expected one of auto, always, never"):
         load_dataset("digits", sparse_features="yes")

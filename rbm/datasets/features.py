@@ -1,0 +1,57 @@
+"""Features as CSR or dense, as stored or row-normalised."""
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import NormalizeFeatures
+
+from rbm_kernels.sparse_expert_matmul.reference import csr
+
+# Where load_dataset hands over CSR features unasked; its documentation says why.
+MAX_SPARSE_DENSITY = 0.02
+MIN_SPARSE_NUMEL = 2**24
+
+
+def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
+    """Features as CSR or dense, as ``sparse_features`` of :func:`rbm.datasets.load_dataset` says."""
+    if sparse_features == "auto":
+        entries = x.values().numel() if x.layout == torch.sparse_csr else int(torch.count_nonzero(x))
+        sparse = x.numel() >= MIN_SPARSE_NUMEL and entries <= MAX_SPARSE_DENSITY * x.numel()
+    else:
+        sparse = sparse_features == "always"
+    if sparse == (x.layout == torch.sparse_csr):
+        return x
+    return as_csr(x) if sparse else x.to_dense()
+
+
+def as_csr(x: Tensor) -> Tensor:
+    """A dense matrix as CSR."""
+    matrix = sp.csr_matrix(x.cpu().numpy())
+    parts = (torch.from_numpy(part).to(x.device) for part in (matrix.indptr, matrix.indices, matrix.data))
+    return csr(*parts, tuple(x.shape))
+
+
+def csr_from_scipy(matrix: sp.csr_matrix) -> Tensor:
+    """A SciPy matrix as a float32 CSR tensor, columns sorted and duplicates summed; ``matrix`` is left as it was."""
+    matrix = sp.csr_matrix(matrix, dtype=np.float32, copy=True)
+    matrix.sum_duplicates()  # and sorts the columns of each row
+    return csr(*(torch.from_numpy(part) for part in (matrix.indptr, matrix.indices, matrix.data)), matrix.shape)
+
+
+def row_normalized(x: Tensor) -> Tensor:
+    """Each row over its sum, as PyG's ``NormalizeFeatures`` has it (sums below 1 count as 1).
+
+    Raises:
+        ValueError: a CSR tensor with negative entries, which PyG's shift by the minimum would fill.
+    """
+    if x.layout == torch.strided:
+        return NormalizeFeatures()(Data(x=x)).x
+    values = x.values()
+    if values.numel() and float(values.min()) < 0:
+        raise ValueError("normalize_features: got True, expected False for sparse features with negative entries")
+    start = x.crow_indices()
+    row = torch.arange(x.size(0)).repeat_interleave(start.diff())
+    sums = torch.zeros(x.size(0), dtype=values.dtype).index_add_(0, row, values).clamp_(min=1.0)
+    return csr(start, x.col_indices(), values / sums[row], tuple(x.shape))
