@@ -18,7 +18,7 @@ MULTIPLICATIONS, SPARSE_ROWS = 10**9, 4096
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--results", type=Path, default=Path(".benchmarks/results.csv"), help="CSV file that rows go to")
-    parser.addoption("--seconds", type=float, default=1.0, help="how long variants are compared with one another")
+    parser.addoption("--seconds", type=float, default=0.5, help="how long variants are compared with one another")
     choices = ("all", "reference", "others")
     parser.addoption("--shapes", choices=choices, default="all", help="the first shape alone, or all but it")
     if not pluginmanager.hasplugin("benchmark"):

@@ -118,7 +118,7 @@ note "correctness: $(tail -1 "$out/tests.txt")"
 operators=(expert_matmul layer cosine_topk expert_order memory_update)
 plan=()
 for suite in "${operators[@]}"; do plan+=("test_$suite.py reference"); done
-for suite in routed_matmul cold_start student sparse_expert_matmul; do plan+=("test_$suite.py all"); done
+for suite in routed_matmul cold_start student sparse_expert_matmul distillation_epoch; do plan+=("test_$suite.py all"); done
 for suite in "${operators[@]}"; do plan+=("test_$suite.py others"); done
 
 echo "== suites"

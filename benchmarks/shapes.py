@@ -75,10 +75,15 @@ class Workload:
 
 
 def workloads(precisions: tuple[str, ...] = PRECISIONS, routings: tuple[str, ...] = ROUTINGS) -> list[Workload]:
-    """Every shape of this machine in every precision; the first one with every routing, and before all others."""
-    shapes = for_this_machine(MOST)
-    first = [Workload(shapes[0], precisions[0], routing) for routing in routings]
-    return list(dict.fromkeys(first + [Workload(shape, precision) for shape in shapes for precision in precisions]))
+    """Every shape of this machine; the first one with every routing, and before all others.
+
+    On CUDA in every precision. On a CPU, where half precision is seldom wanted, that is at the first shape alone.
+    """
+    first, *others = for_this_machine(MOST)
+    found = [Workload(first, precisions[0], routing) for routing in routings]
+    found += [Workload(first, precision) for precision in precisions]
+    found += [Workload(shape, p) for shape in others for p in (precisions if DEVICE == "cuda" else precisions[:1])]
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)

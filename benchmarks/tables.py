@@ -1,4 +1,4 @@
-"""Tables of README.md and NOTES.md, made from the committed results: ``python -m benchmarks.tables`` writes them.
+"""Tables of README.md and NOTES.md, made from committed results: ``python -m benchmarks.tables`` writes them.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test holds that what stands there is what the
 results give.
@@ -6,13 +6,14 @@ results give.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.reading import read
 from benchmarks.shapes import REFERENCE, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md")
 CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -116,6 +117,25 @@ def one_node() -> str:
     return markdown(["one node", "RbM student", "MLP of one expert's width", "GraphSAGE, with neighbourhood"], rows)
 
 
+def epoch() -> str:
+    """An epoch of distillation, one forward a node against one a pair."""
+    cpu, table = Figures(CPU), []
+    for name, about in (("digits", "digits"), ("amazon-photo", "Amazon-Photo, the paper's configuration")):
+        node, pair = (cpu.of("distillation epoch", name, key, "seconds", "float32") for key in ("rbm", "pairs"))
+        if node and pair:
+            table.append([about, human(node), human(pair), f"{significant(pair / node)} x"])
+    return markdown(["an epoch, evaluation included", "one forward a node", "one a pair", ""], table)
+
+
+def experiment(name: str, *, of_variants: bool = False) -> str:
+    """What ``results/NAME.csv`` comes to, beside the paper's figures; or a column for each of its variants."""
+    from rbm.experiments import read_rows  # not needed where no graph library is
+    from rbm.tables import main_table, variants_table
+
+    rows = read_rows(RUNS / f"{name}.csv")
+    return (variants_table if of_variants else main_table)(rows) if rows else ""
+
+
 def cpu_experts() -> str:
     cpu, table = Figures(CPU), []
     workloads = dict.fromkeys(
@@ -170,9 +190,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-layer": cpu_layer,
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
+    "epoch": epoch,
     "cpu-experts": cpu_experts,
     "gpu": gpu,
     "gpu-kernels": gpu_kernels,
+    "digits": partial(experiment, "digits"),
+    "paper": partial(experiment, "main"),
 }
 
 

@@ -56,7 +56,7 @@ def test_epoch(results: Results, seconds: float, benchmark, name: str):
         learner.evaluate()
 
     calls = {key: lambda learner=learner: epoch(learner) for key, learner in learners(name).items()}
-    timings = interleave(calls, seconds=seconds, least=1 if seconds < 0.5 else 3, device=DEVICE)
+    timings = interleave(calls, seconds=seconds, least=1 if seconds < 0.5 else 2, device=DEVICE)
     for key, timing in timings.items():
         results.add("distillation epoch", name, key, "seconds", timing, device=DEVICE)
     benchmark.pedantic(calls["rbm"], rounds=3)

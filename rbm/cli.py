@@ -15,6 +15,7 @@ app = typer.Typer(
 # Results go to standard output, progress and errors to standard error.
 console, status = Console(), Console(stderr=True)
 CACHE = Path("runs/cache")
+_OF_RUNS = ("dataset", "root", "setting", "protocol", "preset", "seed")
 
 
 @app.command()
@@ -24,6 +25,9 @@ def distill(
     ] = None,
     root: Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")] = None,
     setting: Annotated[str | None, typer.Option(help="transductive or inductive.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="rbm or cpf: which form and split of a named graph [default: rbm].")
+    ] = None,
     teacher: Annotated[str | None, typer.Option(help="sage or gcn.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="clean (recommended), paper (its equations) or official (its released code).")
@@ -48,12 +52,18 @@ def distill(
     from rbm.distillation import distill as run_distillation
     from rbm.report import results_markdown, results_table, write_plots
 
+    given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed}
+    options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
-        _distill_seeds(seeds, out, root, cache, jobs, (dataset, root, setting, teacher, preset, None, config, set_))
+        _distill_seeds(seeds, out, root, cache, jobs, options)
         return
-    chosen = _configuration(dataset, root, setting, teacher, preset, seed, config, set_, out if resume else None)
+    chosen = _configuration(*options, resumed=out if resume else None)
     data = load_dataset(
-        chosen.dataset, chosen.root or None, seed=chosen.seed, sparse_features=chosen.sparse_features
+        chosen.dataset,
+        chosen.root or None,
+        protocol=chosen.protocol,
+        seed=chosen.seed,
+        sparse_features=chosen.sparse_features,
     ).to(_device(device))
     path = out or Path("runs") / f"{Path(chosen.dataset).stem}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
     result = run_distillation(
@@ -63,7 +73,7 @@ def distill(
         resume=resume,
         overwrite=overwrite,
         cache=cache,
-        unseen_fraction=unseen_fraction(chosen.dataset),
+        unseen_fraction=unseen_fraction(chosen.dataset, chosen.protocol),
         console=status,
     )
     console.print(results_table(result.summary, result.timings))
@@ -92,21 +102,26 @@ def experiment(
 def table(
     file: Annotated[Path, typer.Argument(help="CSV file of an experiment.")],
     variants: Annotated[bool, typer.Option("--variants", help="A column for each variant of the RbM student.")] = False,
+    column: Annotated[
+        str, typer.Option(help="With --variants: test_at_best_val, test_max, or val, by which to choose.")
+    ] = "test_at_best_val",
     plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
 ) -> None:
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
     from rbm import tables
-    from rbm.experiments import read_rows
+    from rbm.experiments import ACCURACIES, read_rows
     from rbm.tables import main_table, variants_table
 
     if not file.is_file():
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
     rows = read_rows(file)
-    print(variants_table(rows) if variants else main_table(rows), end="")
+    if column not in ACCURACIES:
+        raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
+    print(variants_table(rows, column=column) if variants else main_table(rows), end="")
     if variants and plot is not None:
         from rbm.plots import plot_variants
 
-        plot_variants(tables.variants(rows), plot)
+        plot_variants(tables.variants(rows, column=column), plot, ylabel=column.replace("_", " "))
 
 
 @app.command()
@@ -145,14 +160,15 @@ def info() -> None:
 def _distill_seeds(seeds, out, root, cache, jobs, options) -> None:
     from rbm.experiments import Experiment, parse_seeds
 
-    chosen = _configuration(*options, None)
+    chosen = _configuration(*options)
     run = Experiment(
         datasets=(chosen.dataset,),
         settings=(chosen.setting,),
+        protocol=chosen.protocol,
         seeds=parse_seeds(seeds),
         preset=chosen.preset,
         teacher=chosen.teacher.name,
-        changes=_changes(options[6], options[7]),
+        changes=_changes(options[-2], options[-1]),
     )
     name = f"{Path(chosen.dataset).stem}-{chosen.setting}-{chosen.preset}.csv"
     _run_experiment(run, out or Path("runs") / name, root or chosen.root or None, cache, jobs)
@@ -173,17 +189,16 @@ def _changes(config_file, assignments) -> dict:
 
     changes = {} if config_file is None else read_changes(config_file)
     changes = merged(changes, parse_assignments(assignments or []))
-    return {key: value for key, value in changes.items() if key not in ("dataset", "root", "setting", "preset", "seed")}
+    return {key: value for key, value in changes.items() if key not in _OF_RUNS}
 
 
-def _configuration(dataset, root, setting, teacher, preset, seed, config_file, assignments, resumed):
+def _configuration(dataset, teacher, preset, given, config_file, assignments, *, resumed=None):
     """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
     from rbm.config import Config, parse_assignments, read_changes
     from rbm.datasets import dataset_name
     from rbm.presets import preset_config
 
-    options = {"root": root, "setting": setting, "seed": seed}
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in given.items() if value is not None}
     if resumed is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
         stored = Path(resumed) / "config.yaml"
         if not stored.is_file():
@@ -193,7 +208,7 @@ def _configuration(dataset, root, setting, teacher, preset, seed, config_file, a
     changes = {} if config_file is None else read_changes(config_file)
     dataset = dataset_name(dataset or changes.get("dataset", "digits"))
     preset = preset or changes.get("preset", "clean")
-    setting = setting or changes.get("setting", "transductive")
+    setting = given.get("setting") or changes.get("setting", "transductive")
     teacher = teacher or changes.get("teacher", {}).get("name", "sage")
     chosen = preset_config(preset, dataset, setting, teacher).updated(changes)
     fixed = {**given, "dataset": dataset, "preset": preset, "teacher": {"name": teacher}}

@@ -13,6 +13,7 @@ from rbm.losses import TEMPERATURE_MODES
 from rbm.students import NORMS
 
 SETTINGS = ("transductive", "inductive")
+PROTOCOLS = ("rbm", "cpf")
 PRESETS = ("clean", "paper", "official")
 SPARSE_FEATURES = ("auto", "always", "never")
 
@@ -260,12 +261,14 @@ class EncodingConfig(Section):
 class Config(Section):
     """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started.
 
+    ``protocol`` says which form of a named graph and which split are meant: see :func:`rbm.datasets.load_dataset`.
     ``sparse_features`` says whether a named dataset's features come as a CSR tensor: see
     :func:`rbm.datasets.load_dataset`.
     """
 
     dataset: str = "digits"
     root: str = ""
+    protocol: str = "rbm"
     sparse_features: str = "auto"
     setting: str = "transductive"
     preset: str = "clean"
@@ -279,6 +282,7 @@ class Config(Section):
 
     def validate(self) -> None:
         self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
+        self.require("protocol", self.protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
         self.require("preset", self.preset in PRESETS, f"one of {', '.join(PRESETS)}")
         choices = ", ".join(SPARSE_FEATURES)
         self.require("sparse_features", self.sparse_features in SPARSE_FEATURES, f"one of {choices}")

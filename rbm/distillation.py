@@ -147,6 +147,7 @@ def distill(
     summary = {
         "dataset": config.dataset,
         "setting": config.setting,
+        "protocol": config.protocol,
         "preset": config.preset,
         "seed": config.seed,
         "nodes": data.num_nodes,

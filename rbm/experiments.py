@@ -22,16 +22,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from rbm.cache import fingerprint
-from rbm.config import PRESETS, SETTINGS, Config
+from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.datasets import dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import distill
 from rbm.presets import preset_config
 
 METHODS = {"mlp": "mlp", "rbm": "student"}
-KEY = ("dataset", "setting", "teacher", "preset", "variant", "method", "seed")
+KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
+ACCURACIES = ("test_at_best_val", "val", "test_max")
 COLUMNS = (
     *KEY,
-    *("test_at_best_val", "val", "test_max", "best_epoch", "epochs", "seconds", "parameters", "active_parameters"),
+    *ACCURACIES,
+    *("best_epoch", "epochs", "seconds", "parameters", "active_parameters"),
     *("config", "commit", "date", "python", "torch", "torch_geometric", "threads"),
 )
 
@@ -45,7 +47,7 @@ class Experiment:
         settings: ``transductive``, ``inductive``.
         methods: ``mlp``, ``rbm``; the teacher's row comes with either.
         seeds: of splits, initialisation and dropout.
-        preset, teacher: as for ``rbm distill``.
+        preset, protocol, teacher: as for ``rbm distill``.
         changes: settings for all runs, after the preset's.
         variants: further changes by name; every variant is run. The default is one without a name.
     """
@@ -55,6 +57,7 @@ class Experiment:
     methods: tuple[str, ...] = ("mlp", "rbm")
     seeds: tuple[int, ...] = (0,)
     preset: str = "clean"
+    protocol: str = "rbm"
     teacher: str = "sage"
     changes: dict[str, Any] = field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
@@ -64,8 +67,9 @@ class Experiment:
         for name, known in (("settings", SETTINGS), ("methods", METHODS)):
             if unknown := [value for value in getattr(self, name) if value not in known]:
                 raise ValueError(f"{name} holds {unknown[0]!r}, expected some of {', '.join(known)}")
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset is {self.preset!r}, expected one of {', '.join(PRESETS)}")
+        for name, known in (("preset", PRESETS), ("protocol", PROTOCOLS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
         if changed := [name for name, changes in self.variants.items() if "teacher" in changes]:
             raise ValueError(
                 f"variant {changed[0]!r} changes the teacher, which all variants share; put that into changes, in a"
@@ -110,7 +114,7 @@ class Experiment:
         config = preset_config(self.preset, task.dataset, task.setting, self.teacher)
         for changes in (self.changes, self.variants[task.variant]):
             config = config.updated(changes)
-        return config.updated({"seed": task.seed})
+        return config.updated({"seed": task.seed, "protocol": self.protocol})
 
 
 @dataclass(frozen=True)
@@ -210,11 +214,11 @@ def _run_task(
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     config = experiment.config(task)
     result = distill(
-        _dataset(task.dataset, root, task.seed, config.sparse_features),
+        _dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features),
         config=config,
         students=[METHODS[method] for method in methods],
         cache=cache,
-        unseen_fraction=unseen_fraction(task.dataset),
+        unseen_fraction=unseen_fraction(task.dataset, config.protocol),
         measure_latency=False,
     )
     made = _made(config)
@@ -227,14 +231,14 @@ def _run_task(
 
 
 @lru_cache(maxsize=2)
-def _dataset(name: str, root: str | None, seed: int, sparse_features: str):
-    return load_dataset(name, root, seed=seed, sparse_features=sparse_features)
+def _dataset(name: str, root: str | None, protocol: str, seed: int, sparse_features: str):
+    return load_dataset(name, root, protocol=protocol, seed=seed, sparse_features=sparse_features)
 
 
 def _expected(task: Task, experiment: Experiment, methods: list[str] | None = None) -> list[dict[str, str]]:
     """The keys of a task's rows. A teacher is the same for all variants of the students."""
-    shared = {"teacher": experiment.teacher, "preset": experiment.preset, "seed": str(task.seed)}
-    shared |= {"dataset": task.dataset, "setting": task.setting}
+    shared = {name: getattr(experiment, name) for name in ("protocol", "teacher", "preset")}
+    shared |= {"dataset": task.dataset, "setting": task.setting, "seed": str(task.seed)}
     students = experiment.methods if methods is None else methods
     rows = [{"method": "teacher", "variant": ""}, *({"method": m, "variant": task.variant} for m in students)]
     return [{**shared, **row} for row in rows]

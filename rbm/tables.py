@@ -18,10 +18,14 @@ def paper_tables() -> dict[str, dict]:
 
 
 def group_rows(rows: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str, Runs]]:
-    """``(dataset, setting, variant) -> method -> seed -> row``; a teacher stands under the variant ``""``."""
+    """``(graph, setting, variant) -> method -> seed -> row``; a teacher stands under the variant ``""``.
+
+    A graph is a dataset's name, with the protocol where it is not the paper's.
+    """
     groups: dict[tuple[str, str, str], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        groups[row["dataset"], row["setting"], row["variant"]][row["method"]][int(row["seed"])] = row
+        graph = row["dataset"] if row["protocol"] == "rbm" else f"{row['dataset']} ({row['protocol']})"
+        groups[graph, row["setting"], row["variant"]][row["method"]][int(row["seed"])] = row
     return groups
 
 
@@ -74,9 +78,12 @@ def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "tes
     return found
 
 
-def variants_table(rows: list[dict[str, str]], method: str = "rbm") -> str:
-    """Markdown: a row for each dataset and setting, a column for each variant; test at best validation, per cent."""
-    found = variants(rows, method)
+def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> str:
+    """Markdown: a row for each dataset and setting, a column for each variant; test at best validation, per cent.
+
+    Whoever chooses between variants looks at the ``column`` ``val``.
+    """
+    found = variants(rows, method, column)
     names = list(dict.fromkeys(name for of_graph in found.values() for name in of_graph))
     lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for graph, of_graph in found.items():

@@ -2,12 +2,11 @@
 
 from rbm.datasets.load import load_dataset
 from rbm.datasets.own import load_graph
-from rbm.datasets.registry import DATASETS, PROTOCOLS, DatasetInfo, dataset_name, find_dataset, unseen_fraction
+from rbm.datasets.registry import DATASETS, DatasetInfo, dataset_name, find_dataset, unseen_fraction
 from rbm.datasets.validation import num_classes, validate_data
 
 __all__ = [
     "DATASETS",
-    "PROTOCOLS",
     "DatasetInfo",
     "dataset_name",
     "find_dataset",

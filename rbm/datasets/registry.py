@@ -4,7 +4,8 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-PROTOCOLS = ("rbm", "cpf")
+from rbm.config import PROTOCOLS
+
 PATH_SUFFIXES = (".pt", ".pth", ".npz")
 
 

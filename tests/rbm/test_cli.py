@@ -116,6 +116,8 @@ def test_experiment_and_its_tables(rbm, tmp_path):
     assert out.startswith("| | narrow | wide |")
     assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
     assert "does not exist" in rbm("table", "no.csv")[2]
+    assert rbm("table", "results/e.csv", "--variants", "--column", "val")[1] != out
+    assert "expected one of test_at_best_val" in rbm("table", "results/e.csv", "--column", "best")[2]
 
 
 def test_distill_over_seeds(rbm, tmp_path):

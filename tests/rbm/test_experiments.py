@@ -55,7 +55,7 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
             run_experiment(quick(), tmp_path / "killed.csv")
     assert len(read_rows(tmp_path / "killed.csv")) == 3, "a task's rows are written as soon as it is done"
     with open(tmp_path / "killed.csv", "a") as file:
-        file.write("digits,transductive,sage,clean,,mlp,1,0.9")  # a line that a kill cut short
+        file.write("digits,transductive,rbm,sage,clean,,mlp,1,0.9")  # a line that a kill cut short
     resumed = run_experiment(quick(), tmp_path / "killed.csv")
     strip = lambda rows: [{k: v for k, v in row.items() if k != "seconds"} for row in rows]  # noqa: E731
     assert strip(resumed) == strip(whole)
@@ -68,6 +68,13 @@ def test_processes_side_by_side_give_the_same_figures(tmp_path):
     alone = run_experiment(quick(), tmp_path / "one.csv")
     both = run_experiment(quick(), tmp_path / "two.csv", jobs=2, cache=tmp_path / "cache")
     assert figures(alone) == figures(both)
+
+
+def test_protocols_are_told_apart(tmp_path):
+    rows = [*run_experiment(quick(seeds=(0,)), tmp_path / "r.csv")]
+    rows += run_experiment(quick(seeds=(0,), protocol="cpf"), tmp_path / "r.csv")
+    assert [row["protocol"] for row in rows] == ["rbm"] * 3 + ["cpf"] * 3
+    assert rows[0]["test_at_best_val"] != rows[3]["test_at_best_val"], "the teacher of another split"
 
 
 def test_rows_of_other_settings_are_not_taken_for_ours(tmp_path):
@@ -109,6 +116,7 @@ def test_wrong_seeds(text):
         ("methods: [gnn]", "methods holds 'gnn'"),
         ("settings: [both]", "settings holds 'both'"),
         ("preset: best", "preset is 'best'"),
+        ("protocol: gnn", "protocol is 'gnn', expected one of rbm, cpf"),
         ("datasets: [coral]", "did you mean 'cora'"),
         ("changes: {student: {lrr: 1}}", "unknown setting student.lrr"),
         ("variants: {wide: {student: {hidden_channels: 0}}}", "student.hidden_channels is 0"),
@@ -127,8 +135,9 @@ def test_missing_file(tmp_path):
 
 
 def row(method, seed, test, variant="", **more):
-    values = {"dataset": "cora", "setting": "inductive", "teacher": "sage", "preset": "clean", "variant": variant}
-    values |= {"method": method, "seed": str(seed), "test_at_best_val": str(test), "test_max": str(test + 0.01)}
+    values = {"dataset": "cora", "setting": "inductive", "protocol": "rbm", "teacher": "sage", "preset": "clean"}
+    values |= {"variant": variant, "method": method, "seed": str(seed)}
+    values |= {"test_at_best_val": str(test), "test_max": str(test + 0.01)}
     return {**dict.fromkeys(COLUMNS, ""), **values, **more}
 
 
@@ -149,6 +158,13 @@ def test_main_table_sets_ours_beside_the_papers():
         "RbM - MLP": "+1.50",
         "p": "0.205",
     }
+
+
+def test_graphs_of_another_protocol_stand_for_themselves():
+    rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, protocol="cpf")]
+    of_paper, of_other = main_table(rows).strip().split("\n")[2:]
+    assert of_paper.startswith("| cora | inductive | 1 | 77.44 ± 1.08 |")
+    assert of_other.startswith("| cora (cpf) | inductive | 1 |  |")
 
 
 def test_variants_table():
