@@ -1,6 +1,7 @@
 """Amazon's and Coauthor's graphs, from the npz files of the "Pitfalls of GNN evaluation" benchmark."""
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
         num_nodes = features.shape[0]
         # PyG binarises features in a dense copy of them all: give it none, and add ours when the component is known.
         data = parse_npz(arrays | _empty_features(num_nodes), to_undirected=True)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"root: {path} is not a graph in npz form: {error}. Fetch the original file again") from error
     data.kept = torch.arange(num_nodes)
     data = LargestConnectedComponents()(data)

@@ -8,6 +8,7 @@ nothing is written into anyone's folder, and no processed file of unknown origin
 import pickle
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,7 @@ def read_attributed(info: DatasetInfo, folder: Path) -> Data:
     attributes, edge_list, label_list = (folder / file for file in info.raw_files)
     try:
         features = sp.load_npz(attributes)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"root: {attributes} is no sparse matrix: {error}. Fetch the original file again") from error
     num_nodes = features.shape[0]
     edges, labels = (read_table(path, np.int64, columns=2) for path in (edge_list, label_list))
