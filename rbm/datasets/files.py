@@ -38,7 +38,8 @@ _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 def read_parts(path: Path) -> dict[str, Any]:
     """The parts of a graph that a file or folder holds, under the keys of ``NAMES``, as tensors, not yet checked.
 
-    Names beside those of ``NAMES`` are passed over; they are listed under ``"others"``.
+    Names beside those of ``NAMES`` are passed over, and what a folder holds in another form (then ``./name``); they are
+    listed under ``"others"``.
 
     Raises:
         FileNotFoundError: there is nothing at ``path``.

@@ -115,7 +115,8 @@ def _parse(text: bytes, dtype: type, columns: int, line: int) -> np.ndarray:
     if b"," in text:
         even = text.translate(None, _NO_SEPARATORS) + b"\n" == (b"," * (columns - 1) + b"\n") * lines
     else:
-        even = columns == 1 or all(len(fields.split()) == columns for fields in text.split(b"\n"))
+        single = columns == 1 and b" " not in text and b"\t" not in text
+        even = single or all(len(fields.split()) == columns for fields in text.split(b"\n"))
     if not even or numbers.size != lines * columns:
         raise ValueError(f"{where} do not all hold {columns} numbers")
     return numbers.reshape(lines, columns)

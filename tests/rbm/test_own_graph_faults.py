@@ -317,6 +317,7 @@ def test_an_archive_of_several_arrays_is_no_part(tmp_path):
         ("edge_index.csv", "from,to\n0,1\n\n2,3\n", "lines 2 to 4 do not all hold 2 numbers"),
         ("edge_index.csv", "from,to\n0,one\n", "lines 2 to 2 hold something else than float64 numbers"),
         ("edge_index.csv", "0,1,1\n2,3,1\n", r"edge_index\.csv has 3 columns, expected two, from and to"),
+        ("y.csv", "0\n1 0\n\n1\n0\n1\n", "lines 1 to 6 do not all hold 1 numbers"),
         ("y.csv", "y\n" + "True\n" * 6, "lines 2 to 7 hold something else than float64 numbers"),
     ],
 )
