@@ -2,6 +2,7 @@
 
 import pickle
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,16 @@ NAMES = {
     "test_mask": ("test_mask", "test"),
 }
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
+# What NumPy and SciPy raise of a file that is cut short, overwritten, or something else.
+_UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
 def read_parts(path: Path) -> dict[str, Any]:
     """The parts of a graph that a file or folder holds, under the keys of ``NAMES``, as tensors, not yet checked.
 
-    Names beside those of ``NAMES`` are passed over; they are listed under ``"others"``.
+    Names beside those of ``NAMES`` are passed over, and what a folder holds in another form (then ``./name``); they are
+    listed under ``"others"``.
 
     Raises:
         FileNotFoundError: there is nothing at ``path``.
@@ -62,7 +66,7 @@ def _named(path: Path, found: dict[str, Any]) -> dict[str, Any]:
             parts[part] = found[present[0]]
     known = {name for names in NAMES.values() for name in names}
     parts["num_classes"] = found.get("num_classes")
-    parts["others"] = sorted(set(found) - known - {"num_classes"})
+    parts["others"] = sorted(map(str, set(found) - known - {"num_classes"}))
     return parts
 
 
@@ -100,7 +104,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
     if set(_SPARSE) <= set(found):
         layout = found.pop("format", np.array(b"csr"))
@@ -110,8 +114,9 @@ def _read_npz(path: Path) -> dict[str, Any]:
             raise ValueError(f"dataset: {path} holds features twice, dense and as {', '.join(_SPARSE)}")
         data, indices, indptr, shape = (found.pop(name) for name in _SPARSE)
         found["x"] = _csr(path, lambda: sp.csr_matrix((data, indices, indptr), shape))
-    return {name: as_tensor(value, f"{path}, {name}") for name, value in found.items() if _is_part(name)} | {
-        name: None for name in found if not _is_part(name)
+    return {
+        name: as_tensor(value, f"{path}, {name}", sparse=True) if _is_part(name) else None
+        for name, value in found.items()
     }
 
 
@@ -123,20 +128,28 @@ def _csr(path: Path, read: Callable[[], sp.spmatrix]) -> Tensor:
     try:
         matrix = read().tocsr()
         matrix.check_format(full_check=True)
-    except (OSError, EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
+    except (*_UNREADABLE, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"dataset: {path} holds no sound sparse matrix: {error}") from error
     return csr_from_scipy(matrix)
 
 
-def as_tensor(value: Any, where: str) -> Tensor:
-    """An array or tensor as a tensor of a dtype that PyTorch computes with; ValueError where it holds no numbers."""
+def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
+    """An array or tensor as a tensor of a dtype that PyTorch computes with.
+
+    Raises:
+        ValueError: it holds no real numbers, or is a sparse tensor where ``sparse`` does not allow one.
+    """
     if isinstance(value, Tensor):
+        if value.is_complex() or not (sparse or value.layout == torch.strided):
+            raise ValueError(f"dataset: {where} is {value.dtype}, {value.layout}, expected dense real numbers")
         return value
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(f"dataset: {where} is {kind}, expected an array of numbers")
     if value.dtype.kind == "u" and value.dtype.itemsize > 1:
         value = value.astype(np.int64)
+    if value.dtype == np.longdouble:
+        value = value.astype(np.float64)
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     return torch.from_numpy(value)
@@ -148,11 +161,14 @@ def as_tensor(value: Any, where: str) -> Tensor:
 def _read_folder(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix not in _READERS or not path.is_file():
+        if path.name.startswith("."):
+            continue
+        if path.suffix not in _READERS or not path.is_file() or not _is_part(path.stem):
+            found[f"./{path.name}"] = None  # to be named where a part is missed
             continue
         if path.stem in found:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
-        found[path.stem] = _READERS[path.suffix](path) if _is_part(path.stem) else None
+        found[path.stem] = _READERS[path.suffix](path)
     if not any(_is_part(name) for name in found):
         raise ValueError(
             f"dataset: {folder} holds no part of a graph, expected {_EXPECTED}, each as one of {', '.join(_READERS)}"
@@ -176,7 +192,7 @@ def _read_npz_part(path: Path) -> Tensor:
             names = file.files
             if "format" not in names and len(names) == 1:
                 return as_tensor(file[names[0]], f"{path}, {names[0]}")
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
     if "format" not in names:
         raise ValueError(

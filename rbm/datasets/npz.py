@@ -1,6 +1,7 @@
 """Amazon's and Coauthor's graphs, from the npz files of the "Pitfalls of GNN evaluation" benchmark."""
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +29,11 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in (*_NPZ_KEYS, "labels")}
-        features = _sparse(arrays, "attr")
+        features, _ = (_sparse(arrays, part) for part in ("attr", "adj"))
         num_nodes = features.shape[0]
         # PyG binarises features in a dense copy of them all: give it none, and add ours when the component is known.
         data = parse_npz(arrays | _empty_features(num_nodes), to_undirected=True)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"root: {path} is not a graph in npz form: {error}. Fetch the original file again") from error
     data.kept = torch.arange(num_nodes)
     data = LargestConnectedComponents()(data)
@@ -44,7 +45,9 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
 
 def _sparse(arrays: dict[str, np.ndarray], part: str) -> sp.csr_matrix:
     data, indices, indptr, shape = (arrays[f"{part}_{field}"] for field in ("data", "indices", "indptr", "shape"))
-    return sp.csr_matrix((data, indices, indptr), shape)
+    matrix = sp.csr_matrix((data, indices, indptr), shape)
+    matrix.check_format(full_check=True)  # SciPy would read and write wherever wrong indices point
+    return matrix
 
 
 def _empty_features(num_nodes: int) -> dict[str, np.ndarray]:

@@ -73,18 +73,18 @@ def load_graph(
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
         raise ValueError(f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node")
-    data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"]), y=y)
+    data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"], num_nodes), y=y)
     masks = _masks(path, parts, num_nodes)
     if masks is None:
         # A misspelt mask must not turn into a random split.
-        if doubtful := [name for name in parts["others"] if any(word in str(name).lower() for word in _SPLIT_WORDS)]:
+        if doubtful := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
             raise ValueError(
-                f"dataset: {path} holds {', '.join(doubtful)}, but no masks of a known name; call them train_mask, "
-                "val_mask and test_mask, or take them away for a split drawn by the seed"
+                f"dataset: {path} holds {', '.join(doubtful)}, but no masks of a known name and form; call them "
+                "train_mask, val_mask and test_mask, or take them away for a split drawn by the seed"
             )
         masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
     data.train_mask, data.val_mask, data.test_mask = masks
-    classes = max(int(y.max()) + 1, int(parts["num_classes"] or 0))
+    classes = max(int(y.max()) + 1, _class_count(path, parts["num_classes"]))
     if "teacher_logits" in parts:
         logits = as_tensor(parts["teacher_logits"], f"{path}, teacher_logits")
         if logits.dim() != 2 or logits.size(0) != num_nodes or logits.size(1) < classes:
@@ -99,11 +99,11 @@ def load_graph(
 
 
 def _seen(parts: dict[str, Any]) -> str:
-    return f" (it has {', '.join(map(str, parts['others'][:8]))})" if parts["others"] else ""
+    return f" (it has {', '.join(parts['others'][:8])})" if parts["others"] else ""
 
 
 def _features(path: Path, x: Any) -> Tensor:
-    x = as_tensor(x, f"{path}, x")
+    x = as_tensor(x, f"{path}, x", sparse=True)
     if x.layout not in (torch.strided, torch.sparse_csr) or x.dim() != 2 or 0 in x.shape:
         kind = f"shape {list(x.shape)}" if x.layout in (torch.strided, torch.sparse_csr) else f"layout {x.layout}"
         raise ValueError(f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty")
@@ -114,19 +114,30 @@ def _whole(where: str, value: Any) -> Tensor:
     """As int64; floating-point numbers, which tables often have, where they are whole."""
     value = as_tensor(value, where)
     if value.is_floating_point():
-        if not bool((value == value.round()).all()):
+        if not bool((value.isfinite() & (value == value.round())).all()):
             raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones")
-    elif value.dtype == torch.bool or value.is_complex():
+    elif value.dtype == torch.bool:
         raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers")
     return value.to(torch.int64)
 
 
-def _edges(path: Path, edges: Any) -> Tensor:
+def _class_count(path: Path, value: Any) -> int:
+    if value is None:
+        return 0
+    where = f"{path}, num_classes"
+    value = _whole(where, torch.tensor(value) if isinstance(value, int) else value)
+    if value.numel() != 1 or int(value) < 1:
+        raise ValueError(f"dataset: {where} is {value.tolist()}, expected one number, at least 1")
+    return int(value)
+
+
+def _edges(path: Path, edges: Any, num_nodes: int) -> Tensor:
     edges = _whole(f"{path}, edge_index", edges)
     if edges.numel() == 0:
         return edges.new_empty(2, 0)
     if edges.dim() != 2 or 2 not in edges.shape:
         raise ValueError(f"dataset: {path}, edge_index has shape {list(edges.shape)}, expected [2, M] or [M, 2]")
+    _check_ids(f"{path}, edge_index", edges, num_nodes)
     return (edges if edges.size(0) == 2 else edges.t()).contiguous()
 
 
@@ -164,13 +175,17 @@ def _mask(where: str, value: Any, num_nodes: int) -> Tensor:
             )
         return _flags(where, value)
     ids = _whole(where, value)
+    _check_ids(where, ids, num_nodes)
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[ids] = True
+    return mask
+
+
+def _check_ids(where: str, ids: Tensor, num_nodes: int) -> None:
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
         raise ValueError(
             f"dataset: {where} holds node ids from {int(ids.min())} to {int(ids.max())}, expected 0 to {num_nodes - 1}"
         )
-    mask = torch.zeros(num_nodes, dtype=torch.bool)
-    mask[ids] = True
-    return mask
 
 
 def _flags(where: str, value: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ nothing is written into anyone's folder, and no processed file of unknown origin
 import pickle
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,9 @@ def read_planetoid(info: DatasetInfo, folder: Path) -> Data:
 def _check_pickle(path: Path) -> None:
     try:
         with path.open("rb") as file:
-            _PlanetoidUnpickler(file, encoding="latin1").load()
+            part = _PlanetoidUnpickler(file, encoding="latin1").load()
+        if sp.issparse(part):
+            part.check_format(full_check=True)
     except Exception as error:  # a broken pickle raises nearly anything
         raise ValueError(f"root: {path} is not a Planetoid file: {error}. Fetch the original file again") from error
 
@@ -82,8 +85,9 @@ def read_attributed(info: DatasetInfo, folder: Path) -> Data:
     """
     attributes, edge_list, label_list = (folder / file for file in info.raw_files)
     try:
-        features = sp.load_npz(attributes)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        features = sp.load_npz(attributes).tocsr()
+        features.check_format(full_check=True)  # SciPy would write wherever wrong indices point
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"root: {attributes} is no sparse matrix: {error}. Fetch the original file again") from error
     num_nodes = features.shape[0]
     edges, labels = (read_table(path, np.int64, columns=2) for path in (edge_list, label_list))

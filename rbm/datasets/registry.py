@@ -158,7 +158,8 @@ def is_path(name: str | Path) -> bool:
     """
     if isinstance(name, Path):
         return True
-    if not isinstance(name, str) or _key(name) in DATASETS:
+    # Path("") is the working directory, which nobody means by an empty text.
+    if not isinstance(name, str) or not name or _key(name) in DATASETS:
         return False
     return "/" in name or "\\" in name or name.endswith(PATH_SUFFIXES) or Path(name).exists()
 

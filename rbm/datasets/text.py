@@ -4,6 +4,7 @@
 the result is one chunk's.
 """
 
+import codecs
 import gzip
 import warnings
 import zlib
@@ -59,6 +60,7 @@ def _chunks(path: Path, dtype: type, columns: int | None, header: bool) -> Itera
             first = True
             for text in _lines(file):
                 if first:
+                    text = text.removeprefix(codecs.BOM_UTF8)  # else the first line would pass for a header
                     text, skipped, found = _first_line(text, header)
                     if columns is not None and found != columns and text:
                         raise ValueError(f"line {1 + skipped} has {found} columns, expected {columns}")
@@ -109,9 +111,12 @@ def _parse(text: bytes, dtype: type, columns: int, line: int) -> np.ndarray:
             numbers = np.fromstring(text.translate(_TO_SPACES), dtype, sep=" ")
         except (ValueError, DeprecationWarning) as error:
             raise ValueError(f"{where} hold something else than {np.dtype(dtype).name} numbers") from error
-    # The commas and newlines alone tell whether each line has its share, not just all lines together.
-    separators = text.translate(None, _NO_SEPARATORS) + b"\n"
-    even = b"," not in text or separators == (b"," * (columns - 1) + b"\n") * lines
+    # Each line must have its share, not just all lines together; where there are commas, they and the newlines tell.
+    if b"," in text:
+        even = text.translate(None, _NO_SEPARATORS) + b"\n" == (b"," * (columns - 1) + b"\n") * lines
+    else:
+        single = columns == 1 and b" " not in text and b"\t" not in text
+        even = single or all(len(fields.split()) == columns for fields in text.split(b"\n"))
     if not even or numbers.size != lines * columns:
         raise ValueError(f"{where} do not all hold {columns} numbers")
     return numbers.reshape(lines, columns)

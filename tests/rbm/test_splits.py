@@ -133,3 +133,53 @@ def test_bad_per_class_splits(arguments, message):
     labels = torch.tensor([0] * 80 + [1] * 50)
     with pytest.raises(ValueError, match=message):
         per_class_masks(labels, **arguments)
+
+
+@pytest.mark.parametrize("split_rng", ["pcg64", "mt19937"])
+def test_small_classes_share_what_they_have(split_rng):
+    sizes = [80, 51, 50, 19, 11, 3, 2, 1]
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    labels = labels[torch.randperm(labels.numel())]
+    masks = per_class_masks(labels, seed=3, split_rng=split_rng, small_classes="share")
+    found = [tuple(labels[mask].bincount(minlength=len(sizes))[c].item() for mask in masks) for c in range(len(sizes))]
+    expected = [(20, 30, 30), (20, 30, 1), (19, 30, 1), (7, 11, 1), (4, 6, 1), (1, 1, 1), (1, 0, 1), (1, 0, 0)]
+    assert found == expected
+    assert bool((sum(mask.long() for mask in masks) == 1).all()), "each node in one set"
+
+
+@pytest.mark.parametrize("split_rng", ["pcg64", "mt19937"])
+def test_sharing_changes_nothing_where_all_classes_are_large(split_rng):
+    labels = torch.arange(300) % 4
+    shared = per_class_masks(labels, seed=5, split_rng=split_rng, small_classes="share")
+    assert all(map(torch.equal, shared, per_class_masks(labels, seed=5, split_rng=split_rng)))
+
+
+@pytest.mark.parametrize("small_classes", ["error", "share"])
+def test_unlabelled_nodes_are_in_no_set(small_classes):
+    labels = torch.arange(240) % 3
+    labels[torch.randperm(240)[:40]] = -1
+    masks = per_class_masks(labels, small_classes=small_classes)
+    assert torch.equal(torch.stack(masks).any(dim=0), labels >= 0)
+    assert labels[masks[0]].bincount().tolist() == [20, 20, 20]
+
+
+def test_class_numbers_without_nodes_have_no_share():
+    labels = torch.tensor([0] * 6 + [4] * 6)
+    masks = per_class_masks(labels, small_classes="share")
+    assert [labels[mask].bincount(minlength=5).tolist() for mask in masks] == [
+        [2, 0, 0, 0, 2],
+        [3, 0, 0, 0, 3],
+        [1, 0, 0, 0, 1],
+    ]
+
+
+@pytest.mark.parametrize("small_classes", ["error", "share"])
+def test_no_label_at_all(small_classes):
+    for labels in (torch.full((9,), -1), torch.empty(0, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="labels: no node has one"):
+            per_class_masks(labels, small_classes=small_classes)
+
+
+def test_unknown_rule_for_small_classes():
+    with pytest.raises(ValueError, match="small_classes: got 'drop', expected error or share"):
+        per_class_masks(torch.zeros(60, dtype=torch.int64), small_classes="drop")

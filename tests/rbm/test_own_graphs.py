@@ -1,0 +1,312 @@
+"""Graphs of one's own: the same graph from every kind of file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch_geometric.data import Data
+
+import rbm
+from rbm.datasets import dataset_name, load_dataset, load_graph, unseen_fraction, validate_data
+from rbm.datasets.registry import is_path
+from rbm.splits import per_class_masks
+
+NODES, CLASSES = 30, 3
+ALTERNATIVES = {
+    "x": "features",
+    "edge_index": "edges",
+    "y": "labels",
+    "train_mask": "train",
+    "val_mask": "valid",
+    "test_mask": "test",
+    "teacher_logits": "logits",
+}
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """A directed graph with a self-loop and a duplicate, half of its features zero."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NODES, 4)).astype(np.float32) * (rng.random((NODES, 4)) < 0.5)
+    edges = np.concatenate([rng.integers(NODES, size=(2, 40)), [[3, 5, 5], [3, 6, 6]]], axis=1)
+    place = np.arange(NODES)
+    return {
+        "x": x,
+        "edge_index": edges,
+        "y": place % CLASSES,
+        "train_mask": place < 9,
+        "val_mask": (place >= 9) & (place < 15),
+        "test_mask": (place >= 15) & (place < 28),
+        "teacher_logits": rng.normal(size=(NODES, CLASSES)).astype(np.float32),
+    }
+
+
+def without_masks(**changes) -> dict[str, np.ndarray]:
+    return {name: value for name, value in arrays().items() if name not in MASKS} | changes
+
+
+def tensors(parts: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in parts.items()}
+
+
+def save_data(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    torch.save(Data(**tensors(parts)), path / "graph.pt")
+    return path / "graph.pt"
+
+
+def save_dict(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    torch.save(tensors(parts), path / "graph.pth")
+    return path / "graph.pth"
+
+
+def save_npz(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    np.savez(path / "graph.npz", **parts)
+    return path / "graph.npz"
+
+
+def save_csr_npz(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    parts = dict(parts)
+    x = sp.csr_matrix(parts.pop("x"))
+    np.savez(path / "graph.npz", data=x.data, indices=x.indices, indptr=x.indptr, shape=x.shape, **parts)
+    return path / "graph.npz"
+
+
+def save_npy(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    for name, value in parts.items():
+        np.save(path / f"{name}.npy", value)
+    return path
+
+
+def save_npy_and_sparse(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    sp.save_npz(path / "x.npz", sp.csr_matrix(parts["x"]))
+    np.savez_compressed(path / "y.npz", parts["y"])
+    return save_npy(path, {name: value for name, value in parts.items() if name not in ("x", "y")})
+
+
+def as_table(name: str, value: np.ndarray) -> np.ndarray:
+    value = value.T if name in ("edge_index", "edges") else value
+    return value[:, None] if value.ndim == 1 else value
+
+
+def save_csv(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    for name, value in parts.items():
+        table = as_table(name, value)
+        header = ",".join(f"column {i}" for i in range(table.shape[1])) if name in ("x", "edge_index") else ""
+        np.savetxt(path / f"{name}.csv", table, "%.9g", ",", header=header, comments="")
+    return path
+
+
+def save_parquet(path: Path, parts: dict[str, np.ndarray]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, value in parts.items():
+        columns = {f"column {i}": column for i, column in enumerate(as_table(name, value).T)}
+        if name == "teacher_logits":
+            columns = {name: list(value)}  # a list in each row
+        parquet.write_table(pyarrow.table(columns), path / f"{name}.parquet")
+    return path
+
+
+FORMS = {
+    "pt of a Data": save_data,
+    "pth of a dictionary": save_dict,
+    "npz": save_npz,
+    "npz with CSR features": save_csr_npz,
+    "npy": save_npy,
+    "npy and npz": save_npy_and_sparse,
+    "csv": save_csv,
+    "parquet": save_parquet,
+}
+
+
+def assert_equal_graphs(found: Data, expected: dict[str, np.ndarray]) -> None:
+    for name, value in expected.items():
+        assert np.array_equal(found[name].numpy(), value), name
+    dtypes = {"x": torch.float32, "edge_index": torch.int64, "y": torch.int64, "teacher_logits": torch.float32}
+    assert {name: found[name].dtype for name in expected} == {name: dtypes.get(name, torch.bool) for name in expected}
+    assert found.num_classes == CLASSES
+    assert type(found.num_classes) is int
+    validate_data(found)
+
+
+# One graph in all forms
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_holds_the_same_graph(tmp_path, form):
+    path = FORMS[form](tmp_path, arrays())
+    assert_equal_graphs(load_graph(path), arrays())
+    assert_equal_graphs(load_graph(str(path)), arrays())
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("npz with CSR features", "npy and npz")])
+def test_other_names(tmp_path, form):
+    parts = {ALTERNATIVES[name]: value for name, value in arrays().items()}
+    assert_equal_graphs(load_graph(FORMS[form](tmp_path, parts)), arrays())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_masks_the_seed_draws_them(tmp_path, form):
+    path = FORMS[form](tmp_path, without_masks())
+    for arguments in ({}, {"seed": 4}, {"split_rng": "mt19937"}):
+        found = load_graph(path, **arguments)
+        expected = per_class_masks(found.y, small_classes="share", **arguments)
+        assert all(torch.equal(found[name], mask) for name, mask in zip(MASKS, expected, strict=True))
+        assert_equal_graphs(found, without_masks())
+    assert not torch.equal(load_graph(path).train_mask, load_graph(path, seed=4).train_mask)
+    with pytest.raises(ValueError, match=r"class 0 has 10 nodes, expected more than 50.*small_classes='share'"):
+        load_graph(path, small_classes="error")
+
+
+def test_a_drawn_split_leaves_unlabelled_nodes_out(tmp_path):
+    y = arrays()["y"]
+    y[[0, 7]] = -1
+    data = load_graph(save_npz(tmp_path, without_masks(y=y)))
+    assert (~(data.train_mask | data.val_mask | data.test_mask)).nonzero().flatten().tolist() == [0, 7]
+    validate_data(data)
+
+
+@pytest.mark.parametrize("form", [save_data, save_npz, save_npy, save_csv, save_parquet])
+def test_masks_as_ids(tmp_path, form):
+    ids = {name: np.flatnonzero(value)[::-1].copy() for name, value in arrays().items() if name in MASKS}
+    assert_equal_graphs(load_graph(form(tmp_path, arrays() | ids)), arrays())
+
+
+@pytest.mark.parametrize("form", [save_data, save_npz, save_npy, save_csv, save_parquet])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_masks_as_numbers(tmp_path, form, dtype):
+    numbers = {name: value.astype(dtype) for name, value in arrays().items() if name in MASKS}
+    assert_equal_graphs(load_graph(form(tmp_path, arrays() | numbers)), arrays())
+
+
+@pytest.mark.parametrize("form", [save_data, save_npz, save_npy, save_csv, save_parquet])
+@pytest.mark.parametrize("turned", [False, True])
+def test_masks_in_one_array(tmp_path, form, turned):
+    masks = np.stack([arrays()[name] for name in MASKS], axis=0 if turned else 1)
+    assert_equal_graphs(load_graph(form(tmp_path, without_masks(masks=masks))), arrays())
+
+
+@pytest.mark.parametrize("form", [save_data, save_npz, save_npy])
+def test_edges_and_labels_as_columns(tmp_path, form):
+    changes = {"edge_index": np.ascontiguousarray(arrays()["edge_index"].T), "y": arrays()["y"][:, None]}
+    assert_equal_graphs(load_graph(form(tmp_path, arrays() | changes)), arrays())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_edges(tmp_path, form):
+    edges = np.array([[0, 1], [2, 3]])
+    assert load_graph(FORMS[form](tmp_path, arrays() | {"edge_index": edges})).edge_index.tolist() == edges.tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_no_edges(tmp_path, form, dtype):
+    data = load_graph(FORMS[form](tmp_path, arrays() | {"edge_index": np.empty((2, 0), dtype)}))
+    assert (data.edge_index.shape, data.edge_index.dtype) == ((2, 0), torch.int64)
+    validate_data(data)
+
+
+@pytest.mark.parametrize("dtype", [">i4", "<u8", "int16", "float64", "float32"])
+def test_whole_numbers_of_any_dtype(tmp_path, dtype):
+    changes = {name: arrays()[name].astype(dtype) for name in ("edge_index", "y")}
+    for form in (save_npz, save_npy):
+        assert_equal_graphs(load_graph(form(tmp_path, arrays() | changes)), arrays())
+
+
+@pytest.mark.parametrize("dtype", ["float64", ">f4", "float16", "int8", "bool"])
+def test_features_of_any_dtype(tmp_path, dtype):
+    x = arrays()["x"].astype(dtype)
+    assert_equal_graphs(load_graph(save_npz(tmp_path, arrays() | {"x": x})), arrays() | {"x": x.astype(np.float32)})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sparse_features_on_request(tmp_path, form):
+    path = FORMS[form](tmp_path, arrays())
+    sparse = load_graph(path, sparse_features="always")
+    assert sparse.x.layout == torch.sparse_csr
+    assert np.array_equal(sparse.x.to_dense().numpy(), arrays()["x"])
+    validate_data(sparse)
+
+
+def test_more_classes_than_labels(tmp_path):
+    torch.save(Data(**tensors(without_masks()), num_classes=3), tmp_path / "graph.pt")
+    assert load_graph(tmp_path / "graph.pt").num_classes == 3
+    logits = np.zeros((NODES, 5), np.float32)
+    assert load_graph(save_npy(tmp_path, arrays() | {"teacher_logits": logits})).num_classes == 5
+    parts = {name: value for name, value in arrays().items() if name != "teacher_logits"}
+    assert load_graph(save_npz(tmp_path, parts | {"num_classes": np.array(4)})).num_classes == 4
+
+
+def test_loading_leaves_files_and_arrays_alone(tmp_path):
+    save_npy(tmp_path, arrays())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    data = load_graph(tmp_path)
+    data.x += 1
+    data.train_mask[:] = True
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# By its path where a name could stand
+
+
+def test_load_dataset_takes_a_path(tmp_path):
+    path = save_csv(tmp_path, without_masks())
+    assert_equal_graphs(load_dataset(path), without_masks())
+    assert torch.equal(load_dataset(str(path), seed=3).train_mask, load_graph(path, seed=3).train_mask)
+    legacy = load_dataset(path, protocol="cpf")
+    assert torch.equal(legacy.train_mask, load_graph(path, split_rng="mt19937").train_mask)
+    assert load_dataset(path, sparse_features="always").x.layout == torch.sparse_csr
+
+
+@pytest.mark.parametrize("sparse_features", ["never", "always"])
+def test_load_dataset_normalizes_a_path_when_asked(tmp_path, sparse_features):
+    x = np.abs(arrays()["x"])
+    path = save_npz(tmp_path, arrays() | {"x": x})
+    assert np.array_equal(load_dataset(path, sparse_features=sparse_features).x.to_dense(), x)
+    normalized = load_dataset(path, normalize_features=True, sparse_features=sparse_features).x
+    np.testing.assert_allclose(normalized.to_dense(), x / np.maximum(x.sum(axis=1, keepdims=True), 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("option", ["binarize", "keep_duplicates"])
+def test_options_of_other_graphs_are_refused(tmp_path, option):
+    with pytest.raises(ValueError, match=f"{option}: got True, expected False for .*graph.npz"):
+        load_dataset(save_npz(tmp_path, arrays()), **{option: True})
+
+
+def test_what_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "cora").mkdir()
+    paths = ("mine", "./cora", "a/b", "a\\b", "graph.pt", "graph.pth", "graph.npz", Path("cora"))
+    assert [name for name in paths if not is_path(name)] == []
+    assert [name for name in ("cora", "Photo", "ogbn_arxiv", "yours", "", " ", 3) if is_path(name)] == []
+
+
+def test_name_of_a_dataset():
+    assert dataset_name("Coauthor_CS") == "academic-cs"
+    assert dataset_name("./my graphs/a.npz") == "./my graphs/a.npz"
+    assert dataset_name(Path("a") / "b") == "a/b"
+    with pytest.raises(ValueError, match=r"dataset: got 'coora', expected one of digits, .*, or a file or folder"):
+        dataset_name("coora")
+    with pytest.raises(ValueError, match="dataset: got '', expected one of"):
+        dataset_name("")
+
+
+def test_a_fifth_of_the_test_nodes_of_a_path_is_unseen():
+    assert [unseen_fraction("a.npz", protocol) for protocol in ("rbm", "cpf")] == [0.2, 0.2]
+    assert [unseen_fraction("cora", protocol) for protocol in ("rbm", "cpf")] == [1.0, 0.2]
+    with pytest.raises(ValueError, match="protocol: got 'glnn', expected one of rbm, cpf"):
+        unseen_fraction("a.npz", "glnn")
+
+
+def test_stored_logits_teach(tmp_path):
+    data = load_graph(save_npz(tmp_path, arrays()))
+    quick = {"max_epochs": 2, "hidden_channels": 4}
+    config = rbm.Config().updated(
+        {"student": {**quick, "num_experts": 2, "top_k": 1, "pretrain_epochs": 1}, "encoding": {"deepwalk": False}}
+    )
+    result = rbm.distill(data, "logits", config=config, students=["student"], measure_latency=False)
+    assert torch.equal(result.teacher_logits, data.teacher_logits)
+    assert result.teacher is None
