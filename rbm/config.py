@@ -14,6 +14,7 @@ from rbm.students import NORMS
 
 SETTINGS = ("transductive", "inductive")
 PROTOCOLS = ("rbm", "cpf")
+EVALUATED = ("test", "validation")
 PRESETS = ("clean", "paper", "official")
 SPARSE_FEATURES = ("auto", "always", "never")
 
@@ -262,6 +263,8 @@ class Config(Section):
     """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started.
 
     ``protocol`` says which form of a named graph and which split are meant: see :func:`rbm.datasets.load_dataset`.
+    ``evaluate_on = "validation"`` is for choosing settings: half of the validation nodes stand for the test set, which
+    is taken away (see :func:`rbm.splits.without_test_set`).
     ``sparse_features`` says whether a named dataset's features come as a CSR tensor: see
     :func:`rbm.datasets.load_dataset`.
     """
@@ -269,6 +272,7 @@ class Config(Section):
     dataset: str = "digits"
     root: str = ""
     protocol: str = "rbm"
+    evaluate_on: str = "test"
     sparse_features: str = "auto"
     setting: str = "transductive"
     preset: str = "clean"
@@ -283,6 +287,7 @@ class Config(Section):
     def validate(self) -> None:
         self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
         self.require("protocol", self.protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
+        self.require("evaluate_on", self.evaluate_on in EVALUATED, f"one of {', '.join(EVALUATED)}")
         self.require("preset", self.preset in PRESETS, f"one of {', '.join(PRESETS)}")
         choices = ", ".join(SPARSE_FEATURES)
         self.require("sparse_features", self.sparse_features in SPARSE_FEATURES, f"one of {choices}")

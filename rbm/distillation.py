@@ -21,7 +21,7 @@ from rbm.learners import StudentTraining, TeacherTraining, student_inputs
 from rbm.metrics import student_latency, teacher_latency
 from rbm.progress import Progress
 from rbm.sparse import Rows
-from rbm.splits import GraphSplit, split_graph
+from rbm.splits import GraphSplit, split_graph, without_test_set
 from rbm.students import MLPStudent, RbMStudent, count_parameters
 from rbm.teachers import check_teacher
 from rbm.teaching import (
@@ -99,7 +99,8 @@ def distill(
         resume: continue the run of this folder.
         overwrite: replace the run of this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.cache.Cache`).
-        unseen_fraction: share of the test nodes that the inductive setting hides.
+        unseen_fraction: share of the test nodes that the inductive setting hides; all of those that take their place
+            where ``config.evaluate_on`` is ``validation``.
         measure_latency: time predictions at the end, a second or so; idle in a run that shares its cores.
         console: shows progress there; silent by default.
 
@@ -117,6 +118,14 @@ def distill(
     _check_students(students)
     validate_data(data)
     classes = num_classes(data)
+    if config.evaluate_on == "validation":
+        if isinstance(teacher, Tensor) or len(encodings):
+            raise ValueError(
+                "evaluate_on is 'validation', which takes nodes away, and logits or encodings are given for all nodes;"
+                " train a teacher, pass a module, or set data.teacher_logits and teacher='logits'"
+            )
+        data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
+        unseen_fraction = 1.0
     split = split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
     _check_experts(config.student, split.observed.num_nodes)
     if teacher is None and config.teacher.name == "logits":

@@ -5,6 +5,7 @@ nodes are hidden. *Inductive*: some test nodes are hidden with all their edges; 
 and the hidden ("unseen") nodes arrive afterwards, as new users of a deployed model do.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,28 @@ def split_graph(
     other = ~(data.train_mask | data.val_mask | data.test_mask)
     observed_nodes = torch.cat([_nodes(mask) for mask in (data.train_mask, data.val_mask, observed_test, other)])
     return GraphSplit(setting, data, _induced_subgraph(data, observed_nodes), observed_nodes, unseen)
+
+
+def without_test_set(data: Data, setting: str = "transductive", *, unseen_fraction: float = 0.2, seed: int = 0) -> Data:
+    """A graph to choose hyperparameters on: half of the validation nodes, drawn by the seed, are its test nodes.
+
+    The nodes that :func:`split_graph` would hide are gone with their edges, and the labels of the other test nodes are
+    -1: what is chosen cannot have seen the test set. In the inductive setting hide all of its test nodes
+    (``unseen_fraction=1.0``): they then arrive as unseen nodes do, which validation nodes within the observed graph do
+    not. Arguments and what is raised as for :func:`split_graph`.
+    """
+    graph = copy.copy(split_graph(data, setting, unseen_fraction=unseen_fraction, seed=seed).observed)
+    validation = _nodes(graph.val_mask)
+    if validation.numel() < 2:
+        raise ValueError("data.val_mask: 1 node is marked, expected at least 2 to set half of them apart")
+    permutation = torch.randperm(validation.numel(), generator=torch.Generator().manual_seed(seed))
+    known = graph.get("num_classes")
+    graph.num_classes = int(data.y.max()) + 1 if known is None else known
+    graph.y = graph.y.masked_fill(graph.test_mask, -1)
+    graph.test_mask = torch.zeros_like(graph.val_mask)
+    graph.test_mask[validation[permutation[: validation.numel() // 2]]] = True
+    graph.val_mask = graph.val_mask & ~graph.test_mask
+    return graph
 
 
 def _nodes(mask: Tensor) -> Tensor:

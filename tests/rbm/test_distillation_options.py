@@ -56,6 +56,19 @@ def quick() -> Config:
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_choosing_settings_never_reads_a_test_label(small_graph, quick, setting):
+    config = quick.updated({"evaluate_on": "validation", "setting": setting, "encoding": {"label_propagation": True}})
+    result = rbm.distill(small_graph, config=config, students=["student"])
+    lying = small_graph.clone()
+    lying.y[lying.test_mask] = (lying.y[lying.test_mask] + 1) % 3
+    assert rbm.distill(lying, config=config, students=["student"]).summary == result.summary
+    assert len(result.split.unseen_nodes) == (7 if setting == "inductive" else 0), "half of 15 validation nodes"
+    assert result.summary["student"]["test_accuracy"] > 0.6, "on validation nodes"
+    with pytest.raises(ValueError, match="evaluate_on is 'validation'"):
+        rbm.distill(small_graph, torch.zeros(60, 3), config=config)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_option_learns(small_graph, quick, option, setting):
     config = quick.updated(OPTIONS[option]).updated({"setting": setting})

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from rbm.splits import per_class_masks, split_graph
+from rbm.splits import per_class_masks, split_graph, without_test_set
 
 NODES = 40
 
@@ -89,6 +89,24 @@ def test_splitting_leaves_graph_and_global_generator_alone():
     split_graph(data, "inductive")
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(data[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_hyperparameters_are_chosen_without_the_test_set(setting):
+    data = graph()
+    chosen_on = without_test_set(data, setting, unseen_fraction=0.5, seed=3)
+    other = data.clone()
+    other.y[data.test_mask] = 3 - other.y[data.test_mask]
+    again = without_test_set(other, setting, unseen_fraction=0.5, seed=3)
+    assert all(torch.equal(chosen_on[key], again[key]) for key in ("x", "y", "edge_index", "test_mask"))
+    hidden = int(0.5 * int(data.test_mask.sum())) if setting == "inductive" else 0
+    assert chosen_on.num_nodes == NODES - hidden
+    assert int((chosen_on.y == -1).sum()) == int(data.test_mask.sum()) - hidden
+    count = int(data.val_mask.sum())
+    assert (int(chosen_on.test_mask.sum()), int(chosen_on.val_mask.sum())) == (count // 2, count - count // 2)
+    assert not (chosen_on.test_mask & (chosen_on.val_mask | chosen_on.train_mask)).any()
+    assert chosen_on.num_classes == data.num_classes
+    assert int(data.test_mask.sum()) == 21, "the graph that was given is as it was"
 
 
 @pytest.mark.parametrize(
