@@ -65,10 +65,10 @@ def train(student, device):
     optimizer = torch.optim.Adam(student.parameters(), lr=0.02)
     history, memories = [], []
     for _ in range(STEPS):
-        logits, routings = student(x, return_routing=True)
+        logits, trace = student(x, return_trace=True)
         loss = 0.5 * losses.hard_label_loss(logits, labels) + 0.5 * losses.soft_label_loss(logits, teacher)
         loss = loss + losses.embedding_loss(
-            routings,
+            trace.routings,
             student.memories(),
             commitment_weight=0.3,
             self_similarity_weight=0.1,
