@@ -22,6 +22,7 @@ NOT_MEASURED = (
     "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.tables`.\n"
 )
 PEERS = ("eager", "eager compiled", "split", "sorted")
+EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
@@ -120,11 +121,23 @@ def one_node() -> str:
 def epoch() -> str:
     """An epoch of distillation, one forward a node against one a pair."""
     cpu, table = Figures(CPU), []
-    for name, about in (("digits", "digits"), ("amazon-photo", "Amazon-Photo, the paper's configuration")):
+    for name, about in EPOCHS.items():
         node, pair = (cpu.of("distillation epoch", name, key, "seconds", "float32") for key in ("rbm", "pairs"))
         if node and pair:
             table.append([about, human(node), human(pair), f"{significant(pair / node)} x"])
     return markdown(["an epoch, evaluation included", "one forward a node", "one a pair", ""], table)
+
+
+def epoch_shares() -> str:
+    cpu = Figures(CPU)
+    found = {key.metric: {} for key in cpu.medians if key.metric.startswith("share of ")}
+    for metric, shares in found.items():
+        shares.update({name: cpu.of("distillation epoch", name, "rbm", metric, "float32") for name in EPOCHS})
+    table = [
+        [metric.removeprefix("share of "), *("" if share is None else f"{100 * share:.0f} %" for share in of.values())]
+        for metric, of in found.items()
+    ]
+    return markdown(["share of an epoch", *EPOCHS.values()], table)
 
 
 def experiment(name: str, *, of_variants: bool = False) -> str:
@@ -191,6 +204,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
     "epoch": epoch,
+    "epoch-shares": epoch_shares,
     "cpu-experts": cpu_experts,
     "gpu": gpu,
     "gpu-kernels": gpu_kernels,
