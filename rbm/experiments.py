@@ -175,7 +175,7 @@ def run_experiment(
         ValueError: ``out`` is no such file, or holds a row of this experiment that other settings made.
     """
     out = Path(out)
-    done = _check_rows(read_rows(out), experiment)
+    done = check_rows(read_rows(out), experiment)
     waiting = [(task, methods) for task in experiment.tasks() if (methods := _missing(task, experiment, done))]
     arguments = [(experiment, task, methods, root, cache, jobs) for task, methods in waiting]
     total, finished = len(list(experiment.tasks())), len(list(experiment.tasks())) - len(waiting)
@@ -311,7 +311,12 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
     return rows
 
 
-def _check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple, dict[str, str]]:
+def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple, dict[str, str]]:
+    """The rows by their keys.
+
+    Raises:
+        ValueError: one of them is of this experiment by its key, but other settings made it.
+    """
     done = {_key(row): row for row in rows}
     for task in experiment.tasks():
         expected = config_fingerprint(experiment.config(task))

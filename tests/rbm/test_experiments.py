@@ -1,14 +1,24 @@
 """Many runs in one file: complete, resumable, honest about what made each row."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
 from rbm import experiments
-from rbm.experiments import COLUMNS, Experiment, config_fingerprint, parse_seeds, read_rows, run_experiment
+from rbm.experiments import (
+    COLUMNS,
+    Experiment,
+    check_rows,
+    config_fingerprint,
+    parse_seeds,
+    read_rows,
+    run_experiment,
+)
 from rbm.statistics import Summary, paired_test
 from rbm.tables import group_rows, main_table, paper_tables, percent, variants_table
 
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
     "teacher": {"max_epochs": 4, "hidden_channels": 8},
     "mlp": {"max_epochs": 3},
@@ -132,6 +142,13 @@ def test_wrong_files_are_refused_before_anything_runs(tmp_path, content, message
 def test_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         Experiment.from_yaml(tmp_path / "no.yaml")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda file: file.stem)
+def test_committed_rows_are_those_of_their_file(file):
+    """Whoever runs the file again goes on where it was left."""
+    rows = read_rows(ROOT / "results" / f"{file.stem}.csv")
+    assert len(check_rows(rows, Experiment.from_yaml(file))) == len(rows)
 
 
 def row(method, seed, test, variant="", **more):
