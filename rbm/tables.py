@@ -3,6 +3,7 @@
 import json
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
 
@@ -47,7 +48,8 @@ def main_table(rows: list[dict[str, str]], *, teacher: str = "sage") -> str:
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     groups = group_rows(rows)
-    for (dataset, setting, variant), methods in groups.items():
+    for dataset, setting, variant in sorted(groups, key=_in_order(groups)):
+        methods = groups[dataset, setting, variant]
         rbm, mlp = methods.get("rbm", {}), methods.get("mlp", {})
         if not rbm:
             continue
@@ -91,6 +93,12 @@ def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str 
     return "\n".join(lines) + "\n"
 
 
+def _in_order(groups: Iterable[tuple[str, str, str]]) -> Callable[[tuple[str, str, str]], tuple[int, str, int]]:
+    """Graphs and variants as they first came, whichever process was done first; transductive last."""
+    graphs, variants = (list(dict.fromkeys(group[part] for group in groups)) for part in (0, 2))
+    return lambda group: (graphs.index(group[0]), group[1], variants.index(group[2]))
+
+
 def _cell(summary: Summary | None) -> str:
     return "" if summary is None else f"{summary.mean:.2f} ± {summary.std:.2f}"
 
@@ -106,4 +114,5 @@ def _difference(first: Runs, second: Runs) -> tuple[str, str]:
         {seed: 100 * float(row["test_at_best_val"]) for seed, row in runs.items()} for runs in (first, second)
     )
     test = paired_test(one, other)
-    return f"{test.difference:+.2f}", "" if math.isnan(test.p) else f"{test.p:.3f}"
+    p = "" if math.isnan(test.p) else f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"
+    return f"{test.difference:+.2f}", p
