@@ -228,6 +228,10 @@ class EncodingConfig(Section):
     ``deepwalk`` appends ``embedding_dim`` coordinates learned from random walks (``walk_length`` nodes each), in which
     unseen nodes are placed by their neighbours (``fill``); ``label_propagation`` appends class shares of the training
     labels around a node.
+
+    ``relative_norm`` scales each of the two until its rows are on average so many times as long as the features' (0
+    leaves them as they are). Coordinates of walks are 18 times as long as Cora's features and a twelfth of
+    Amazon-Photo's, and cosines see the longer part alone.
     """
 
     deepwalk: bool = True
@@ -245,6 +249,7 @@ class EncodingConfig(Section):
     propagation_hops: int = 10
     exclude_self: bool = False
     self_loops: bool = False
+    relative_norm: float = 0.0
 
     def validate(self) -> None:
         for name in (
@@ -255,6 +260,7 @@ class EncodingConfig(Section):
         self.require("negative", self.negative >= 0, "at least 0")
         self.require("hierarchical_softmax", self.hierarchical_softmax or self.negative > 0, "true where negative is 0")
         self.require("fill", self.fill in ("observed_mean", "all_mean"), "observed_mean or all_mean")
+        self.require("relative_norm", self.relative_norm >= 0, "at least 0")
         self.require("propagation_decay", 0 < self.propagation_decay <= 1, "above 0 and at most 1")
 
 

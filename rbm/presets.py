@@ -12,7 +12,7 @@ wrote as text are numbers there). Ours, for the embedded graph and where a searc
 are changes to these, in ``configs``.
 """
 
-from functools import reduce
+from functools import cache, reduce
 from importlib import resources
 from typing import Any
 
@@ -97,6 +97,7 @@ def _ours(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
     return reduce(merged, filter(None, parts), {}) or None
 
 
+@cache
 def _read(path: str) -> dict[str, Any]:
     file = resources.files("rbm") / "configs" / path
     return yaml.safe_load(file.read_text()) if file.is_file() else {}

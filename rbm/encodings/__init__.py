@@ -14,6 +14,7 @@ from rbm.encodings.deepwalk import deepwalk, random_walks
 from rbm.encodings.graph import add_self_loops
 from rbm.encodings.label_propagation import label_propagation
 from rbm.encodings.transfer import FILLS, transfer
+from rbm.sparse import SparseRows, as_rows
 
 if TYPE_CHECKING:  # both import the configuration, which takes its choices from here
     from rbm.config import EncodingConfig
@@ -44,7 +45,7 @@ def encode(
     cache: Cache,
     extra: Sequence[Tensor] = (),
 ) -> Encodings | None:
-    """All encodings that ``config`` asks for, side by side: DeepWalk, label propagation, then ``extra``.
+    """All encodings that ``config`` asks for, side by side: DeepWalk, label propagation, then ``extra`` as they are.
 
     DeepWalk walks over the observed graph alone; an unseen node gets its neighbours' mean
     (:func:`rbm.encodings.transfer`). In the transductive setting ``seed`` plays no part: one result serves all seeds.
@@ -73,6 +74,8 @@ def encode(
         parts.append(_positions(split, config, seed, cache))
     if config.label_propagation:
         parts.append(_labels_nearby(split, config, num_classes, cache))
+    if config.relative_norm > 0:
+        parts = [_scaled(part, split, config.relative_norm) for part in parts]
     for place, given in enumerate(extra):
         rows = _given(given, place, split.graph.num_nodes)
         parts.append(Encodings(rows[split.observed_nodes.cpu()], rows))
@@ -142,6 +145,15 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
     full = propagated(graph.edge_index, nodes[train_nodes], graph.num_nodes, False)
     full[nodes] = rows
     return Encodings(rows, full)
+
+
+def _scaled(part: Encodings, split: GraphSplit, relative_norm: float) -> Encodings:
+    """Rows whose mean norm over observed nodes is ``relative_norm`` times that of the features."""
+    features = as_rows(split.observed.x)
+    norms = features.squared_norms().sqrt() if isinstance(features, SparseRows) else features.norm(dim=1)
+    own = float(part.observed.norm(dim=1).mean())
+    factor = relative_norm * float(norms.mean()) / own if own > 0 else 1.0
+    return Encodings(*(factor * rows for rows in part))
 
 
 def _given(given: Tensor, place: int, num_nodes: int) -> Tensor:

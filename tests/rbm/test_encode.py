@@ -32,6 +32,7 @@ def settings(**other) -> SimpleNamespace:
         "propagation_hops": 4,
         "exclude_self": False,
         "self_loops": False,
+        "relative_norm": 0.0,
     }
     assert known.keys() >= other.keys()
     return SimpleNamespace(**{**known, **other})
@@ -75,6 +76,23 @@ def test_shapes_and_order(setting):
     assert found.observed.dtype == found.full.dtype == torch.float32
     assert torch.equal(found.full[split.observed_nodes], found.observed)
     assert torch.equal(found.full[:, -3:], torch.cat(extra, dim=1).float())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_encodings_as_long_as_features(setting, sparse):
+    data = graph()
+    lengths = split_of(data, setting).observed.x.norm(dim=1).mean()
+    if sparse:
+        data.x = data.x.to_sparse_csr()
+    extra = [torch.randn(NODES, 2)]
+    found = encoded(data, setting, settings(label_propagation=True, relative_norm=0.5), extra=extra)
+    raw = encoded(data, setting, BOTH, extra=extra)
+    for columns in (slice(0, 4), slice(4, 4 + CLASSES)):
+        torch.testing.assert_close(found.observed[:, columns].norm(dim=1).mean(), 0.5 * lengths)
+        factor = found.observed[:, columns].norm() / raw.observed[:, columns].norm()
+        torch.testing.assert_close(found.full[:, columns], factor * raw.full[:, columns])
+    assert torch.equal(found.full[:, -2:], extra[0]), "yours stay as they are"
 
 
 def test_nothing_asked_for():
