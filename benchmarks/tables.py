@@ -140,13 +140,13 @@ def epoch_shares() -> str:
     return markdown(["share of an epoch", *EPOCHS.values()], table)
 
 
-def experiment(name: str, *, of_variants: bool = False) -> str:
-    """What ``results/NAME.csv`` comes to, beside the paper's figures; or a column for each of its variants."""
+def experiment(name: str) -> str:
+    """What ``results/NAME.csv`` comes to, beside the paper's figures."""
     from rbm.experiments import read_rows  # not needed where no graph library is
-    from rbm.tables import main_table, variants_table
+    from rbm.tables import main_table
 
     rows = read_rows(RUNS / f"{name}.csv")
-    return (variants_table if of_variants else main_table)(rows) if rows else ""
+    return main_table(rows) if rows else ""
 
 
 def cpu_experts() -> str:

@@ -168,7 +168,7 @@ def _distill_seeds(seeds, out, root, cache, jobs, options) -> None:
         seeds=parse_seeds(seeds),
         preset=chosen.preset,
         teacher=chosen.teacher.name,
-        changes=_changes(options[-2], options[-1]),
+        changes=_changes(*options[-2:]),
     )
     name = f"{Path(chosen.dataset).stem}-{chosen.setting}-{chosen.preset}.csv"
     _run_experiment(run, out or Path("runs") / name, root or chosen.root or None, cache, jobs)

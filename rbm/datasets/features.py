@@ -1,5 +1,8 @@
 """Features as CSR or dense, as stored or row-normalised."""
 
+import zipfile
+import zlib
+
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -12,6 +15,8 @@ from rbm_kernels.sparse_expert_matmul.reference import csr
 # Where load_dataset hands over CSR features unasked; its documentation says why.
 MAX_SPARSE_DENSITY = 0.02
 MIN_SPARSE_NUMEL = 2**24
+# What NumPy and SciPy raise of a file that is cut short, overwritten, or something else.
+UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:

@@ -2,7 +2,6 @@
 
 import pickle
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from rbm.datasets.features import csr_from_scipy
+from rbm.datasets.features import UNREADABLE, csr_from_scipy
 from rbm.datasets.text import read_table
 
 # Each part of a graph and the names that it may have, whatever holds it.
@@ -30,8 +29,6 @@ NAMES = {
     "test_mask": ("test_mask", "test"),
 }
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
-# What NumPy and SciPy raise of a file that is cut short, overwritten, or something else.
-_UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -104,7 +101,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
     if set(_SPARSE) <= set(found):
         layout = found.pop("format", np.array(b"csr"))
@@ -128,7 +125,7 @@ def _csr(path: Path, read: Callable[[], sp.spmatrix]) -> Tensor:
     try:
         matrix = read().tocsr()
         matrix.check_format(full_check=True)
-    except (*_UNREADABLE, KeyError, TypeError, IndexError) as error:
+    except (*UNREADABLE, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"dataset: {path} holds no sound sparse matrix: {error}") from error
     return csr_from_scipy(matrix)
 
@@ -192,7 +189,7 @@ def _read_npz_part(path: Path) -> Tensor:
             names = file.files
             if "format" not in names and len(names) == 1:
                 return as_tensor(file[names[0]], f"{path}, {names[0]}")
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
     if "format" not in names:
         raise ValueError(

@@ -1,7 +1,5 @@
 """Amazon's and Coauthor's graphs, from the npz files of the "Pitfalls of GNN evaluation" benchmark."""
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.io import parse_npz
 from torch_geometric.transforms import LargestConnectedComponents
 
-from rbm.datasets.features import csr_from_scipy
+from rbm.datasets.features import UNREADABLE, csr_from_scipy
 from rbm.datasets.registry import DatasetInfo
 
 _NPZ_KEYS = tuple(f"{part}_{field}" for part in ("adj", "attr") for field in ("data", "indices", "indptr", "shape"))
@@ -33,7 +31,7 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
         num_nodes = features.shape[0]
         # PyG binarises features in a dense copy of them all: give it none, and add ours when the component is known.
         data = parse_npz(arrays | _empty_features(num_nodes), to_undirected=True)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise ValueError(f"root: {path} is not a graph in npz form: {error}. Fetch the original file again") from error
     data.kept = torch.arange(num_nodes)
     data = LargestConnectedComponents()(data)

@@ -7,8 +7,6 @@ nothing is written into anyone's folder, and no processed file of unknown origin
 
 import pickle
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch_geometric.io import read_planetoid_data
 from torch_geometric.transforms import LargestConnectedComponents
 
 from rbm.datasets.edges import undirected
+from rbm.datasets.features import UNREADABLE
 from rbm.datasets.registry import DatasetInfo
 from rbm.datasets.text import read_table
 
@@ -87,7 +86,7 @@ def read_attributed(info: DatasetInfo, folder: Path) -> Data:
     try:
         features = sp.load_npz(attributes).tocsr()
         features.check_format(full_check=True)  # SciPy would write wherever wrong indices point
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise ValueError(f"root: {attributes} is no sparse matrix: {error}. Fetch the original file again") from error
     num_nodes = features.shape[0]
     edges, labels = (read_table(path, np.int64, columns=2) for path in (edge_list, label_list))

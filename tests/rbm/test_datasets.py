@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import torch
 import torch_geometric.datasets
 import yaml
+from intruder import Intruder
 from torch_geometric.data import Data
 from torch_geometric.io import read_npz
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
@@ -244,16 +245,6 @@ def test_a_processed_file_of_unknown_origin_is_not_opened(tmp_path):
     processed.mkdir()
     (processed / "data.pt").write_bytes(b"not a tensor")
     assert load_dataset("cora", tmp_path).num_nodes == 540
-
-
-class Intruder:
-    """Unpickled by an ordinary unpickler, it makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.mkdir, (self.path,)
 
 
 def test_a_planetoid_pickle_cannot_run_code(tmp_path):

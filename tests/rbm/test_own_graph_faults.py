@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from intruder import Intruder
 from torch_geometric.data import Data
 
 from rbm.datasets import load_graph, validate_data
@@ -175,16 +176,6 @@ def test_a_part_in_two_formats(tmp_path):
 
 
 # Pickles
-
-
-class Intruder:
-    """Unpickled by an ordinary unpickler, it makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.mkdir, (self.path,)
 
 
 def test_a_saved_graph_cannot_run_code(tmp_path):

@@ -1,0 +1,13 @@
+"""A pickle that runs code where it is let."""
+
+from pathlib import Path
+
+
+class Intruder:
+    """Unpickled by an ordinary unpickler, it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.mkdir, (self.path,)
