@@ -230,8 +230,8 @@ class EncodingConfig(Section):
     labels around a node.
 
     ``relative_norm`` scales each of the two until its rows are on average so many times as long as the features' (0
-    leaves them as they are). Coordinates of walks are 18 times as long as Cora's features and a twelfth of
-    Amazon-Photo's, and cosines see the longer part alone.
+    leaves them as they are). Coordinates of walks are far longer than row-normalised features and far shorter than
+    Amazon's, and cosines see the longer part alone.
     """
 
     deepwalk: bool = True
