@@ -249,7 +249,7 @@ class EncodingConfig(Section):
     propagation_hops: int = 10
     exclude_self: bool = False
     self_loops: bool = False
-    relative_norm: float = 0.0
+    relative_norm: float = 1.0
 
     def validate(self) -> None:
         for name in (

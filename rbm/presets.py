@@ -25,6 +25,7 @@ _SWITCHES: dict[str, dict[str, Any]] = {
     "paper": {
         "student": {"dropout_first_layer": False, "anneal_delta": 0.05, "normalize_memory": False},
         "reliability": {"squared": True},
+        "encoding": {"relative_norm": 0.0},
     },
     "official": {
         "teacher": {"min_epochs": 0},
@@ -39,7 +40,7 @@ _SWITCHES: dict[str, dict[str, Any]] = {
             "shuffle": False,
             "update_memory_on_adversarial": True,
         },
-        "encoding": {"fill": "all_mean"},
+        "encoding": {"fill": "all_mean", "relative_norm": 0.0},
     },
 }
 
