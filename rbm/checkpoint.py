@@ -16,10 +16,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from rbm.config import Config
-from rbm.students import MLPStudent, RbMStudent
 
 METADATA_KEY = "rbm"
-STUDENTS = {"RbMStudent": RbMStudent, "MLPStudent": MLPStudent}
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -42,9 +40,9 @@ class RunFolder:
     ==========================  ==========================================================================
     ``config.yaml``             the configuration
     ``metrics.jsonl``           one line an epoch
-    ``<phase>.safetensors``     the best state of a finished phase (teacher, mlp, student) and its result
+    ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
     ``encodings.safetensors``   what students see beside the features, for all nodes of the graph
-    ``student.json``            class and arguments that rebuild the student
+    ``student.json``            method, class and arguments that rebuild the student
     ``summary.json``            results, equal for equal seeds
     ``timings.json``            seconds and latencies, which are not
     ``checkpoint.pt``           state of the unfinished phase; gone when the run is complete
@@ -142,9 +140,10 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def save_student(folder: Path | str, student: nn.Module, arguments: dict[str, Any]) -> None:
-    """Write ``student.json``, from which :func:`load_student` rebuilds the module for ``student.safetensors``."""
-    write_json(Path(folder) / "student.json", {"class": type(student).__name__, "arguments": arguments})
+def save_student(folder: Path | str, method: str, student: nn.Module, arguments: dict[str, Any]) -> None:
+    """Write ``student.json``, from which :func:`load_student` rebuilds the module for ``<method>.safetensors``."""
+    content = {"method": method, "class": type(student).__name__, "arguments": arguments}
+    write_json(Path(folder) / "student.json", content)
 
 
 def load_student(folder: Path | str) -> nn.Module:
@@ -154,18 +153,25 @@ def load_student(folder: Path | str) -> nn.Module:
         FileNotFoundError: the folder holds no finished student.
         ValueError: a file of it is corrupt or was not written by this package.
     """
+    from rbm.methods import STUDENTS  # which stand on this module
+
     folder = Path(folder)
-    description, weights = folder / "student.json", folder / "student.safetensors"
-    for file in (description, weights):
-        if not file.is_file():
-            raise FileNotFoundError(f"{folder} holds no {file.name}: it is no run folder, or its run is not finished")
+    description = folder / "student.json"
+    _check_there(folder, description)
     try:
         content = json.loads(description.read_text())
+        weights = folder / f"{content['method']}.safetensors"
         student = STUDENTS[content["class"]](**content["arguments"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{description} does not describe a student of this package: {error!r}") from error
+    _check_there(folder, weights)
     load_weights(student, weights)
     return student.eval()
+
+
+def _check_there(folder: Path, file: Path) -> None:
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} holds no {file.name}: it is no run folder, or its run is not finished")
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -29,6 +29,12 @@ def distill(
         str | None, typer.Option(help="rbm or cpf: which form and split of a named graph [default: rbm].")
     ] = None,
     teacher: Annotated[str | None, typer.Option(help="sage or gcn.")] = None,
+    method: Annotated[
+        str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; the last one is kept for predictions.")
+    ] = "mlp,rbm",
+    inflate: Annotated[
+        int | None, typer.Option(help="Multiplies the students' hidden width; 8 for the paper's plus variants.")
+    ] = None,
     preset: Annotated[
         str | None, typer.Option(help="clean (recommended), paper (its equations) or official (its released code).")
     ] = None,
@@ -36,7 +42,7 @@ def distill(
     seeds: Annotated[str | None, typer.Option(help="Several, such as 0-9: a CSV file of all runs.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="One setting, for example student.lr=0.005; repeatable.")
+        list[str] | None, typer.Option("--set", help="One setting, for example rbm.lr=0.005; repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/DATASET-SETTING-PRESET-seedN].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run of this folder.")] = False,
@@ -46,16 +52,17 @@ def distill(
     cache: Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")] = CACHE,
     jobs: Annotated[int, typer.Option(help="With --seeds: processes side by side.")] = 1,
 ) -> None:
-    """Train a teacher on a graph, distil it into a student, and compare them."""
+    """Train a teacher on a graph, distil it into students, and compare them."""
     from rbm.checkpoint import read_metrics
     from rbm.datasets import load_dataset, unseen_fraction
     from rbm.distillation import distill as run_distillation
     from rbm.report import results_markdown, results_table, write_plots
 
-    given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed}
+    given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
+    methods = [name.strip() for name in method.split(",")]
     options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
-        _distill_seeds(seeds, out, root, cache, jobs, options)
+        _distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
     chosen = _configuration(*options, resumed=out if resume else None)
     data = load_dataset(
@@ -69,6 +76,7 @@ def distill(
     result = run_distillation(
         data,
         config=chosen,
+        methods=methods,
         folder=path,
         resume=resume,
         overwrite=overwrite,
@@ -143,7 +151,7 @@ def predict(
 
     check_format(out)
     student = load_student(run)
-    rows = read_inputs(features, run, student.layers[0].in_features, neighbors)
+    rows = read_inputs(features, run, student.in_channels, neighbors)
     write_predictions(predict_probabilities(student, rows), out)
     console.print(f"{rows.shape[0]} predictions written to {out}", highlight=False)
 
@@ -157,18 +165,19 @@ def info() -> None:
         console.print(table)
 
 
-def _distill_seeds(seeds, out, root, cache, jobs, options) -> None:
+def _distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
     from rbm.experiments import Experiment, parse_seeds
 
     chosen = _configuration(*options)
     run = Experiment(
         datasets=(chosen.dataset,),
         settings=(chosen.setting,),
+        methods=tuple(methods),
         protocol=chosen.protocol,
         seeds=parse_seeds(seeds),
         preset=chosen.preset,
         teacher=chosen.teacher.name,
-        changes=_changes(*options[-2:]),
+        changes={**_changes(*options[-2:]), "inflate": chosen.inflate},
     )
     name = f"{Path(chosen.dataset).stem}-{chosen.setting}-{chosen.preset}.csv"
     _run_experiment(run, out or Path("runs") / name, root or chosen.root or None, cache, jobs)

@@ -1,9 +1,9 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,17 @@ from torch_geometric.data import Data
 
 from rbm.cache import Cache
 from rbm.checkpoint import RunFolder, save_student, write_json
-from rbm.config import Config, StudentConfig
+from rbm.config import Config, EncodingConfig
 from rbm.datasets import num_classes, validate_data
 from rbm.encodings import Encodings, encode
-from rbm.learners import StudentTraining, TeacherTraining, student_inputs
+from rbm.learners import TeacherTraining, student_inputs
+from rbm.lessons import Learned, Lesson, fit_phase
+from rbm.methods import METHODS
 from rbm.metrics import student_latency, teacher_latency
 from rbm.progress import Progress
 from rbm.sparse import Rows
 from rbm.splits import GraphSplit, split_graph, without_test_set
-from rbm.students import MLPStudent, RbMStudent, count_parameters
+from rbm.students import count_parameters
 from rbm.teachers import check_teacher
 from rbm.teaching import (
     Teaching,
@@ -32,9 +34,8 @@ from rbm.teaching import (
     teaching_from_logits,
     teaching_from_module,
 )
-from rbm.training import fit
 
-STUDENTS = ("mlp", "student")
+DEFAULT_METHODS = ("mlp", "rbm")
 
 
 @dataclass
@@ -42,31 +43,41 @@ class Distillation:
     """What :func:`distill` returns.
 
     Attributes:
-        student: the RbM student at its best validation epoch, in eval mode; None where it was not asked for.
-        mlp: the plain student, trained with the same width, depth and soft labels; None likewise.
+        students: method -> its student at its best validation epoch, in eval mode.
+        student: the one that the run folder keeps for predictions: that of the last method.
         teacher: the teacher's module, or None where only its logits were given.
         teacher_logits: ``[N, C]`` on the full graph.
         split: who was seen in training and who was not.
-        encodings: what students see beside the features, or None: their input is :meth:`student_inputs`.
+        encodings: method -> what its student sees beside the features, or None.
         summary: accuracies and parameter counts, as in ``summary.json``.
         timings: seconds of each phase in this process, and milliseconds for one node and for all, as in
             ``timings.json``.
         config: the configuration that made it.
     """
 
-    student: RbMStudent | None
-    mlp: MLPStudent | None
+    students: dict[str, nn.Module]
     teacher: nn.Module | None
     teacher_logits: Tensor
     split: GraphSplit
-    encodings: Encodings | None
+    encodings: dict[str, Encodings | None]
     summary: dict[str, Any]
     timings: dict[str, Any]
     config: Config
 
-    def student_inputs(self) -> Rows:
-        """The rows that a student takes for all nodes of the full graph: features, and beside them encodings."""
-        return student_inputs(self.split, self.encodings)[1]
+    @property
+    def student(self) -> nn.Module:
+        return self.students[self.method]
+
+    @property
+    def method(self) -> str:
+        """The method whose student :attr:`student` is."""
+        return list(self.students)[-1]
+
+    def student_inputs(self, method: str | None = None) -> Rows:
+        """The rows that a method's student takes for all nodes of the full graph: features, and beside them encodings.
+        By default those of :attr:`student`.
+        """
+        return student_inputs(self.split, self.encodings[method or self.method])[1]
 
 
 def distill(
@@ -74,7 +85,7 @@ def distill(
     teacher: nn.Module | Tensor | str | None = None,
     *,
     config: Config | None = None,
-    students: Sequence[str] = STUDENTS,
+    methods: Sequence[str] = DEFAULT_METHODS,
     encodings: Sequence[Tensor] = (),
     folder: Path | str | None = None,
     resume: bool = False,
@@ -84,7 +95,7 @@ def distill(
     measure_latency: bool = True,
     console: Console | None = None,
 ) -> Distillation:
-    """Distil a graph neural network into a Routing-by-Memory student.
+    """Distil a graph neural network into students that need no graph: an MLP and a Routing-by-Memory student, or others.
 
     Args:
         data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,
@@ -93,8 +104,10 @@ def distill(
             name of a teacher to train (``sage`` or ``gcn``), or ``logits`` for those that ``data.teacher_logits``
             holds; by default the one in ``config``.
         config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read.
-        students: which to train, of ``mlp`` and ``student`` (the RbM student).
-        encodings: further columns of a student's input, ``[N, D]`` each, beside those of ``config.encoding``.
+        methods: which students to train, of ``rbm.methods.METHODS``; the run folder keeps the last one's for
+            predictions.
+        encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
+            asks for; methods that see features alone do not get them.
         folder: run folder to write to (see :class:`rbm.checkpoint.RunFolder`); nothing is written by default.
         resume: continue the run of this folder.
         overwrite: replace the run of this folder.
@@ -105,8 +118,8 @@ def distill(
         console: shows progress there; silent by default.
 
     Returns:
-        The student and all that is needed to judge it. The same seed gives the same numbers, bit for bit, on the same
-        machine; the global random state is left as it was.
+        The students and all that is needed to judge them. The same seed gives the same numbers, bit for bit, on the
+        same machine; the global random state is left as it was.
 
     Raises:
         ValueError, TypeError: data, teacher or configuration do not fit; before any work.
@@ -115,7 +128,7 @@ def distill(
     config = config or Config()
     if isinstance(teacher, str):
         config, teacher = config.updated({"teacher": {"name": teacher}}), None
-    _check_students(students)
+    _check_methods(methods)
     validate_data(data)
     classes = num_classes(data)
     if config.evaluate_on == "validation":
@@ -127,7 +140,7 @@ def distill(
         data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
         unseen_fraction = 1.0
     split = split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
-    _check_experts(config.student, split.observed.num_nodes)
+    _check_experts(config, methods, split.observed.num_nodes)
     if teacher is None and config.teacher.name == "logits":
         teacher = _stored_logits(data)
     if teacher is None:
@@ -141,17 +154,18 @@ def distill(
     )
     teacher_name = config.teacher.name if teacher is None else "given"
 
-    trained: dict[str, nn.Module] = {}
-    results: dict[str, dict[str, Any]] = {}
+    learned: dict[str, Learned] = {}
     timings: dict[str, dict[str, float]] = {}
     with _deterministic():
         with _timed(timings, "teacher"):
             teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
-        with progress.step("encodings"), _timed(timings, "encodings"):
-            encoded = encode(split, config.encoding, classes, seed=config.seed, cache=kept, extra=list(encodings))
-        for phase in students:
-            with _timed(timings, phase):
-                trained[phase], results[phase] = _learn(phase, split, teaching, encoded, config, classes, run, progress)
+        encode_once = _encoder(split, config, classes, kept, list(encodings), progress, timings)
+        lesson = Lesson(split, teaching, config, classes, encode_once, run, progress)
+        if any("encoding" in METHODS[method].sections for method in methods):
+            encode_once(config.encoding)
+        for method in methods:
+            with _timed(timings, method):
+                learned[method] = METHODS[method].learn(lesson)
 
     summary = {
         "dataset": config.dataset,
@@ -164,21 +178,50 @@ def distill(
         "features": data.num_features,
         "classes": classes,
         "teacher": {"name": teacher_name, **teaching.result, **_parameters(teacher)},
-        **{phase: {**results[phase], **_parameters(trained[phase])} for phase in students},
+        **{method: {**found.result, **_parameters(found.student)} for method, found in learned.items()},
     }
     if measure_latency:
-        for name, latency in _latencies(split, encoded, teacher, trained, config).items():
+        for name, latency in _latencies(split, teacher, learned, config).items():
             timings[name] |= latency
-    student, mlp = trained.get("student"), trained.get("mlp")
     if run:
-        if student is not None:
-            width = student.layers[0].in_features
-            save_student(run.path, student, _student_arguments(config, width, classes))
-        if encoded is not None:
-            run.save_tensors("encodings", {"encodings": encoded.full})
+        method, found = list(learned.items())[-1]
+        run.save_phase(method, found.student, found.result)
+        save_student(run.path, method, found.student, found.arguments)
+        if found.encodings is not None:
+            run.save_tensors("encodings", {"encodings": found.encodings.full})
         write_json(run.path / "summary.json", summary)
         write_json(run.path / "timings.json", timings)
-    return Distillation(student, mlp, teacher, teaching.logits, split, encoded, summary, timings, config)
+    return Distillation(
+        {method: found.student for method, found in learned.items()},
+        teacher,
+        teaching.logits,
+        split,
+        {method: found.encodings for method, found in learned.items()},
+        summary,
+        timings,
+        config,
+    )
+
+
+def _encoder(
+    split: GraphSplit,
+    config: Config,
+    classes: int,
+    cache: Cache,
+    extra: list[Tensor],
+    progress: Progress,
+    timings: dict[str, dict[str, float]],
+) -> Callable[[EncodingConfig], Encodings | None]:
+    """Encodings by what asks for them; methods that ask for the same share one, and the time that it took."""
+    known: dict[EncodingConfig, Encodings | None] = {}
+
+    def encode_once(section: EncodingConfig) -> Encodings | None:
+        if section not in known:
+            with progress.step("encodings"), _timed(timings, "encodings"):
+                known[section] = encode(split, section, classes, seed=config.seed, cache=cache, extra=extra)
+        return known[section]
+
+    return encode_once
 
 
 def _teach(
@@ -199,7 +242,7 @@ def _teach(
         teacher = build_configured_teacher(config, split.graph.num_features, classes).to(split.graph.x.device)
 
         def train() -> dict[str, Any]:
-            return _fit_phase("teacher", TeacherTraining(teacher, split, config), config, run, progress)
+            return fit_phase("teacher", TeacherTraining(teacher, split, config), config.teacher, run, progress)
 
         if run is not None and run.finished("teacher") is not None:
             result = train()  # a run folder keeps a teacher of its own
@@ -208,98 +251,7 @@ def _teach(
             teacher.eval()
             if run is not None:
                 run.save_phase("teacher", teacher, result)
-    return teacher, teaching_from_module(teacher, split, config, classes, result)
-
-
-def _learn(
-    phase: str,
-    split: GraphSplit,
-    teaching: Teaching,
-    encodings: Encodings | None,
-    config: Config,
-    classes: int,
-    run: RunFolder | None,
-    progress: Progress,
-) -> tuple[Any, dict[str, Any]]:
-    """Train one student; each starts from the seed, so that none depends on what ran before it."""
-    torch.manual_seed(config.seed)
-    width = split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
-    student = build_student(phase, config, width, classes).to(split.graph.x.device)
-    learner = StudentTraining(student, split, teaching, config, encodings)
-    result = _fit_phase(phase, learner, config, run, progress)
-    for buffer in student.buffers():
-        buffer.requires_grad_(False)
-    return student, result
-
-
-def _fit_phase(
-    phase: str,
-    learner: TeacherTraining | StudentTraining,
-    config: Config,
-    folder: RunFolder | None,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Train a phase, or take it from the run folder where it is finished."""
-    if folder and (result := folder.finished(phase)) is not None:
-        folder.load_phase(phase, learner.model)
-        learner.resume_at(config.student.pretrain_epochs + 1)
-        learner.model.eval()
-        progress.say(f"{phase}: finished before, taken from {folder.path}")
-        return result
-    section = getattr(config, phase)
-    result = asdict(
-        fit(
-            phase,
-            learner,
-            max_epochs=section.max_epochs,
-            patience=section.patience,
-            warmup=config.student.pretrain_epochs if phase == "student" else 0,
-            min_epochs=section.min_epochs,
-            folder=folder,
-            progress=progress,
-        )
-    )
-    if folder:
-        folder.save_phase(phase, learner.model, result)
-    return result
-
-
-def build_student(phase: str, config: Config, features: int, classes: int) -> MLPStudent | RbMStudent:
-    """The untrained student of a phase, ``mlp`` or ``student``, that takes ``features`` columns, encodings included."""
-    if phase == "student":
-        return RbMStudent(**_student_arguments(config, features, classes))
-    shape = config.student
-    return MLPStudent(
-        features,
-        shape.hidden_channels,
-        classes,
-        num_layers=shape.num_layers,
-        norm=shape.norm,
-        dropout=config.mlp.dropout,
-    )
-
-
-def _student_arguments(config: Config, features: int, classes: int) -> dict[str, Any]:
-    """Arguments of :class:`RbMStudent`; they are also what a saved student is rebuilt from."""
-    names = (
-        "hidden_channels",
-        "num_layers",
-        "num_experts",
-        "top_k",
-        "norm",
-        "dropout",
-        "dropout_first_layer",
-        "input_attention",
-        "init_scale",
-        "init_attention",
-        "decay",
-        "gate_temperature",
-        "detach_gates",
-        "normalize_memory",
-        "normalize_memory_input",
-    )
-    chosen = {name: getattr(config.student, name) for name in names}
-    return {"in_channels": features, "out_channels": classes, **chosen}
+    return teacher, teaching_from_module(teacher, split, classes, result)
 
 
 def _parameters(model: nn.Module | None) -> dict[str, Any]:
@@ -310,22 +262,21 @@ def _parameters(model: nn.Module | None) -> dict[str, Any]:
 
 
 def _latencies(
-    split: GraphSplit,
-    encodings: Encodings | None,
-    teacher: nn.Module | None,
-    students: dict[str, nn.Module],
-    config: Config,
+    split: GraphSplit, teacher: nn.Module | None, learned: dict[str, Learned], config: Config
 ) -> dict[str, dict[str, float]]:
-    rows = student_inputs(split, encodings)[1]
-    latencies = {phase: student_latency(student, rows) for phase, student in students.items()}
+    latencies = {
+        method: student_latency(found.student, student_inputs(split, found.encodings)[1])
+        for method, found in learned.items()
+    }
     if teacher is not None:
         latencies["teacher"] = teacher_latency(teacher, split.graph, num_layers=config.teacher.num_layers)
     return {name: {"one_node_ms": one, "all_nodes_ms": every} for name, (one, every) in latencies.items()}
 
 
-def _check_students(students: Sequence[str]) -> None:
-    if not students or not set(students) <= set(STUDENTS):
-        raise ValueError(f"students is {list(students)}, expected one or more of {', '.join(STUDENTS)}")
+def _check_methods(methods: Sequence[str]) -> None:
+    unknown = [name for name in methods if name not in METHODS]
+    if not methods or unknown or len(set(methods)) < len(methods):
+        raise ValueError(f"methods is {list(methods)}, expected one or more of {', '.join(METHODS)}, each once")
 
 
 def _stored_logits(data: Data) -> Tensor:
@@ -337,10 +288,10 @@ def _stored_logits(data: Data) -> Tensor:
     return logits
 
 
-def _check_experts(student: StudentConfig, nodes: int) -> None:
-    if student.num_experts > nodes:
+def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
+    if "rbm" in methods and config.rbm.num_experts > nodes:
         raise ValueError(
-            f"student.num_experts is {student.num_experts} but the observed graph has {nodes} nodes;"
+            f"rbm.num_experts is {config.rbm.num_experts} but the observed graph has {nodes} nodes;"
             " use at most as many experts as nodes"
         )
 

@@ -24,10 +24,10 @@ from rich.progress import Progress as RichProgress
 from rbm.cache import fingerprint
 from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.datasets import dataset_name, load_dataset, unseen_fraction
-from rbm.distillation import distill
+from rbm.distillation import DEFAULT_METHODS, distill
+from rbm.methods import METHODS
 from rbm.presets import preset_config
 
-METHODS = {"mlp": "mlp", "rbm": "student"}
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
 ACCURACIES = ("test_at_best_val", "val", "test_max")
 COLUMNS = (
@@ -45,7 +45,7 @@ class Experiment:
     Attributes:
         datasets: names, see :func:`rbm.load_dataset`.
         settings: ``transductive``, ``inductive``.
-        methods: ``mlp``, ``rbm``; the teacher's row comes with either.
+        methods: of ``rbm.methods.METHODS``; the teacher's row comes with any of them.
         seeds: of splits, initialisation and dropout.
         preset, protocol, teacher: as for ``rbm distill``.
         changes: settings for all runs, after the preset's.
@@ -54,7 +54,7 @@ class Experiment:
 
     datasets: tuple[str, ...] = ("digits",)
     settings: tuple[str, ...] = ("transductive",)
-    methods: tuple[str, ...] = ("mlp", "rbm")
+    methods: tuple[str, ...] = DEFAULT_METHODS
     seeds: tuple[int, ...] = (0,)
     preset: str = "clean"
     protocol: str = "rbm"
@@ -216,17 +216,15 @@ def _run_task(
     result = distill(
         _dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features),
         config=config,
-        students=[METHODS[method] for method in methods],
+        methods=methods,
         cache=cache,
         unseen_fraction=unseen_fraction(task.dataset, config.protocol),
         measure_latency=False,
     )
-    made = _made(config)
     return [
-        {**row, **_figures(result.summary[phase], result.timings[phase]["seconds"]), **made}
-        for row, phase in zip(
-            _expected(task, experiment, methods), ["teacher", *(METHODS[method] for method in methods)], strict=True
-        )
+        {**row, **_figures(result.summary[method], result.timings[method]["seconds"]), **_made(config, method)}
+        for row in _expected(task, experiment, methods)
+        for method in [row["method"]]
     ]
 
 
@@ -262,9 +260,9 @@ def _figures(result: dict[str, Any], seconds: float) -> dict[str, str]:
     }
 
 
-def _made(config: Config) -> dict[str, str]:
+def _made(config: Config, method: str) -> dict[str, str]:
     return {
-        "config": config_fingerprint(config),
+        "config": config_fingerprint(config, method),
         "commit": _commit(),
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         "python": platform.python_version(),
@@ -274,9 +272,11 @@ def _made(config: Config) -> dict[str, str]:
     }
 
 
-def config_fingerprint(config: Config) -> str:
-    """Differs where a result may: the whole configuration but the folder that the data lie in."""
-    return fingerprint("config", {**asdict(config), "root": ""})
+def config_fingerprint(config: Config, method: str) -> str:
+    """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads."""
+    read = ("teacher",) if method == "teacher" else METHODS[method].sections
+    kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
+    return fingerprint("config", {**kept, "root": ""})
 
 
 @lru_cache(maxsize=1)
@@ -319,9 +319,9 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
     """
     done = {_key(row): row for row in rows}
     for task in experiment.tasks():
-        expected = config_fingerprint(experiment.config(task))
+        config = experiment.config(task)
         for row in _expected(task, experiment)[1:]:
-            known = done.get(_key(row))
+            known, expected = done.get(_key(row)), config_fingerprint(config, row["method"])
             if known is not None and known["config"] != expected:
                 raise ValueError(
                     f"the results file holds {' '.join(_key(row))} from other settings ({known['config']}, now"

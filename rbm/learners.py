@@ -1,4 +1,8 @@
-"""What one epoch of each trained network is: the steps that :func:`rbm.training.fit` repeats."""
+"""What one epoch of each trained network is: the steps that :func:`rbm.training.fit` repeats.
+
+:class:`StudentTraining` is the recipe that RbM shares with the plain MLP and the vanilla mixture of experts, which add
+to it what is theirs. Baselines with a recipe of their own (:mod:`rbm.baselines`) build on :class:`NodeTraining` alone.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,21 +14,45 @@ from torch.nn import functional as F
 from rbm import losses
 from rbm.adversarial import disturbed
 from rbm.batches import Batch, node_batches, pair_batches
-from rbm.config import Config, StudentConfig
+from rbm.config import Config, Network, RbMConfig
 from rbm.encodings import Encodings
 from rbm.initialization import initialize_memory
-from rbm.layer import Routing
 from rbm.reliability import Reliability
 from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.sparse import Features, Rows, SparseRows, beside, packed
 from rbm.splits import GraphSplit
-from rbm.students import MLPStudent, RbMStudent
+from rbm.students import RbMStudent, Trace
 from rbm.teachers import edges_for, features_for
 from rbm.teaching import Teaching
 from rbm.training import Accuracies, split_accuracies
 
 
-class TeacherTraining:
+class Training:
+    """A model and its optimiser, and nothing that depends on the epoch or has to be kept beside them."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def train_epoch(self, epoch: int) -> float:
+        """Train for one epoch and return its loss."""
+        raise NotImplementedError
+
+    def evaluate(self) -> Accuracies:
+        """Accuracies of the model as it is now."""
+        raise NotImplementedError
+
+    def resume_at(self, epoch: int) -> None:
+        """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
+
+    def state(self) -> dict[str, Any]:
+        """What training moves beside model and optimiser."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state` gave."""
+
+
+class TeacherTraining(Training):
     """A teacher learns the hard labels of the observed graph, full batch."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
@@ -51,57 +79,82 @@ class TeacherTraining:
         full_logits = self.model(self.full_x, self.full_edges) if len(self.split.unseen_nodes) else logits
         return split_accuracies(logits, full_logits, self.split)
 
-    def resume_at(self, epoch: int) -> None:
-        pass
 
-    def state(self) -> dict[str, Any]:
-        return {}
+class NodeTraining(Training):
+    """A student that sees a row a node: what all of them have, whatever they learn from.
 
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
+    Args:
+        model: the student.
+        split: the graph, and what training may see of it.
+        network: the student's section of the configuration.
+        encodings: columns beside the features.
 
-
-class StudentTraining:
-    """A student learns the soft and hard labels of the observed nodes from their features and encodings.
-
-    An RbM student starts as its first experts alone (pretraining). Then these are cloned, the memory vectors are placed
-    by K-means, the optimiser starts anew, and routing begins (paper, section 4.2).
+    Attributes:
+        observed_x, full_x: rows of the observed nodes, and of all.
+        train_nodes: int64, the labelled ones among the observed.
     """
+
+    def __init__(self, model: nn.Module, split: GraphSplit, network: Network, encodings: Encodings | None) -> None:
+        self.model, self.split, self.network = model, split, network
+        self.observed_x, self.full_x = student_inputs(split, encodings)
+        self.train_nodes = split.observed.train_mask.nonzero().flatten()
+        self.optimizer = self.build_optimizer()
+
+    @torch.no_grad()
+    def evaluate(self) -> Accuracies:
+        logits = self.model(self.full_x)
+        observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
+        self.notice(observed)
+        return split_accuracies(observed, logits, self.split)
+
+    def notice(self, logits: Tensor) -> None:
+        """See the logits of the observed nodes after an epoch."""
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return build_adam(self.model.parameters(), lr=self.network.lr, weight_decay=self.network.weight_decay)
+
+
+class StudentTraining(NodeTraining):
+    """A student learns the soft and hard labels of the observed nodes from their features and encodings."""
 
     def __init__(
         self,
-        model: MLPStudent | RbMStudent,
+        model: nn.Module,
         split: GraphSplit,
         teaching: Teaching,
         config: Config,
         encodings: Encodings | None = None,
+        network: Network | None = None,
     ) -> None:
-        self.model, self.split, self.teaching, self.config = model, split, teaching, config
-        self.observed_x, self.full_x = student_inputs(split, encodings)
-        self.train_nodes = split.observed.train_mask.nonzero().flatten()
-        self.routed = isinstance(model, RbMStudent)
-        self.pretrain_epochs = config.student.pretrain_epochs if self.routed else 0
-        if self.routed:
-            model.pretraining = True
-
+        self.teaching, self.config = teaching, config
+        self.model, self.split = model, split
+        self.projection = self._build_projection()
+        super().__init__(model, split, network or config.mlp, encodings)
         distill = config.distill
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
         self.teacher_logs = losses.log_probabilities(
             teaching.soft_labels, distill.temperature, distill.temperature_mode
         )
-        self.reliability = Reliability(teaching.entropy_change, config.reliability) if distill.neighbors else None
+        self.reliability: Reliability | None = None
+        if distill.neighbors:
+            change = teaching.entropy_change(config.reliability, config.seed)
+            self.reliability = Reliability(change, config.reliability)
         self.pairs: Pairs | None = None
         self.targets: SoftTargets | None = None
-        self.projection = self._build_projection()
-        self.optimizer = self._build_optimizer()
         self.epoch = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """What a kind of student does before an epoch."""
+
+    def inner_loss(self, trace: Trace) -> Tensor | None:
+        """A student's loss on what happened inside it, from the trace of a batch; None where there is none."""
+
+    def hold_still(self, still: bool) -> None:
+        """Whether forwards from here on shall leave no trace in the student but gradients."""
 
     def train_epoch(self, epoch: int) -> float:
         self.epoch, distill = epoch, self.config.distill
-        if self.routed:
-            if epoch == self.pretrain_epochs:
-                self._begin_routing()
-            self.model.set_decay(annealed_decay(self.config.student, epoch))
+        self.begin_epoch(epoch)
         self._weigh_pairs()
         self.optimizer.zero_grad()
         total = 0.0
@@ -118,19 +171,10 @@ class StudentTraining:
             self.optimizer.step()
         return float(total)
 
-    @torch.no_grad()
-    def evaluate(self) -> Accuracies:
-        logits = self.model(self.full_x)
-        observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
+    def notice(self, logits: Tensor) -> None:
         if self.reliability and self.reliability.is_due(self.epoch):
-            self.reliability.learn(observed.argmax(-1) == self.teaching.soft_labels.argmax(-1))
+            self.reliability.learn(logits.argmax(-1) == self.teaching.soft_labels.argmax(-1))
             self.pairs = None
-        return split_accuracies(observed, logits, self.split)
-
-    def resume_at(self, epoch: int) -> None:
-        # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
-        if self.routed and epoch > self.pretrain_epochs:
-            self.model.pretraining = False
 
     def state(self) -> dict[str, Any]:
         return {
@@ -161,8 +205,9 @@ class StudentTraining:
         return pair_batches(distill, self.train_nodes, self.pairs, self.graph, self.teacher_logs)
 
     def _batch_loss(self, batch: Batch, x: Features | None = None) -> Tensor:
-        """The loss of a batch, with its own rows or with ``x`` in their place."""
-        if x is None:
+        """The loss of a batch with its own rows; or with ``x`` in their place, which are held to no similarity."""
+        own_rows = x is None
+        if own_rows:
             x = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
         logits, trace = self.model(x, return_trace=True)
         terms = []
@@ -172,75 +217,107 @@ class StudentTraining:
             nodes = batch.labelled if batch.nodes is None else batch.nodes[batch.labelled]
             labels = self.split.observed.y[nodes]
             terms.append(batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], labels))
-            if self.projection is not None:
+            if self.projection is not None and own_rows:
                 terms.append(self._similarity_loss(trace.first[batch.labelled], nodes))
-        if trace.routings:
-            terms.append(batch.inner_weight * self._embedding_loss(trace.routings))
+        inner = self.inner_loss(trace)
+        if inner is not None:
+            terms.append(batch.inner_weight * inner)
         return sum(terms)
 
-    def _embedding_loss(self, routings: list[Routing]) -> Tensor | float:
-        student = self.config.student
-        return losses.embedding_loss(
-            routings,
-            self.model.memories(),
-            commitment_weight=student.commitment_weight,
-            self_similarity_weight=student.self_similarity_weight,
-            load_balance_weight=student.load_balance_weight,
-        )
-
     def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
-        section = self.config.student if self.routed else self.config.mlp
-        shown = F.dropout(self.projection(first).relu(), section.dropout, self.model.training)
-        return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.teaching.embedding[nodes])
+        shown = F.dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
+        return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
 
     def _train_adversarial(self, batch: Batch) -> Tensor:
         """Add the gradients of the same batch with its inputs disturbed."""
         distill = self.config.distill
         rows = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
         x = rows.to_dense() if isinstance(rows, SparseRows) else rows
-        if self.routed:
-            self.model.set_track_memory(distill.update_memory_on_adversarial)
+        self.hold_still(not distill.update_memory_on_adversarial)
         harder = disturbed(
             x, lambda x: self._batch_loss(batch, x), eps=distill.adversarial_eps, steps=distill.adversarial_steps
         )
         loss = distill.adversarial_weight * self._batch_loss(batch, harder)
         loss.backward()
-        if self.routed:
-            self.model.set_track_memory(True)
+        self.hold_still(False)
         return loss.detach()
-
-    def _begin_routing(self) -> None:
-        if self.pretrain_epochs > 0:
-            self.model.clone_experts()
-        self.model.pretraining = False
-        max_rows = self.config.student.kmeans_max_rows or None
-        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=max_rows)
-        if self.config.student.reset_optimizer:
-            self.optimizer = self._build_optimizer()
 
     def _build_projection(self) -> nn.Linear | None:
         """Brings the student's first layer beside the teacher's embedding; only the similarity loss asks for it."""
         if self.config.distill.similarity_weight == 0:
             return None
-        if self.teaching.embedding is None:
-            raise ValueError(
-                "distill.similarity_weight is set, but this teacher shows no hidden layer to be similar to; use a"
-                " teacher of this package, or one with a method embed(x, edge_index) -> [N, H]"
-            )
-        first = self.model.layers[0]
-        return nn.Linear(first.out_features, first.out_features).to(self.split.graph.x.device)
+        self.embedding = self.teaching.embedding("distill")
+        width = self.model.layers[0].out_features
+        return nn.Linear(width, width).to(self.embedding.device)
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
-        section = self.config.student if self.routed else self.config.mlp
+    def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
-        groups: list[dict[str, Any]] = [{"params": parameters}]
-        if self.routed and self.config.student.self_similarity_weight > 0:
-            # The self-similarity loss is the one that moves memory vectors by gradient. Adam rescales that gradient,
-            # so weight decay on it would steer the memory by itself: it stays off unless asked for.
-            memories = [memory.requires_grad_() for memory in self.model.memories()]
-            decay = section.weight_decay if self.config.student.memory_weight_decay else 0.0
-            groups.append({"params": memories, "weight_decay": decay})
-        return build_adam(groups, lr=section.lr, weight_decay=section.weight_decay)
+        groups = [{"params": parameters}, *self.further_groups()]
+        return build_adam(groups, lr=self.network.lr, weight_decay=self.network.weight_decay)
+
+    def further_groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimiser beside the parameters."""
+        return []
+
+
+class RbMTraining(StudentTraining):
+    """An RbM student starts as its first experts alone (pretraining). Then these are cloned, the memory vectors are
+    placed by K-means, the optimiser starts anew, and routing begins (paper, section 4.2).
+    """
+
+    def __init__(
+        self,
+        model: RbMStudent,
+        split: GraphSplit,
+        teaching: Teaching,
+        config: Config,
+        encodings: Encodings | None = None,
+    ) -> None:
+        super().__init__(model, split, teaching, config, encodings, config.rbm)
+        model.pretraining = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        if epoch == self.config.rbm.pretrain_epochs:
+            self._begin_routing()
+        self.model.set_decay(annealed_decay(self.config.rbm, epoch))
+
+    def inner_loss(self, trace: Trace) -> Tensor | float | None:
+        if not trace.routings:
+            return None
+        rbm = self.config.rbm
+        return losses.embedding_loss(
+            trace.routings,
+            self.model.memories(),
+            commitment_weight=rbm.commitment_weight,
+            self_similarity_weight=rbm.self_similarity_weight,
+            load_balance_weight=rbm.load_balance_weight,
+        )
+
+    def hold_still(self, still: bool) -> None:
+        self.model.set_track_memory(not still)
+
+    def resume_at(self, epoch: int) -> None:
+        # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
+        if epoch > self.config.rbm.pretrain_epochs:
+            self.model.pretraining = False
+
+    def _begin_routing(self) -> None:
+        rbm = self.config.rbm
+        if rbm.pretrain_epochs > 0:
+            self.model.clone_experts()
+        self.model.pretraining = False
+        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=rbm.kmeans_max_rows or None)
+        if rbm.reset_optimizer:
+            self.optimizer = self.build_optimizer()
+
+    def further_groups(self) -> list[dict[str, Any]]:
+        rbm = self.config.rbm
+        if rbm.self_similarity_weight == 0:
+            return []
+        # The self-similarity loss is the one that moves memory vectors by gradient. Adam rescales that gradient,
+        # so weight decay on it would steer the memory by itself: it stays off unless asked for.
+        memories = [memory.requires_grad_() for memory in self.model.memories()]
+        return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
 
 
 def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows, Rows]:
@@ -257,6 +334,6 @@ def build_adam(parameters: Iterable, *, lr: float, weight_decay: float) -> torch
     return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
 
-def annealed_decay(config: StudentConfig, epoch: int) -> float:
+def annealed_decay(config: RbMConfig, epoch: int) -> float:
     """Decay of the memory at an epoch: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 13)."""
     return min(1.0, config.decay + (1 - config.decay) * config.anneal_delta * epoch / config.anneal_steps)

@@ -80,9 +80,13 @@ def load_balance_loss(routing: Routing, num_experts: int) -> Tensor:
 
     The variance is the unbiased one, as in the released code. Zero for a single expert.
     """
-    if num_experts == 1:
-        return routing.gates.new_zeros(())
-    load = expert_load(routing, num_experts)
+    return squared_variation(expert_load(routing, num_experts))
+
+
+def squared_variation(load: Tensor) -> Tensor:
+    """``Var(load) / mean(load)^2`` of ``load [E]``, with the unbiased variance; zero for one entry."""
+    if len(load) == 1:
+        return load.new_zeros(())
     return load.var() / (load.mean().square() + 1e-10)
 
 

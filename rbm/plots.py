@@ -22,7 +22,7 @@ _BLUE, _ORANGE, _GREEN, _RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
 _GROUP_COLORS += ("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_PHASES = {"teacher": ("Teacher", _ORANGE), "mlp": ("MLP student", _GREEN), "student": ("RbM student", _BLUE)}
+_PHASE_COLORS = {"teacher": _ORANGE, "mlp": _GREEN, "rbm": _BLUE}
 _INK = "#333333"
 
 
@@ -47,34 +47,39 @@ def _save(figure: Figure, path: str | Path) -> None:
     figure.savefig(path, dpi=160, facecolor="white")
 
 
-def plot_training_curves(records: list[dict], path: str | Path, *, best_epochs: dict[str, int] | None = None) -> None:
+def plot_training_curves(
+    records: list[dict],
+    path: str | Path,
+    *,
+    best_epochs: dict[str, int] | None = None,
+    titles: dict[str, str] | None = None,
+) -> None:
     """Draw the loss, and validation and test accuracy, of every phase over its epochs; a dot marks the best validation.
 
     Args:
-        records: lines of ``metrics.jsonl``: ``phase`` (``"teacher"``, ``"mlp"`` or ``"student"``), ``epoch``, ``loss``,
+        records: lines of ``metrics.jsonl``: ``phase`` (``"teacher"``, ``"mlp"``, ``"rbm"``, ...), ``epoch``, ``loss``,
             ``val_accuracy``, ``test_accuracy`` (accuracies in [0, 1]); other keys are ignored.
         path: PNG file to write; its folder is made.
-        best_epochs: the epoch that each phase selected. Without it, the last one that reaches the highest validation
-            accuracy, as in training (which does not select while pretraining).
+        best_epochs: the epoch that each phase selected. For phases that it lacks, the last one that reaches the highest
+            validation accuracy, as in training (which does not select while pretraining).
+        titles: names of the phases in the legend.
 
     Raises:
-        ValueError: no records, or a record of an unknown phase.
+        ValueError: no records.
     """
     if not records:
         raise ValueError("records: got none, expected the lines of metrics.jsonl; train for at least one epoch first")
-    unknown = sorted({str(record["phase"]) for record in records} - _PHASES.keys())
-    if unknown:
-        raise ValueError(f"records: got phase {unknown[0]!r}, expected one of {', '.join(_PHASES)}")
     figure, (loss_axes, accuracy_axes) = _figure(10.5, 4.0, 2)
-    for phase, (name, color) in _PHASES.items():
+    others = iter(_GROUP_COLORS * len(records))
+    for phase in dict.fromkeys(record["phase"] for record in records):
+        color = _PHASE_COLORS.get(phase) or next(others)
+        name = (titles or {}).get(phase, phase)
         lines = sorted((record for record in records if record["phase"] == phase), key=lambda record: record["epoch"])
-        if not lines:
-            continue
         epochs, loss, validation, test = (
             np.array([line[key] for line in lines], dtype=float)
             for key in ("epoch", "loss", "val_accuracy", "test_accuracy")
         )
-        if best_epochs is None:
+        if phase not in (best_epochs or {}):
             best = len(lines) - 1 - int(np.argmax(validation[::-1]))
         else:
             best = int(np.flatnonzero(epochs == best_epochs[phase])[0])

@@ -8,7 +8,7 @@ specification lists every difference):
 * ``official``: the released code with its quirks; as slow as one forward a pair is.
 
 The hyperparameters of the paper's nine datasets are the released ones (``configs/paper``; numbers that the release
-wrote as text are numbers there). Ours, for the embedded graph and where a search on validation data found better ones,
+wrote as text are numbers there), those of its baselines the ones of their code (``configs/baselines.yaml``). Ours, for the embedded graph and where a search on validation data found better ones,
 are changes to these, in ``configs``.
 """
 
@@ -23,13 +23,12 @@ from rbm.config import Config, merged
 _SWITCHES: dict[str, dict[str, Any]] = {
     "clean": {},
     "paper": {
-        "student": {"dropout_first_layer": False, "anneal_delta": 0.05, "normalize_memory": False},
+        "rbm": {"dropout_first_layer": False, "anneal_delta": 0.05, "normalize_memory": False},
         "reliability": {"squared": True},
-        "encoding": {"relative_norm": 0.0},
     },
     "official": {
         "teacher": {"min_epochs": 0},
-        "student": {"reset_optimizer": False, "memory_weight_decay": True},
+        "rbm": {"reset_optimizer": False, "memory_weight_decay": True},
         "distill": {
             "temperature_mode": "scaled_log_probs",
             "mean": "pairs",
@@ -40,7 +39,10 @@ _SWITCHES: dict[str, dict[str, Any]] = {
             "shuffle": False,
             "update_memory_on_adversarial": True,
         },
-        "encoding": {"fill": "all_mean", "relative_norm": 0.0},
+        "encoding": {"fill": "all_mean"},
+        "moe": {"extra_experts": 1, "gates_over": "all", "pretrain": "proportional"},
+        "glnn": {"zero_weight_pass": True},
+        "nosmog": {"zero_weight_pass": True, "encoding": {"fill": "all_mean"}},
     },
 }
 
@@ -62,6 +64,7 @@ def preset_config(preset: str, dataset: str, setting: str = "transductive", teac
         )
     if released is not None:
         config = config.updated(released)
+    config = config.updated(_baselines(dataset, setting, teacher))
     if ours is not None and preset == "clean":
         config = config.updated(ours)
     return config.updated(_SWITCHES[preset])
@@ -72,14 +75,15 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
     groups = _read(f"paper/{dataset}.yaml").get(setting, {}).get(teacher)
     if groups is None:
         return None
-    rbm, mlp = groups["rbm"], groups["mlp"]["student"]
+    rbm, mlp, moe = groups["rbm"], groups["mlp"]["student"], groups["moe"]["student"]
     student = dict(rbm["student"])
     student["decay"] = student.pop("memory_momentum")
     distill, shape = rbm["distill"], ("num_layers", "hidden_channels", "norm", "pretrain_epochs")
     return {
         "teacher": rbm["teacher"],
-        "student": student,
+        "rbm": student,
         "mlp": {key: value for key, value in mlp.items() if key not in shape},
+        "moe": moe,
         "distill": {
             "label_weight": distill["label_weight"],
             "temperature": distill["temperature"],
@@ -89,6 +93,16 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
         "reliability": rbm["krd"],
         "encoding": rbm["deepwalk"],
     }
+
+
+def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
+    """The hyperparameters of the other methods' own code, ``configs/baselines.yaml``."""
+    found = {}
+    for method, datasets in _read("baselines.yaml").items():
+        settings = datasets.get(dataset, {})
+        values = settings.get("both") or settings.get(setting, {})
+        found[method] = values.get(teacher, {}) if method == "krd" else values
+    return found
 
 
 def _ours(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:

@@ -11,8 +11,6 @@ from rich.progress import Progress as RichProgress
 if TYPE_CHECKING:
     from rbm.training import Accuracies
 
-TITLES = {"teacher": "Teacher", "mlp": "MLP student", "student": "RbM student"}
-
 
 class Bar:
     """The bar of one phase."""
@@ -45,14 +43,14 @@ class Progress:
     def phase(self, phase: str, total: int) -> Iterator[Bar]:
         """A bar for a training phase of at most ``total`` epochs; where it stops early, the bar ends there."""
         columns = (
-            TextColumn("[bold]{task.description:<12}"),
+            TextColumn("[bold]{task.description:<10}"),
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
         )
         with RichProgress(*columns, console=self._console) as rich:
-            bar = Bar(rich, TITLES.get(phase, phase), total)
+            bar = Bar(rich, phase, total)
             yield bar
             bar.finish()
 

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from rbm import plots
 from rbm.distillation import Distillation
 from rbm.losses import expert_load
+from rbm.methods import METHODS
 from rbm.sparse import SparseRows
-from rbm.students import RbMStudent
+from rbm.students import MixtureStudent
 
-_ROWS = (("teacher", "Teacher"), ("mlp", "MLP student"), ("student", "RbM student"))
+_ROWS = {"teacher": "Teacher", **{name: method.title for name, method in METHODS.items()}}
 _COLUMNS = ("Test", "Val", "Test max", "Params", "Active", "One node", "All nodes")
 CAPTION = (
     "Test: accuracy at the epoch with the best validation accuracy (Val). Test max: maximum over epochs, as the paper's"
@@ -24,7 +25,7 @@ CAPTION = (
 
 
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
-    """Teacher, MLP student and RbM student side by side, for the terminal."""
+    """The teacher and its students side by side, for the terminal."""
     table = Table(
         title=_title(summary), title_justify="left", caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD
     )
@@ -32,7 +33,7 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for name, *cells in _cells(summary, timings):
-        table.add_row(name, *cells, style="bold" if name == "RbM student" else None)
+        table.add_row(name, *cells, style="bold" if name == METHODS["rbm"].title else None)
     return table
 
 
@@ -50,13 +51,13 @@ def _title(summary: dict[str, Any]) -> str:
 
 def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
     rows = []
-    for key, name in _ROWS:
-        if key not in summary:
+    for key in summary:
+        if key not in _ROWS:
             continue
         result, latency = summary[key], timings.get(key, {})
         rows.append(
             [
-                name,
+                _ROWS[key],
                 f"{result['test_accuracy']:.2%}",
                 f"{result['val_accuracy']:.2%}",
                 f"{result['test_max']:.2%}",
@@ -80,29 +81,34 @@ def _count(number: int | None) -> str:
 
 
 @torch.no_grad()
-def expert_loads(student: RbMStudent, x: torch.Tensor) -> torch.Tensor:
+def expert_loads(student: MixtureStudent, x: torch.Tensor) -> torch.Tensor:
     """Share of the gates' mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
-    _, (routings, _) = student.eval()(x, return_trace=True)
+    _, (routings, *_) = student.eval()(x, return_trace=True)
     loads = [expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)]
     return F.normalize(torch.stack(loads), p=1, dim=-1)
 
 
 @torch.no_grad()
 def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Training curves, expert load, and the rows at the last router coloured by top expert and by label.
+    """Training curves; and of a mixture the experts' load, and the rows at its last router, coloured by top expert and
+    by label.
 
     Returns:
         The files written: ``training.png``, ``expert_load.png``, ``representation.png``.
     """
-    files = [folder / name for name in ("training.png", "expert_load.png", "representation.png")]
+    files = [folder / "training.png"]
+    best_epochs = {phase: result.summary[phase]["best_epoch"] for phase in result.summary if phase in _ROWS}
+    titles = {phase: _ROWS[phase] for phase in best_epochs}
+    plots.plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
+    student = result.student.eval()
+    if not isinstance(student, MixtureStudent):
+        return files
+    files += [folder / name for name in ("expert_load.png", "representation.png")]
     x, labels = result.student_inputs(), result.split.graph.y
-    best_epochs = {phase: result.summary[phase]["best_epoch"] for phase in {record["phase"] for record in records}}
-    plots.plot_training_curves(records, files[0], best_epochs=best_epochs)
-    plots.plot_expert_load(expert_loads(result.student, x).cpu(), files[1])
-
-    *_, (_, rows) = result.student.eval().router_inputs(x)
+    plots.plot_expert_load(expert_loads(student, x).cpu(), files[1])
+    *_, (_, rows) = student.router_inputs(x)
     rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
-    _, (routings, _) = result.student(x, return_trace=True)
+    _, (routings, *_) = student(x, return_trace=True)
     top_expert = routings[-1].experts[:, 0]
     plots.plot_router_inputs(rows.cpu(), top_expert.cpu(), labels.cpu(), files[2], seed=result.config.seed)
     return files

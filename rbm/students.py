@@ -1,12 +1,13 @@
 """Students: models that classify a node from its own features. All of them share one interface.
 
 ``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns (features and encodings), which is never
-made dense. ``student(x)`` gives logits ``[B, C]``; ``student(x, return_trace=True)`` gives ``(logits, trace)``, where
-the :class:`Trace` holds what losses on the inside of a student need.
+made dense. ``student(x)`` gives logits ``[B, C]``, and ``student.in_channels`` is ``F``. Those that losses on their
+inside teach give ``(logits, trace)`` by ``student(x, return_trace=True)``: the :class:`Trace` holds what these need.
 """
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,8 @@ class BatchNorm(nn.BatchNorm1d):
         return super().forward(x)
 
 
-def _layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_layers: int) -> list[tuple[int, int]]:
+def layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_layers: int) -> list[tuple[int, int]]:
+    """``(in, out)`` of every layer; ValueError for none."""
     if num_layers < 1:
         raise ValueError(f"num_layers is {num_layers}, expected at least 1")
     sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
@@ -55,11 +57,17 @@ class Trace(NamedTuple):
 
     Attributes:
         routings: of every layer that routed; none for an MLP or while pretraining.
-        first: output of the first layer, before norm and activation, ``[B, H]``.
+        first, last: outputs of the first and of the last hidden layer, before norm and activation, ``[B, H]``.
     """
 
     routings: list[Routing]
     first: Tensor
+    last: Tensor
+
+
+def _trace(routings: list[Routing], outputs: list[Tensor]) -> Trace:
+    hidden = outputs[:-1] or outputs
+    return Trace(routings, hidden[0], hidden[-1])
 
 
 class MLPStudent(nn.Module):
@@ -83,25 +91,99 @@ class MLPStudent(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        sizes = _layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
+        self.in_channels = in_channels
+        sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
         self.layers = nn.ModuleList(Linear(*size) for size in sizes)
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
         self.dropout = dropout
 
     def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
         """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
-        x = as_rows(x)
-        first = None
-        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
+        x, outputs = as_rows(x), []
+        for i, layer in enumerate(self.layers):
+            if i > 0:
+                x = F.dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
             x = layer(x)
-            first = x if first is None else first
-            x = F.dropout(F.relu(norm(x)), self.dropout, self.training)
-        logits = self.layers[-1](x)
-        return (logits, Trace([], logits if first is None else first)) if return_trace else logits
+            outputs.append(x)
+        return (x, _trace([], outputs)) if return_trace else x
 
 
-class RbMStudent(nn.Module):
-    """Stack of :class:`~rbm.layer.FusedRbMLayer`: layer, norm, ReLU; the last layer plain (paper, section 4).
+class EnsembleStudent(nn.Module):
+    """Several :class:`MLPStudent` that vote: its logits are logarithms of the mean of their probabilities.
+
+    Args:
+        members: how many.
+        arguments: those of every member.
+    """
+
+    def __init__(self, members: int, **arguments) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(MLPStudent(**arguments) for _ in range(members))
+        self.in_channels = self.members[0].in_channels
+
+    def forward(self, x: Features) -> Tensor:
+        """Logits ``[B, C]`` of rows ``[B, F]``."""
+        rows = as_rows(x)
+        votes = torch.stack([F.log_softmax(member(rows), dim=-1) for member in self.members])
+        return votes.logsumexp(0) - math.log(len(self.members))
+
+
+class MixtureStudent(nn.Module):
+    """Stack of mixture layers: layer, norm, ReLU; the last layer plain.
+
+    A layer has ``in_features``, ``num_experts``, ``top_k``, ``weight [E, N, D]``, ``bias [E, N]``, and methods
+    ``forward(x, return_routing=...)``, ``expert_forward`` and ``clone_expert``, as :class:`~rbm.layer.FusedRbMLayer`.
+
+    Args:
+        layers: in order.
+        norm: ``none``, ``batch`` or ``layer``.
+
+    Attributes:
+        pretraining: while true, nothing is routed: layers do what their ``expert_forward`` does.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], norm: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.in_channels = self.layers[0].in_features
+        self.norms = nn.ModuleList(build_norm(norm, layer.out_features) for layer in self.layers[:-1])
+        self.pretraining = False
+
+    def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
+        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
+        x, routings, outputs = as_rows(x), [], []
+        for i, layer in enumerate(self.layers):
+            if i > 0:
+                x = F.relu(self.norms[i - 1](x))
+            if self.pretraining:
+                x = layer.expert_forward(x)
+            elif return_trace:
+                x, routing = layer(x, return_routing=True)
+                routings.append(routing)
+            else:
+                x = layer(x)
+            outputs.append(x)
+        return (x, _trace(routings, outputs)) if return_trace else x
+
+    @torch.no_grad()
+    def router_inputs(self, x: Features) -> Iterator[tuple[nn.Module, Rows]]:
+        """Each layer with the rows that its router sees, in order. A layer runs only when the next one is asked for."""
+        x = as_rows(x)
+        for i, layer in enumerate(self.layers):
+            if i > 0:
+                x = F.relu(self.norms[i - 1](x))
+            yield layer, x
+            x = layer(x)
+
+    def clone_experts(self) -> None:
+        """Copy each layer's first expert to all its experts and leave pretraining."""
+        for layer in self.layers:
+            layer.clone_expert(0)
+        self.pretraining = False
+
+
+class RbMStudent(MixtureStudent):
+    """Stack of :class:`~rbm.layer.FusedRbMLayer` (paper, section 4).
 
     Args:
         in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
@@ -111,9 +193,6 @@ class RbMStudent(nn.Module):
         dropout: on the experts' input.
         dropout_first_layer: whether the first layer has that dropout too. The released code says yes, the paper no.
         layer_options: further keyword arguments of :class:`~rbm.layer.FusedRbMLayer`.
-
-    Attributes:
-        pretraining: while true, every layer is its first expert alone and nothing is routed.
     """
 
     def __init__(
@@ -130,9 +209,8 @@ class RbMStudent(nn.Module):
         dropout_first_layer: bool = True,
         **layer_options,
     ) -> None:
-        super().__init__()
-        sizes = _layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
-        self.layers = nn.ModuleList(
+        sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
+        layers = (
             FusedRbMLayer(
                 *size,
                 num_experts,
@@ -142,36 +220,7 @@ class RbMStudent(nn.Module):
             )
             for i, size in enumerate(sizes)
         )
-        self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
-        self.pretraining = False
-
-    def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
-        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
-        x = as_rows(x)
-        routings: list[Routing] = []
-        first = None
-        for i, layer in enumerate(self.layers):
-            if i > 0:
-                x = F.relu(self.norms[i - 1](x))
-            if self.pretraining:
-                x = layer.expert_forward(x)
-            elif return_trace:
-                x, routing = layer(x, return_routing=True)
-                routings.append(routing)
-            else:
-                x = layer(x)
-            first = x if first is None else first
-        return (x, Trace(routings, first)) if return_trace else x
-
-    @torch.no_grad()
-    def router_inputs(self, x: Features) -> Iterator[tuple[FusedRbMLayer, Rows]]:
-        """Each layer with the rows that its router sees, in order. A layer runs only when the next one is asked for."""
-        x = as_rows(x)
-        for i, layer in enumerate(self.layers):
-            if i > 0:
-                x = F.relu(self.norms[i - 1](x))
-            yield layer, x
-            x = layer(x)
+        super().__init__(layers, norm)
 
     def memories(self) -> list[Tensor]:
         """The memory of every layer, ``[E, in_features]`` each."""
@@ -187,24 +236,18 @@ class RbMStudent(nn.Module):
         for layer in self.layers:
             layer.decay = decay
 
-    def clone_experts(self) -> None:
-        """Copy each layer's first expert to all its experts and leave pretraining."""
-        for layer in self.layers:
-            layer.clone_expert(0)
-        self.pretraining = False
-
 
 def count_parameters(student: nn.Module) -> tuple[int, int]:
     """Numbers that a student holds and that one node's prediction uses: ``(total, active)``.
 
-    Memory vectors count in both: a router compares a row with all of them. Of the experts' weights, biases and
-    attentions ``top_k`` of ``num_experts`` are active.
+    What a router compares a row with counts in both: all memory vectors are looked at. Of the experts' weights, biases
+    and attentions ``top_k`` of ``num_experts`` are active.
     """
     total = sum(p.numel() for p in student.parameters())
     idle = 0
-    for layer in student.modules():
+    for layer in student.layers if isinstance(student, MixtureStudent) else ():
         if isinstance(layer, FusedRbMLayer):
             total += layer.memory.numel()
-            per_expert = sum(p[0].numel() for p in (layer.weight, layer.bias, layer.attention) if p is not None)
-            idle += (layer.num_experts - layer.top_k) * per_expert
+        experts = (layer.weight, layer.bias, getattr(layer, "attention", None))
+        idle += (layer.num_experts - layer.top_k) * sum(p[0].numel() for p in experts if p is not None)
     return total, total - idle

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from rbm.cache import Cache
-from rbm.config import Config
+from rbm.config import Config, ReliabilityConfig
 from rbm.metrics import evaluating
 from rbm.progress import Progress
 from rbm.reliability import entropy_change
@@ -18,7 +19,7 @@ from rbm.teachers import Teacher, build_teacher, edges_for, features_for
 from rbm.training import Result, split_accuracies
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Teaching:
     """A teacher's answers on the observed graph (and on the full one), as students take them.
 
@@ -26,17 +27,44 @@ class Teaching:
         soft_labels: logits of the observed nodes, ``[N_observed, C]``. In the inductive setting the teacher saw the
             observed graph alone: one that never met the unseen nodes must not meet them here either.
         logits: on the full graph, ``[N, C]``.
-        entropy_change: ``[N_observed]`` in [0, 1], see :func:`rbm.reliability.entropy_change`; zeros, which trust every
-            node, where there is no module to disturb the input of.
-        embedding: its last hidden layer ``[N_observed, H]``, or None where it shows none.
         result: accuracies, as in ``summary.json``.
+        module: the teacher, or None where there are logits alone.
+        observed: the observed graph, which ``module`` is asked about.
     """
 
     soft_labels: Tensor
     logits: Tensor
-    entropy_change: Tensor
-    embedding: Tensor | None
     result: dict[str, Any]
+    module: nn.Module | None = None
+    observed: Data | None = None
+    _changes: dict[tuple, Tensor] = field(default_factory=dict)
+
+    def entropy_change(self, config: ReliabilityConfig, seed: int) -> Tensor:
+        """``[N_observed]`` in [0, 1], see :func:`rbm.reliability.entropy_change`; zeros, which trust every node, where
+        there is no module to disturb the input of. Computed once for all students.
+        """
+        if self.module is None:
+            return torch.zeros(len(self.soft_labels), device=self.soft_labels.device)
+        noise = {"noise_std": config.noise_std, "num_samples": config.num_samples, "squared": config.squared}
+        key = (*noise.values(), seed)
+        if key not in self._changes:
+            self._changes[key] = entropy_change(self.module, self.observed, **noise, seed=seed)
+        return self._changes[key]
+
+    @torch.no_grad()
+    def embedding(self, asked_by: str) -> Tensor:
+        """The teacher's last hidden layer, ``[N_observed, H]``.
+
+        Raises:
+            ValueError: it shows none; the message names the section of the configuration that asked for it.
+        """
+        if not hasattr(self.module, "embed"):
+            raise ValueError(
+                f"{asked_by}.similarity_weight is set, but this teacher shows no hidden layer to be similar to; set it"
+                " to 0, or use a teacher of this package, or one with a method embed(x, edge_index) -> [N, H]"
+            )
+        with evaluating(self.module):
+            return self.module.embed(features_for(self.module, self.observed.x), edges_for(self.module, self.observed))
 
 
 def teaching_from_logits(logits: Tensor, split: GraphSplit) -> Teaching:
@@ -44,13 +72,12 @@ def teaching_from_logits(logits: Tensor, split: GraphSplit) -> Teaching:
     check_logits(logits, split.graph.num_nodes, logits.shape[-1])
     logits = logits.detach().to(split.graph.x.device, torch.float32)
     soft_labels = logits[split.observed_nodes]
-    trusted = torch.zeros(len(soft_labels), device=logits.device)
-    return Teaching(soft_labels, logits, trusted, None, _given_result(soft_labels, logits, split))
+    return Teaching(soft_labels, logits, _given_result(soft_labels, logits, split))
 
 
 @torch.no_grad()
 def teaching_from_module(
-    teacher: nn.Module, split: GraphSplit, config: Config, classes: int, result: dict[str, Any] | None = None
+    teacher: nn.Module, split: GraphSplit, classes: int, result: dict[str, Any] | None = None
 ) -> Teaching:
     """From a trained module ``teacher(x, edge_index) -> logits [N, C]``; ``result`` is that of its training."""
     full, observed = split.graph, split.observed
@@ -60,21 +87,8 @@ def teaching_from_module(
         soft_labels = logits
         if len(split.unseen_nodes):
             soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
-        embedding = None
-        if config.distill.similarity_weight > 0 and hasattr(teacher, "embed"):
-            embedding = teacher.embed(features_for(teacher, observed.x), edges_for(teacher, observed))
-    change = torch.zeros(observed.num_nodes, device=logits.device)
-    if config.distill.neighbors:
-        noise = config.reliability
-        change = entropy_change(
-            teacher,
-            observed,
-            noise_std=noise.noise_std,
-            num_samples=noise.num_samples,
-            squared=noise.squared,
-            seed=config.seed,
-        )
-    return Teaching(soft_labels, logits, change, embedding, result or _given_result(soft_labels, logits, split))
+    result = result or _given_result(soft_labels, logits, split)
+    return Teaching(soft_labels, logits, result, teacher, observed)
 
 
 def build_configured_teacher(config: Config, features: int, classes: int) -> Teacher:

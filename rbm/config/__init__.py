@@ -1,0 +1,44 @@
+"""Everything a run can be told, as one tree of dataclasses: typed, validated, written to and read from YAML.
+
+Where the values of a named dataset and of a preset come from stands in :mod:`rbm.presets`.
+"""
+
+from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
+from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
+from rbm.config.networks import MLPConfig, Network, RbMConfig, TeacherConfig
+from rbm.config.tree import (
+    EVALUATED,
+    PRESETS,
+    PROTOCOLS,
+    SETTINGS,
+    SPARSE_FEATURES,
+    Config,
+    merged,
+    parse_assignments,
+    read_changes,
+)
+
+__all__ = [
+    "EVALUATED",
+    "PRESETS",
+    "PROTOCOLS",
+    "SETTINGS",
+    "SPARSE_FEATURES",
+    "CoHOpConfig",
+    "Config",
+    "DistillConfig",
+    "EncodingConfig",
+    "EnsembleConfig",
+    "GLNNConfig",
+    "KRDConfig",
+    "MLPConfig",
+    "MoEConfig",
+    "NOSMOGConfig",
+    "Network",
+    "RbMConfig",
+    "ReliabilityConfig",
+    "TeacherConfig",
+    "merged",
+    "parse_assignments",
+    "read_changes",
+]

@@ -1,0 +1,100 @@
+"""What is trained: the teacher, and the students of the paper's own comparison."""
+
+from dataclasses import dataclass
+
+from rbm.config.section import Section
+from rbm.students import NORMS
+
+
+@dataclass(frozen=True)
+class Network(Section):
+    """What every trained network has: its shape, its optimiser (Adam, one step an epoch), and when it stops.
+
+    Epochs before ``min_epochs`` are not selected, whatever their validation accuracy.
+    """
+
+    num_layers: int = 2
+    hidden_channels: int = 128
+    norm: str = "none"
+    dropout: float = 0.3
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    max_epochs: int = 500
+    patience: int = 50
+    min_epochs: int = 0
+
+    def validate(self) -> None:
+        for name in ("num_layers", "hidden_channels", "max_epochs", "patience"):
+            self.require(name, getattr(self, name) >= 1, "at least 1")
+        self.require("norm", self.norm in NORMS, f"one of {', '.join(NORMS)}")
+        self.require("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self.require("lr", self.lr > 0, "a positive number")
+        self.require("weight_decay", self.weight_decay >= 0, "at least 0")
+        self.require("min_epochs", self.min_epochs >= 0, "at least 0")
+
+
+@dataclass(frozen=True)
+class TeacherConfig(Network):
+    """The graph neural network: ``sage`` (mean aggregation with the node itself) or ``gcn``.
+
+    In its first epochs a teacher may already order the classes well on a few hundred validation nodes while its soft
+    labels are close to uniform; a student learns little from those. Hence ``min_epochs``.
+    """
+
+    name: str = "sage"
+    dropout: float = 0.5
+    min_epochs: int = 20
+
+
+@dataclass(frozen=True)
+class MLPConfig(Network):
+    """The plain student that the RbM student is compared with. Depth, width and norm are those of the RbM student."""
+
+
+@dataclass(frozen=True)
+class RbMConfig(Network):
+    """The RbM student.
+
+    ``decay`` is the share of the old memory in each update, ``anneal_delta`` and ``anneal_steps`` are its schedule
+    (Eq. 13); ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the
+    self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows.
+    """
+
+    num_experts: int = 8
+    top_k: int = 3
+    decay: float = 0.9
+    anneal_delta: float = 0.0
+    anneal_steps: int = 200
+    input_attention: bool = True
+    init_scale: float = 2.0
+    init_attention: float = 1.1
+    dropout_first_layer: bool = True
+    detach_gates: bool = True
+    gate_temperature: float = 1.0
+    normalize_memory: bool = True
+    normalize_memory_input: bool = True
+    commitment_weight: float = 0.05
+    self_similarity_weight: float = 0.01
+    load_balance_weight: float = 0.01
+    pretrain_epochs: int = 12
+    reset_optimizer: bool = True
+    memory_weight_decay: bool = False
+    kmeans_max_rows: int = 0
+
+    def validate(self) -> None:
+        super().validate()
+        self.require("num_experts", self.num_experts >= 1, "at least 1")
+        self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")
+        self.require("decay", 0 <= self.decay <= 1, "between 0 and 1")
+        self.require("anneal_steps", self.anneal_steps >= 1, "at least 1")
+        for name in ("gate_temperature", "init_scale", "init_attention"):
+            self.require(name, getattr(self, name) > 0, "a positive number")
+        for name in (
+            "anneal_delta",
+            "commitment_weight",
+            "self_similarity_weight",
+            "load_balance_weight",
+            "pretrain_epochs",
+            "kmeans_max_rows",
+        ):
+            self.require(name, getattr(self, name) >= 0, "at least 0")

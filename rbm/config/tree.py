@@ -1,0 +1,122 @@
+"""The whole tree: one run."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
+from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
+from rbm.config.networks import MLPConfig, RbMConfig, TeacherConfig
+from rbm.config.section import Section, updated
+
+SETTINGS = ("transductive", "inductive")
+PROTOCOLS = ("rbm", "cpf")
+EVALUATED = ("test", "validation")
+PRESETS = ("clean", "paper", "official")
+SPARSE_FEATURES = ("auto", "always", "never")
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started.
+
+    ``protocol`` says which form of a named graph and which split are meant: see :func:`rbm.datasets.load_dataset`.
+    ``evaluate_on = "validation"`` is for choosing settings: half of the validation nodes stand for the test set, which
+    is taken away (see :func:`rbm.splits.without_test_set`).
+    ``inflate`` multiplies the hidden width of every student: 8 makes the paper's "+" variants.
+    ``sparse_features`` says whether a named dataset's features come as a CSR tensor: see
+    :func:`rbm.datasets.load_dataset`.
+
+    ``rbm``, ``mlp``, ``moe`` and ``ensemble`` are students of one recipe, that of ``distill``, ``reliability`` and
+    ``encoding``. The baselines with a recipe of their own (``glnn``, ``krd``, ``nosmog``, ``cohop``) hold it in their
+    sections.
+    """
+
+    dataset: str = "digits"
+    root: str = ""
+    protocol: str = "rbm"
+    evaluate_on: str = "test"
+    sparse_features: str = "auto"
+    setting: str = "transductive"
+    preset: str = "clean"
+    seed: int = 0
+    inflate: int = 1
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    mlp: MLPConfig = field(default_factory=MLPConfig)
+    rbm: RbMConfig = field(default_factory=RbMConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    reliability: ReliabilityConfig = field(default_factory=ReliabilityConfig)
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
+    moe: MoEConfig = field(default_factory=MoEConfig)
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
+    glnn: GLNNConfig = field(default_factory=GLNNConfig)
+    krd: KRDConfig = field(default_factory=KRDConfig)
+    nosmog: NOSMOGConfig = field(default_factory=NOSMOGConfig)
+    cohop: CoHOpConfig = field(default_factory=CoHOpConfig)
+
+    def validate(self) -> None:
+        self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
+        self.require("protocol", self.protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
+        self.require("evaluate_on", self.evaluate_on in EVALUATED, f"one of {', '.join(EVALUATED)}")
+        self.require("preset", self.preset in PRESETS, f"one of {', '.join(PRESETS)}")
+        choices = ", ".join(SPARSE_FEATURES)
+        self.require("sparse_features", self.sparse_features in SPARSE_FEATURES, f"one of {choices}")
+        self.require("inflate", self.inflate >= 1, "at least 1")
+        self.require("seed", 0 <= self.seed < 2**31, "between 0 and 2^31 - 1")
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(asdict(self), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, path: Path | str) -> "Config":
+        """Read a configuration that :meth:`to_yaml` wrote; raises as :func:`read_changes`."""
+        return cls().updated(read_changes(path))
+
+    def updated(self, changes: dict[str, Any]) -> "Config":
+        """A copy with nested ``changes``, for example ``{"rbm": {"lr": 0.005}}``."""
+        return updated(self, changes, "")
+
+
+def read_changes(path: Path | str) -> dict[str, Any]:
+    """The settings that a YAML file changes, checked against the tree.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no YAML, an unknown key, or a value that does not fit.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"configuration file {path} does not exist")
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {type(content).__name__}, expected the sections of a configuration")
+    Config().updated(content)
+    return content
+
+
+def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two trees of changes in one; where both set a value, the second's counts."""
+    both = dict(first)
+    for key, value in second.items():
+        nested = isinstance(value, dict) and isinstance(both.get(key), dict)
+        both[key] = merged(both[key], value) if nested else value
+    return both
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """Turn ``["rbm.lr=0.005"]`` into ``{"rbm": {"lr": 0.005}}``, values read as YAML."""
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
+        *sections, last = key.strip().split(".")
+        target = changes
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[last] = yaml.safe_load(value)
+    return changes

@@ -1,0 +1,105 @@
+"""What a method is given to make a student, and what it hands back."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from rbm.checkpoint import RunFolder
+from rbm.config import Config, EncodingConfig, Network
+from rbm.encodings import Encodings
+from rbm.progress import Progress
+from rbm.splits import GraphSplit
+from rbm.teaching import Teaching
+from rbm.training import Learner, fit
+
+
+class Learned(NamedTuple):
+    """A trained student.
+
+    Attributes:
+        student: at its best validation epoch, in eval mode.
+        arguments: those of its class that rebuild it.
+        result: accuracies and epochs, as in ``summary.json``.
+        encodings: columns that it takes beside the features, or None.
+    """
+
+    student: nn.Module
+    arguments: dict[str, Any]
+    result: dict[str, Any]
+    encodings: Encodings | None
+
+
+@dataclass
+class Lesson:
+    """One graph, one split and one teacher, which all methods of a run share.
+
+    Attributes:
+        split: the graph, and what training may see of it.
+        teaching: the teacher's answers.
+        config: the whole configuration.
+        classes: C.
+        encode: the columns that a section ``encoding`` asks for (None for none), computed once each.
+        folder: where phases are kept and taken up again, or None.
+        progress: where they are shown.
+    """
+
+    split: GraphSplit
+    teaching: Teaching
+    config: Config
+    classes: int
+    encode: Callable[[EncodingConfig], Encodings | None]
+    folder: RunFolder | None
+    progress: Progress
+
+    def width(self, encodings: Encodings | None = None) -> int:
+        """Columns of a student's input."""
+        return self.split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
+
+    def hidden(self, network: Network) -> int:
+        """Hidden width of a student, inflated where the run asks for it."""
+        return network.hidden_channels * self.config.inflate
+
+    def start(self, student: type[nn.Module], arguments: dict[str, Any], *, member: int = 0) -> nn.Module:
+        """A new student on the graph's device. Each starts from the seed, so that none depends on what ran before."""
+        torch.manual_seed(self.config.seed + 1_000_003 * member)
+        return student(**arguments).to(self.split.graph.x.device)
+
+    def fit(self, phase: str, learner: Learner, network: Network, *, warmup: int = 0) -> dict[str, Any]:
+        """Train a phase to its best validation epoch: see :func:`fit_phase`."""
+        return fit_phase(phase, learner, network, self.folder, self.progress, warmup=warmup)
+
+
+def fit_phase(
+    phase: str,
+    learner: Learner,
+    network: Network,
+    folder: RunFolder | None,
+    progress: Progress,
+    *,
+    warmup: int = 0,
+) -> dict[str, Any]:
+    """Train by :func:`rbm.training.fit`, or take a phase from the run folder where it is finished; its result."""
+    if folder is not None and (result := folder.finished(phase)) is not None:
+        folder.load_phase(phase, learner.model)
+        learner.resume_at(warmup + 1)
+        learner.model.eval()
+        progress.say(f"{phase}: finished before, taken from {folder.path}")
+        return result
+    result = asdict(
+        fit(
+            phase,
+            learner,
+            max_epochs=network.max_epochs,
+            patience=network.patience,
+            warmup=warmup,
+            min_epochs=network.min_epochs,
+            folder=folder,
+            progress=progress,
+        )
+    )
+    if folder is not None:
+        folder.save_phase(phase, learner.model, result)
+    return result

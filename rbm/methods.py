@@ -1,0 +1,82 @@
+"""Every way to make a student, by name. A new one is a function from a :class:`~rbm.lessons.Lesson` and a line here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rbm.baselines.cohop import CoHOpStudent, learn_cohop
+from rbm.baselines.ensemble import learn_ensemble
+from rbm.baselines.glnn import learn_glnn
+from rbm.baselines.krd import learn_krd
+from rbm.baselines.mlp import learn_mlp
+from rbm.baselines.moe import MoEStudent, learn_moe
+from rbm.baselines.nosmog import learn_nosmog
+from rbm.learners import RbMTraining
+from rbm.lessons import Learned, Lesson
+from rbm.students import EnsembleStudent, MLPStudent, RbMStudent
+
+_RECIPE = ("distill", "reliability", "encoding")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to make a student.
+
+    Attributes:
+        title: as tables show it.
+        sections: of the configuration that its result depends on.
+        learn: makes the student.
+    """
+
+    title: str
+    sections: tuple[str, ...]
+    learn: Callable[[Lesson], Learned]
+
+
+def learn_rbm(lesson: Lesson) -> Learned:
+    """The Routing-by-Memory student, which this package is about."""
+    config = lesson.config
+    encodings = lesson.encode(config.encoding)
+    arguments = {
+        "in_channels": lesson.width(encodings),
+        "hidden_channels": lesson.hidden(config.rbm),
+        "out_channels": lesson.classes,
+        **{name: getattr(config.rbm, name) for name in _RBM_ARGUMENTS},
+    }
+    student = lesson.start(RbMStudent, arguments)
+    learner = RbMTraining(student, lesson.split, lesson.teaching, config, encodings)
+    result = lesson.fit("rbm", learner, config.rbm, warmup=config.rbm.pretrain_epochs)
+    for buffer in student.buffers():
+        buffer.requires_grad_(False)
+    return Learned(student, arguments, result, encodings)
+
+
+_RBM_ARGUMENTS = (
+    "num_layers",
+    "num_experts",
+    "top_k",
+    "norm",
+    "dropout",
+    "dropout_first_layer",
+    "input_attention",
+    "init_scale",
+    "init_attention",
+    "decay",
+    "gate_temperature",
+    "detach_gates",
+    "normalize_memory",
+    "normalize_memory_input",
+)
+
+# Classes that a run folder's student may be rebuilt as.
+STUDENTS = {kind.__name__: kind for kind in (RbMStudent, MLPStudent, MoEStudent, EnsembleStudent, CoHOpStudent)}
+
+METHODS = {
+    "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), learn_mlp),
+    "rbm": Method("RbM student", ("teacher", "rbm", *_RECIPE), learn_rbm),
+    "moe": Method("MoE student", ("teacher", "moe", *_RECIPE), learn_moe),
+    "ensemble": Method("MLP ensemble", ("teacher", "ensemble", "mlp", "rbm", *_RECIPE), learn_ensemble),
+    "glnn": Method("GLNN", ("teacher", "glnn"), learn_glnn),
+    "krd": Method("KRD", ("teacher", "krd"), learn_krd),
+    "nosmog": Method("NOSMOG", ("teacher", "nosmog"), learn_nosmog),
+    "cohop": Method("CoHOp", ("cohop",), learn_cohop),
+}
