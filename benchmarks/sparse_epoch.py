@@ -23,7 +23,7 @@ import torch
 
 from rbm import RbMStudent, load_dataset
 from rbm.config import Config
-from rbm.learners import StudentTraining
+from rbm.learners import RbMTraining
 from rbm.splits import split_graph
 from rbm.teaching import teaching_from_logits
 from rbm.training import Selection
@@ -35,14 +35,14 @@ KINDS = {"sparse": "always", "dense": "never"}
 def measure(kind: str, root: str, epochs: int) -> list[dict]:
     """Epochs in this process, the first of which warms up: seconds, loss, and the peak of resident memory so far."""
     data = load_dataset("physics", root, sparse_features=KINDS[kind])
-    config = Config().updated({"student": {"hidden_channels": 256, "num_experts": 8, "top_k": 3}})
+    config = Config().updated({"rbm": {"hidden_channels": 256, "num_experts": 8, "top_k": 3}})
     torch.manual_seed(0)
     student = RbMStudent(data.num_features, 256, data.num_classes, num_experts=8, top_k=3, dropout=0.3)
     split = split_graph(data)
     teaching = teaching_from_logits(torch.randn(data.num_nodes, data.num_classes), split)
-    learner = StudentTraining(student, split, teaching, config)
+    learner = RbMTraining(student, split, teaching, config)
     student.pretraining = False
-    routed, selection, measured = config.student.pretrain_epochs + 1, Selection(), []
+    routed, selection, measured = config.rbm.pretrain_epochs + 1, Selection(), []
     for epoch in range(epochs + 1):
         start = time.perf_counter()
         student.train()

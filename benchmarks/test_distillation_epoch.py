@@ -30,11 +30,12 @@ SPENT_ON = {
 def learners(name: str) -> dict:
     """Two learners of a graph's student in the hyperparameters of the paper, which differ in their forwards alone."""
     from rbm.datasets import load_dataset
-    from rbm.distillation import build_student
     from rbm.encodings import Encodings
-    from rbm.learners import StudentTraining
+    from rbm.learners import RbMTraining
+    from rbm.methods import rbm_arguments
     from rbm.presets import preset_config
     from rbm.splits import split_graph
+    from rbm.students import RbMStudent
     from rbm.teaching import teaching_from_logits
 
     graph = load_dataset(name, ROOT).to(DEVICE)
@@ -42,10 +43,11 @@ def learners(name: str) -> dict:
     teaching = teaching_from_logits(torch.randn(graph.num_nodes, graph.num_classes), split)
     found = {}
     for implementation, forward in FORWARDS.items():
-        config = preset_config("clean", name).updated({"distill": forward, "student": {"pretrain_epochs": 0}})
+        config = preset_config("clean", name).updated({"distill": forward, "rbm": {"pretrain_epochs": 0}})
         positions = torch.randn(graph.num_nodes, config.encoding.embedding_dim, device=DEVICE)
-        student = build_student("student", config, graph.num_features + positions.shape[1], graph.num_classes)
-        learner = StudentTraining(student.to(DEVICE), split, teaching, config, Encodings(positions, positions))
+        width = graph.num_features + positions.shape[1]
+        student = RbMStudent(**rbm_arguments(config, width, graph.num_classes))
+        learner = RbMTraining(student.to(DEVICE), split, teaching, config, Encodings(positions, positions))
         learner.model.pretraining = False
         found[implementation] = learner
     return found

@@ -95,7 +95,7 @@ def distill(
     measure_latency: bool = True,
     console: Console | None = None,
 ) -> Distillation:
-    """Distil a graph neural network into students that need no graph: an MLP and a Routing-by-Memory student, or others.
+    """Distil a graph neural network into students that need no graph: an MLP and an RbM student, or others.
 
     Args:
         data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rbm.baselines.cohop import CoHOpStudent, learn_cohop
 from rbm.baselines.ensemble import learn_ensemble
@@ -10,6 +11,7 @@ from rbm.baselines.krd import learn_krd
 from rbm.baselines.mlp import learn_mlp
 from rbm.baselines.moe import MoEStudent, learn_moe
 from rbm.baselines.nosmog import learn_nosmog
+from rbm.config import Config
 from rbm.learners import RbMTraining
 from rbm.lessons import Learned, Lesson
 from rbm.students import EnsembleStudent, MLPStudent, RbMStudent
@@ -36,12 +38,7 @@ def learn_rbm(lesson: Lesson) -> Learned:
     """The Routing-by-Memory student, which this package is about."""
     config = lesson.config
     encodings = lesson.encode(config.encoding)
-    arguments = {
-        "in_channels": lesson.width(encodings),
-        "hidden_channels": lesson.hidden(config.rbm),
-        "out_channels": lesson.classes,
-        **{name: getattr(config.rbm, name) for name in _RBM_ARGUMENTS},
-    }
+    arguments = rbm_arguments(config, lesson.width(encodings), lesson.classes)
     student = lesson.start(RbMStudent, arguments)
     learner = RbMTraining(student, lesson.split, lesson.teaching, config, encodings)
     result = lesson.fit("rbm", learner, config.rbm, warmup=config.rbm.pretrain_epochs)
@@ -50,7 +47,17 @@ def learn_rbm(lesson: Lesson) -> Learned:
     return Learned(student, arguments, result, encodings)
 
 
-_RBM_ARGUMENTS = (
+def rbm_arguments(config: Config, in_channels: int, classes: int) -> dict[str, Any]:
+    """Those of :class:`~rbm.students.RbMStudent` that a configuration says."""
+    return {
+        "in_channels": in_channels,
+        "hidden_channels": config.rbm.hidden_channels * config.inflate,
+        "out_channels": classes,
+        **{name: getattr(config.rbm, name) for name in _FROM_CONFIG},
+    }
+
+
+_FROM_CONFIG = (
     "num_layers",
     "num_experts",
     "top_k",

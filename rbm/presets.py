@@ -8,8 +8,8 @@ specification lists every difference):
 * ``official``: the released code with its quirks; as slow as one forward a pair is.
 
 The hyperparameters of the paper's nine datasets are the released ones (``configs/paper``; numbers that the release
-wrote as text are numbers there), those of its baselines the ones of their code (``configs/baselines.yaml``). Ours, for the embedded graph and where a search on validation data found better ones,
-are changes to these, in ``configs``.
+wrote as text are numbers there), those of its baselines the ones of their code (``configs/baselines.yaml``). Ours, for
+the embedded graph and where a search on validation data found better ones, are changes to these, in ``configs``.
 """
 
 from functools import cache, reduce

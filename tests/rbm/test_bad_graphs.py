@@ -14,7 +14,7 @@ NODES, CLASSES, WIDTH = 60, 3, 8
 TINY = {
     "teacher": {"hidden_channels": 6, "max_epochs": 4},
     "mlp": {"max_epochs": 3},
-    "student": {"hidden_channels": 4, "num_experts": 3, "top_k": 2, "max_epochs": 3, "pretrain_epochs": 2},
+    "rbm": {"hidden_channels": 4, "num_experts": 3, "top_k": 2, "max_epochs": 3, "pretrain_epochs": 2},
     "reliability": {"update_start_epoch": 0},
     "encoding": {"walk_length": 6, "walks_per_node": 2, "embedding_dim": 4, "label_propagation": True},
 }
@@ -25,7 +25,7 @@ WAYS = {
         "distill": {"forward": "pair", "draw": "sample", "mean": "pairs"},
         "encoding": {"fill": "all_mean", "self_loops": True, "exclude_self": True},
     },
-    "batches": {"distill": {"batch_size": 59}, "student": {"norm": "batch"}},  # the last batch has one row
+    "batches": {"distill": {"batch_size": 59}, "rbm": {"norm": "batch"}},  # the last batch has one row
 }
 
 
@@ -140,11 +140,11 @@ FINE = [
 def assert_finite(result: Distillation, data: Data) -> None:
     classes = data.get("num_classes") or CLASSES
     inputs = result.student_inputs()
-    for logits in (result.teacher_logits, result.student(inputs), result.mlp(inputs)):
+    for logits in (result.teacher_logits, result.student(inputs), result.students["mlp"](inputs)):
         assert logits.shape == (NODES, classes)
         assert bool(torch.isfinite(logits).all())
     assert bool(torch.isfinite(result.encodings.full).all())
-    for name in ("teacher", "mlp", "student"):
+    for name in ("teacher", "mlp", "rbm"):
         for accuracy in ("val_accuracy", "test_accuracy", "test_max"):
             assert 0.0 <= result.summary[name][accuracy] <= 1.0, (name, accuracy)
 

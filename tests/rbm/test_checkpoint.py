@@ -22,8 +22,8 @@ def folder(tmp_path):
 @pytest.fixture
 def finished(folder):
     student = RbMStudent(**ARGUMENTS).eval()
-    folder.save_phase("student", student, {"val_accuracy": 0.5})
-    save_student(folder.path, student, ARGUMENTS)
+    folder.save_phase("rbm", student, {"val_accuracy": 0.5})
+    save_student(folder.path, "rbm", student, ARGUMENTS)
     return folder.path, student
 
 
@@ -66,7 +66,7 @@ def test_overwrite_leaves_foreign_folders_alone(tmp_path):
 
 
 def test_resume_needs_the_same_configuration(folder, tmp_path):
-    changed = Config().updated({"seed": 3, "student": {"lr": 0.5}})
+    changed = Config().updated({"seed": 3, "rbm": {"lr": 0.5}})
     with pytest.raises(ValueError, match=r"another configuration: seed \(was 0, now 3\); lr \(was 0.01, now 0.5\)"):
         RunFolder(folder.path, changed, resume=True)
     with pytest.raises(FileNotFoundError, match=r"has no config.yaml: there is no run to resume"):
@@ -74,12 +74,12 @@ def test_resume_needs_the_same_configuration(folder, tmp_path):
 
 
 def test_metrics_that_a_kill_cut_short(folder):
-    for phase, epoch in [("teacher", 0), ("teacher", 1), ("mlp", 0), ("mlp", 1), ("student", 0)]:
+    for phase, epoch in [("teacher", 0), ("teacher", 1), ("mlp", 0), ("mlp", 1), ("rbm", 0)]:
         folder.append_metrics({"phase": phase, "epoch": epoch})
     with open(folder.path / "metrics.jsonl", "a") as file:
         file.write('{"phase": "stu')
     assert len(read_metrics(folder.path)) == 5
-    folder.keep_metrics("student", 0)
+    folder.keep_metrics("rbm", 0)
     folder.keep_metrics("mlp", 1)
     assert [(r["phase"], r["epoch"]) for r in read_metrics(folder.path)] == [("teacher", 0), ("teacher", 1), ("mlp", 0)]
     assert (folder.path / "metrics.jsonl").read_text().endswith("\n")
@@ -106,22 +106,22 @@ def test_unfinished_run(folder):
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x04\x95pickle"])
 def test_corrupt_weights(finished, content):
     path, _ = finished
-    (path / "student.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match=r"student.safetensors is not a readable safetensors file"):
+    (path / "rbm.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"rbm.safetensors is not a readable safetensors file"):
         load_student(path)
 
 
 def test_truncated_weights(finished):
     path, _ = finished
-    weights = path / "student.safetensors"
+    weights = path / "rbm.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"student.safetensors is not a readable safetensors file"):
+    with pytest.raises(ValueError, match=r"rbm.safetensors is not a readable safetensors file"):
         load_student(path)
 
 
 def test_foreign_weights(finished):
     path, student = finished
-    save_file(student.state_dict(), path / "student.safetensors")
+    save_file(student.state_dict(), path / "rbm.safetensors")
     with pytest.raises(ValueError, match="was not written by this package: its metadata lacks the key rbm"):
         load_student(path)
 

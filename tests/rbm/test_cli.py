@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from rbm import load_student
 from rbm.cli import main
 
-QUICK = ["--set", "teacher.max_epochs=8", "--set", "mlp.max_epochs=8", "--set", "student.max_epochs=8"]
-QUICK += ["--set", "student.hidden_channels=16", "--set", "student.pretrain_epochs=2"]
+QUICK = ["--set", "teacher.max_epochs=8", "--set", "mlp.max_epochs=8", "--set", "rbm.max_epochs=8"]
+QUICK += ["--set", "rbm.hidden_channels=16", "--set", "rbm.pretrain_epochs=2"]
 
 
 @pytest.fixture
@@ -47,15 +47,15 @@ def test_distill_shows_a_table_and_leaves_a_run_folder(run_folder):
     folder, done = run_folder
     for text in ("Teacher", "MLP student", "RbM student", "Test max", "digits, transductive, sage teacher, seed 0"):
         assert text in done.stdout
-    assert re.search(r"RbM student .*8/10 |10/10", done.stderr), "progress goes to standard error"
+    assert re.search(r"rbm .*8/10 |10/10", done.stderr), "progress goes to standard error"
     names = {path.name for path in folder.iterdir()}
-    assert {"config.yaml", "metrics.jsonl", "student.safetensors", "student.json", "summary.json"} <= names
+    assert {"config.yaml", "metrics.jsonl", "rbm.safetensors", "student.json", "summary.json"} <= names
     assert {"training.png", "expert_load.png", "representation.png", "results.md", "timings.json"} <= names
     assert "checkpoint.pt" not in names
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [sum(r["phase"] == phase for r in records) for phase in ("teacher", "mlp", "student")] == [8, 8, 10]
+    assert [sum(r["phase"] == phase for r in records) for phase in ("teacher", "mlp", "rbm")] == [8, 8, 10]
     summary = json.loads((folder / "summary.json").read_text())
-    assert f"{summary['student']['test_accuracy']:.2%}" in (folder / "results.md").read_text()
+    assert f"{summary['rbm']['test_accuracy']:.2%}" in (folder / "results.md").read_text()
 
 
 def test_predict(rbm, run_folder, tmp_path):
@@ -103,8 +103,8 @@ def test_bad_neighbors(rbm, run_folder, lines, message):
 def test_experiment_and_its_tables(rbm, tmp_path):
     """A file is run, run again for nothing, and shown."""
     (tmp_path / "e.yaml").write_text(
-        "datasets: [digits]\nseeds: 0\nmethods: [rbm]\nvariants: {narrow: {student: {hidden_channels: 4}}, wide: {}}\n"
-        "changes: {teacher: {max_epochs: 3}, student: {max_epochs: 3}, encoding: {deepwalk: false}}\n"
+        "datasets: [digits]\nseeds: 0\nmethods: [rbm]\nvariants: {narrow: {rbm: {hidden_channels: 4}}, wide: {}}\n"
+        "changes: {teacher: {max_epochs: 3}, rbm: {max_epochs: 3}, encoding: {deepwalk: false}}\n"
     )
     assert rbm("experiment", "e.yaml")[0] == 0
     rows = (tmp_path / "results" / "e.csv").read_text()
@@ -144,8 +144,8 @@ def test_info(rbm):
 
 
 def test_configuration_file_and_options(rbm, tmp_path):
-    (tmp_path / "own.yaml").write_text("seed: 5\nstudent:\n  num_experts: 5\n  top_k: 2\n")
-    arguments = ["distill", "--config", "own.yaml", *QUICK, "--set", "student.top_k=4", "--no-plots", "--out", "run"]
+    (tmp_path / "own.yaml").write_text("seed: 5\nrbm:\n  num_experts: 5\n  top_k: 2\n")
+    arguments = ["distill", "--config", "own.yaml", *QUICK, "--set", "rbm.top_k=4", "--no-plots", "--out", "run"]
     assert rbm(*arguments)[0] == 0
     config = (tmp_path / "run" / "config.yaml").read_text()
     assert "num_experts: 5" in config
@@ -158,7 +158,7 @@ def test_resume_without_options_takes_what_the_run_was_started_with(rbm, run_fol
     before = (folder / "summary.json").read_bytes()
     status, _, err = rbm("distill", "--out", folder, "--resume", "--no-plots")
     assert status == 0
-    assert "student: finished before, taken from" in err
+    assert "rbm: finished before, taken from" in err
     assert (folder / "summary.json").read_bytes() == before
 
 
@@ -166,9 +166,9 @@ MISTAKES = {
     "unknown dataset": (["distill", "--dataset", "coraa"], "expected one of digits, cora.*did you mean 'cora'"),
     "no root": (["distill", "--dataset", "cora"], "root"),
     "missing root": (["distill", "--dataset", "cora", "--root", "nowhere"], "nowhere"),
-    "top_k": (["distill", "--set", "student.top_k=9"], "student.top_k is 9, expected between 1 and num_experts=8"),
-    "unknown setting": (["distill", "--set", "student.tpo_k=3"], "unknown setting student.tpo_k; known here"),
-    "experts": (["distill", "--set", "student.num_experts=2000"], "2000 but the observed graph has 1797 nodes"),
+    "top_k": (["distill", "--set", "rbm.top_k=9"], "rbm.top_k is 9, expected between 1 and num_experts=8"),
+    "unknown setting": (["distill", "--set", "rbm.tpo_k=3"], "unknown setting rbm.tpo_k; known here"),
+    "experts": (["distill", "--set", "rbm.num_experts=2000"], "2000 but the observed graph has 1797 nodes"),
     "preset": (["distill", "--preset", "paper"], "no hyperparameters for dataset 'digits'"),
     "teacher": (["distill", "--teacher", "gat"], "gat"),
     "device": (["distill", "--device", "tpu"], "device is 'tpu', which is not usable here"),

@@ -12,7 +12,7 @@ from rbm.presets import preset_config
 
 
 def test_yaml_round_trip(tmp_path):
-    config = preset_config("paper", "cora").updated({"seed": 7, "student": {"lr": 0.003}})
+    config = preset_config("paper", "cora").updated({"seed": 7, "rbm": {"lr": 0.003}})
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml())
     assert Config.from_yaml(path) == config
@@ -20,16 +20,16 @@ def test_yaml_round_trip(tmp_path):
 
 def test_paper_hyperparameters_of_cora():
     config = preset_config("paper", "cora", "transductive", "sage")
-    assert (config.student.num_layers, config.student.hidden_channels, config.student.num_experts) == (3, 512, 4)
-    assert config.student.decay == 0.9
-    assert config.student.anneal_delta == 0.05
-    assert not config.student.dropout_first_layer
+    assert (config.rbm.num_layers, config.rbm.hidden_channels, config.rbm.num_experts) == (3, 512, 4)
+    assert config.rbm.decay == 0.9
+    assert config.rbm.anneal_delta == 0.05
+    assert not config.rbm.dropout_first_layer
     assert config.distill.label_weight == 0.2
     assert config.distill.temperature == 1.29
     assert config.mlp.dropout == 0.6
     assert config.preset == "paper"
-    assert preset_config("clean", "cora").student.hidden_channels == 512
-    assert preset_config("clean", "cora").student.anneal_delta == 0.0
+    assert preset_config("clean", "cora").rbm.hidden_channels == 512
+    assert preset_config("clean", "cora").rbm.anneal_delta == 0.0
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -41,8 +41,8 @@ def test_every_released_configuration_loads(preset, dataset, setting, teacher):
     config = preset_config(preset, dataset, setting, teacher)
     released = yaml.safe_load((resources.files("rbm") / "configs" / "paper" / f"{dataset}.yaml").read_text())
     student = released[setting][teacher]["rbm"]["student"]
-    assert config.student.load_balance_weight == float(student["load_balance_weight"])
-    assert config.student.num_experts == student["num_experts"]
+    assert config.rbm.load_balance_weight == float(student["load_balance_weight"])
+    assert config.rbm.num_experts == student["num_experts"]
 
 
 def test_preset_without_released_hyperparameters():
@@ -54,28 +54,28 @@ def test_preset_without_released_hyperparameters():
 
 
 def test_numbers_that_yaml_reads_as_text():
-    assert Config().updated({"student": {"load_balance_weight": "1e-7"}}).student.load_balance_weight == 1e-7
-    assert Config().updated({"student": {"lr": 1}}).student.lr == 1.0
+    assert Config().updated({"rbm": {"load_balance_weight": "1e-7"}}).rbm.load_balance_weight == 1e-7
+    assert Config().updated({"rbm": {"lr": 1}}).rbm.lr == 1.0
 
 
 def test_assignments():
-    assert parse_assignments(["student.lr=0.005", "student.norm=batch", "seed=3"]) == {
-        "student": {"lr": 0.005, "norm": "batch"},
+    assert parse_assignments(["rbm.lr=0.005", "student.norm=batch", "seed=3"]) == {
+        "rbm": {"lr": 0.005, "norm": "batch"},
         "seed": 3,
     }
-    with pytest.raises(ValueError, match=r"'student.lr' is no assignment, expected SECTION.KEY=VALUE"):
-        parse_assignments(["student.lr"])
+    with pytest.raises(ValueError, match=r"'rbm.lr' is no assignment, expected SECTION.KEY=VALUE"):
+        parse_assignments(["rbm.lr"])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"student": {"top_k": 9}}, "student.top_k is 9, expected between 1 and num_experts=8"),
-        ({"student": {"dropout": 1.0}}, "student.dropout is 1.0, expected at least 0 and below 1"),
-        ({"student": {"lr": "fast"}}, "student.lr is 'fast' (str), expected float"),
-        ({"student": {"num_layers": 2.5}}, "student.num_layers is 2.5 (float), expected int"),
-        ({"student": {"input_attention": 1}}, "student.input_attention is 1 (int), expected bool"),
-        ({"student": {"width": 3}}, "unknown setting student.width; known here: "),
+        ({"rbm": {"top_k": 9}}, "rbm.top_k is 9, expected between 1 and num_experts=8"),
+        ({"rbm": {"dropout": 1.0}}, "rbm.dropout is 1.0, expected at least 0 and below 1"),
+        ({"rbm": {"lr": "fast"}}, "rbm.lr is 'fast' (str), expected float"),
+        ({"rbm": {"num_layers": 2.5}}, "rbm.num_layers is 2.5 (float), expected int"),
+        ({"rbm": {"input_attention": 1}}, "rbm.input_attention is 1 (int), expected bool"),
+        ({"rbm": {"width": 3}}, "unknown setting rbm.width; known here: "),
         ({"teacher": {"norm": "group"}}, "teacher.norm is 'group', expected one of none, batch, layer"),
         ({"mlp": {"patience": 0}}, "mlp.patience is 0, expected at least 1"),
         ({"distill": {"label_weight": 1.5}}, "distill.label_weight is 1.5, expected between 0 and 1"),
@@ -94,7 +94,7 @@ def test_bad_values(changes, message):
 
 def test_broken_file(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("student: [")
+    path.write_text("rbm: [")
     with pytest.raises(ValueError, match="is not valid YAML"):
         Config.from_yaml(path)
     path.write_text("teacher: gcn")

@@ -15,15 +15,15 @@ from torch_geometric.nn import SAGEConv
 import rbm
 from rbm import training
 from rbm.checkpoint import RunFolder, load_student, read_metrics
-from rbm.config import Config, StudentConfig
-from rbm.learners import StudentTraining, annealed_decay
+from rbm.config import Config, RbMConfig
+from rbm.learners import RbMTraining, annealed_decay
 from rbm.splits import split_graph
 from rbm.teaching import teaching_from_logits
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},
     "mlp": {"max_epochs": 25, "patience": 25},
-    "student": {
+    "rbm": {
         "hidden_channels": 8,
         "num_experts": 4,
         "top_k": 2,
@@ -44,16 +44,16 @@ def quick() -> Config:
 @pytest.mark.parametrize("teacher", ["sage", "gcn"])
 def test_learns(small_graph, quick, setting, teacher):
     result = rbm.distill(small_graph, teacher, config=quick.updated({"setting": setting}), unseen_fraction=0.4)
-    assert result.summary["student"]["test_accuracy"] > 0.7, "a third is chance"
+    assert result.summary["rbm"]["test_accuracy"] > 0.7, "a third is chance"
     assert result.summary["mlp"]["test_accuracy"] > 0.7
     assert result.summary["teacher"]["name"] == teacher
     assert len(result.split.unseen_nodes) == (12 if setting == "inductive" else 0)
     logits = result.student(result.student_inputs())
     tested = result.split.unseen_nodes if setting == "inductive" else small_graph.test_mask
     accuracy = (logits[tested].argmax(-1) == small_graph.y[tested]).float().mean().item()
-    assert accuracy == pytest.approx(result.summary["student"]["test_accuracy"]), "the student is the one reported"
+    assert accuracy == pytest.approx(result.summary["rbm"]["test_accuracy"]), "the student is the one reported"
     assert not any(memory.requires_grad for memory in result.student.memories())
-    assert result.timings["student"]["one_node_ms"] > 0
+    assert result.timings["rbm"]["one_node_ms"] > 0
 
 
 def test_same_seed_same_numbers_and_files(small_graph, quick, tmp_path):
@@ -61,7 +61,7 @@ def test_same_seed_same_numbers_and_files(small_graph, quick, tmp_path):
     results = [rbm.distill(small_graph, config=quick, folder=tmp_path / name) for name in ("a", "b")]
     assert torch.equal(torch.get_rng_state(), state), "the caller's random state is left alone"
     assert results[0].summary == results[1].summary
-    for name in ("student.safetensors", "mlp.safetensors", "teacher.safetensors", "summary.json", "student.json"):
+    for name in ("rbm.safetensors", "mlp.safetensors", "teacher.safetensors", "summary.json", "student.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
     other = rbm.distill(small_graph, config=quick.updated({"seed": 1}))
     assert not torch.equal(other.student.layers[0].weight, results[0].student.layers[0].weight)
@@ -77,14 +77,14 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
         "metrics.jsonl",
         "mlp.safetensors",
         "student.json",
-        "student.safetensors",
+        "rbm.safetensors",
         "summary.json",
         "teacher.safetensors",
         "timings.json",
     }
 
 
-KILLS = [("teacher", 7), ("mlp", 12), ("student", 3), ("student", 5), ("student", 19)]
+KILLS = [("teacher", 7), ("mlp", 12), ("rbm", 3), ("rbm", 5), ("rbm", 19)]
 
 
 @pytest.mark.parametrize(("phase", "epoch"), KILLS)
@@ -107,7 +107,7 @@ def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, 
 
     resumed = rbm.distill(small_graph, config=quick, folder=tmp_path / "killed", resume=True)
     assert resumed.summary == whole.summary
-    for name in ("student.safetensors", "summary.json"):
+    for name in ("rbm.safetensors", "summary.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     without_seconds = [
         [{key: value for key, value in record.items() if key != "seconds"} for record in read_metrics(tmp_path / run)]
@@ -119,7 +119,7 @@ def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, 
 def test_survives_kill_9(tmp_path):
     """The command line, killed without warning in the middle of the student's training."""
     command = [sys.executable, "-m", "rbm", "distill", "--no-plots", "--set", "teacher.max_epochs=10"]
-    command += ["--set", "mlp.max_epochs=10", "--set", "student.max_epochs=30", "--set", "student.hidden_channels=32"]
+    command += ["--set", "mlp.max_epochs=10", "--set", "rbm.max_epochs=30", "--set", "rbm.hidden_channels=32"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     options = {"check": True, "capture_output": True, "env": environment, "timeout": 300}
     subprocess.run([*command, "--out", tmp_path / "whole"], **options)
@@ -129,7 +129,7 @@ def test_survives_kill_9(tmp_path):
     )
     metrics, deadline = tmp_path / "killed" / "metrics.jsonl", time.monotonic() + 240
     while time.monotonic() < deadline and killed.poll() is None:
-        if metrics.exists() and '"phase": "student"' in metrics.read_text():
+        if metrics.exists() and '"phase": "rbm"' in metrics.read_text():
             break
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
@@ -137,7 +137,7 @@ def test_survives_kill_9(tmp_path):
     assert not (tmp_path / "killed" / "summary.json").exists()
 
     subprocess.run([*command, "--out", tmp_path / "killed", "--resume"], **options)
-    for name in ("summary.json", "student.safetensors"):
+    for name in ("summary.json", "rbm.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -156,11 +156,11 @@ class OwnTeacher(nn.Module):
 def test_cora_in_a_few_epochs(data_root):
     fast = {"lr": 0.05, "weight_decay": 0.0, "max_epochs": 30}
     student = {**fast, "hidden_channels": 32, "num_experts": 4, "top_k": 2, "pretrain_epochs": 5}
-    changes = {"teacher": {**fast, "hidden_channels": 32}, "mlp": fast, "student": student}
+    changes = {"teacher": {**fast, "hidden_channels": 32}, "mlp": fast, "rbm": student}
     data = rbm.load_dataset("cora", data_root)
     summary = rbm.distill(data, config=Config().updated(changes)).summary
     assert summary["teacher"]["test_accuracy"] > 0.75
-    assert summary["student"]["test_accuracy"] > 0.7, "the largest class has 30 %"
+    assert summary["rbm"]["test_accuracy"] > 0.7, "the largest class has 30 %"
 
 
 def test_anyones_module_and_anyones_logits(small_graph, quick):
@@ -173,7 +173,7 @@ def test_anyones_module_and_anyones_logits(small_graph, quick):
     logits = teacher(small_graph.x, small_graph.edge_index)
     by_logits = rbm.distill(small_graph, logits, config=quick)
     assert by_logits.teacher is None
-    assert by_logits.summary["student"] == by_module.summary["student"]
+    assert by_logits.summary["rbm"] == by_module.summary["rbm"]
     assert "one_node_ms" not in by_logits.timings["teacher"]
 
 
@@ -181,7 +181,7 @@ def test_soft_labels_reach_the_student(small_graph, quick):
     """A teacher that is wrong on purpose, no hard labels: the students follow it, not the truth."""
     lies = 8.0 * nn.functional.one_hot((small_graph.y + 1) % 3, 3).float()
     alone = {"distill": {"label_weight": 0.0, "neighbors": False}, "encoding": {"deepwalk": False}}
-    alone["student"] = {"min_epochs": 24}  # else the epoch that lies least is selected
+    alone["rbm"] = {"min_epochs": 24}  # else the epoch that lies least is selected
     result = rbm.distill(small_graph, lies, config=quick.updated(alone))
     predicted = result.student(result.student_inputs()).argmax(-1)
     assert (predicted == (small_graph.y + 1) % 3).float().mean() > 0.9
@@ -199,21 +199,21 @@ def test_unseen_nodes_never_influence_training(small_graph, quick):
     again = rbm.distill(changed, config=config, unseen_fraction=0.4)
     for a, b in zip(result.student.state_dict().values(), again.student.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    assert again.summary["student"]["val_accuracy"] == result.summary["student"]["val_accuracy"]
+    assert again.summary["rbm"]["val_accuracy"] == result.summary["rbm"]["val_accuracy"]
 
 
 def test_annealed_decay():
-    config = StudentConfig(decay=0.9, anneal_delta=0.05, anneal_steps=200)
+    config = RbMConfig(decay=0.9, anneal_delta=0.05, anneal_steps=200)
     assert annealed_decay(config, 0) == 0.9
     assert annealed_decay(config, 200) == pytest.approx(0.905)
-    assert annealed_decay(StudentConfig(decay=0.9, anneal_delta=50.0), 200) == 1.0
-    assert annealed_decay(StudentConfig(decay=0.9), 10_000) == 0.9
+    assert annealed_decay(RbMConfig(decay=0.9, anneal_delta=50.0), 200) == 1.0
+    assert annealed_decay(RbMConfig(decay=0.9), 10_000) == 0.9
 
 
 def test_routing_begins_with_clones_centres_and_a_fresh_optimizer(small_graph, quick):
     student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
     split = split_graph(small_graph)
-    learner = StudentTraining(student, split, teaching_from_logits(torch.randn(60, 3), split), quick)
+    learner = RbMTraining(student, split, teaching_from_logits(torch.randn(60, 3), split), quick)
     for epoch in range(5):
         student.train()
         learner.train_epoch(epoch)
@@ -229,15 +229,15 @@ def test_routing_begins_with_clones_centres_and_a_fresh_optimizer(small_graph, q
 
 @pytest.mark.parametrize(("memory_weight_decay", "expected"), [(False, 0.0), (True, 5e-4)])
 def test_memory_has_its_own_optimizer_group(small_graph, quick, memory_weight_decay, expected):
-    config = quick.updated({"student": {"memory_weight_decay": memory_weight_decay}})
+    config = quick.updated({"rbm": {"memory_weight_decay": memory_weight_decay}})
     student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
     split = split_graph(small_graph)
     teaching = teaching_from_logits(torch.randn(60, 3), split)
-    groups = StudentTraining(student, split, teaching, config).optimizer.param_groups
+    groups = RbMTraining(student, split, teaching, config).optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [5e-4, expected]
     assert {id(p) for p in groups[1]["params"]} == {id(memory) for memory in student.memories()}
-    without = config.updated({"student": {"self_similarity_weight": 0.0}})
-    learner = StudentTraining(student, split, teaching, without)
+    without = config.updated({"rbm": {"self_similarity_weight": 0.0}})
+    learner = RbMTraining(student, split, teaching, without)
     assert len(learner.optimizer.param_groups) == 1
 
 
@@ -264,8 +264,8 @@ def test_teacher_module_with_the_wrong_classes(small_graph, quick):
 
 
 def test_more_experts_than_nodes(small_graph, quick):
-    with pytest.raises(ValueError, match=r"student.num_experts is 61 but the observed graph has 60 nodes"):
-        rbm.distill(small_graph, config=quick.updated({"student": {"num_experts": 61}}))
+    with pytest.raises(ValueError, match=r"rbm.num_experts is 61 but the observed graph has 60 nodes"):
+        rbm.distill(small_graph, config=quick.updated({"rbm": {"num_experts": 61}}))
 
 
 def test_bad_data_writes_nothing(small_graph, quick, tmp_path):

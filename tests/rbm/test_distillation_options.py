@@ -9,7 +9,7 @@ from rbm import training
 from rbm.checkpoint import RunFolder
 from rbm.config import Config
 from rbm.encodings import Encodings
-from rbm.learners import StudentTraining, student_inputs
+from rbm.learners import RbMTraining, StudentTraining, student_inputs
 from rbm.splits import split_graph
 from rbm.students import MLPStudent, RbMStudent
 from rbm.teaching import Teaching, teaching_from_logits, teaching_from_module
@@ -17,7 +17,7 @@ from rbm.teaching import Teaching, teaching_from_logits, teaching_from_module
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},
     "mlp": {"max_epochs": 25, "patience": 25},
-    "student": {
+    "rbm": {
         "hidden_channels": 8,
         "num_experts": 4,
         "top_k": 2,
@@ -58,12 +58,12 @@ def quick() -> Config:
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 def test_choosing_settings_never_reads_a_test_label(small_graph, quick, setting):
     config = quick.updated({"evaluate_on": "validation", "setting": setting, "encoding": {"label_propagation": True}})
-    result = rbm.distill(small_graph, config=config, students=["student"])
+    result = rbm.distill(small_graph, config=config, methods=["rbm"])
     lying = small_graph.clone()
     lying.y[lying.test_mask] = (lying.y[lying.test_mask] + 1) % 3
-    assert rbm.distill(lying, config=config, students=["student"]).summary == result.summary
+    assert rbm.distill(lying, config=config, methods=["rbm"]).summary == result.summary
     assert len(result.split.unseen_nodes) == (7 if setting == "inductive" else 0), "half of 15 validation nodes"
-    assert result.summary["student"]["test_accuracy"] > 0.6, "on validation nodes"
+    assert result.summary["rbm"]["test_accuracy"] > 0.6, "on validation nodes"
     with pytest.raises(ValueError, match="evaluate_on is 'validation'"):
         rbm.distill(small_graph, torch.zeros(60, 3), config=config)
 
@@ -73,7 +73,7 @@ def test_choosing_settings_never_reads_a_test_label(small_graph, quick, setting)
 def test_each_option_learns(small_graph, quick, option, setting):
     config = quick.updated(OPTIONS[option]).updated({"setting": setting})
     result = rbm.distill(small_graph, config=config, unseen_fraction=0.4, measure_latency=False)
-    assert result.summary["student"]["test_accuracy"] > 0.6, "a third is chance"
+    assert result.summary["rbm"]["test_accuracy"] > 0.6, "a third is chance"
     assert result.summary["mlp"]["test_accuracy"] > 0.6
 
 
@@ -86,7 +86,7 @@ def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, 
     append = RunFolder.append_metrics
 
     def dies(folder, record):
-        if (record["phase"], record["epoch"]) == ("student", 14):
+        if (record["phase"], record["epoch"]) == ("rbm", 14):
             raise KeyboardInterrupt
         append(folder, record)
 
@@ -96,7 +96,7 @@ def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, 
             rbm.distill(small_graph, config=config, folder=tmp_path / "killed")
     resumed = rbm.distill(small_graph, config=config, folder=tmp_path / "killed", resume=True)
     assert resumed.summary == whole.summary
-    for name in ("student.safetensors", "encodings.safetensors"):
+    for name in ("rbm.safetensors", "encodings.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -114,14 +114,15 @@ def test_a_kept_teacher_is_the_teacher(small_graph, quick, tmp_path):
     assert len(list((tmp_path / "cache").glob("teacher-*"))) == 2
 
 
-def test_students_asked_for(small_graph, quick):
-    result = rbm.distill(small_graph, config=quick, students=["mlp"])
-    assert result.student is None
-    assert "student" not in result.summary
+def test_methods_asked_for(small_graph, quick):
+    result = rbm.distill(small_graph, config=quick, methods=["mlp"])
+    assert list(result.students) == ["mlp"]
+    assert result.student is result.students["mlp"]
+    assert "rbm" not in result.summary
     both = rbm.distill(small_graph, config=quick)
     assert result.summary["mlp"] == both.summary["mlp"], "no student depends on what ran before it"
-    with pytest.raises(ValueError, match="students is \\['gnn'\\], expected one or more of mlp, student"):
-        rbm.distill(small_graph, config=quick, students=["gnn"])
+    with pytest.raises(ValueError, match="methods is \\['gnn'\\], expected one or more of mlp, rbm, moe,"):
+        rbm.distill(small_graph, config=quick, methods=["gnn"])
 
 
 def test_encodings_of_ones_own(small_graph, quick):
@@ -142,20 +143,21 @@ def test_teacher_logits_of_the_graph(small_graph, quick):
     assert result.summary["teacher"]["test_accuracy"] == 1.0
 
 
-def learner_of(config: Config, graph: Data, teaching: Teaching | None = None) -> StudentTraining:
+def learner_of(config: Config, graph: Data, teaching: Teaching | None = None) -> RbMTraining:
     split = split_graph(graph)
     teaching = teaching or teaching_from_logits(torch.randn(60, 3), split)
     student = RbMStudent(12, 8, 3, num_experts=4, top_k=2)
-    learner = StudentTraining(student, split, teaching, config)
+    learner = RbMTraining(student, split, teaching, config)
     learner.model.train()
     return learner
 
 
-def test_the_exponent_is_learned_from_where_student_and_teacher_agree(small_graph, quick):
+def test_the_exponent_is_learned_from_where_student_and_teacher_agree(small_graph, quick, monkeypatch):
     split = split_graph(small_graph)
     logits = torch.randn(60, 3)
-    change = torch.rand(60)
-    learner = learner_of(quick, small_graph, Teaching(logits, logits, change, None, {}))
+    teaching = Teaching(logits, logits, {})
+    monkeypatch.setattr(Teaching, "entropy_change", lambda self, config, seed: torch.rand(60))
+    learner = learner_of(quick, small_graph, teaching)
     before = None
     for epoch in range(6):
         learner.model.train()
@@ -173,8 +175,8 @@ def test_the_exponent_is_learned_from_where_student_and_teacher_agree(small_grap
 def test_adversarial_passes_leave_the_memory_alone_unless_asked(small_graph, quick):
     def memory_after_an_epoch(**options) -> torch.Tensor:
         torch.manual_seed(0)
-        config = quick.updated({"distill": {"adversarial_steps": 2, **options}, "student": {"pretrain_epochs": 0}})
-        config = config.updated({"student": {"self_similarity_weight": 0.0}})
+        config = quick.updated({"distill": {"adversarial_steps": 2, **options}, "rbm": {"pretrain_epochs": 0}})
+        config = config.updated({"rbm": {"self_similarity_weight": 0.0}})
         learner = learner_of(config, small_graph)
         learner.train_epoch(0)
         learner.model.eval()
@@ -193,16 +195,17 @@ def test_similarity_needs_an_embedding(small_graph, quick):
 
 
 def test_what_a_module_teaches(small_graph, quick):
-    config = quick.updated({"setting": "inductive", "distill": {"similarity_weight": 0.1}})
     split = split_graph(small_graph, "inductive", unseen_fraction=0.4, seed=0)
-    teacher = rbm.distill(small_graph, config=quick, students=["mlp"]).teacher
-    teaching = teaching_from_module(teacher, split, config, 3)
+    teacher = rbm.distill(small_graph, config=quick, methods=["mlp"]).teacher
+    teaching = teaching_from_module(teacher, split, 3)
     observed = split.observed
     assert teaching.soft_labels.shape == (48, 3)
-    assert teaching.entropy_change.shape == (48,)
-    torch.testing.assert_close(teaching.embedding, teacher.embed(observed.x, observed.edge_index))
+    change = teaching.entropy_change(quick.reliability, seed=0)
+    assert change.shape == (48,)
+    assert change is teaching.entropy_change(quick.reliability, seed=0), "computed once for all students"
+    torch.testing.assert_close(teaching.embedding("distill"), teacher.embed(observed.x, observed.edge_index))
     torch.testing.assert_close(teaching.soft_labels, teacher(observed.x, observed.edge_index))
-    assert teaching.entropy_change.max() == 1
+    assert change.max() == 1
     assert not torch.allclose(teaching.soft_labels, teaching.logits[split.observed_nodes]), "it never met the unseen"
 
 

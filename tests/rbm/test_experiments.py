@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
     "teacher": {"max_epochs": 4, "hidden_channels": 8},
     "mlp": {"max_epochs": 3},
-    "student": {"max_epochs": 3, "pretrain_epochs": 1},
+    "rbm": {"max_epochs": 3, "pretrain_epochs": 1},
     "encoding": {"walks_per_node": 1, "walk_length": 5, "embedding_dim": 4},
 }
 
@@ -99,8 +99,10 @@ def test_rows_of_other_settings_are_not_taken_for_ours(tmp_path):
 
 def test_fingerprints_differ_with_the_settings_not_with_the_folder():
     config = quick().config(next(quick().tasks()))
-    assert config_fingerprint(config) == config_fingerprint(config.updated({"root": "/elsewhere"}))
-    assert config_fingerprint(config) != config_fingerprint(config.updated({"student": {"lr": 0.02}}))
+    assert config_fingerprint(config, "rbm") == config_fingerprint(config.updated({"root": "/elsewhere"}), "rbm")
+    changed = config.updated({"rbm": {"lr": 0.02}})
+    assert config_fingerprint(config, "rbm") != config_fingerprint(changed, "rbm")
+    assert config_fingerprint(config, "glnn") == config_fingerprint(changed, "glnn"), "it reads no such section"
 
 
 @pytest.mark.parametrize(
@@ -128,8 +130,8 @@ def test_wrong_seeds(text):
         ("preset: best", "preset is 'best'"),
         ("protocol: gnn", "protocol is 'gnn', expected one of rbm, cpf"),
         ("datasets: [coral]", "did you mean 'cora'"),
-        ("changes: {student: {lrr: 1}}", "unknown setting student.lrr"),
-        ("variants: {wide: {student: {hidden_channels: 0}}}", "student.hidden_channels is 0"),
+        ("changes: {rbm: {lrr: 1}}", "unknown setting rbm.lrr"),
+        ("variants: {wide: {rbm: {hidden_channels: 0}}}", "rbm.hidden_channels is 0"),
         ("variants: {deep: {teacher: {num_layers: 4}}}", "variant 'deep' changes the teacher"),
     ],
 )

@@ -305,8 +305,8 @@ def test_stored_logits_teach(tmp_path):
     data = load_graph(save_npz(tmp_path, arrays()))
     quick = {"max_epochs": 2, "hidden_channels": 4}
     config = rbm.Config().updated(
-        {"student": {**quick, "num_experts": 2, "top_k": 1, "pretrain_epochs": 1}, "encoding": {"deepwalk": False}}
+        {"rbm": {**quick, "num_experts": 2, "top_k": 1, "pretrain_epochs": 1}, "encoding": {"deepwalk": False}}
     )
-    result = rbm.distill(data, "logits", config=config, students=["student"], measure_latency=False)
+    result = rbm.distill(data, "logits", config=config, methods=["rbm"], measure_latency=False)
     assert torch.equal(result.teacher_logits, data.teacher_logits)
     assert result.teacher is None

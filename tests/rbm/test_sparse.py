@@ -13,7 +13,7 @@ import rbm
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
 from rbm.initialization import kmeans_memory
-from rbm.learners import StudentTraining, TeacherTraining
+from rbm.learners import RbMTraining, StudentTraining, TeacherTraining
 from rbm.prediction import predict_probabilities, read_features
 from rbm.sparse import SparseRows, as_rows, dropout, packed
 from rbm.splits import split_graph
@@ -274,7 +274,7 @@ def test_teachers_equal_dense(small_graph, name, hidden):
 CALM = {
     "teacher": {"hidden_channels": 16, "dropout": 0.0, "max_epochs": 3},
     "mlp": {"dropout": 0.0, "max_epochs": 3},
-    "student": {
+    "rbm": {
         "hidden_channels": 8,
         "num_experts": 3,
         "top_k": 2,
@@ -313,7 +313,8 @@ def test_three_epochs_have_the_losses_of_dense_features(small_graph, setting):
             if model is teacher:
                 learner = TeacherTraining(model, split, config)
             else:
-                learner = StudentTraining(model, split, teaching, config)
+                kind = RbMTraining if isinstance(model, RbMStudent) else StudentTraining
+                learner = kind(model, split, teaching, config)
             for epoch in range(3):
                 model.train()
                 losses.append(learner.train_epoch(epoch))
@@ -329,7 +330,7 @@ def test_distills_from_sparse_features_end_to_end(small_graph, tmp_path):
         rbm.distill(data, config=config, folder=tmp_path / name)
         for name, data in zip(("dense", "packed"), sparse_graph(small_graph), strict=True)
     )
-    for phase in ("teacher", "mlp", "student"):
+    for phase in ("teacher", "mlp", "rbm"):
         assert packed.summary[phase] == pytest.approx(dense.summary[phase]), phase
     loaded = rbm.load_student(tmp_path / "packed")
     torch.testing.assert_close(loaded(packed.student_inputs()), packed.student(dense.student_inputs()))

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.reference import ReferenceRbMLayer
-from rbm.students import NORMS, build_norm, count_parameters
+from rbm.students import NORMS, MixtureStudent, build_norm, count_parameters
 
 
 def make(**options):
@@ -18,7 +17,7 @@ def make(**options):
 def test_interface(norm):
     x = torch.randn(10, 6)
     for student, routed in ((make(norm=norm), 3), (MLPStudent(6, 8, 3, num_layers=3, norm=norm), 0)):
-        logits, (routings, _) = student(x, return_trace=True)
+        logits, (routings, *_) = student(x, return_trace=True)
         assert logits.shape == (10, 3)
         assert len(routings) == routed
         assert student.eval()(x).shape == (10, 3)
@@ -50,7 +49,7 @@ def test_pretraining_is_the_first_experts_alone():
     student.pretraining = True
     memories = [memory.clone() for memory in student.memories()]
     x = torch.randn(10, 6)
-    logits, (routings, _) = student(x, return_trace=True)
+    logits, (routings, *_) = student(x, return_trace=True)
     assert routings == []
     logits.sum().backward()
     for layer in student.layers:
@@ -110,7 +109,7 @@ def test_counted_parameters():
     total, active = count_parameters(MLPStudent(6, 8, 3))
     assert total == active == 6 * 8 + 8 + 8 * 3 + 3
     # A layer: E (D N + N + D attention) + one scale + E D memory; k of E experts are active.
-    layer = nn.ModuleList([FusedRbMLayer(6, 8, 4, 2)])
+    layer = MixtureStudent([FusedRbMLayer(6, 8, 4, 2)], "none")
     assert count_parameters(layer) == (4 * (48 + 8 + 6) + 1 + 24, 2 * (48 + 8 + 6) + 1 + 24)
 
 

@@ -42,7 +42,7 @@ class Script:
 
 
 def run(learner, **options):
-    return fit("student", learner, **{"max_epochs": 6, "patience": 10, "progress": Progress(None), **options})
+    return fit("rbm", learner, **{"max_epochs": 6, "patience": 10, "progress": Progress(None), **options})
 
 
 def test_reports_the_test_accuracy_at_the_best_validation_epoch():
