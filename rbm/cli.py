@@ -109,23 +109,27 @@ def experiment(
 @app.command()
 def table(
     file: Annotated[Path, typer.Argument(help="CSV file of an experiment.")],
+    methods: Annotated[bool, typer.Option("--methods", help="A column for each method, and median Scores.")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="A column for each variant of the RbM student.")] = False,
     column: Annotated[
-        str, typer.Option(help="With --variants: test_at_best_val, test_max, or val, by which to choose.")
+        str, typer.Option(help="With --methods or --variants: test_at_best_val, test_max, or val, by which to choose.")
     ] = "test_at_best_val",
     plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
 ) -> None:
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
     from rbm import tables
     from rbm.experiments import ACCURACIES, read_rows
-    from rbm.tables import main_table, variants_table
+    from rbm.tables import main_table, methods_table, variants_table
 
     if not file.is_file():
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
     rows = read_rows(file)
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
-    print(variants_table(rows, column=column) if variants else main_table(rows), end="")
+    if methods:
+        print(methods_table(rows, column), end="")
+    else:
+        print(variants_table(rows, column=column) if variants else main_table(rows), end="")
     if variants and plot is not None:
         from rbm.plots import plot_variants
 
@@ -185,10 +189,10 @@ def _distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
 
 def _run_experiment(chosen, out, root, cache, jobs) -> None:
     from rbm.experiments import run_experiment
-    from rbm.tables import main_table
+    from rbm.tables import main_table, methods_table
 
     rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
-    print(main_table(rows, teacher=chosen.teacher), end="")
+    print(main_table(rows, teacher=chosen.teacher) if "rbm" in chosen.methods else methods_table(rows), end="")
     console.print(f"rows: {out}", highlight=False)
 
 

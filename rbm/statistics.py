@@ -1,7 +1,7 @@
 """What many runs come to: means over seeds, and whether a difference between two methods is more than chance."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from scipy.stats import ttest_rel
@@ -25,6 +25,24 @@ class Paired(NamedTuple):
     difference: float
     p: float
     count: int
+
+
+def median_scores(blocks: Iterable[dict[str, float]]) -> dict[str, float]:
+    """The paper's Score of each method: the median over blocks (graphs) of ``(accuracy - min) / (max - min)``.
+
+    Minimum and maximum are over the methods that a block has; a method that it lacks is skipped there. A block in which
+    all are equal tells nothing and is left out.
+
+    Args:
+        blocks: method -> accuracy, one for each graph.
+    """
+    scores: dict[str, list[float]] = {}
+    for block in blocks:
+        low, high = min(block.values(), default=0.0), max(block.values(), default=0.0)
+        for method, accuracy in block.items():
+            if high > low:
+                scores.setdefault(method, []).append((accuracy - low) / (high - low))
+    return {method: statistics.median(found) for method, found in scores.items()}
 
 
 def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
