@@ -88,7 +88,7 @@ _TITLES |= {"mlp": "MLP", "ensemble": "ensemble", "moe": "MoE", "rbm": "RbM"}
 def methods_table(rows: list[dict[str, str]], column: str = "test_at_best_val") -> str:
     """Markdown: a row for each graph and setting, a column for each method, the best student bold.
 
-    In brackets stands the paper's figure, of its GraphSAGE teacher and of three members in the ensemble. At the end each
+    In brackets stands the paper's figure: GraphSAGE teacher, three members in the ensemble. At the end comes each
     method's median Score over the graphs of a setting, the teacher among them as in the paper.
     """
     groups = group_rows(rows)

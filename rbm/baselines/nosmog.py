@@ -39,7 +39,7 @@ class NOSMOGTraining(GLNNTraining):
         self.projection = None
         if config.similarity_weight > 0:
             self.embedding = teaching.embedding("nosmog")
-            width = model.layers[-1].in_features
+            width = (model.layers[:-1] or model.layers)[-1].out_features
             self.projection = nn.Linear(width, width).to(self.embedding.device)
         super().__init__(model, split, teaching, config, encodings)
 
