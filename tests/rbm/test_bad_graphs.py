@@ -139,12 +139,13 @@ FINE = [
 
 def assert_finite(result: Distillation, data: Data) -> None:
     classes = data.get("num_classes") or CLASSES
-    inputs = result.student_inputs()
-    for logits in (result.teacher_logits, result.student(inputs), result.students["mlp"](inputs)):
+    answers = [student(result.student_inputs(method)) for method, student in result.students.items()]
+    for logits in (result.teacher_logits, *answers):
         assert logits.shape == (NODES, classes)
         assert bool(torch.isfinite(logits).all())
-    assert bool(torch.isfinite(result.encodings.full).all())
-    for name in ("teacher", "mlp", "rbm"):
+    for found in result.encodings.values():
+        assert found is None or bool(torch.isfinite(found.full).all())
+    for name in ("teacher", *result.students):
         for accuracy in ("val_accuracy", "test_accuracy", "test_max"):
             assert 0.0 <= result.summary[name][accuracy] <= 1.0, (name, accuracy)
 
@@ -161,6 +162,20 @@ def test_gives_a_finite_result(tiny, spoil, setting, way):
     result = rbm.distill(data, teacher, config=config, unseen_fraction=0.4, measure_latency=False)
     assert_finite(result, data)
     assert all(torch.equal(data[name], value) for name, value in before.items()), "the graph is left as it was"
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+@pytest.mark.parametrize("spoil", FINE)
+def test_other_methods_give_a_finite_result(tiny, spoil, setting):
+    data = graph()
+    spoil(data)
+    few = {"max_epochs": 2, "hidden_channels": 4}
+    small = {"moe": {**few, "pretrain_epochs": 1}, "glnn": {**few, "batch_size": 7}, "nosmog": {**few, "batch_size": 7}}
+    small |= {"krd": {**few, "reliability": {"update_start_epoch": 0}}, "cohop": {**few, "rounds": 2}}
+    config = tiny.updated({"setting": setting, **small})
+    others = ["moe", "ensemble", "glnn", "krd", "nosmog", "cohop"]
+    result = rbm.distill(data, config=config, methods=others, unseen_fraction=0.4, measure_latency=False)
+    assert_finite(result, data)
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
@@ -182,7 +197,7 @@ def test_isolated_nodes_have_no_encoding(tiny, spoil):
     for setting in ("transductive", "inductive"):
         config = tiny.updated({"setting": setting})
         result = rbm.distill(data, config=config, unseen_fraction=0.4, measure_latency=False)
-        assert not result.encodings.full[alone].any()
+        assert not result.encodings["rbm"].full[alone].any()
 
 
 def test_labels_outside_the_masks_change_nothing(tiny):
