@@ -300,7 +300,8 @@ def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
 def _timed(timings: dict[str, dict[str, float]], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
-    timings[name] = {"seconds": round(time.perf_counter() - started, 3)}
+    before = timings.get(name, {}).get("seconds", 0.0)
+    timings[name] = {"seconds": round(before + time.perf_counter() - started, 3)}
 
 
 @contextmanager

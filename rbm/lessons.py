@@ -64,8 +64,12 @@ class Lesson:
 
     def start(self, student: type[nn.Module], arguments: dict[str, Any], *, member: int = 0) -> nn.Module:
         """A new student on the graph's device. Each starts from the seed, so that none depends on what ran before."""
-        torch.manual_seed(self.config.seed + 1_000_003 * member)
+        self.seed(member)
         return student(**arguments).to(self.split.graph.x.device)
+
+    def seed(self, part: int = 0) -> None:
+        """Let what is drawn from here on depend on the run's seed and on a part's number alone."""
+        torch.manual_seed(self.config.seed + 1_000_003 * part)
 
     def fit(self, phase: str, learner: Learner, network: Network, *, warmup: int = 0) -> dict[str, Any]:
         """Train a phase to its best validation epoch: see :func:`fit_phase`."""

@@ -172,6 +172,7 @@ def learn_cohop(lesson: Lesson) -> Learned:
     labels = torch.where(observed.train_mask, observed.y, -1)
     best, state, epochs, test_max = None, {}, 0, 0.0
     for number in range(config.rounds):
+        lesson.seed(1 + number)  # a round that is taken from the run folder has drawn nothing
         learner = CoHOpTraining(student, split, config, encodings, labels)
         result = lesson.fit(f"cohop-{number}", learner, config)
         labels = learner.next_labels()

@@ -1,8 +1,10 @@
 """Statistics over runs, against the paper's printed figures where it has them."""
 
+import numpy as np
 import pytest
+from scipy.stats import friedmanchisquare
 
-from rbm.statistics import median_scores
+from rbm.statistics import median_scores, skillings_mack
 from rbm.tables import methods_table, paper_tables
 
 PRINTED = [
@@ -32,6 +34,67 @@ def test_scores_skip_missing_methods_and_blocks_that_tell_nothing():
     blocks = [{"a": 1.0, "b": 3.0, "c": 2.0}, {"a": 5.0, "b": 1.0}, {"a": 2.0, "b": 2.0}]
     assert median_scores(blocks) == {"a": 0.5, "b": 0.5, "c": 0.5}
     assert median_scores([]) == {}
+
+
+def paper_blocks(table: str, setting: str) -> list[dict[str, float]]:
+    return [
+        {method: figure[0] for method, figure in settings[setting].items() if isinstance(figure, list)}
+        for settings in paper_tables()[table].values()
+        if setting in settings
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "setting", "statistic", "df", "p"),
+    [
+        ("sage_distillation", "transductive", 21.836, 5, 0.00056),
+        ("sage_distillation", "inductive", None, 5, 0.0162),
+        ("sage_distillation_plus", "transductive", None, 5, 0.0047),
+        ("sage_distillation_plus", "inductive", None, 5, 0.0081),
+        ("ensemble_moe", "transductive", None, 3, 0.0774),
+        ("ensemble_moe", "inductive", 18.2, 3, 0.00040),
+        ("gcn_distillation", "transductive", None, 3, 0.0061),
+    ],
+)
+def test_skillings_mack_on_the_tables_of_the_paper(table, setting, statistic, df, p):
+    found = skillings_mack(paper_blocks(table, setting))
+    assert found.df == df
+    assert found.p == pytest.approx(p, rel=0.02)
+    if statistic is not None:
+        assert found.statistic == pytest.approx(statistic, abs=5e-4)
+
+
+def test_skillings_mack_on_the_assembly_times():
+    """The classical example with gaps: nine assemblers, four methods."""
+    times = [
+        *([3.2, 4.1, 3.8, 4.2], [3.1, 3.9, 3.4, 4.0], [4.3, 3.5, 4.6, 4.8], [3.5, 3.6, 3.9, 4.0]),
+        *([3.6, 4.2, 3.7, 3.9], [4.5, 4.7, 3.7, None], [None, 4.2, 3.4, None], [4.3, 4.6, 4.4, 4.9]),
+        [3.5, None, 3.7, 3.9],
+    ]
+    blocks = [{name: time for name, time in zip("ABCD", row, strict=True) if time is not None} for row in times]
+    found = skillings_mack(blocks, permutations=20_000)
+    assert found.statistic == pytest.approx(15.493, abs=5e-4)
+    assert found.df == 3
+    assert found.p == pytest.approx(0.00144, abs=5e-6)
+    assert 0 < found.p_simulated < 0.003
+    assert found.p_simulated == skillings_mack(blocks, permutations=20_000).p_simulated, "by the seed"
+
+
+def test_skillings_mack_is_friedman_where_nothing_is_missing():
+    random = np.random.default_rng(0)
+    figures = random.normal([0.0, 0.2, 0.4, 0.6, 0.8], size=(12, 5))
+    found = skillings_mack([dict(zip("abcde", row, strict=True)) for row in figures], permutations=5000)
+    friedman = friedmanchisquare(*figures.T)
+    assert found.statistic == pytest.approx(friedman.statistic)
+    assert found.p == pytest.approx(friedman.pvalue)
+    assert found.p_simulated == pytest.approx(found.p, abs=0.02)
+
+
+def test_skillings_mack_sees_no_difference_where_there_is_none():
+    alike = skillings_mack([{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0}], permutations=100)
+    assert (alike.statistic, alike.p, alike.p_simulated) == (0.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="blocks: got none with two methods or more"):
+        skillings_mack([{"a": 1.0}])
 
 
 def row(method: str, seed: int, accuracy: float, **changed) -> dict[str, str]:
