@@ -120,6 +120,16 @@ def test_experiment_and_its_tables(rbm, tmp_path):
     assert "expected one of test_at_best_val" in rbm("table", "results/e.csv", "--column", "best")[2]
 
 
+def test_distill_by_another_method(rbm, tmp_path):
+    quick = ["--set", "teacher.max_epochs=3", "--set", "glnn.max_epochs=3", "--set", "glnn.hidden_channels=16"]
+    status, out, _ = rbm("distill", "--method", "glnn", "--inflate", 2, *quick, "--out", "run")
+    assert status == 0
+    assert "GLNN" in out
+    assert load_student(tmp_path / "run").layers[0].out_features == 32
+    np.save("x.npy", np.zeros((3, 64), dtype=np.float32))
+    assert rbm("predict", "run", "x.npy")[0] == 0
+
+
 def test_distill_over_seeds(rbm, tmp_path):
     quick = [*QUICK, "--set", "encoding.deepwalk=false"]
     status, out, _ = rbm("distill", *quick, "--seeds", "0-1", "--setting", "inductive")
@@ -171,6 +181,7 @@ MISTAKES = {
     "experts": (["distill", "--set", "rbm.num_experts=2000"], "2000 but the observed graph has 1797 nodes"),
     "preset": (["distill", "--preset", "paper"], "no hyperparameters for dataset 'digits'"),
     "teacher": (["distill", "--teacher", "gat"], "gat"),
+    "method": (["distill", "--method", "gnn"], r"methods is \['gnn'\], expected one or more of mlp, rbm, moe"),
     "device": (["distill", "--device", "tpu"], "device is 'tpu', which is not usable here"),
     "config file": (["distill", "--config", "no.yaml"], "configuration file no.yaml does not exist"),
     "config text": (["distill", "--config", __file__], "is not valid YAML|holds str, expected the sections"),

@@ -53,13 +53,60 @@ def test_preset_without_released_hyperparameters():
         preset_config("paper", "cora", "inductive", "gcn")
 
 
+BASELINES = yaml.safe_load((resources.files("rbm") / "configs" / "baselines.yaml").read_text())
+
+
+@pytest.mark.parametrize("teacher", ["sage", "gcn"])
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+@pytest.mark.parametrize("method", ["glnn", "krd", "nosmog", "cohop"])
+def test_every_entry_of_the_baselines_reaches_its_section(method, setting, teacher):
+    for dataset, settings in BASELINES[method].items():
+        entry = settings.get("both") or settings[setting]
+        entry = entry[teacher] if method == "krd" else entry
+        section = getattr(preset_config("clean", dataset, setting, teacher), method)
+        for name, value in entry.items():
+            found = getattr(section, name)
+            if isinstance(value, dict):
+                assert {key: getattr(found, key) for key in value} == value, (dataset, name)
+            else:
+                assert found == value, (dataset, name)
+
+
+def test_hyperparameters_of_the_baselines():
+    glnn = preset_config("clean", "ogbn-products", "inductive").glnn
+    assert (glnn.num_layers, glnn.hidden_channels, glnn.norm, glnn.batch_size) == (3, 256, "batch", 4096)
+    assert (glnn.lr, glnn.weight_decay, glnn.max_epochs, glnn.patience) == (0.01, 5e-4, 200, 30)
+    krd = preset_config("clean", "cora", "inductive", "gcn").krd
+    assert (krd.hidden_channels, krd.weight_decay, krd.label_weight, krd.temperature) == (256, 1e-3, 0.0, 0.8)
+    assert preset_config("clean", "cora", "inductive", "sage").krd.hidden_channels == 512
+    krd = preset_config("clean", "ogbn-arxiv").krd.reliability
+    assert (krd.power_momentum, krd.update_every, krd.update_start_epoch) == (0.9, 10, 50)
+    assert preset_config("clean", "amazon-computers").krd == Config().krd, "its code has none"
+    nosmog = preset_config("clean", "pubmed", "inductive").nosmog
+    assert (nosmog.adversarial_eps, nosmog.similarity_weight, nosmog.encoding.walks_per_node) == (0.001, 0.9, 3)
+    assert (nosmog.lr, nosmog.weight_decay, nosmog.adversarial_weight) == (0.01, 5e-4, 0.1)
+    cohop = preset_config("clean", "amazon-photo").cohop
+    assert (cohop.lr, cohop.threshold, cohop.contrast_weight, cohop.smoothing_radius) == (0.01, 0.4, 0.05, 0.1)
+    assert (cohop.num_layers, cohop.rounds) == (1, 5)
+    assert preset_config("clean", "ogbn-arxiv").cohop.num_layers == 2
+
+
+def test_the_official_preset_follows_the_code_of_the_baselines():
+    clean, official = (preset_config(preset, "cora", "inductive") for preset in ("clean", "official"))
+    assert (clean.moe.extra_experts, clean.moe.gates_over, clean.moe.pretrain) == (0, "selected", "first")
+    assert (official.moe.extra_experts, official.moe.gates_over, official.moe.pretrain) == (1, "all", "proportional")
+    assert [config.glnn.zero_weight_pass for config in (clean, official)] == [False, True]
+    assert [config.nosmog.zero_weight_pass for config in (clean, official)] == [False, True]
+    assert [config.nosmog.encoding.fill for config in (clean, official)] == ["observed_mean", "all_mean"]
+
+
 def test_numbers_that_yaml_reads_as_text():
     assert Config().updated({"rbm": {"load_balance_weight": "1e-7"}}).rbm.load_balance_weight == 1e-7
     assert Config().updated({"rbm": {"lr": 1}}).rbm.lr == 1.0
 
 
 def test_assignments():
-    assert parse_assignments(["rbm.lr=0.005", "student.norm=batch", "seed=3"]) == {
+    assert parse_assignments(["rbm.lr=0.005", "rbm.norm=batch", "seed=3"]) == {
         "rbm": {"lr": 0.005, "norm": "batch"},
         "seed": 3,
     }
@@ -85,6 +132,17 @@ def test_assignments():
         ({"preset": "best"}, "preset is 'best', expected one of clean, paper"),
         ({"seed": -1}, "seed is -1, expected between 0"),
         ({"distill": 3}, "distill is 3, expected a section"),
+        ({"inflate": 0}, "inflate is 0, expected at least 1"),
+        (
+            {"moe": {"top_k": 7, "extra_experts": 2}},
+            "moe.extra_experts is 2, expected between 0 and num_experts - top_k=1",
+        ),
+        ({"glnn": {"batch_size": 0}}, "glnn.batch_size is 0, expected at least 1"),
+        ({"krd": {"draw": "all"}}, "krd.draw is 'all', expected expectation or sample"),
+        ({"nosmog": {"adversarial_eps": 0}}, "nosmog.adversarial_eps is 0.0, expected a positive number"),
+        ({"nosmog": {"encoding": {"fill": "x"}}}, "encoding.fill is 'x', expected observed_mean or all_mean"),
+        ({"cohop": {"num_layers": 3}}, "cohop.num_layers is 3, expected 1 (linear) or 2"),
+        ({"cohop": {"histogram": "x"}}, "cohop.histogram is 'x', expected auto, exact or propagation"),
     ],
 )
 def test_bad_values(changes, message):

@@ -1,6 +1,7 @@
 """Many runs in one file: complete, resumable, honest about what made each row."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ QUICK = {
     "teacher": {"max_epochs": 4, "hidden_channels": 8},
     "mlp": {"max_epochs": 3},
     "rbm": {"max_epochs": 3, "pretrain_epochs": 1},
+    "moe": {"max_epochs": 3, "pretrain_epochs": 1},
+    "glnn": {"max_epochs": 3},
+    "krd": {"max_epochs": 3, "hidden_channels": 16},
     "encoding": {"walks_per_node": 1, "walk_length": 5, "embedding_dim": 4},
 }
 
@@ -46,6 +50,20 @@ def test_one_row_a_model_and_nothing_twice(tmp_path):
     assert {row["seed"] for row in more} == {"0", "1", "2"}
     assert {row["variant"] for row in more} == {""}
     assert (tmp_path / "r.csv").read_bytes().startswith(before)
+
+
+def test_rows_of_other_methods(tmp_path):
+    (tmp_path / "e.yaml").write_text("methods: [glnn, moe]\nseeds: 0-1\n")
+    experiment = replace(Experiment.from_yaml(tmp_path / "e.yaml"), changes=QUICK)
+    rows = run_experiment(experiment, tmp_path / "r.csv")
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        (method, seed) for seed in ("0", "1") for method in ("teacher", "glnn", "moe")
+    ]
+    glnn, moe = rows[1:3]
+    assert glnn["parameters"] == glnn["active_parameters"]
+    assert int(moe["parameters"]) > int(moe["active_parameters"])
+    wider = replace(experiment, methods=("glnn", "moe", "krd"))
+    assert [row["method"] for row in run_experiment(wider, tmp_path / "r.csv")][6:] == ["krd", "krd"]
 
 
 def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):

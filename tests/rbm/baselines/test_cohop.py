@@ -1,0 +1,152 @@
+"""CoHOp's rounds: neighbours that agree, labels that are sure, and what each of them may be read from."""
+
+import pytest
+import torch
+
+import rbm
+from rbm.baselines.cohop import CoHOpStudent, CoHOpTraining, contrast_loss, histogram_encodings
+from rbm.checkpoint import RunFolder
+from rbm.config import CoHOpConfig
+from rbm.encodings import Encodings
+from rbm.soft_targets import Neighborhood
+from rbm.splits import split_graph
+from rbm.students import count_parameters
+
+
+def in_neighbors(edge_index, node) -> list[int]:
+    return [u for u, v in edge_index.T.tolist() if v == node != u]
+
+
+def plain_contrast(logits, edge_index):
+    """Mean over nodes, of the mean over those that point at it; zero for a node that nobody points at."""
+    total = 0.0
+    for v in range(len(logits)):
+        neighbors = in_neighbors(edge_index, v)
+        for u in neighbors:
+            total = total - (logits[v].softmax(-1) * logits[u].log_softmax(-1)).sum() / len(neighbors)
+    return total / len(logits)
+
+
+def learner_of(split, labels=None, **options) -> CoHOpTraining:
+    observed = split.observed
+    if labels is None:
+        labels = torch.where(observed.train_mask, observed.y, -1)
+    encodings = Encodings(torch.rand(observed.num_nodes, 4), torch.rand(split.graph.num_nodes, 4))
+    return CoHOpTraining(CoHOpStudent(10, 8, 4), split, CoHOpConfig(**options), encodings, labels)
+
+
+def test_contrast_equals_a_loop(directed_graph):
+    logits = torch.randn(40, 4, requires_grad=True)
+    loss = contrast_loss(logits.log_softmax(-1), Neighborhood(directed_graph.edge_index, 40))
+    expected = plain_contrast(logits, directed_graph.edge_index)
+    torch.testing.assert_close(loss, expected)
+    gradients = (torch.autograd.grad(value, logits)[0] for value in (loss, expected))
+    torch.testing.assert_close(*gradients)
+
+
+def test_an_epoch_learns_labels_and_contrast(split):
+    observed = split.observed
+    labels = torch.where(torch.rand(observed.num_nodes) < 0.5, torch.randint(0, 4, (observed.num_nodes,)), -1)
+    ours = learner_of(split, labels, contrast_weight=0.7)
+    logits = ours.model(ours.observed_x)
+    labelled = [row.log_softmax(-1)[label] for row, label in zip(logits, labels.tolist(), strict=True) if label >= 0]
+    expected = 0.7 * plain_contrast(logits, observed.edge_index) - sum(labelled) / len(labelled)
+    gradients = torch.autograd.grad(expected, list(ours.model.parameters()))
+    assert ours.train_epoch(0) == pytest.approx(expected.item(), rel=1e-5)
+    for parameter, gradient in zip(ours.model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+    assert learner_of(split, contrast_weight=0.0).train_epoch(0) > 0
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.4, 0.6])
+def test_labels_of_the_next_round(split, threshold):
+    ours, observed = learner_of(split, threshold=threshold), split.observed
+    ours.model.eval()
+    with torch.no_grad():
+        predicted = (3 * ours.model(ours.observed_x)).softmax(-1)
+        ours.model.layers[0].weight.mul_(3)
+        ours.model.layers[0].bias.mul_(3)
+    labels = ours.next_labels()
+
+    train = observed.train_mask
+    predicted[train] = torch.eye(4)[observed.y[train]]
+    around = torch.zeros_like(predicted)
+    for v in range(len(predicted)):
+        if neighbors := in_neighbors(observed.edge_index, v):
+            around[v] = predicted[neighbors].mean(0)
+    known = observed.val_mask
+    best, smoothed = -1.0, None
+    for percent in range(101):
+        mixed = percent / 100 * predicted + (1 - percent / 100) * around
+        score = (mixed[known].argmax(-1) == observed.y[known]).float().mean()
+        if score > best:
+            best, smoothed = score, mixed
+    sure, classes = smoothed.max(-1)
+    assert torch.equal(labels[train], observed.y[train])
+    assert torch.equal(labels[~train], torch.where(sure > threshold, classes, -1)[~train])
+    assert threshold < 0.4 or (labels == -1).any()
+    assert (labels[~train] >= 0).any()
+
+
+def test_validation_chooses_the_smoothing(directed_graph):
+    """Node 1, a validation node, is of class 2 by itself and of class 3 by its only neighbour, training node 0."""
+    directed_graph.edge_index = torch.tensor([[0], [1]])
+    directed_graph.val_mask = torch.arange(40) == 1
+    directed_graph.y[0] = 3
+
+    def label_of_node_1(truth: int) -> int:
+        directed_graph.y[1] = truth
+        ours = learner_of(split_graph(directed_graph))
+        with torch.no_grad():
+            ours.model.layers[0].weight.zero_()
+            ours.model.layers[0].bias.copy_(torch.tensor([0.0, 0.0, 9.0, 0.0]))
+        return int(ours.next_labels()[1])
+
+    assert label_of_node_1(truth=2) == 2
+    assert label_of_node_1(truth=3) == 3
+
+
+def test_two_layers():
+    student = CoHOpStudent(10, 8, 4, num_layers=2, dropout=0.5)
+    x = torch.randn(30, 10)
+    student(x)
+    student.eval()
+    (first, last), (before, after) = student.layers, student.norms
+    torch.testing.assert_close(student(x), last(after(first(before(x)).relu())))
+    assert not torch.equal(before.running_mean, torch.zeros(10))
+    torch.testing.assert_close(student(x.to_sparse_csr()), student(x))
+    assert not torch.equal(student.train()(x), student(x)), "dropout"
+    assert count_parameters(CoHOpStudent(10, 8, 4)) == (44, 44), "one layer is a linear map"
+
+
+def lie(graph, mask):
+    lying = graph.clone()
+    lying.y = torch.where(mask, (graph.y + 1) % 3, graph.y)
+    return lying
+
+
+@pytest.mark.parametrize("histogram", ["exact", "propagation"])
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_other_labels_than_those_of_training_reach_no_input(small_graph, setting, histogram):
+    lying = lie(small_graph, ~small_graph.train_mask)
+    split, wrong = (split_graph(graph, setting, unseen_fraction=0.4) for graph in (small_graph, lying))
+    config = CoHOpConfig(histogram=histogram)
+    for true, planted in zip(histogram_encodings(split, 3, config), histogram_encodings(wrong, 3, config), strict=True):
+        assert torch.equal(true, planted)
+    told = split_graph(lie(small_graph, small_graph.train_mask), setting, unseen_fraction=0.4)
+    assert not torch.allclose(histogram_encodings(split, 3, config)[1], histogram_encodings(told, 3, config)[1])
+
+
+def test_the_best_round_is_kept(small_graph, quick, tmp_path):
+    config = quick.updated({"cohop": {"rounds": 4, "lr": 0.3}})
+    result = rbm.distill(small_graph, config=config, methods=["cohop"], folder=tmp_path, measure_latency=False)
+    rounds = [RunFolder(tmp_path, config, resume=True).finished(f"cohop-{i}") for i in range(4)]
+    best = max(range(4), key=lambda i: (rounds[i]["val_accuracy"], -i))
+    assert best < 3
+    found = result.summary["cohop"]
+    assert found["val_accuracy"] == rounds[best]["val_accuracy"]
+    assert found["test_accuracy"] == rounds[best]["test_accuracy"]
+    assert found["epochs"] == sum(number["epochs"] for number in rounds)
+    assert found["best_epoch"] == sum(number["epochs"] for number in rounds[:best]) + rounds[best]["best_epoch"]
+    right = (result.student(result.student_inputs()).argmax(-1) == small_graph.y)[small_graph.val_mask]
+    assert right.float().mean().item() == pytest.approx(found["val_accuracy"])

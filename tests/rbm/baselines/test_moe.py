@@ -1,0 +1,224 @@
+"""The vanilla mixture: its layer equals a loop over experts, and what it is trained by is what it says."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import rbm
+from rbm.baselines.moe import MoELayer, MoEStudent, MoETraining, balance_loss
+from rbm.layer import Routing
+from rbm.sparse import SparseRows
+from rbm.splits import split_graph
+from rbm.students import count_parameters
+from rbm.teaching import teaching_from_logits
+
+EXPERTS, ROWS = 5, 23
+
+
+def make(top_k=2, **options) -> MoELayer:
+    layer = MoELayer(6, 4, EXPERTS, top_k, router_features=7, **{"noise": 0.0, **options})
+    with torch.no_grad():  # away from where they start, so that each of them matters
+        layer.log_temperature.fill_(1.3)
+        layer.log_scale.fill_(0.4)
+        layer.addresses.mul_(100)
+    return layer
+
+
+def plain(layer, h, noise=0.0):
+    """Every expert's answer for every row, times its gate. Returns outputs and gates ``[B, E]``."""
+    z = F.normalize(h @ layer.router.weight.T + layer.router.bias, dim=-1)
+    logits = layer.log_temperature.exp() * z @ F.normalize(layer.addresses, dim=0) + noise
+    chosen = torch.zeros_like(logits).scatter(-1, logits.topk(layer.top_k).indices, 1.0).bool()
+    if layer.gates_over == "selected":
+        gates = logits.masked_fill(~chosen, -torch.inf).softmax(-1)
+    else:
+        gates = logits.softmax(-1) * chosen
+    answers = [gates[:, e, None] * (h @ layer.weight[e].T + layer.bias[e]) for e in range(EXPERTS)]
+    return layer.log_scale.exp() * sum(answers), gates
+
+
+@pytest.mark.parametrize("gates_over", ["selected", "all"])
+@pytest.mark.parametrize("top_k", [1, 2, EXPERTS])
+def test_equals_a_loop_over_experts(top_k, gates_over):
+    layer, h = make(top_k, gates_over=gates_over), torch.randn(ROWS, 6, requires_grad=True)
+    upstream = torch.randn(ROWS, 4)
+    y, routing = layer(h, return_routing=True)
+    expected, gates = plain(layer, h)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(routing.gates, gates.gather(-1, routing.experts.long()))
+
+    leaves = {"h": h, **dict(layer.named_parameters())}
+    ours = torch.autograd.grad((y * upstream).sum(), list(leaves.values()))
+    theirs = torch.autograd.grad((expected * upstream).sum(), list(leaves.values()))
+    for name, mine, other in zip(leaves, ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        routed = name.startswith(("router", "addresses", "log_temperature"))
+        assert mine.abs().max() > (1e-3 if not routed or (top_k, gates_over) != (1, "selected") else -1), name
+
+
+def test_gates():
+    h = torch.randn(ROWS, 6)
+    selected = make()(h, return_routing=True)[1].gates
+    torch.testing.assert_close(selected.sum(-1), torch.ones(ROWS))
+    shares = make(gates_over="all")(h, return_routing=True)[1].gates
+    assert (shares.sum(-1) < 1 - 1e-3).all()
+    everything = make(EXPERTS, gates_over="all")(h, return_routing=True)[1].gates
+    torch.testing.assert_close(everything.sum(-1), torch.ones(ROWS))
+
+
+@pytest.mark.parametrize("gates_over", ["selected", "all"])
+def test_sparse_rows_give_the_results_of_dense_rows(gates_over):
+    layer = make(gates_over=gates_over)
+    features, positions = F.dropout(torch.randn(ROWS, 4), 0.6), torch.randn(ROWS, 2)
+    outcomes = []
+    for rows in (torch.cat([features, positions], dim=1), SparseRows(features.to_sparse_csr(), positions)):
+        y, routing = layer(rows, return_routing=True)
+        gradients = torch.autograd.grad(y.square().sum(), list(layer.parameters()))
+        outcomes.append((y, *routing, *gradients))
+    torch.testing.assert_close(*outcomes)
+    for pretrain in ("first", "proportional"):
+        layer.pretrain = pretrain
+        torch.testing.assert_close(layer.expert_forward(rows), layer.expert_forward(rows.to_dense()))
+
+
+def test_noise_is_for_training_alone():
+    layer, h = make(noise=3.0), torch.randn(ROWS, 6)
+    torch.manual_seed(1)
+    y = layer(h)
+    torch.manual_seed(1)
+    noise = 3.0 / EXPERTS * torch.randn(ROWS, EXPERTS)
+    torch.testing.assert_close(y, plain(layer, h, noise)[0])
+    assert not torch.allclose(y, plain(layer, h)[0])
+    torch.testing.assert_close(layer.eval()(h), plain(layer, h)[0])
+
+
+def test_dropout_leaves_the_router_alone():
+    layer, h = make(dropout=0.5), torch.randn(ROWS, 6)
+    (dropped, routing), (clean, calm) = layer(h, return_routing=True), layer.eval()(h, return_routing=True)
+    assert not torch.allclose(dropped, clean)
+    assert torch.equal(routing.gates, calm.gates)
+
+
+def test_temperature_and_scale_are_cut_at_a_hundred():
+    layer, h = make(), torch.randn(ROWS, 6)
+    with torch.no_grad():
+        layer.log_scale.fill_(50.0)
+        layer.log_temperature.fill_(50.0)
+    capped = layer(h)
+    with torch.no_grad():
+        layer.log_scale.fill_(np.log(100.0))
+        layer.log_temperature.fill_(np.log(100.0))
+    torch.testing.assert_close(capped, plain(layer, h)[0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [ROWS, EXPERTS, 2])
+def test_pretraining(rows):
+    h = torch.randn(rows, 6)
+    layer = make(pretrain="first")
+    torch.testing.assert_close(layer.expert_forward(h), F.linear(h, layer.weight[0], layer.bias[0]))
+    layer = make(pretrain="proportional")
+    expert = [next(e for e in range(EXPERTS) if row < rows * (e + 1) // EXPERTS) for row in range(rows)]
+    expected = torch.stack([layer.weight[e] @ h[row] + layer.bias[e] for row, e in enumerate(expert)])
+    torch.testing.assert_close(layer.expert_forward(h), expected)
+
+
+def test_clones():
+    layer = make()
+    weight, bias = layer.weight[0].clone(), layer.bias[0].clone()
+    assert not torch.allclose(layer.weight[1], weight)
+    layer.clone_expert()
+    assert all(torch.equal(layer.weight[e], weight) and torch.equal(layer.bias[e], bias) for e in range(EXPERTS))
+
+
+def test_too_many_experts_a_row():
+    with pytest.raises(ValueError, match="top_k is 6, expected between 1 and num_experts=5"):
+        make(6)
+
+
+@pytest.fixture
+def learner(small_graph, quick):
+    """Two epochs of pretraining; everything that is drawn is off."""
+
+    def make(**options) -> MoETraining:
+        options = {"pretrain_epochs": 2, "pretrain": "first", "dropout": 0.0, "noise": 0.0, **options}
+        config = quick.updated({"moe": options})
+        split = split_graph(small_graph)
+        model = MoEStudent(12, 8, 3, num_experts=4, top_k=2, noise=0.0, pretrain=options["pretrain"])
+        return MoETraining(model, split, teaching_from_logits(torch.randn(60, 3), split), config, None)
+
+    return make
+
+
+@pytest.mark.parametrize("pretrain", ["first", "proportional"])
+def test_routing_begins_after_pretraining(learner, pretrain):
+    ours = learner(pretrain=pretrain)
+    optimizer, routers = ours.optimizer, [layer.router.weight.clone() for layer in ours.model.layers]
+    for epoch in range(2):
+        ours.train_epoch(epoch)
+        assert ours.model.pretraining
+    before = [layer.weight.detach().clone() for layer in ours.model.layers]
+    ours.begin_epoch(2)
+    assert not ours.model.pretraining
+    for layer, weight, router in zip(ours.model.layers, before, routers, strict=True):
+        expected = weight[:1].expand_as(weight) if pretrain == "first" else weight
+        assert torch.equal(layer.weight, expected)
+        assert torch.equal(layer.router.weight, router), "nobody asked the router"
+    assert (ours.optimizer is optimizer) == (pretrain == "proportional"), "clones start with a new one"
+    ours.train_epoch(2)
+    assert not torch.equal(ours.model.layers[0].router.weight, routers[0])
+
+
+def variation(numbers) -> float:
+    return np.var(numbers, ddof=1) / (np.mean(numbers) ** 2 + 1e-10)
+
+
+def expected_balance(routing, num_experts) -> float:
+    gates, experts = routing.gates.detach().numpy(), routing.experts.numpy()
+    importance = [gates[experts == e].sum() for e in range(num_experts)]
+    return variation(importance) + variation([(experts == e).sum() for e in range(num_experts)])
+
+
+def test_balance_loss():
+    routing = make(gates_over="all")(torch.randn(ROWS, 6), return_routing=True)[1]
+    loss = balance_loss(routing, EXPERTS)
+    assert loss.item() == pytest.approx(expected_balance(routing, EXPERTS), rel=1e-5)
+    assert loss.requires_grad
+    rows = torch.arange(10)[:, None]
+    even = Routing(torch.full((10, 1), 0.3), rows % 5, None)
+    assert balance_loss(even, 5).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_balance_is_part_of_the_loss(learner):
+    def loss_of(weight, pretrain_epochs=0) -> tuple[float, float]:
+        torch.manual_seed(0)
+        ours = learner(load_balance_weight=weight, pretrain_epochs=pretrain_epochs)
+        with torch.no_grad():
+            routings = ours.model(ours.observed_x, return_trace=True)[1].routings
+        return ours.train_epoch(0), sum(expected_balance(routing, 4) for routing in routings)
+
+    without, balance = loss_of(0.0)
+    assert balance > 0.1
+    assert loss_of(0.3)[0] == pytest.approx(without + 0.3 * balance, rel=1e-4)
+    assert loss_of(0.3, 2)[0] == loss_of(0.0, 2)[0], "nothing is routed in pretraining"
+
+
+def test_further_experts_are_active_ones(small_graph, quick):
+    def run(**options):
+        config = quick.updated({"moe": {"max_epochs": 2, "pretrain_epochs": 1, **options}})
+        return rbm.distill(small_graph, config=config, methods=["moe"], measure_latency=False)
+
+    plain_run, wider = run(), run(extra_experts=1, gates_over="all", pretrain="proportional")
+    assert [layer.top_k for layer in plain_run.student.layers] == [2, 2]
+    assert [layer.top_k for layer in wider.student.layers] == [3, 3]
+    assert {layer.gates_over for layer in wider.student.layers} == {"all"}
+    one_expert = sum(layer.weight[0].numel() + layer.bias[0].numel() for layer in wider.student.layers)
+    summaries = [result.summary["moe"] for result in (plain_run, wider)]
+    assert summaries[0]["parameters"] == summaries[1]["parameters"]
+    assert summaries[1]["active_parameters"] - summaries[0]["active_parameters"] == one_expert
+
+
+def test_counted_parameters():
+    student = MoEStudent(6, 8, 3, num_layers=1, num_experts=4, top_k=2)
+    router = 6 * 8 + 8 + 8 * 4 + 2  # addresses are as long as hidden layers are wide
+    assert count_parameters(student) == (router + 4 * (6 * 3 + 3), router + 2 * (6 * 3 + 3))
