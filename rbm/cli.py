@@ -1,4 +1,4 @@
-"""The command line: ``rbm distill``, ``experiment``, ``table``, ``predict``, ``info``."""
+"""The command line: ``rbm distill``, ``experiment``, ``reproduce``, ``table``, ``predict``, ``info``."""
 
 import sys
 from pathlib import Path
@@ -104,6 +104,48 @@ def experiment(
     from rbm.experiments import Experiment
 
     _run_experiment(Experiment.from_yaml(file), out or Path("results") / f"{file.stem}.csv", root, cache, jobs)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="Which of the paper's tables; a wrong name lists them.")],
+    datasets: Annotated[str, typer.Option(help="Comma-separated names.")] = "cora,citeseer,amazon-photo",
+    settings: Annotated[str | None, typer.Option(help="transductive,inductive [default: the table's].")] = None,
+    seeds: Annotated[str, typer.Option(help="Such as 0-9.")] = "0-4",
+    methods: Annotated[str | None, typer.Option(help="Only these columns' methods, such as glnn,rbm.")] = None,
+    protocol: Annotated[str, typer.Option(help="rbm or cpf: which form and split of a named graph.")] = "rbm",
+    out: Annotated[Path, typer.Option(help="CSV file of all runs, which tables share.")] = Path("results/paper.csv"),
+    root: Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")] = None,
+    cache: Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")] = CACHE,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Or only show what there is.")] = True,
+) -> None:
+    """Run one of the paper's tables on the graphs that you have, and set it beside the paper's figures.
+
+    What is there already is not run again; a run that was killed goes on. Beside the CSV file stand, in a folder of its
+    name, the table as Markdown and as a picture.
+    """
+    from dataclasses import replace
+
+    from rbm.experiments import parse_seeds, read_rows, run_experiment
+    from rbm.reproduction import read_table, render, write_outputs
+
+    chosen = replace(read_table(table), protocol=protocol)
+    if settings is not None:
+        chosen = replace(chosen, settings=tuple(settings.split(",")))
+    if methods is not None:
+        wanted = {"teacher", *methods.split(",")}
+        chosen = replace(
+            chosen, columns={title: column for title, column in chosen.columns.items() if column.method in wanted}
+        )
+    experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds))
+    if run:
+        run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=_device(device), console=status)
+    rows = read_rows(out)
+    files = write_outputs(chosen, rows, out.with_suffix(""), f"rbm {' '.join(sys.argv[1:])}")
+    print(render(chosen, rows), end="")
+    console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
 
 
 @app.command()

@@ -5,7 +5,7 @@ import datetime
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -150,44 +150,49 @@ def parse_seeds(text: str | int | list[int]) -> tuple[int, ...]:
 
 
 def run_experiment(
-    experiment: Experiment,
+    experiment: Experiment | Sequence[Experiment],
     out: Path | str,
     *,
     root: str | None = None,
     cache: Path | str | None = None,
     jobs: int = 1,
+    device: str = "cpu",
     console: Console | None = None,
 ) -> list[dict[str, str]]:
     """Run what ``out`` does not hold yet, and append a row for each model as soon as its task is done.
 
     Args:
-        experiment: what to run.
+        experiment: what to run; several take turns, seed after seed.
         out: CSV file with :data:`COLUMNS`; made where it is missing. One run again with the same file goes on.
         root: folder of the datasets.
         cache: folder of trained teachers and encodings, which variants and later experiments share.
         jobs: processes that run tasks side by side; they share the cores.
+        device: where models are trained.
         console: shows progress there.
 
     Returns:
-        All rows of the experiment, those of earlier runs too.
+        All rows of the experiments, those of earlier runs too.
 
     Raises:
         ValueError: ``out`` is no such file, or holds a row of this experiment that other settings made.
     """
-    out = Path(out)
-    done = check_rows(read_rows(out), experiment)
-    waiting = [(task, methods) for task in experiment.tasks() if (methods := _missing(task, experiment, done))]
-    arguments = [(experiment, task, methods, root, cache, jobs) for task, methods in waiting]
-    total, finished = len(list(experiment.tasks())), len(list(experiment.tasks())) - len(waiting)
+    out, done = Path(out), {}
+    experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
+    for each in experiments:
+        done |= check_rows(read_rows(out), each)
+    tasks = [(each, task) for each in experiments for task in each.tasks()]
+    tasks.sort(key=lambda pair: pair[0].seeds.index(pair[1].seed))
+    waiting = [(each, task, methods) for each, task in tasks if (methods := _missing(task, each, done))]
+    arguments = [(*what, root, cache, jobs, device) for what in waiting]
     with _progress(console) as bar:
-        shown = bar.add_task("runs", total=total, completed=finished, what="")
+        shown = bar.add_task("runs", total=len(tasks), completed=len(tasks) - len(waiting), what="")
         for task, rows in _results(arguments, jobs):
             new = [row for row in rows if _key(row) not in done]
             _append(out, new)
             done |= {_key(row): row for row in new}
             what = f"{task.dataset} {task.setting} {task.variant} seed {task.seed}"
             bar.update(shown, advance=1, what=what)
-    keys = {_key(row) for task in experiment.tasks() for row in _expected(task, experiment)}
+    keys = {_key(row) for each, task in tasks for row in _expected(task, each)}
     return [row for key, row in done.items() if key in keys]
 
 
@@ -208,13 +213,19 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
 
 
 def _run_task(
-    experiment: Experiment, task: Task, methods: list[str], root: str | None, cache: Path | None, jobs: int
+    experiment: Experiment,
+    task: Task,
+    methods: list[str],
+    root: str | None,
+    cache: Path | None,
+    jobs: int,
+    device: str,
 ) -> list[dict[str, str]]:
     if jobs > 1:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     config = experiment.config(task)
     result = distill(
-        _dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features),
+        _dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
         config=config,
         methods=methods,
         cache=cache,
@@ -229,8 +240,8 @@ def _run_task(
 
 
 @lru_cache(maxsize=2)
-def _dataset(name: str, root: str | None, protocol: str, seed: int, sparse_features: str):
-    return load_dataset(name, root, protocol=protocol, seed=seed, sparse_features=sparse_features)
+def _dataset(name: str, root: str | None, protocol: str, seed: int, sparse_features: str, device: str):
+    return load_dataset(name, root, protocol=protocol, seed=seed, sparse_features=sparse_features).to(device)
 
 
 def _expected(task: Task, experiment: Experiment, methods: list[str] | None = None) -> list[dict[str, str]]:

@@ -185,6 +185,43 @@ def plot_variants(figures: dict[str, dict[str, Summary]], path: str | Path, *, y
     _save(figure, path)
 
 
+def plot_table(
+    lines: dict[str, tuple[dict[str, Summary], dict[str, Summary]]], path: str | Path, *, title: str = ""
+) -> None:
+    """Draw a table: for each line a group of points, ours filled with their spread over runs, the paper's hollow.
+
+    Args:
+        lines: name -> (ours, the paper's), each column -> figure in per cent.
+        path: PNG file to write; its folder is made.
+        title: heading.
+
+    Raises:
+        ValueError: no lines.
+    """
+    if not lines:
+        raise ValueError("lines: got none, expected name -> (ours, the paper's) with at least one of each")
+    columns = list(dict.fromkeys(column for ours, _ in lines.values() for column in ours))
+    figure, (axes,) = _figure(max(6.0, 2.0 + 0.22 * len(lines) * (len(columns) + 2)), 4.2, 1)
+    step = 0.8 / max(1, len(columns))
+    for i, column in enumerate(columns):
+        color, marker = _GROUP_COLORS[i % len(_GROUP_COLORS)], _MARKERS[i % len(_MARKERS)]
+        places = {name: place + step * (i - (len(columns) - 1) / 2) for place, name in enumerate(lines)}
+        ours = [(places[name], found[column]) for name, (found, _) in lines.items() if column in found]
+        x, means, stds = zip(*((at, summary.mean, summary.std) for at, summary in ours), strict=True)
+        axes.errorbar(x, means, yerr=stds, fmt=marker, color=color, capsize=2, markersize=5, linewidth=1, label=column)
+        printed = [(places[name], found[column].mean) for name, (_, found) in lines.items() if column in found]
+        for at, mean in printed:
+            axes.plot(at, mean, marker, markersize=6, markerfacecolor="none", markeredgecolor=color, alpha=0.7)
+    axes.set_xticks(range(len(lines)), [name.replace(", ", "\n") for name in lines], fontsize=8)
+    axes.set_ylabel("test accuracy (%)")
+    axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    _tidy(axes, title)
+    legend = {"title": "filled: ours\nhollow: the paper", "title_fontsize": 8.5, "alignment": "left"}
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), **legend)
+    _save(figure, path)
+
+
 def plot_router_inputs(
     inputs: Tensor, top_expert: Tensor, labels: Tensor, path: str | Path, *, max_points: int = 2000, seed: int = 0
 ) -> None:

@@ -64,10 +64,12 @@ def label_histograms(
     return torch.from_numpy(histograms / (histograms.sum(1, keepdims=True) + 1e-6)).float()
 
 
-def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig) -> Encodings:
+def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig) -> Encodings | None:
     """Histograms of the observed nodes in the observed graph, of unseen nodes in the full one; the labels that count
-    are the observed training labels alone.
+    are the observed training labels alone. None where the configuration wants none.
     """
+    if config.histogram == "none":
+        return None
     observed = split.observed
     rows = label_histograms(observed.edge_index, observed.y, observed.train_mask, num_classes, config)
     if not len(split.unseen_nodes):
@@ -117,7 +119,7 @@ class CoHOpTraining(NodeTraining):
     """One round: the labels so far, and neighbours that shall agree. Full batch."""
 
     def __init__(
-        self, model: CoHOpStudent, split: GraphSplit, config: CoHOpConfig, encodings: Encodings, labels: Tensor
+        self, model: CoHOpStudent, split: GraphSplit, config: CoHOpConfig, encodings: Encodings | None, labels: Tensor
     ) -> None:
         super().__init__(model, split, config, encodings)
         self.config = config

@@ -116,9 +116,9 @@ class KRDConfig(Network):
 class CoHOpConfig(Network):
     """Contrastive learning and histograms of labels around a node, without a teacher: see :mod:`rbm.baselines.cohop`.
 
-    One layer is the linear model that it uses on small and medium graphs. ``histogram`` is ``exact`` (by distances), or
-    ``propagation`` (by random walks, for large graphs); ``auto`` takes the former while its table of distances has at
-    most 50 million entries.
+    One layer is the linear model that it uses on small and medium graphs. ``histogram`` is ``exact`` (by distances),
+    ``propagation`` (by random walks, for large graphs), or ``none``, which leaves features alone; ``auto`` takes the
+    first while its table of distances has at most 50 million entries.
     """
 
     num_layers: int = 1
@@ -141,4 +141,5 @@ class CoHOpConfig(Network):
         self.require("threshold", 0 <= self.threshold < 1, "at least 0 and below 1")
         self.require("contrast_weight", self.contrast_weight >= 0, "at least 0")
         self.require("smoothing_radius", 0 < self.smoothing_radius <= 1, "above 0 and at most 1")
-        self.require("histogram", self.histogram in ("auto", "exact", "propagation"), "auto, exact or propagation")
+        histograms = ("auto", "exact", "propagation", "none")
+        self.require("histogram", self.histogram in histograms, f"one of {', '.join(histograms)}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rbm import experiments
+from rbm.config import PROTOCOLS
 from rbm.experiments import (
     COLUMNS,
     Experiment,
@@ -16,6 +17,7 @@ from rbm.experiments import (
     read_rows,
     run_experiment,
 )
+from rbm.reproduction import read_table, table_names
 from rbm.statistics import Summary, paired_test
 from rbm.tables import group_rows, main_table, paper_tables, percent, variants_table
 
@@ -169,6 +171,17 @@ def test_committed_rows_are_those_of_their_file(file):
     """Whoever runs the file again goes on where it was left."""
     rows = read_rows(ROOT / "results" / f"{file.stem}.csv")
     assert len(check_rows(rows, Experiment.from_yaml(file))) == len(rows)
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_committed_rows_are_those_of_the_papers_tables(name):
+    rows = read_rows(ROOT / "results" / "paper.csv")
+    for protocol in PROTOCOLS:
+        of_protocol = [row for row in rows if row["protocol"] == protocol]
+        datasets = tuple(dict.fromkeys(row["dataset"] for row in of_protocol)) or ("cora",)
+        table = replace(read_table(name), protocol=protocol)
+        for experiment in table.experiments(datasets=datasets, seeds=tuple(range(10))):
+            assert len(check_rows(of_protocol, experiment)) == len(of_protocol)
 
 
 def row(method, seed, test, variant="", **more):

@@ -1,0 +1,134 @@
+"""The paper's tables: what they run, how they survive a kill, and what they show."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from rbm import experiments
+from rbm.experiments import read_rows, run_experiment
+from rbm.methods import METHODS
+from rbm.reproduction import lines_of, read_table, render, table_names, write_outputs
+from rbm.tables import paper_tables
+
+QUICK = {
+    "teacher": {"max_epochs": 3, "hidden_channels": 8},
+    **{name: {"max_epochs": 2, "hidden_channels": 8} for name in ("rbm", "glnn", "krd", "nosmog", "cohop")},
+    "mlp": {"max_epochs": 2},
+    "moe": {"max_epochs": 2, "hidden_channels": 8, "pretrain_epochs": 1},
+    "encoding": {"walks_per_node": 1, "walk_length": 5, "embedding_dim": 4},
+}
+
+
+def quick(name: str, settings: tuple[str, ...] = ("inductive",), **more) -> list[experiments.Experiment]:
+    table = replace(read_table(name), settings=settings)
+    return table.experiments(**{"datasets": ("digits",), "seeds": (0,), "changes": QUICK, **more})
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_table_is_sound(name):
+    table = read_table(name)
+    assert table.about.endswith(".") or table.about.endswith("?") or ":" in table.about
+    assert {column.method for column in table.columns.values()} <= {"teacher", *METHODS}
+    assert all((column.changes == {}) == (column.variant == "") for column in table.columns.values())
+    if table.paper:
+        printed = next(iter(next(iter(paper_tables()[table.paper].values())).values()))
+        assert set(printed) - {"Teacher"} <= set(table.columns), "no column of the paper is missing"
+    for experiment in table.experiments(datasets=("cora", "amazon-photo")):
+        assert list(experiment.tasks())
+
+
+def test_unknown_tables_are_listed():
+    with pytest.raises(ValueError, match="table is 'mian', expected one of ablation, annealing,"):
+        read_table("mian")
+
+
+def figures(path) -> list[tuple]:
+    """What equal runs share: all but how long they took."""
+    rows = read_rows(path)
+    return sorted(tuple(row[name] for name in row if name != "seconds") for row in rows)
+
+
+def test_a_table_survives_a_kill_and_shares_its_rows(tmp_path, monkeypatch):
+    whole, killed = tmp_path / "whole.csv", tmp_path / "killed.csv"
+    run_experiment(quick("ensemble"), whole, cache=tmp_path / "cache")
+    run, calls = experiments._run_task, []
+
+    def dying(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(*given)
+
+    monkeypatch.setattr(experiments, "_run_task", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(quick("ensemble"), killed, cache=tmp_path / "cache")
+    assert 0 < len(figures(killed)) < len(figures(whole))
+    run_experiment(quick("ensemble"), killed, cache=tmp_path / "cache")
+    assert figures(killed) == figures(whole)
+
+    before, done = len(calls), len(figures(killed))
+    run_experiment(quick("annealing"), killed, cache=tmp_path / "cache")
+    assert len(calls) - before == 4, "its first column is the RbM student that is there"
+    assert len(figures(killed)) == done + 4
+
+
+def test_several_experiments_take_turns_by_seed(tmp_path):
+    out = tmp_path / "rows.csv"
+    run_experiment(quick("ablation", seeds=(1, 0)), out, cache=tmp_path / "cache")
+    with open(out) as file:
+        seeds = [row["seed"] for row in csv.DictReader(file) if row["method"] == "rbm"]
+    assert seeds == ["1"] * 5 + ["0"] * 5
+
+
+def row(method: str, seed: int, accuracy: float, **changed) -> dict[str, str]:
+    key = {"dataset": "cora", "setting": "inductive", "protocol": "rbm", "teacher": "sage", "variant": ""}
+    found = {"test_at_best_val": str(accuracy), "test_max": str(accuracy + 0.01)}
+    return {**key, **changed, "method": method, "seed": str(seed), **found}
+
+
+ROWS = [
+    *(
+        row(method, seed, accuracy + seed / 100)
+        for method, accuracy in (("teacher", 0.9), ("glnn", 0.7))
+        for seed in (0, 1)
+    ),
+    *(
+        row("rbm", 0, 0.8),
+        row("krd", 0, 0.5),
+        row("rbm", 0, 0.6, dataset="citeseer"),
+        row("krd", 0, 0.7, dataset="citeseer"),
+    ),
+    *(row("rbm", 0, 0.3, protocol="cpf"), row("rbm", 0, 0.3, variant="w/o SS"), row("rbm", 0, 0.1, teacher="gcn")),
+]
+
+
+def test_a_table_marks_the_best_and_leaves_open_what_was_not_run():
+    lines = render(read_table("main"), ROWS).splitlines()
+    assert lines[0] == "| | seeds | GraphSAGE | GLNN | KRD | NOSMOG | CoHOp | MLP | RbM |"
+    assert lines[2] == (
+        "| cora, inductive | 1 to 2 | 90.50 ± 0.50 (82.13) | *70.50 ± 0.50* (73.28) | 50.00 ± 0.00 (65.44) | (81.03) |"
+        " (80.38) |  | **80.00 ± 0.00** (77.44) |"
+    )
+    assert lines[3].startswith("| citeseer, inductive | 1 | (70.24) |")
+    assert "**70.00 ± 0.00** (71.74)" in lines[3]
+    assert lines[4] == "| median Score, inductive | | 1.00 | 0.51 | 0.50 |  |  |  | 0.37 |"
+    assert "Skillings-Mack over 2 graphs, inductive: " in lines[6]
+    assert lines[6].endswith("the paper prints <0.003, over nine graphs.")
+    assert "81.00 ± 0.00" in render(read_table("main"), ROWS, "test_max")
+
+
+def test_lines_keep_protocols_and_teachers_apart():
+    assert [line[:3] for line in lines_of(read_table("gcn"), ROWS)] == []
+    of_gcn = lines_of(read_table("gcn"), [row("rbm", 0, 0.8, teacher="gcn", setting="transductive")])
+    assert of_gcn[0].ours["RbM"].mean == 80.0
+    assert of_gcn[0].paper["RbM"].mean == 85.02
+
+
+def test_outputs(tmp_path):
+    page, picture = write_outputs(read_table("main"), ROWS, tmp_path / "results", "rbm reproduce main")
+    text = page.read_text()
+    assert text.startswith("# The main table: every method from one GraphSAGE teacher.\n\n`rbm reproduce main`\n")
+    assert text.count("| cora, inductive |") == 2, "at the best validation, and the maximum over epochs"
+    assert picture.stat().st_size > 10_000
+    assert write_outputs(read_table("main"), [], tmp_path / "empty", "rbm")[0].is_file()
