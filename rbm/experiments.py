@@ -5,12 +5,13 @@ import datetime
 import os
 import platform
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from rbm.cache import fingerprint
-from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
+from rbm.config import ATTENTION_TEACHERS, PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.datasets import dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import DEFAULT_METHODS, distill
 from rbm.methods import METHODS
@@ -202,7 +203,7 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
             yield given[1], _run_task(*given)
         return
     # Forked children of a process with threads may hang; these start anew.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         futures = {pool.submit(_run_task, *given): given[1] for given in arguments}
         try:
             for future in as_completed(futures):
@@ -210,6 +211,16 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _end_with_parent() -> None:
+    """Let a worker end when the process that it works for was killed, instead of waiting for tasks for ever."""
+
+    def wait() -> None:
+        parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _run_task(
@@ -286,6 +297,8 @@ def _made(config: Config, method: str) -> dict[str, str]:
 def config_fingerprint(config: Config, method: str) -> str:
     """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads."""
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
+    if "teacher" in read and config.teacher.name in ATTENTION_TEACHERS:
+        read += ("attention",)
     kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
     return fingerprint("config", {**kept, "root": ""})
 

@@ -1,6 +1,9 @@
 """Many runs in one file: complete, resumable, honest about what made each row."""
 
 import csv
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +118,39 @@ def test_rows_of_other_settings_are_not_taken_for_ours(tmp_path):
     (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="has the columns a,b"):
         run_experiment(quick(), tmp_path / "foreign.csv")
+
+
+ORPHANS = """
+import sys
+from rbm.experiments import Experiment, run_experiment
+if __name__ == "__main__":
+    quick = {name: {"max_epochs": 1} for name in ("teacher", "mlp", "rbm")}
+    changes = {**quick, "encoding": {"deepwalk": False}}
+    run_experiment(Experiment(seeds=tuple(range(1000)), changes=changes), sys.argv[1], jobs=2)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc for the children of a process")
+def test_workers_end_with_the_process_that_they_work_for(tmp_path):
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    run = subprocess.Popen([sys.executable, str(script), str(tmp_path / "rows.csv")])
+
+    def workers() -> list[int]:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        return [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def within(seconds: float, what) -> bool:
+        end = time.monotonic() + seconds
+        while not (found := what()) and time.monotonic() < end:
+            time.sleep(0.1)
+        return found
+
+    assert within(120, lambda: len(workers()) == 2 and (tmp_path / "rows.csv").exists())
+    left = workers()
+    run.kill()
+    run.wait()
+    assert within(20, lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
 
 
 def test_fingerprints_differ_with_the_settings_not_with_the_folder():
