@@ -28,7 +28,7 @@ def distill(
     protocol: Annotated[
         str | None, typer.Option(help="rbm or cpf: which form and split of a named graph [default: rbm].")
     ] = None,
-    teacher: Annotated[str | None, typer.Option(help="sage or gcn.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="sage, gcn, revgat or drgat.")] = None,
     method: Annotated[
         str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; the last one is kept for predictions.")
     ] = "mlp,rbm",
@@ -123,6 +123,8 @@ def reproduce(
 ) -> None:
     """Run one of the paper's tables on the graphs that you have, and set it beside the paper's figures.
 
+    ``complexity`` counts and times students; ``representation`` shows whether experts specialise in classes.
+
     What is there already is not run again; a run that was killed goes on. Beside the CSV file stand, in a folder of its
     name, the table as Markdown and as a picture.
     """
@@ -130,7 +132,24 @@ def reproduce(
 
     from rbm.experiments import parse_seeds, read_rows, run_experiment
     from rbm.reproduction import read_table, render, write_outputs
+    from rbm.studies import STUDIES, study
 
+    command = f"rbm {' '.join(sys.argv[1:])}"
+    if table in STUDIES:
+        page = study(
+            table,
+            datasets.split(","),
+            out.with_suffix(""),
+            command=command,
+            root=root,
+            seed=parse_seeds(seeds)[0],
+            setting=settings or "transductive",
+            cache=cache,
+            device=_device(device),
+            console=status,
+        )
+        print(page.read_text(), end="")
+        return
     chosen = replace(read_table(table), protocol=protocol)
     if settings is not None:
         chosen = replace(chosen, settings=tuple(settings.split(",")))
@@ -143,7 +162,7 @@ def reproduce(
     if run:
         run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=_device(device), console=status)
     rows = read_rows(out)
-    files = write_outputs(chosen, rows, out.with_suffix(""), f"rbm {' '.join(sys.argv[1:])}")
+    files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
     console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
 

@@ -21,6 +21,17 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return (logits.argmax(dim=-1) == labels).sum().item() / labels.numel()
 
 
+def class_share(groups: Tensor, labels: Tensor) -> float:
+    """Share of the nodes whose class is the most frequent one of their group: ``groups [N]`` and ``labels [N]`` are
+    integers from 0 on. It is what a classifier could reach that knew a node's group alone; nodes with label -1 do not
+    count.
+    """
+    known = labels >= 0
+    counts = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
+    counts.index_put_((groups[known].long(), labels[known]), torch.ones((), dtype=torch.int64), accumulate=True)
+    return int(counts.max(dim=1).values.sum()) / int(known.sum())
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Eval mode inside, and the mode that the module's owner had chosen afterwards."""

@@ -87,7 +87,9 @@ def read_table(name: str) -> Table:
         ValueError: there is none of that name.
     """
     if name not in table_names():
-        raise ValueError(f"table is {name!r}, expected one of {', '.join(table_names())}")
+        raise ValueError(
+            f"table is {name!r}, expected one of {', '.join(table_names())}, or a study: complexity, representation"
+        )
     text = (_TABLES / f"{name}.yaml").read_text()
     content = yaml.safe_load(text)
     columns = {title: Column(**column) for title, column in content.pop("columns").items()}

@@ -1,0 +1,67 @@
+"""Sizes, times and specialisation of students."""
+
+import csv
+
+import pytest
+import torch
+
+from rbm import studies
+from rbm.metrics import class_share
+from rbm.presets import preset_config
+from rbm.studies import study
+
+QUICK = {
+    "teacher": {"max_epochs": 2, "hidden_channels": 8},
+    "rbm": {"max_epochs": 2, "pretrain_epochs": 1},
+    "moe": {"max_epochs": 2, "pretrain_epochs": 1, "hidden_channels": 8, "num_experts": 6},
+    "encoding": {"deepwalk": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(studies, "preset_config", lambda *given: preset_config(*given).updated(QUICK))
+
+
+def test_complexity_counts_what_the_formulas_say(tmp_path):
+    page = study("complexity", ["digits"], tmp_path, command="rbm reproduce complexity")
+    with open(tmp_path / "complexity.csv") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    layers = [(64, 8), (8, 10)]
+
+    def counted(of_layer) -> str:
+        return str(sum(of_layer(f, n) for f, n in layers))
+
+    e, k, h = 8, 3, 8
+    assert rows["mlp"]["parameters"] == counted(lambda f, n: n * (f + 1))
+    assert rows["ensemble"]["parameters"] == counted(lambda f, n: 3 * n * (f + 1))
+    assert rows["rbm"]["parameters"] == counted(lambda f, n: e * n * (f + 1) + 2 * e * f + 1)
+    assert rows["rbm"]["active_parameters"] == counted(lambda f, n: k * (n * (f + 1) + f) + e * f + 1)
+    e = 6
+    assert rows["moe"]["parameters"] == counted(lambda f, n: e * n * (f + 1) + h * (f + 1) + e * h + 2)
+    assert rows["moe"]["active_parameters"] == counted(lambda f, n: k * n * (f + 1) + h * (f + 1) + e * h + 2)
+    assert all(float(row["one_node_ms"]) > 0 for row in rows.values())
+    assert "| digits | RbM student | 6,034 |" in page.read_text()
+    assert "`rbm reproduce complexity`" in page.read_text()
+
+
+def test_representation_says_how_well_experts_tell_classes(tmp_path):
+    page = study("representation", ["digits"], tmp_path, command="rbm reproduce representation")
+    text = page.read_text()
+    assert "The top expert alone tells the class of" in text
+    for method in ("moe", "rbm"):
+        file = f"representation-digits-{method}.png"
+        assert (tmp_path / file).stat().st_size > 10_000
+        assert f"]({file})" in text
+
+
+def test_unknown_study(tmp_path):
+    with pytest.raises(ValueError, match="study is 'beauty', expected one of complexity, representation"):
+        study("beauty", ["digits"], tmp_path, command="rbm")
+
+
+def test_share_of_classes_that_groups_tell():
+    labels = torch.tensor([0, 0, 1, 1, 2, -1])
+    assert class_share(torch.tensor([0, 0, 1, 1, 2, 2]), labels) == 1.0
+    assert class_share(torch.tensor([0, 1, 0, 1, 0, 0]), labels) == 2 / 5
+    assert class_share(torch.zeros(6, dtype=torch.int32), labels) == 2 / 5
