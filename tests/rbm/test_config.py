@@ -142,7 +142,7 @@ def test_assignments():
         ({"nosmog": {"adversarial_eps": 0}}, "nosmog.adversarial_eps is 0.0, expected a positive number"),
         ({"nosmog": {"encoding": {"fill": "x"}}}, "encoding.fill is 'x', expected observed_mean or all_mean"),
         ({"cohop": {"num_layers": 3}}, "cohop.num_layers is 3, expected 1 (linear) or 2"),
-        ({"cohop": {"histogram": "x"}}, "cohop.histogram is 'x', expected auto, exact or propagation"),
+        ({"cohop": {"histogram": "x"}}, "cohop.histogram is 'x', expected one of auto, exact, propagation, none"),
     ],
 )
 def test_bad_values(changes, message):

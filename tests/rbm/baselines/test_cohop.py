@@ -137,6 +137,15 @@ def test_other_labels_than_those_of_training_reach_no_input(small_graph, setting
     assert not torch.allclose(histogram_encodings(split, 3, config)[1], histogram_encodings(told, 3, config)[1])
 
 
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_features_alone(small_graph, quick, tmp_path, setting):
+    config = quick.updated({"setting": setting, "cohop": {"histogram": "none"}})
+    result = rbm.distill(small_graph, config=config, methods=["cohop"], folder=tmp_path, measure_latency=False)
+    assert torch.equal(result.student_inputs(), small_graph.x)
+    assert result.summary["cohop"]["val_accuracy"] > 0.6, "a third is chance"
+    assert not (tmp_path / "encodings.safetensors").exists()
+
+
 def test_the_best_round_is_kept(small_graph, quick, tmp_path):
     config = quick.updated({"cohop": {"rounds": 4, "lr": 0.3}})
     result = rbm.distill(small_graph, config=config, methods=["cohop"], folder=tmp_path, measure_latency=False)
