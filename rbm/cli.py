@@ -10,12 +10,24 @@ from rich.console import Console
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Distil a graph neural network into a Routing-by-Memory student that needs no graph.",
 )
 # Results go to standard output, progress and errors to standard error.
 console, status = Console(), Console(stderr=True)
 CACHE = Path("runs/cache")
 _OF_RUNS = ("dataset", "root", "setting", "protocol", "preset", "seed")
+
+
+@app.callback()
+def common(
+    plugin: Annotated[
+        list[Path] | None, typer.Option(help="Python file with a method, teacher or dataset of your own; repeatable.")
+    ] = None,
+) -> None:
+    """Distil a graph neural network into a Routing-by-Memory student that needs no graph."""
+    from rbm.plugins import load_plugin
+
+    for path in plugin or []:
+        load_plugin(path)
 
 
 @app.command()

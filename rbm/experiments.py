@@ -27,6 +27,7 @@ from rbm.config import ATTENTION_TEACHERS, PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.datasets import dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import DEFAULT_METHODS, distill
 from rbm.methods import METHODS
+from rbm.plugins import load_plugin, loaded_plugins
 from rbm.presets import preset_config
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
@@ -203,7 +204,8 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
             yield given[1], _run_task(*given)
         return
     # Forked children of a process with threads may hang; these start anew.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
+    start = {"initializer": _start_worker, "initargs": (loaded_plugins(),)}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), **start) as pool:
         futures = {pool.submit(_run_task, *given): given[1] for given in arguments}
         try:
             for future in as_completed(futures):
@@ -213,8 +215,10 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
             raise
 
 
-def _end_with_parent() -> None:
-    """Let a worker end when the process that it works for was killed, instead of waiting for tasks for ever."""
+def _start_worker(plugins: tuple[str, ...]) -> None:
+    """Know the plugins, and end when the process that one works for is killed, instead of waiting for ever."""
+    for plugin in plugins:
+        load_plugin(plugin)
 
     def wait() -> None:
         parent_process().join()

@@ -13,6 +13,7 @@ from rbm.datasets.own import load_graph
 from rbm.datasets.planetoid import largest_component, read_attributed, read_planetoid
 from rbm.datasets.raw import find_raw_folder
 from rbm.datasets.registry import CPF_CITESEER, DatasetInfo, check_protocol, find_dataset, is_path
+from rbm.datasets.validation import num_classes, validate_data
 from rbm.splits import per_class_masks
 
 _SPLIT_RNG = {"rbm": "pcg64", "cpf": "mt19937"}
@@ -90,6 +91,11 @@ def load_dataset(
     info = find_dataset(name)
     _refuse("binarize", binarize and info.kind not in ("amazon", "coauthor"), info.name, "Amazon and Coauthor")
     _refuse("keep_duplicates", keep_duplicates and info.kind != "ogb", info.name, "ogbn")
+    if info.loader is not None:
+        data = info.loader(root, seed)
+        validate_data(data)
+        data.x, data.num_classes = pack_features(data.x, sparse_features), num_classes(data)
+        return data
     is_planetoid = info.kind == "planetoid"
     if is_planetoid and protocol == "cpf" and info.name == "citeseer":
         info = CPF_CITESEER

@@ -1,8 +1,11 @@
 """The graphs that the package loads by name, and what the two protocols make of them."""
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch_geometric.data import Data
 
 from rbm.config import PROTOCOLS
 
@@ -25,6 +28,7 @@ class DatasetInfo:
         url: the archive of a graph of the Open Graph Benchmark.
         component: nodes and undirected edges of the largest component where the protocol ``cpf`` takes that.
         note: what to know when its files are missing.
+        loader: of a plugin's dataset: ``loader(root, seed)`` gives the graph, with masks; nothing else is read then.
     """
 
     name: str
@@ -37,6 +41,7 @@ class DatasetInfo:
     url: str = ""
     component: tuple[int, int] | None = None
     note: str = ""
+    loader: Callable[[str | Path | None, int], Data] | None = None
 
 
 def _pyg(name: str, kind: str, pyg_class: str, pyg_name: str, files: tuple[str, ...], *args, **more) -> DatasetInfo:
