@@ -192,7 +192,8 @@ def table(
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
     from rbm import tables
     from rbm.experiments import ACCURACIES, read_rows
-    from rbm.tables import main_table, methods_table, variants_table
+    from rbm.reproduction import render, table_of
+    from rbm.tables import main_table, variants_table
 
     if not file.is_file():
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
@@ -200,7 +201,7 @@ def table(
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
     if methods:
-        print(methods_table(rows, column), end="")
+        print(render(table_of(rows), rows, column), end="")
     else:
         print(variants_table(rows, column=column) if variants else main_table(rows), end="")
     if variants and plot is not None:
@@ -262,10 +263,11 @@ def _distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
 
 def _run_experiment(chosen, out, root, cache, jobs) -> None:
     from rbm.experiments import run_experiment
-    from rbm.tables import main_table, methods_table
+    from rbm.reproduction import render, table_of
+    from rbm.tables import main_table
 
     rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
-    print(main_table(rows, teacher=chosen.teacher) if "rbm" in chosen.methods else methods_table(rows), end="")
+    print(main_table(rows, teacher=chosen.teacher) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
     console.print(f"rows: {out}", highlight=False)
 
 

@@ -98,6 +98,18 @@ def read_table(name: str) -> Table:
     return Table(name, about, columns, **content, **lists)
 
 
+def table_of(rows: list[dict[str, str]]) -> Table:
+    """A table of any experiment: a column for each method and variant that ``rows`` hold."""
+    teachers, settings = (tuple(dict.fromkeys(row[name] for row in rows)) for name in ("teacher", "setting"))
+    titles = {column.method: title for title, column in read_table("main").columns.items()}
+    titles |= {"moe": "MoE", "ensemble": "ensemble"} | ({} if teachers == ("sage",) else {"teacher": "teacher"})
+    found = dict.fromkeys((row["method"], row["variant"]) for row in rows)
+    order = sorted(found, key=lambda cell: list(titles).index(cell[0]) if cell[0] in titles else len(titles))
+    columns = {f"{titles.get(method, method)} {variant}".strip(): Column(method, variant) for method, variant in order}
+    protocol = rows[0]["protocol"] if rows else "rbm"
+    return Table("", "", columns, "sage_distillation", teachers, settings, protocol)
+
+
 class Line(NamedTuple):
     """A graph in a setting under a teacher: what we found by title of the column, and what the paper prints."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
 
-from rbm.statistics import Summary, median_scores, paired_test
+from rbm.statistics import Summary, paired_test
 
 Runs = dict[int, dict[str, str]]  # rows by seed
 
@@ -68,62 +68,6 @@ def main_table(rows: list[dict[str, str]], *, teacher: str = "sage") -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-# The paper's names of methods, and the table that has them.
-_IN_PAPER = {
-    "teacher": ("sage_distillation", "GraphSAGE"),
-    "glnn": ("sage_distillation", "GLNN"),
-    "krd": ("sage_distillation", "KRD"),
-    "nosmog": ("sage_distillation", "NOSMOG"),
-    "cohop": ("sage_distillation", "CoHOp"),
-    "ensemble": ("ensemble_moe", "3xMLP"),
-    "moe": ("ensemble_moe", "MoE"),
-    "rbm": ("sage_distillation", "RbM"),
-}
-_TITLES = {"teacher": "teacher", "glnn": "GLNN", "krd": "KRD", "nosmog": "NOSMOG", "cohop": "CoHOp"}
-_TITLES |= {"mlp": "MLP", "ensemble": "ensemble", "moe": "MoE", "rbm": "RbM"}
-
-
-def methods_table(rows: list[dict[str, str]], column: str = "test_at_best_val") -> str:
-    """Markdown: a row for each graph and setting, a column for each method, the best student bold.
-
-    In brackets stands the paper's figure: GraphSAGE teacher, three members in the ensemble. At the end comes each
-    method's median Score over the graphs of a setting, the teacher among them as in the paper.
-    """
-    groups = group_rows(rows)
-    graphs = list(dict.fromkeys((graph, setting, variant) for graph, setting, variant in groups if variant == ""))
-    methods = [name for name in _TITLES if any(name in groups[key] for key in graphs)]
-    lines = [f"| | seeds | {' | '.join(_TITLES[name] for name in methods)} |", "|---|" + "---:|" * (len(methods) + 1)]
-    blocks: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for graph, setting, variant in sorted(graphs, key=_in_order(graphs)):
-        found = {name: percent(groups[graph, setting, variant].get(name, {}), column) for name in methods}
-        means = {name: summary.mean for name, summary in found.items() if summary is not None}
-        best = max((mean for name, mean in means.items() if name != "teacher"), default=None)
-        cells = [_beside_paper(found[name], _published(graph, setting, name), best) for name in methods]
-        seeds = {summary.count for summary in found.values() if summary is not None}
-        count = str(min(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-        lines.append(f"| {graph}, {setting} | {count} | {' | '.join(cells)} |")
-        blocks[setting].append(means)
-    for setting, of_setting in blocks.items():
-        scores = median_scores(of_setting)
-        cells = [f"{scores[name]:.2f}" if name in scores else "" for name in methods]
-        lines.append(f"| median Score, {setting} | | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _published(graph: str, setting: str, method: str) -> float | None:
-    table, name = _IN_PAPER.get(method, ("", ""))
-    found = paper_tables().get(table, {}).get(graph.split(" ")[0], {}).get(setting, {}).get(name)
-    return found[0] if isinstance(found, list) else None
-
-
-def _beside_paper(ours: Summary | None, published: float | None, best: float | None) -> str:
-    beside = "" if published is None else f"({published:.2f})"
-    if ours is None:
-        return beside
-    figure = f"{ours.mean:.2f} ± {ours.std:.2f}"
-    return f"**{figure}** {beside}".strip() if ours.mean == best else f"{figure} {beside}".strip()
 
 
 def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> dict[str, dict]:

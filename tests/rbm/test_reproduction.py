@@ -8,7 +8,7 @@ import pytest
 from rbm import experiments
 from rbm.experiments import read_rows, run_experiment
 from rbm.methods import METHODS
-from rbm.reproduction import lines_of, read_table, render, table_names, write_outputs
+from rbm.reproduction import lines_of, read_table, render, table_names, table_of, write_outputs
 from rbm.tables import paper_tables
 
 QUICK = {
@@ -123,6 +123,14 @@ def test_lines_keep_protocols_and_teachers_apart():
     of_gcn = lines_of(read_table("gcn"), [row("rbm", 0, 0.8, teacher="gcn", setting="transductive")])
     assert of_gcn[0].ours["RbM"].mean == 80.0
     assert of_gcn[0].paper["RbM"].mean == 85.02
+
+
+def test_a_table_of_whatever_there_is():
+    rows = [row("rbm", 0, 0.8), row("moe", 0, 0.7), row("teacher", 0, 0.9), row("rbm", 0, 0.6, variant="w/o SS")]
+    lines = render(table_of([*rows, row("mine", 0, 0.5)]), [*rows, row("mine", 0, 0.5)]).splitlines()
+    assert lines[0] == "| | seeds | GraphSAGE | RbM | RbM w/o SS | MoE | mine |"
+    assert lines[2].startswith("| cora, inductive | 1 | 90.00 ± 0.00 (82.13) | **80.00 ± 0.00** (77.44) | 60.00 ± 0.00 |")
+    assert render(table_of([]), []).startswith("| | seeds |")
 
 
 def test_outputs(tmp_path):

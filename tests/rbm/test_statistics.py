@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import friedmanchisquare
 
 from rbm.statistics import median_scores, skillings_mack
-from rbm.tables import methods_table, paper_tables
+from rbm.tables import paper_tables
 
 PRINTED = [
     (table, setting, method)
@@ -95,20 +95,3 @@ def test_skillings_mack_sees_no_difference_where_there_is_none():
     assert (alike.statistic, alike.p, alike.p_simulated) == (0.0, 1.0, 1.0)
     with pytest.raises(ValueError, match="blocks: got none with two methods or more"):
         skillings_mack([{"a": 1.0}])
-
-
-def row(method: str, seed: int, accuracy: float, **changed) -> dict[str, str]:
-    key = {"dataset": "cora", "setting": "inductive", "protocol": "rbm", "variant": "", **changed}
-    return {**key, "method": method, "seed": str(seed), "test_at_best_val": str(accuracy)}
-
-
-def test_the_table_of_methods_stands_beside_the_paper():
-    rows = [row("teacher", 0, 0.9), row("glnn", 0, 0.7), row("glnn", 1, 0.72), row("rbm", 0, 0.8)]
-    rows += [row("glnn", 0, 0.6, protocol="cpf"), row("teacher", 0, 0.5, protocol="cpf")]
-    lines = methods_table(rows).splitlines()
-    assert lines[0] == "| | seeds | teacher | GLNN | RbM |"
-    assert lines[2] == (
-        "| cora, inductive | 1 to 2 | 90.00 ± 0.00 (82.13) | 71.00 ± 1.00 (73.28) | **80.00 ± 0.00** (77.44) |"
-    )
-    assert lines[3] == "| cora (cpf), inductive | 1 | 50.00 ± 0.00 (82.13) | **60.00 ± 0.00** (73.28) | (77.44) |"
-    assert lines[4] == "| median Score, inductive | | 0.50 | 0.50 | 0.47 |"
