@@ -24,6 +24,8 @@ RESTLESS = {
     "cohop": {"num_layers": 2, "hidden_channels": 16, "dropout": 0.5},
 }
 KILLED_IN = {"ensemble": "ensemble-1", "cohop": "cohop-1"}
+# At the end of pretraining, where a method has one, and past it; from a checkpoint, and from the start of the phase.
+KILLS = [*((method, 5, checkpoints) for method in METHODS for checkpoints in (True, False)), ("moe", 8, True)]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +80,28 @@ def test_no_student_reads_a_test_label(small_graph, quick, cache, method, settin
     assert torch.equal(truth.student(truth.student_inputs()), planted.student(planted.student_inputs()))
 
 
-@pytest.mark.parametrize("checkpoints", [True, False], ids=["from a checkpoint", "from the start of the phase"])
-@pytest.mark.parametrize("method", METHODS)
-def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypatch, method, checkpoints):
+@pytest.fixture
+def dying(monkeypatch):
+    """Runs something until a phase is in an epoch."""
+
+    def until(phase, epoch, run):
+        append = RunFolder.append_metrics
+
+        def dies(folder, record):
+            if (record["phase"], record["epoch"]) == (phase, epoch):
+                raise KeyboardInterrupt
+            append(folder, record)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFolder, "append_metrics", dies)
+            with pytest.raises(KeyboardInterrupt):
+                run()
+
+    return until
+
+
+@pytest.mark.parametrize(("method", "epoch", "checkpoints"), KILLS)
+def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypatch, dying, method, epoch, checkpoints):
     run = partial(
         rbm.distill,
         small_graph,
@@ -91,17 +112,7 @@ def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypat
     )
     run(folder=tmp_path / "whole")
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0 if checkpoints else 1e9)
-    append, phase = RunFolder.append_metrics, KILLED_IN.get(method, method)
-
-    def dies(folder, record):
-        if (record["phase"], record["epoch"]) == (phase, 5):
-            raise KeyboardInterrupt
-        append(folder, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append_metrics", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(folder=tmp_path / "killed")
+    dying(KILLED_IN.get(method, method), epoch, lambda: run(folder=tmp_path / "killed"))
     assert (tmp_path / "killed" / "checkpoint.pt").exists() == checkpoints
     assert not (tmp_path / "killed" / "summary.json").exists()
 
@@ -113,6 +124,20 @@ def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypat
         for name in ("killed", "whole")
     ]
     assert [r for r in records[0] if r["phase"] != "teacher"] == [r for r in records[1] if r["phase"] != "teacher"]
+
+
+def test_finished_students_are_taken_from_the_run_folder(small_graph, quick, cache, tmp_path, dying):
+    methods = [*(method for method in METHODS if method != "cohop"), "cohop"]
+    run = partial(rbm.distill, small_graph, config=quick, methods=methods, cache=cache, measure_latency=False)
+    whole = run()
+    dying("cohop-2", 3, lambda: run(folder=tmp_path))
+    resumed = run(folder=tmp_path, resume=True)
+    assert resumed.summary == whole.summary
+    for method in methods:
+        logits = (result.students[method](result.student_inputs(method)) for result in (whole, resumed))
+        assert torch.equal(*logits), method
+    records = [(record["phase"], record["epoch"]) for record in read_metrics(tmp_path)]
+    assert len(records) == len(set(records)), "none was trained again"
 
 
 def test_inflated_students_are_wider(small_graph, quick, cache):
