@@ -9,6 +9,8 @@ smoothed along the edges, and nodes whose class is then sure enough are labels o
 Validation chooses the smoothing and the round; neither smoothing nor edges are needed to predict.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from scipy.sparse.csgraph import dijkstra
@@ -71,6 +73,9 @@ def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig
     if config.histogram == "none":
         return None
     observed = split.observed
+    if config.histogram == "auto":
+        entries = int(observed.train_mask.sum()) * split.graph.num_nodes
+        config = replace(config, histogram="exact" if entries <= _EXACT_ENTRIES else "propagation")
     rows = label_histograms(observed.edge_index, observed.y, observed.train_mask, num_classes, config)
     if not len(split.unseen_nodes):
         return Encodings(rows, rows)
