@@ -17,7 +17,7 @@ from rbm.checkpoint import RunFolder, save_student, write_json
 from rbm.config import Config, EncodingConfig
 from rbm.datasets import num_classes, validate_data
 from rbm.encodings import Encodings, encode
-from rbm.learners import TeacherTraining, student_inputs
+from rbm.learners import student_inputs, teacher_training
 from rbm.lessons import Learned, Lesson, fit_phase
 from rbm.methods import METHODS
 from rbm.metrics import student_latency, teacher_latency
@@ -101,8 +101,8 @@ def distill(
         data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,
             ``val_mask``, ``test_mask``.
         teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
-            name of a teacher to train (``sage`` or ``gcn``), or ``logits`` for those that ``data.teacher_logits``
-            holds; by default the one in ``config``.
+            name of a teacher to train (of ``rbm.teachers.TEACHERS``), or ``logits`` for those that
+            ``data.teacher_logits`` holds; by default the one in ``config``.
         config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read.
         methods: which students to train, of ``rbm.methods.METHODS``; the run folder keeps the last one's for
             predictions.
@@ -239,10 +239,10 @@ def _teach(
     result = None
     if teacher is None:
         torch.manual_seed(config.seed)
-        teacher = build_configured_teacher(config, split.graph.num_features, classes).to(split.graph.x.device)
+        teacher = build_configured_teacher(config, split, classes)
 
         def train() -> dict[str, Any]:
-            return fit_phase("teacher", TeacherTraining(teacher, split, config), config.teacher, run, progress)
+            return fit_phase("teacher", teacher_training(teacher, split, config), config.teacher, run, progress)
 
         if run is not None and run.finished("teacher") is not None:
             result = train()  # a run folder keeps a teacher of its own

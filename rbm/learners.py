@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from rbm import losses
 from rbm.adversarial import disturbed
 from rbm.batches import Batch, node_batches, pair_batches
-from rbm.config import Config, Network, RbMConfig
+from rbm.config import ATTENTION_TEACHERS, Config, Network, RbMConfig
 from rbm.encodings import Encodings
 from rbm.initialization import initialize_memory
 from rbm.reliability import Reliability
@@ -22,7 +22,7 @@ from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.sparse import Features, Rows, SparseRows, beside, packed
 from rbm.splits import GraphSplit
 from rbm.students import RbMStudent, Trace
-from rbm.teachers import edges_for, features_for
+from rbm.teachers import LabelInput, edges_for, features_for
 from rbm.teaching import Teaching
 from rbm.training import Accuracies, split_accuracies
 
@@ -61,16 +61,23 @@ class TeacherTraining(Training):
         self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
         self.full_x = features_for(model, packed(split.graph.x))
         self.observed_x = features_for(model, packed(split.observed.x)) if len(split.unseen_nodes) else self.full_x
-        self.optimizer = build_adam(model.parameters(), lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
+        self.optimizer = self.build_optimizer(model.parameters(), config)
+
+    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
+        return build_adam(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
 
     def train_epoch(self, epoch: int) -> float:
-        graph = self.split.observed
         self.optimizer.zero_grad()
-        logits = self.model(self.observed_x, self.observed_edges)
-        loss = losses.hard_label_loss(logits[graph.train_mask], graph.y[graph.train_mask])
+        loss = self.loss()
         loss.backward()
         self.optimizer.step()
         return loss.item()
+
+    def loss(self) -> Tensor:
+        """Of one pass over the observed graph."""
+        graph = self.split.observed
+        logits = self.model(self.observed_x, self.observed_edges)
+        return losses.hard_label_loss(logits[graph.train_mask], graph.y[graph.train_mask])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
@@ -78,6 +85,33 @@ class TeacherTraining(Training):
         # Unseen nodes come with their edges, after training: only they need the full graph.
         full_logits = self.model(self.full_x, self.full_edges) if len(self.split.unseen_nodes) else logits
         return split_accuracies(logits, full_logits, self.split)
+
+
+class AttentionTraining(TeacherTraining):
+    """The recipe of RevGAT and DRGAT: RMSprop with a warm-up, a loss that saturates, labels as input where asked."""
+
+    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
+        self.config = config
+        super().__init__(model, split, config)
+
+    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
+
+    def train_epoch(self, epoch: int) -> float:
+        rise = min(1.0, (epoch + 1) / max(1, self.config.attention.warmup_epochs))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.teacher.lr * rise
+        return super().train_epoch(epoch)
+
+    def loss(self) -> Tensor:
+        graph = self.split.observed
+        if isinstance(self.model, LabelInput):
+            logits, nodes = self.model.practise(self.observed_x, self.observed_edges)
+        else:
+            logits, nodes = self.model(self.observed_x, self.observed_edges), graph.train_mask
+        saturating = self.config.attention.loss == "log"
+        loss = losses.saturating_label_loss if saturating else losses.hard_label_loss
+        return loss(logits[nodes], graph.y[nodes])
 
 
 class NodeTraining(Training):
@@ -318,6 +352,12 @@ class RbMTraining(StudentTraining):
         # so weight decay on it would steer the memory by itself: it stays off unless asked for.
         memories = [memory.requires_grad_() for memory in self.model.memories()]
         return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
+
+
+def teacher_training(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTraining:
+    """The training of the teacher that the configuration names."""
+    kind = AttentionTraining if config.teacher.name in ATTENTION_TEACHERS else TeacherTraining
+    return kind(model, split, config)
 
 
 def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows, Rows]:

@@ -1,5 +1,7 @@
 """One function a loss. All are means over rows (or experts), so that weights mean the same for every batch size."""
 
+import math
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,6 +13,16 @@ TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
 def hard_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy with the true classes, the first term of the paper's Eq. 8. ``logits [B, C]``, ``labels [B]``."""
     return F.cross_entropy(logits, labels)
+
+
+def saturating_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """``log(eps + CE) - log(eps)`` with ``eps = 1 - ln 2`` and CE a row's cross-entropy, as a mean over rows.
+
+    The RevGAT and DRGAT teachers' loss: it grows ever more slowly, so that a node whose label contradicts everything
+    else does not rule the gradient.
+    """
+    eps = 1 - math.log(2)
+    return (eps + F.cross_entropy(logits, labels, reduction="none")).log().mean() - math.log(eps)
 
 
 def log_probabilities(logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:

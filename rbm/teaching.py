@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.cache import Cache
-from rbm.config import Config, ReliabilityConfig
+from rbm.config import ATTENTION_TEACHERS, Config, ReliabilityConfig
 from rbm.metrics import evaluating
 from rbm.progress import Progress
 from rbm.reliability import entropy_change
 from rbm.splits import GraphSplit
-from rbm.teachers import Teacher, build_teacher, edges_for, features_for
+from rbm.teachers import LabelInput, Teacher, build_teacher, edges_for, features_for
 from rbm.training import Result, split_accuracies
 
 
@@ -91,18 +91,29 @@ def teaching_from_module(
     return Teaching(soft_labels, logits, result, teacher, observed)
 
 
-def build_configured_teacher(config: Config, features: int, classes: int) -> Teacher:
-    """The untrained teacher that the configuration describes."""
-    section = config.teacher
-    return build_teacher(
-        section.name,
-        features,
-        classes,
-        hidden_channels=section.hidden_channels,
-        num_layers=section.num_layers,
-        dropout=section.dropout,
-        norm=section.norm,
-    )
+def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:
+    """The untrained teacher that the configuration describes, on the graph's device."""
+    section, attention = config.teacher, config.attention
+    shape = {name: getattr(section, name) for name in ("hidden_channels", "num_layers", "dropout", "norm")}
+    if section.name in ATTENTION_TEACHERS:
+        shape |= {name: getattr(attention, name) for name in ("heads", "input_dropout", "edge_dropout")}
+    if section.name == "revgat":
+        shape["groups"] = attention.groups
+    shows_labels = section.name in ATTENTION_TEACHERS and attention.label_input
+    features = split.graph.num_features + (classes if shows_labels else 0)
+    teacher = build_teacher(section.name, features, classes, **shape)
+    if shows_labels:
+        labels = training_labels(split)
+        teacher = LabelInput(teacher, labels, classes, attention.label_mask_rate, attention.label_iterations)
+    return teacher.to(split.graph.x.device)
+
+
+def training_labels(split: GraphSplit) -> tuple[Tensor, Tensor]:
+    """Classes of the observed training nodes, -1 for all others: int64 ``[N_observed]`` and ``[N]``."""
+    observed = split.observed.y.masked_fill(~split.observed.train_mask, -1)
+    full = split.graph.y.new_full((split.graph.num_nodes,), -1)
+    full[split.observed_nodes.to(full.device)] = observed
+    return observed, full
 
 
 def cached_teacher(
@@ -124,6 +135,8 @@ def cached_teacher(
 
     graph = split.observed
     settings = {"teacher": asdict(config.teacher), "seed": config.seed}
+    if config.teacher.name in ATTENTION_TEACHERS:
+        settings["attention"] = asdict(config.attention)
     # Unseen nodes do not train a teacher, but its test accuracy is theirs.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]

@@ -5,7 +5,7 @@ Where the values of a named dataset and of a preset come from stands in :mod:`rb
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
-from rbm.config.networks import MLPConfig, Network, RbMConfig, TeacherConfig
+from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, Network, RbMConfig, TeacherConfig
 from rbm.config.tree import (
     EVALUATED,
     PRESETS,
@@ -19,11 +19,13 @@ from rbm.config.tree import (
 )
 
 __all__ = [
+    "ATTENTION_TEACHERS",
     "EVALUATED",
     "PRESETS",
     "PROTOCOLS",
     "SETTINGS",
     "SPARSE_FEATURES",
+    "AttentionConfig",
     "CoHOpConfig",
     "Config",
     "DistillConfig",

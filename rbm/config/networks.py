@@ -35,7 +35,8 @@ class Network(Section):
 
 @dataclass(frozen=True)
 class TeacherConfig(Network):
-    """The graph neural network: ``sage`` (mean aggregation with the node itself) or ``gcn``.
+    """The graph neural network: ``sage`` (mean aggregation with the node itself), ``gcn``, or one of those that have
+    settings of their own in :class:`AttentionConfig`, ``revgat`` and ``drgat``.
 
     In its first epochs a teacher may already order the classes well on a few hundred validation nodes while its soft
     labels are close to uniform; a student learns little from those. Hence ``min_epochs``.
@@ -44,6 +45,44 @@ class TeacherConfig(Network):
     name: str = "sage"
     dropout: float = 0.5
     min_epochs: int = 20
+
+
+# The teachers whose results depend on the section ``attention``.
+ATTENTION_TEACHERS = ("revgat", "drgat")
+
+
+@dataclass(frozen=True)
+class AttentionConfig(Section):
+    """What the teachers ``revgat`` and ``drgat`` have beside :class:`TeacherConfig`; nothing else reads it.
+
+    ``heads`` (each ``teacher.hidden_channels`` wide), ``groups`` (of a reversible layer, ``revgat`` alone),
+    ``label_mask_rate`` and ``label_iterations``, ``warmup_epochs`` (over which RMSprop's learning rate rises to
+    ``teacher.lr``) and ``loss`` are those of the released code of both for ogbn-arxiv. ``loss`` is ``log``, where a
+    label that cannot be learned costs little (:func:`rbm.losses.saturating_label_loss`), or ``cross_entropy``.
+
+    Ours, for graphs with few labels: ``input_dropout`` and ``edge_dropout`` (released: 0.25 and 0.3 for RevGAT, 0.35
+    and 0.5 for DRGAT), and ``label_input``, which is off; released: on. It shows the classes of training nodes as
+    features: see :class:`rbm.teachers.LabelInput`. For ogbn-arxiv the preset sets all as released.
+    """
+
+    heads: int = 3
+    groups: int = 2
+    input_dropout: float = 0.25
+    edge_dropout: float = 0.3
+    label_input: bool = False
+    label_mask_rate: float = 0.5
+    label_iterations: int = 1
+    warmup_epochs: int = 50
+    loss: str = "log"
+
+    def validate(self) -> None:
+        self.require("heads", self.heads >= 1, "at least 1")
+        self.require("groups", self.groups >= 2, "at least 2")
+        for name in ("input_dropout", "edge_dropout", "label_mask_rate"):
+            self.require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        for name in ("label_iterations", "warmup_epochs"):
+            self.require(name, getattr(self, name) >= 0, "at least 0")
+        self.require("loss", self.loss in ("log", "cross_entropy"), "log or cross_entropy")
 
 
 @dataclass(frozen=True)

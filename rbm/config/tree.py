@@ -8,7 +8,7 @@ import yaml
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
-from rbm.config.networks import MLPConfig, RbMConfig, TeacherConfig
+from rbm.config.networks import AttentionConfig, MLPConfig, RbMConfig, TeacherConfig
 from rbm.config.section import Section, updated
 
 SETTINGS = ("transductive", "inductive")
@@ -31,7 +31,7 @@ class Config(Section):
 
     ``rbm``, ``mlp``, ``moe`` and ``ensemble`` are students of one recipe, that of ``distill``, ``reliability`` and
     ``encoding``. The baselines with a recipe of their own (``glnn``, ``krd``, ``nosmog``, ``cohop``) hold it in their
-    sections.
+    sections. ``attention`` belongs to the teachers ``revgat`` and ``drgat``.
     """
 
     dataset: str = "digits"
@@ -55,6 +55,7 @@ class Config(Section):
     krd: KRDConfig = field(default_factory=KRDConfig)
     nosmog: NOSMOGConfig = field(default_factory=NOSMOGConfig)
     cohop: CoHOpConfig = field(default_factory=CoHOpConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
 
     def validate(self) -> None:
         self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")

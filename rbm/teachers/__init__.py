@@ -1,14 +1,20 @@
 """Teachers: graph neural networks whose predictions a student learns from."""
 
-from torch import Tensor, nn
+from typing import Any
+
+from torch import nn
 from torch_geometric.data import Data
 
 from rbm.sparse import Features, SparseRows, as_rows
-from rbm.teachers.base import Teacher
+from rbm.teachers.attention import AttentionTeacher
+from rbm.teachers.base import ConvTeacher, Teacher
+from rbm.teachers.drgat import DRGAT
 from rbm.teachers.gcn import GCN
+from rbm.teachers.labels import LabelInput
+from rbm.teachers.revgat import RevGAT
 from rbm.teachers.sage import GraphSAGE
 
-TEACHERS: dict[str, type[Teacher]] = {"sage": GraphSAGE, "gcn": GCN}
+TEACHERS: dict[str, type[Teacher]] = {"sage": GraphSAGE, "gcn": GCN, "revgat": RevGAT, "drgat": DRGAT}
 
 
 def build_teacher(
@@ -20,14 +26,17 @@ def build_teacher(
     num_layers: int = 2,
     dropout: float = 0.0,
     norm: str = "none",
-) -> nn.Module:
-    """Build a teacher by name (``"sage"`` or ``"gcn"``); see ``Teacher`` for the arguments and what is raised.
+    **further: Any,
+) -> Teacher:
+    """Build a teacher by name, one of ``TEACHERS``; see its class for the arguments and what is raised.
+
+    ``further`` arguments are those of ``revgat`` and ``drgat`` alone, such as ``heads``.
 
     Raises:
         ValueError: an unknown name.
     """
     check_teacher(name)
-    return TEACHERS[name](in_channels, hidden_channels, out_channels, num_layers, dropout, norm)
+    return TEACHERS[name](in_channels, hidden_channels, out_channels, num_layers, dropout, norm, **further)
 
 
 def check_teacher(name: str) -> None:
@@ -36,8 +45,8 @@ def check_teacher(name: str) -> None:
         raise ValueError(f"teacher: got {name!r}, expected one of {', '.join(TEACHERS)}, or your own trained module")
 
 
-def edges_for(teacher: nn.Module, graph: Data) -> Tensor:
-    """What ``teacher`` takes as edges of ``graph``: our own take a matrix that is built once, others ``edge_index``."""
+def edges_for(teacher: nn.Module, graph: Data) -> Any:
+    """What ``teacher`` takes as edges of ``graph``: our own take a form that is built once, others ``edge_index``."""
     if isinstance(teacher, Teacher):
         return teacher.adjacency(graph.edge_index, graph.num_nodes, graph.x.dtype)
     return graph.edge_index
@@ -49,4 +58,18 @@ def features_for(teacher: nn.Module, x: Features) -> Features:
     return rows.to_dense() if isinstance(rows, SparseRows) and not isinstance(teacher, Teacher) else rows
 
 
-__all__ = ["GCN", "TEACHERS", "GraphSAGE", "Teacher", "build_teacher", "check_teacher", "edges_for", "features_for"]
+__all__ = [
+    "DRGAT",
+    "GCN",
+    "TEACHERS",
+    "AttentionTeacher",
+    "ConvTeacher",
+    "GraphSAGE",
+    "LabelInput",
+    "RevGAT",
+    "Teacher",
+    "build_teacher",
+    "check_teacher",
+    "edges_for",
+    "features_for",
+]

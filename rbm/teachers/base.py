@@ -1,8 +1,9 @@
-"""What both teachers share: their settings, and the sparse matrix that carries messages."""
+"""What all teachers share: their interface and their settings; and the sparse matrix that carries messages of some."""
 
 import itertools
 import warnings
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,39 @@ NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 class Teacher(nn.Module, ABC):
+    """A graph neural network that gives class logits, and shows its last hidden layer."""
+
+    @staticmethod
+    @abstractmethod
+    def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Any:
+        """The edges in the form that the teacher works with, self-loops included.
+
+        Pass it in place of ``edge_index`` to build it once for many epochs. It belongs to one graph.
+        """
+
+    @abstractmethod
+    def forward(self, x: Features, edge_index: Tensor) -> Tensor:
+        """Class logits.
+
+        Args:
+            x: floating ``[N, F]``, dense or sparse (see :func:`rbm.sparse.as_rows`).
+            edge_index: int64 ``[2, M]`` without self-loops, messages flow from row 0 to row 1; or ``adjacency`` of it.
+
+        Returns:
+            Logits ``[N, C]``.
+        """
+
+    @abstractmethod
+    def embed(self, x: Features, edge_index: Tensor) -> Tensor:
+        """The last hidden layer ``[N, H]``, before norm; arguments as in ``forward``."""
+
+    def _as_adjacency(self, x: Rows, edge_index: Any) -> Any:
+        if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+            return self.adjacency(edge_index, x.shape[0], x.dtype)
+        return edge_index
+
+
+class ConvTeacher(Teacher):
     """A stack of graph convolutions; subclasses fill ``convs`` and say how a hidden layer ends.
 
     Args:
@@ -38,16 +72,7 @@ class Teacher(nn.Module, ABC):
         norm: str = "none",
     ) -> None:
         super().__init__()
-        sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name}: got {size}, expected at least 1")
-        if num_layers < 2:
-            raise ValueError(f"num_layers: got {num_layers}, expected at least 2: hidden layers and one for the logits")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1)")
-        if norm not in NORMS:
-            raise ValueError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
+        check_settings(in_channels, hidden_channels, out_channels, num_layers, norm, dropout=dropout)
         widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         pairs = itertools.pairwise(widths)
         self.convs = nn.ModuleList([self.make_conv(d_in, d_out) for d_in, d_out in pairs])
@@ -72,22 +97,12 @@ class Teacher(nn.Module, ABC):
         """From the convolution's output ``h``, ``[N, H]``: what ``embed`` shows of it, and the next layer's input."""
 
     def forward(self, x: Features, edge_index: Tensor) -> Tensor:
-        """Class logits.
-
-        Args:
-            x: floating ``[N, F]``, dense or sparse (see :func:`rbm.sparse.as_rows`).
-            edge_index: int64 ``[2, M]`` without self-loops, messages flow from row 0 to row 1; or ``adjacency`` of it.
-
-        Returns:
-            Logits ``[N, C]``.
-        """
         x = as_rows(x)
         adjacency = self._as_adjacency(x, edge_index)
         h, _ = self._run_hidden(x, adjacency)
         return self.convs[-1](h, adjacency)
 
     def embed(self, x: Features, edge_index: Tensor) -> Tensor:
-        """The last hidden layer ``[N, H]``, before norm; arguments as in ``forward``."""
         x = as_rows(x)
         return self._run_hidden(x, self._as_adjacency(x, edge_index))[1]
 
@@ -97,10 +112,22 @@ class Teacher(nn.Module, ABC):
             shown, h = self.hidden(layer, conv(h, adjacency))
         return h, shown
 
-    def _as_adjacency(self, x: Rows, edge_index: Tensor) -> Tensor:
-        if edge_index.layout != torch.strided:
-            return edge_index
-        return self.adjacency(edge_index, x.shape[0], x.dtype)
+
+def check_settings(
+    in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, norm: str, **dropouts: float
+) -> None:
+    """Raise ValueError, with the argument's name, where a teacher cannot be built so."""
+    sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}: got {size}, expected at least 1")
+    if num_layers < 2:
+        raise ValueError(f"num_layers: got {num_layers}, expected at least 2: hidden layers and one for the logits")
+    for name, share in dropouts.items():
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"{name}: got {share}, expected a probability in [0, 1)")
+    if norm not in NORMS:
+        raise ValueError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
 
 
 def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:

@@ -6,7 +6,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from rbm.sparse import Rows, linear
-from rbm.teachers.base import Teacher, sparse_adjacency
+from rbm.teachers.base import ConvTeacher, sparse_adjacency
 
 
 class _Conv(GCNConv):
@@ -19,7 +19,7 @@ class _Conv(GCNConv):
         return self.propagate(adjacency, x=linear(x, self.lin.weight), edge_weight=None) + self.bias
 
 
-class GCN(Teacher):
+class GCN(ConvTeacher):
     """``h' = D^-1/2 (A + I) D^-1/2 h W + b``, then ReLU, norm, dropout; the last layer is plain.
 
     Equal to PyG's ``GCN(..., act_first=True)``; self-loops are added here. ``embed`` gives the last hidden layer after

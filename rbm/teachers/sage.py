@@ -6,7 +6,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import add_self_loops, degree
 
 from rbm.sparse import Rows, SparseRows, linear
-from rbm.teachers.base import Teacher, sparse_adjacency
+from rbm.teachers.base import ConvTeacher, sparse_adjacency
 
 
 class _MeanConv(SAGEConv):
@@ -31,7 +31,7 @@ class _MeanConv(SAGEConv):
         return self.propagate(adjacency, x=(projected, projected), size=None)
 
 
-class GraphSAGE(Teacher):
+class GraphSAGE(ConvTeacher):
     """``h_i' = W (h_i + sum_{j -> i} h_j) / (in-degree(i) + 1) + b``, then norm, ReLU, dropout; the last is plain.
 
     Equal to PyG's ``SAGEConv(aggr="mean", root_weight=False)`` on edges with one more self-loop for each node (added
