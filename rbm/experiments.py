@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -63,6 +63,7 @@ class Experiment:
     teacher: str = "sage"
     changes: dict[str, Any] = field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+    _configs: dict[tuple[str, str, str], Config] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "datasets", tuple(dataset_name(name) for name in self.datasets))
@@ -94,7 +95,7 @@ class Experiment:
             content = yaml.safe_load(Path(path).read_text())
         except yaml.YAMLError as error:
             raise ValueError(f"{path} is not valid YAML: {error}") from error
-        known = {item.name for item in fields(cls)}
+        known = {item.name for item in fields(cls) if item.init}
         if not isinstance(content, dict) or not set(content) <= known:
             given = sorted(set(content) - known) if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"{path} holds {given}, expected the keys {', '.join(sorted(known))}")
@@ -113,10 +114,13 @@ class Experiment:
 
     def config(self, task: "Task") -> Config:
         """The whole configuration of a task."""
-        config = preset_config(self.preset, task.dataset, task.setting, self.teacher)
-        for changes in (self.changes, self.variants[task.variant]):
-            config = config.updated(changes)
-        return config.updated({"seed": task.seed, "protocol": self.protocol})
+        key = (task.dataset, task.setting, task.variant)
+        if key not in self._configs:
+            config = preset_config(self.preset, task.dataset, task.setting, self.teacher)
+            for changes in (self.changes, self.variants[task.variant], {"protocol": self.protocol}):
+                config = config.updated(changes)
+            self._configs[key] = config
+        return replace(self._configs[key], seed=task.seed)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ def preset_config(preset: str, dataset: str, setting: str = "transductive", teac
             f"the paper has no hyperparameters for dataset {dataset!r}, setting {setting!r}, teacher {teacher!r};"
             " use the preset clean"
         )
+    if released is None and (of_sage := _released(dataset, setting, "sage")):
+        # A teacher that the paper does not tune: its own defaults, and students as GraphSAGE's.
+        released = {name: values for name, values in of_sage.items() if name != "teacher"}
     if released is not None:
         config = config.updated(released)
     config = config.updated(_baselines(dataset, setting, teacher))
@@ -101,7 +104,7 @@ def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
     for method, datasets in _read("baselines.yaml").items():
         settings = datasets.get(dataset, {})
         values = settings.get("both") or settings.get(setting, {})
-        found[method] = values.get(teacher, {}) if method == "krd" else values
+        found[method] = values.get(teacher, values.get("sage", {})) if method == "krd" else values
     return found
 
 

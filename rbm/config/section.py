@@ -1,6 +1,7 @@
 """What every part of the configuration shares: its values are typed, checked when it is built, and changed by name."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, get_type_hints
 
 
@@ -9,7 +10,7 @@ class Section:
     """A part of the tree. Values are checked when it is built, with messages that name the key."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = _hints(type(self))
         for item in fields(self):
             value = getattr(self, item.name)
             if is_dataclass(hints[item.name]):
@@ -28,6 +29,11 @@ class Section:
     def require(self, name: str, fits: bool, expected: str) -> None:
         if not fits:
             raise ValueError(f"{self.section}{name} is {getattr(self, name)!r}, expected {expected}")
+
+
+@cache
+def _hints(section: type) -> dict[str, Any]:
+    return get_type_hints(section)
 
 
 def updated(section: Any, changes: dict[str, Any], path: str) -> Any:

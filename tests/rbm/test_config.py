@@ -161,3 +161,14 @@ def test_broken_file(tmp_path):
     path.write_text("- 1")
     with pytest.raises(ValueError, match="holds list, expected the sections"):
         Config.from_yaml(path)
+
+
+@pytest.mark.parametrize(("setting", "teacher"), [("transductive", "revgat"), ("inductive", "gcn")])
+def test_students_of_a_teacher_that_the_paper_does_not_tune_are_those_of_graphsage(setting, teacher):
+    theirs, of_sage = (preset_config("clean", "cora", setting, name) for name in (teacher, "sage"))
+    for section in ("rbm", "mlp", "moe", "krd", "glnn", "distill", "encoding"):
+        assert getattr(theirs, section) == getattr(of_sage, section)
+    assert theirs.teacher.name == teacher
+    assert theirs.teacher.hidden_channels == Config().teacher.hidden_channels
+    with pytest.raises(ValueError, match="the paper has no hyperparameters for"):
+        preset_config("paper", "cora", setting, teacher)
