@@ -166,7 +166,8 @@ def test_broken_file(tmp_path):
 @pytest.mark.parametrize(("setting", "teacher"), [("transductive", "revgat"), ("inductive", "gcn")])
 def test_students_of_a_teacher_that_the_paper_does_not_tune_are_those_of_graphsage(setting, teacher):
     theirs, of_sage = (preset_config("clean", "cora", setting, name) for name in (teacher, "sage"))
-    for section in ("rbm", "mlp", "moe", "krd", "glnn", "distill", "encoding"):
+    own = {"gcn": {"krd"}}.get(teacher, set())  # KRD's code has settings for a GCN in both
+    for section in {"rbm", "mlp", "moe", "krd", "glnn", "distill", "encoding"} - own:
         assert getattr(theirs, section) == getattr(of_sage, section)
     assert theirs.teacher.name == teacher
     assert theirs.teacher.hidden_channels == Config().teacher.hidden_channels
