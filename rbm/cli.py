@@ -298,7 +298,8 @@ def _configuration(dataset, teacher, preset, given, config_file, assignments, *,
     preset = preset or changes.get("preset", "clean")
     setting = given.get("setting") or changes.get("setting", "transductive")
     teacher = teacher or changes.get("teacher", {}).get("name", "sage")
-    chosen = preset_config(preset, dataset, setting, teacher).updated(changes)
+    protocol = given.get("protocol") or changes.get("protocol", "rbm")
+    chosen = preset_config(preset, dataset, setting, teacher, protocol).updated(changes)
     fixed = {**given, "dataset": dataset, "preset": preset, "teacher": {"name": teacher}}
     return chosen.updated(fixed).updated(parse_assignments(assignments or []))
 

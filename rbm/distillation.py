@@ -21,6 +21,7 @@ from rbm.learners import student_inputs, teacher_training
 from rbm.lessons import Learned, Lesson, fit_phase
 from rbm.methods import METHODS
 from rbm.metrics import student_latency, teacher_latency
+from rbm.presets import teacher_settings
 from rbm.progress import Progress
 from rbm.sparse import Rows
 from rbm.splits import GraphSplit, split_graph, without_test_set
@@ -103,7 +104,8 @@ def distill(
         teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
             name of a teacher to train (of ``rbm.teachers.TEACHERS``), or ``logits`` for those that
             ``data.teacher_logits`` holds; by default the one in ``config``.
-        config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read.
+        config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read. By default
+            the tree's defaults, and the settings of its own that a named teacher may have.
         methods: which students to train, of ``rbm.methods.METHODS``; the run folder keeps the last one's for
             predictions.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
@@ -125,9 +127,10 @@ def distill(
         ValueError, TypeError: data, teacher or configuration do not fit; before any work.
         FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
     """
-    config = config or Config()
     if isinstance(teacher, str):
+        config = config or Config().updated(teacher_settings(teacher))
         config, teacher = config.updated({"teacher": {"name": teacher}}), None
+    config = config or Config()
     _check_methods(methods)
     validate_data(data)
     classes = num_classes(data)

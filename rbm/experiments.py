@@ -116,8 +116,8 @@ class Experiment:
         """The whole configuration of a task."""
         key = (task.dataset, task.setting, task.variant)
         if key not in self._configs:
-            config = preset_config(self.preset, task.dataset, task.setting, self.teacher)
-            for changes in (self.changes, self.variants[task.variant], {"protocol": self.protocol}):
+            config = preset_config(self.preset, task.dataset, task.setting, self.teacher, self.protocol)
+            for changes in (self.changes, self.variants[task.variant]):
                 config = config.updated(changes)
             self._configs[key] = config
         return replace(self._configs[key], seed=task.seed)

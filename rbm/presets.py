@@ -9,7 +9,8 @@ specification lists every difference):
 
 The hyperparameters of the paper's nine datasets are the released ones (``configs/paper``; numbers that the release
 wrote as text are numbers there), those of its baselines the ones of their code (``configs/baselines.yaml``). Ours, for
-the embedded graph and where a search on validation data found better ones, are changes to these, in ``configs``.
+the embedded graph and where a search on validation data found better ones, are changes to these, in ``configs``; and so
+are those of teachers that the release has none for (``configs/teachers.yaml``).
 """
 
 from functools import cache, reduce
@@ -47,16 +48,18 @@ _SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-def preset_config(preset: str, dataset: str, setting: str = "transductive", teacher: str = "sage") -> Config:
+def preset_config(
+    preset: str, dataset: str, setting: str = "transductive", teacher: str = "sage", protocol: str = "rbm"
+) -> Config:
     """The configuration that a preset gives for a dataset.
 
     Raises:
         ValueError: an unknown preset, or the paper's hyperparameters do not cover this dataset, setting and teacher.
     """
-    config = Config(dataset=dataset, setting=setting, preset=preset)
-    config = config.updated({"teacher": {"name": teacher}})
+    config = Config(dataset=dataset, setting=setting, preset=preset, protocol=protocol)
+    config = config.updated(teacher_settings(teacher)).updated({"teacher": {"name": teacher}})
     released = _released(dataset, setting, teacher)
-    ours = _ours(dataset, setting, teacher)
+    ours = _ours(dataset, setting, teacher, protocol)
     if released is None and preset != "clean":
         raise ValueError(
             f"the paper has no hyperparameters for dataset {dataset!r}, setting {setting!r}, teacher {teacher!r};"
@@ -71,6 +74,11 @@ def preset_config(preset: str, dataset: str, setting: str = "transductive", teac
     if ours is not None and preset == "clean":
         config = config.updated(ours)
     return config.updated(_SWITCHES[preset])
+
+
+def teacher_settings(teacher: str) -> dict[str, Any]:
+    """The settings that a teacher has of its own on any graph, ``configs/teachers.yaml``; none for most."""
+    return _read("teachers.yaml").get(teacher, {})
 
 
 def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
@@ -108,10 +116,13 @@ def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
     return found
 
 
-def _ours(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
-    """The changes of ``configs``: of both settings, then of one; of any teacher (``any``), then of one."""
+def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, Any] | None:
+    """The changes of ``configs``: of both settings, then of one; of any teacher (``any``), then of one; and what holds
+    under the protocol ``rbm`` alone, where features of Planetoid's graphs are row-normalised.
+    """
     found = _read(f"{dataset}.yaml")
     parts = [found.get(where, {}).get(name) for where in ("both", setting) for name in ("any", teacher)]
+    parts.append(found.get("row_normalized") if protocol == "rbm" else None)
     return reduce(merged, filter(None, parts), {}) or None
 
 

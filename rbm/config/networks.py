@@ -55,14 +55,17 @@ ATTENTION_TEACHERS = ("revgat", "drgat")
 class AttentionConfig(Section):
     """What the teachers ``revgat`` and ``drgat`` have beside :class:`TeacherConfig`; nothing else reads it.
 
-    ``heads`` (each ``teacher.hidden_channels`` wide), ``groups`` (of a reversible layer, ``revgat`` alone),
-    ``label_mask_rate`` and ``label_iterations``, ``warmup_epochs`` (over which RMSprop's learning rate rises to
-    ``teacher.lr``) and ``loss`` are those of the released code of both for ogbn-arxiv. ``loss`` is ``log``, where a
-    label that cannot be learned costs little (:func:`rbm.losses.saturating_label_loss`), or ``cross_entropy``.
+    The defaults are those of RevGAT's released code for ogbn-arxiv, and of DRGAT's but for its dropouts of input and
+    edges (0.35 and 0.5). One is ours: ``label_input`` is off, and theirs is on; it shows the classes of training nodes
+    as features (:class:`rbm.teachers.LabelInput`), of which small graphs have few. Shape, ``dropout`` (of all hidden
+    layers), learning rate, weight decay and epochs stand in :class:`TeacherConfig`, whose defaults are GraphSAGE's: what
+    these two need instead stands in ``configs/teachers.yaml``, and as released in ``configs/ogbn-arxiv.yaml``.
 
-    Ours, for graphs with few labels: ``input_dropout`` and ``edge_dropout`` (released: 0.25 and 0.3 for RevGAT, 0.35
-    and 0.5 for DRGAT), and ``label_input``, which is off; released: on. It shows the classes of training nodes as
-    features: see :class:`rbm.teachers.LabelInput`. For ogbn-arxiv the preset sets all as released.
+    Each of the ``heads`` is ``teacher.hidden_channels`` wide; ``groups`` part the channels of a reversible layer
+    (``revgat`` alone). ``label_mask_rate`` of the training labels are shown in training, and ``label_iterations``
+    rounds of label reuse follow. RMSprop's learning rate rises to ``teacher.lr`` over ``warmup_epochs``. ``loss`` is
+    ``log``, where a label that cannot be learned costs little (:func:`rbm.losses.saturating_label_loss`), or
+    ``cross_entropy``.
     """
 
     heads: int = 3

@@ -63,13 +63,21 @@ def test_every_entry_of_the_baselines_reaches_its_section(method, setting, teach
     for dataset, settings in BASELINES[method].items():
         entry = settings.get("both") or settings[setting]
         entry = entry[teacher] if method == "krd" else entry
-        section = getattr(preset_config("clean", dataset, setting, teacher), method)
+        section = getattr(preset_config("clean", dataset, setting, teacher, "cpf"), method)
         for name, value in entry.items():
             found = getattr(section, name)
             if isinstance(value, dict):
                 assert {key: getattr(found, key) for key in value} == value, (dataset, name)
             else:
                 assert found == value, (dataset, name)
+
+
+def test_baselines_meet_row_normalised_features_with_settings_of_their_own():
+    for dataset in ("cora", "citeseer"):
+        rows, raw = (preset_config("clean", dataset, protocol=protocol) for protocol in ("rbm", "cpf"))
+        assert rows.glnn.weight_decay < raw.glnn.weight_decay
+        assert rows.nosmog.adversarial_eps < raw.nosmog.adversarial_eps / 10
+        assert (rows.protocol, raw.protocol) == ("rbm", "cpf")
 
 
 def test_hyperparameters_of_the_baselines():
@@ -170,6 +178,6 @@ def test_students_of_a_teacher_that_the_paper_does_not_tune_are_those_of_graphsa
     for section in {"rbm", "mlp", "moe", "krd", "glnn", "distill", "encoding"} - own:
         assert getattr(theirs, section) == getattr(of_sage, section)
     assert theirs.teacher.name == teacher
-    assert theirs.teacher.hidden_channels == Config().teacher.hidden_channels
+    assert theirs.teacher.hidden_channels != of_sage.teacher.hidden_channels
     with pytest.raises(ValueError, match="the paper has no hyperparameters for"):
         preset_config("paper", "cora", setting, teacher)
