@@ -58,7 +58,7 @@ class AttentionConfig(Section):
     The defaults are those of RevGAT's released code for ogbn-arxiv, and of DRGAT's but for its dropouts of input and
     edges (0.35 and 0.5). One is ours: ``label_input`` is off, and theirs is on; it shows the classes of training nodes
     as features (:class:`rbm.teachers.LabelInput`), of which small graphs have few. Shape, ``dropout`` (of all hidden
-    layers), learning rate, weight decay and epochs stand in :class:`TeacherConfig`, whose defaults are GraphSAGE's: what
+    layers), learning rate, weight decay and epochs stand in :class:`TeacherConfig`, whose defaults suit GraphSAGE; what
     these two need instead stands in ``configs/teachers.yaml``, and as released in ``configs/ogbn-arxiv.yaml``.
 
     Each of the ``heads`` is ``teacher.hidden_channels`` wide; ``groups`` part the channels of a reversible layer
