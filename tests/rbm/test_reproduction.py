@@ -39,7 +39,7 @@ def test_every_table_is_sound(name):
 
 
 def test_unknown_tables_are_listed():
-    with pytest.raises(ValueError, match="table is 'mian', expected one of ablation, annealing,"):
+    with pytest.raises(ValueError, match="table is 'mian', expected one of ablation, advanced, annealing,"):
         read_table("mian")
 
 

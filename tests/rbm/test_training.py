@@ -75,7 +75,7 @@ def test_min_epochs_are_not_selected():
 def test_loss_that_is_not_finite():
     learner = Script(val=[0.1] * 6)
     learner.train_epoch = lambda epoch: float("nan")
-    with pytest.raises(FloatingPointError, match="loss of phase 'student' became nan in epoch 0; a smaller learning"):
+    with pytest.raises(FloatingPointError, match="loss of phase 'rbm' became nan in epoch 0; a smaller learning"):
         run(learner)
 
 
