@@ -159,7 +159,7 @@ def distill(
 
     learned: dict[str, Learned] = {}
     timings: dict[str, dict[str, float]] = {}
-    with _deterministic():
+    with deterministic():
         with _timed(timings, "teacher"):
             teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
         encode_once = _encoder(split, config, classes, kept, list(encodings), progress, timings)
@@ -308,7 +308,7 @@ def _timed(timings: dict[str, dict[str, float]], name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
     """Repeatable kernels inside, and the caller's random state and settings untouched outside."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

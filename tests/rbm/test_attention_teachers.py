@@ -13,6 +13,7 @@ from rbm import losses, training
 from rbm.cache import Cache
 from rbm.checkpoint import RunFolder
 from rbm.config import ATTENTION_TEACHERS, Config
+from rbm.distillation import deterministic
 from rbm.experiments import config_fingerprint
 from rbm.learners import AttentionTraining, teacher_training
 from rbm.lessons import fit_phase
@@ -38,10 +39,12 @@ def quick() -> Config:
 
 
 def trained(config: Config, split: GraphSplit, classes: int) -> tuple[Teacher, dict]:
-    torch.manual_seed(config.seed)
-    teacher = build_configured_teacher(config, split, classes)
-    learner = teacher_training(teacher, split, config)
-    return teacher, fit_phase("teacher", learner, config.teacher, None, Progress(None))
+    """As :func:`rbm.distill` trains a teacher: with kernels that add in one order on any number of threads."""
+    with deterministic():
+        torch.manual_seed(config.seed)
+        teacher = build_configured_teacher(config, split, classes)
+        learner = teacher_training(teacher, split, config)
+        return teacher, fit_phase("teacher", learner, config.teacher, None, Progress(None))
 
 
 def test_registry():
