@@ -24,32 +24,20 @@ from rbm.splits import GraphSplit
 from rbm.students import RbMStudent, Trace
 from rbm.teachers import LabelInput, edges_for, features_for
 from rbm.teaching import Teaching
-from rbm.training import Accuracies, split_accuracies
+from rbm.training import Accuracies, Learner, split_accuracies
 
 
-class Training:
+class Training(Learner):
     """A model and its optimiser, and nothing that depends on the epoch or has to be kept beside them."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-
-    def train_epoch(self, epoch: int) -> float:
-        """Train for one epoch and return its loss."""
-        raise NotImplementedError
-
-    def evaluate(self) -> Accuracies:
-        """Accuracies of the model as it is now."""
-        raise NotImplementedError
-
     def resume_at(self, epoch: int) -> None:
-        """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
+        pass
 
     def state(self) -> dict[str, Any]:
-        """What training moves beside model and optimiser."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state` gave."""
+        pass
 
 
 class TeacherTraining(Training):
@@ -126,7 +114,10 @@ class NodeTraining(Training):
     Attributes:
         observed_x, full_x: rows of the observed nodes, and of all.
         train_nodes: int64, the labelled ones among the observed.
+        projection: trained beside the student, where a loss brings its hidden rows beside the teacher's; or None.
     """
+
+    projection: nn.Linear | None = None
 
     def __init__(self, model: nn.Module, split: GraphSplit, network: Network, encodings: Encodings | None) -> None:
         self.model, self.split, self.network = model, split, network
@@ -145,7 +136,13 @@ class NodeTraining(Training):
         """See the logits of the observed nodes after an epoch."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        return build_adam(self.model.parameters(), lr=self.network.lr, weight_decay=self.network.weight_decay)
+        parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
+        groups = [{"params": parameters}, *self.further_groups()]
+        return build_adam(groups, lr=self.network.lr, weight_decay=self.network.weight_decay)
+
+    def further_groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimiser beside the parameters."""
+        return []
 
 
 class StudentTraining(NodeTraining):
@@ -283,15 +280,6 @@ class StudentTraining(NodeTraining):
         self.embedding = self.teaching.embedding("distill")
         width = self.model.layers[0].out_features
         return nn.Linear(width, width).to(self.embedding.device)
-
-    def build_optimizer(self) -> torch.optim.Optimizer:
-        parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
-        groups = [{"params": parameters}, *self.further_groups()]
-        return build_adam(groups, lr=self.network.lr, weight_decay=self.network.weight_decay)
-
-    def further_groups(self) -> list[dict[str, Any]]:
-        """Groups of the optimiser beside the parameters."""
-        return []
 
 
 class RbMTraining(StudentTraining):

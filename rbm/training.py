@@ -2,6 +2,7 @@
 
 import copy
 import time
+from abc import abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -41,9 +42,11 @@ class Learner(Protocol):
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
+    @abstractmethod
     def train_epoch(self, epoch: int) -> float:
         """Train for one epoch and return its loss."""
 
+    @abstractmethod
     def evaluate(self) -> Accuracies:
         """Accuracies of the model as it is now."""
 

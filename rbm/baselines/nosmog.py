@@ -7,7 +7,6 @@ projection of the student's last hidden layer and ``T`` the teacher's hidden row
 mixes rows up in the inductive setting). Both of GLNN's passes have this loss; the weight of the labels' pass is zero.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +16,6 @@ from rbm.baselines.glnn import GLNNTraining
 from rbm.baselines.mlp import mlp_arguments
 from rbm.config import NOSMOGConfig
 from rbm.encodings import Encodings
-from rbm.learners import build_adam
 from rbm.lessons import Learned, Lesson
 from rbm.sparse import SparseRows
 from rbm.splits import GraphSplit
@@ -36,7 +34,6 @@ class NOSMOGTraining(GLNNTraining):
         config: NOSMOGConfig,
         encodings: Encodings | None = None,
     ) -> None:
-        self.projection = None
         if config.similarity_weight > 0:
             self.embedding = teaching.embedding("nosmog")
             width = (model.layers[:-1] or model.layers)[-1].out_features
@@ -60,10 +57,6 @@ class NOSMOGTraining(GLNNTraining):
             shown = F.dropout(self.projection(trace.last).relu(), config.dropout, self.model.training)
             loss = loss + config.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
         return loss
-
-    def build_optimizer(self) -> torch.optim.Optimizer:
-        parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
-        return build_adam(parameters, lr=self.network.lr, weight_decay=self.network.weight_decay)
 
     def state(self) -> dict:
         return {} if self.projection is None else self.projection.state_dict()
