@@ -142,7 +142,7 @@ def epoch_shares() -> str:
 
 def experiment(name: str) -> str:
     """What ``results/NAME.csv`` comes to, beside the paper's figures."""
-    from rbm.experiments import read_rows  # not needed where no graph library is
+    from rbm.rows import read_rows  # not needed where no graph library is
     from rbm.tables import main_table
 
     rows = [row for row in read_rows(RUNS / f"{name}.csv") if (row["teacher"], row["variant"]) == ("sage", "")]

@@ -142,8 +142,9 @@ def reproduce(
     """
     from dataclasses import replace
 
-    from rbm.experiments import parse_seeds, read_rows, run_experiment
+    from rbm.experiments import parse_seeds, run_experiment
     from rbm.reproduction import read_table, render, write_outputs
+    from rbm.rows import read_rows
     from rbm.studies import STUDIES, study
 
     command = f"rbm {' '.join(sys.argv[1:])}"
@@ -191,8 +192,8 @@ def table(
 ) -> None:
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
     from rbm import tables
-    from rbm.experiments import ACCURACIES, read_rows
     from rbm.reproduction import render, table_of
+    from rbm.rows import ACCURACIES, read_rows
     from rbm.tables import main_table, variants_table
 
     if not file.is_file():

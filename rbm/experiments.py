@@ -1,43 +1,29 @@
-"""Many runs over datasets, settings, variants and seeds: one tidy CSV row a trained model, resumable after a kill."""
+"""Many runs over datasets, settings, variants and seeds: a row a trained model (:mod:`rbm.rows`), resumable."""
 
-import csv
-import datetime
 import os
-import platform
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch_geometric
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from rbm.cache import fingerprint
-from rbm.config import ATTENTION_TEACHERS, PRESETS, PROTOCOLS, SETTINGS, Config
+from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.datasets import dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import DEFAULT_METHODS, distill
 from rbm.methods import METHODS
 from rbm.plugins import load_plugin, loaded_plugins
 from rbm.presets import preset_config
-
-KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
-ACCURACIES = ("test_at_best_val", "val", "test_max")
-COLUMNS = (
-    *KEY,
-    *ACCURACIES,
-    *("best_epoch", "epochs", "seconds", "parameters", "active_parameters"),
-    *("config", "commit", "date", "python", "torch", "torch_geometric", "threads"),
-)
+from rbm.rows import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
 
 
 @dataclass(frozen=True)
@@ -169,7 +155,7 @@ def run_experiment(
 
     Args:
         experiment: what to run; several take turns, seed after seed.
-        out: CSV file with :data:`COLUMNS`; made where it is missing. One run again with the same file goes on.
+        out: CSV file with :data:`rbm.rows.COLUMNS`; made where it is missing. One run again with the same file goes on.
         root: folder of the datasets.
         cache: folder of trained teachers and encodings, which variants and later experiments share.
         jobs: processes that run tasks side by side; they share the cores.
@@ -193,12 +179,12 @@ def run_experiment(
     with _progress(console) as bar:
         shown = bar.add_task("runs", total=len(tasks), completed=len(tasks) - len(waiting), what="")
         for task, rows in _results(arguments, jobs):
-            new = [row for row in rows if _key(row) not in done]
-            _append(out, new)
-            done |= {_key(row): row for row in new}
+            new = [row for row in rows if row_key(row) not in done]
+            append_rows(out, new)
+            done |= {row_key(row): row for row in new}
             what = f"{task.dataset} {task.setting} {task.variant} seed {task.seed}"
             bar.update(shown, advance=1, what=what)
-    keys = {_key(row) for each, task in tasks for row in _expected(task, each)}
+    keys = {row_key(row) for each, task in tasks for row in _expected(task, each)}
     return [row for key, row in done.items() if key in keys]
 
 
@@ -252,7 +238,7 @@ def _run_task(
         measure_latency=False,
     )
     return [
-        {**row, **_figures(result.summary[method], result.timings[method]["seconds"]), **_made(config, method)}
+        {**row, **figures(result.summary[method], result.timings[method]["seconds"]), **made_by(config, method)}
         for row in _expected(task, experiment, methods)
         for method in [row["method"]]
     ]
@@ -274,73 +260,7 @@ def _expected(task: Task, experiment: Experiment, methods: list[str] | None = No
 
 def _missing(task: Task, experiment: Experiment, done: dict[tuple, dict[str, str]]) -> list[str]:
     rows = _expected(task, experiment)[1:]
-    return [row["method"] for row in rows if _key(row) not in done]
-
-
-def _figures(result: dict[str, Any], seconds: float) -> dict[str, str]:
-    return {
-        "test_at_best_val": f"{result['test_accuracy']:.5f}",
-        "val": f"{result['val_accuracy']:.5f}",
-        "test_max": f"{result['test_max']:.5f}",
-        "best_epoch": str(result["best_epoch"]),
-        "epochs": str(result["epochs"]),
-        "seconds": f"{seconds:.2f}",
-        "parameters": str(result["parameters"]),
-        "active_parameters": str(result["active_parameters"]),
-    }
-
-
-def _made(config: Config, method: str) -> dict[str, str]:
-    return {
-        "config": config_fingerprint(config, method),
-        "commit": _commit(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_geometric": torch_geometric.__version__,
-        "threads": str(torch.get_num_threads()),
-    }
-
-
-def config_fingerprint(config: Config, method: str) -> str:
-    """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads."""
-    read = ("teacher",) if method == "teacher" else METHODS[method].sections
-    if "teacher" in read and config.teacher.name in ATTENTION_TEACHERS:
-        read += ("attention",)
-    kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
-    return fingerprint("config", {**kept, "root": ""})
-
-
-@lru_cache(maxsize=1)
-def _commit() -> str:
-    """The commit of this package's source, with a plus where the tree has changes; empty outside a checkout."""
-    where = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        commit = subprocess.run([*where, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run([*where, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
-
-
-def read_rows(path: Path | str) -> list[dict[str, str]]:
-    """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is dropped.
-
-    Raises:
-        ValueError: the file has other columns.
-    """
-    path = Path(path)
-    if not path.is_file():
-        return []
-    text = path.read_text()
-    whole, newline, cut = text.rpartition("\n")
-    if cut:
-        path.write_text(whole + newline)
-    rows = list(csv.DictReader(whole.splitlines()))
-    header = whole.split("\n", 1)[0]
-    if whole and header != ",".join(COLUMNS):
-        raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
-    return rows
+    return [row["method"] for row in rows if row_key(row) not in done]
 
 
 def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple, dict[str, str]]:
@@ -349,31 +269,17 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
     Raises:
         ValueError: one of them is of this experiment by its key, but other settings made it.
     """
-    done = {_key(row): row for row in rows}
+    done = {row_key(row): row for row in rows}
     for task in experiment.tasks():
         config = experiment.config(task)
         for row in _expected(task, experiment)[1:]:
-            known, expected = done.get(_key(row)), config_fingerprint(config, row["method"])
+            known, expected = done.get(row_key(row)), config_fingerprint(config, row["method"])
             if known is not None and known["config"] != expected:
                 raise ValueError(
-                    f"the results file holds {' '.join(_key(row))} from other settings ({known['config']}, now"
+                    f"the results file holds {' '.join(row_key(row))} from other settings ({known['config']}, now"
                     f" {expected}); give this experiment a file of its own, or its variant another name"
                 )
     return done
-
-
-def _key(row: dict[str, str]) -> tuple[str, ...]:
-    return tuple(row[name] for name in KEY)
-
-
-def _append(path: Path, rows: list[dict[str, str]]) -> None:
-    is_new = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 @contextmanager

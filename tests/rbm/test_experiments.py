@@ -11,16 +11,9 @@ import pytest
 
 from rbm import experiments
 from rbm.config import PROTOCOLS
-from rbm.experiments import (
-    COLUMNS,
-    Experiment,
-    check_rows,
-    config_fingerprint,
-    parse_seeds,
-    read_rows,
-    run_experiment,
-)
+from rbm.experiments import Experiment, check_rows, parse_seeds, run_experiment
 from rbm.reproduction import read_table, table_names
+from rbm.rows import COLUMNS, config_fingerprint, read_rows
 from rbm.statistics import Summary, paired_test
 from rbm.tables import group_rows, main_table, paper_tables, percent, variants_table
 
@@ -146,11 +139,13 @@ def test_workers_end_with_the_process_that_they_work_for(tmp_path):
             time.sleep(0.1)
         return found
 
-    assert within(120, lambda: len(workers()) == 2 and (tmp_path / "rows.csv").exists())
-    left = workers()
-    run.kill()
-    run.wait()
-    assert within(20, lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+    try:
+        assert within(600, lambda: len(workers()) == 2 and (tmp_path / "rows.csv").exists())
+        left = workers()
+    finally:
+        run.kill()
+        run.wait()
+    assert within(120, lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
 
 
 def test_fingerprints_differ_with_the_settings_not_with_the_folder():

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from rbm import experiments
-from rbm.experiments import read_rows, run_experiment
+from rbm.experiments import run_experiment
 from rbm.methods import METHODS
 from rbm.reproduction import lines_of, read_table, render, table_names, table_of, write_outputs
+from rbm.rows import read_rows
 from rbm.tables import paper_tables
 
 QUICK = {
