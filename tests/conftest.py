@@ -19,6 +19,10 @@ if not torch.cuda.is_available():
     # this must come before any of them.
     os.environ["TRITON_INTERPRET"] = "1"
 
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Workers side by side share the cores; threads of theirs that wait for each other's would take most of the time.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
