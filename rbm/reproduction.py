@@ -180,7 +180,7 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
 
 def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
     beside = "" if paper is None else f"({paper.mean:.2f})"
-    figure = "" if ours is None else f"{mark}{ours.mean:.2f} ± {ours.std:.2f}{mark}"
+    figure = "" if ours is None else f"{mark}{ours}{mark}"
     return f"{figure} {beside}".strip()
 
 

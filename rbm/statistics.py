@@ -19,6 +19,10 @@ class Summary(NamedTuple):
     def of(cls, values: Sequence[float]) -> "Summary":
         return cls(statistics.fmean(values), statistics.pstdev(values), len(values))
 
+    def __str__(self) -> str:
+        """``81.59 ± 0.54``; of one run the mean alone, since one run says nothing of how far others lie apart."""
+        return f"{self.mean:.2f} ± {self.std:.2f}" if self.count > 1 else f"{self.mean:.2f}"
+
 
 class Paired(NamedTuple):
     """Mean difference of paired runs, and the two-sided p-value of the paired t-test; NaN for fewer than two pairs."""

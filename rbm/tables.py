@@ -101,7 +101,7 @@ def _in_order(groups: Iterable[tuple[str, str, str]]) -> Callable[[tuple[str, st
 
 
 def _cell(summary: Summary | None) -> str:
-    return "" if summary is None else f"{summary.mean:.2f} ± {summary.std:.2f}"
+    return "" if summary is None else str(summary)
 
 
 def _accuracies(runs: Runs) -> dict[int, float]:
