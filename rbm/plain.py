@@ -20,13 +20,13 @@ def plain(student: nn.Module) -> nn.Module:
 
     It takes dense rows ``[B, in_channels]``, floating in the dtype of the student, and gives logits ``[B, C]``.
     """
-    module = copy.deepcopy(student).eval().requires_grad_(False)
+    module = copy.deepcopy(student).eval()
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             for kind, twin in _TWINS.items():
                 if isinstance(child, kind):
                     setattr(parent, name, twin(child))
-    return module
+    return module.requires_grad_(False)
 
 
 class PlainExperts(nn.Module):
