@@ -1,6 +1,6 @@
 """Routing-by-Memory: distil a graph neural network into a sparse mixture of experts that needs no graph.
 
-* :func:`rbm.distill`: a graph and a teacher in, a student out.
+* :func:`rbm.distill`: a graph and a teacher in, a student out; :func:`rbm.load` gives it back from its run folder.
 * :class:`rbm.FusedRbMLayer`: the layer alone, for any other model.
 * :mod:`rbm_kernels`: the operators alone.
 """
@@ -17,6 +17,8 @@ _LAZY = {
     "Config": "config",
     "Distillation": "distillation",
     "distill": "distillation",
+    "export_student": "export",
+    "load": "checkpoint",
     "load_dataset": "datasets",
     "load_graph": "datasets",
     "load_student": "checkpoint",

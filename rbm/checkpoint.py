@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rbm.config import Config
@@ -21,9 +21,13 @@ METADATA_KEY = "rbm"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then move it there in one step."""
+    """Let ``write`` fill a temporary file beside ``path``, then move it there in one step; none stays of a failure."""
     partial = path.with_name(path.name + ".partial")
-    write(partial)
+    try:
+        write(partial)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, path)
@@ -46,6 +50,8 @@ class RunFolder:
     ``summary.json``            results, equal for equal seeds
     ``timings.json``            seconds and latencies, which are not
     ``checkpoint.pt``           state of the unfinished phase; gone when the run is complete
+    ``student*.pt2``, ``.onnx`` the student for other runtimes, by ``rbm export``
+    ``latency.json``            how long predictions take, by ``rbm latency``
     ``*.png``                   plots
     ==========================  ==========================================================================
 
@@ -77,7 +83,9 @@ class RunFolder:
         # Only what a run writes: a folder given by mistake keeps everything else.
         if not self.path.is_dir() or not (self.path / "config.yaml").is_file():
             raise FileExistsError(f"{self.path} is not a run folder (no config.yaml), so --overwrite leaves it alone")
-        for pattern in ("*.safetensors", "*.json", "*.jsonl", "*.png", "*.partial", "checkpoint.pt", "config.yaml"):
+        exported = ("student.pt2", "student-aoti.pt2", "student.onnx")
+        written = ("*.safetensors", "*.json", "*.jsonl", "*.png", "*.partial", "checkpoint.pt", "config.yaml")
+        for pattern in (*written, *exported):
             for file in self.path.glob(pattern):
                 file.unlink()
 
@@ -141,13 +149,17 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def save_student(folder: Path | str, method: str, student: nn.Module, arguments: dict[str, Any]) -> None:
-    """Write ``student.json``, from which :func:`load_student` rebuilds the module for ``<method>.safetensors``."""
+    """Write ``student.json``, from which :func:`load` rebuilds the module for ``<method>.safetensors``."""
     content = {"method": method, "class": type(student).__name__, "arguments": arguments}
     write_json(Path(folder) / "student.json", content)
 
 
-def load_student(folder: Path | str) -> nn.Module:
-    """Load the student of a run folder, in eval mode, on the CPU.
+def load(folder: Path | str) -> nn.Module:
+    """Load the student of a run folder, whatever method made it: a plain module in eval mode, on the CPU.
+
+    It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. Where the run has encodings they are the last
+    columns of a row, behind the features. Call it under :func:`torch.inference_mode`, in every thread that does: the
+    operators made for answering serve there alone.
 
     Raises:
         FileNotFoundError: the folder holds no finished student.
@@ -167,6 +179,20 @@ def load_student(folder: Path | str) -> nn.Module:
     _check_there(folder, weights)
     load_weights(student, weights)
     return student.eval()
+
+
+load_student = load  # a name that says what, where the package's own does not stand before it
+
+
+def load_encodings(folder: Path | str) -> Tensor | None:
+    """What the student of a run folder sees beside the features, ``[N, D]`` for all nodes of the graph, or None."""
+    path = Path(folder) / "encodings.safetensors"
+    if not path.is_file():
+        return None
+    try:
+        return load_file(path)["encodings"]
+    except (SafetensorError, OSError, KeyError) as error:
+        raise ValueError(f"{path} holds no encodings of this package: {error}") from error
 
 
 def _check_there(folder: Path, file: Path) -> None:

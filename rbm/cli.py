@@ -1,4 +1,4 @@
-"""The command line: ``rbm distill``, ``experiment``, ``reproduce``, ``table``, ``predict``, ``info``."""
+"""The command line: ``rbm distill``, ``experiment``, ``predict``, ``export``, and others; ``rbm --help`` lists them."""
 
 import sys
 from pathlib import Path
@@ -215,24 +215,58 @@ def table(
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")],
     features: Annotated[
-        Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz) or .csv, one row a node.")
+        Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet, one row a node.")
     ],
     neighbors: Annotated[
         Path | None, typer.Option(help=".npy or .csv, [M, 2]: a row, and a node of the training graph joined to it.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="File to write: .csv (class and probability) or .npy (all).")] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="File to write: .csv or .parquet (class and probability) or .npy (all).")
+    ] = Path("predictions.csv"),
 ) -> None:
-    """Predict classes for rows of features with the student of a run folder."""
-    from rbm.checkpoint import load_student
-    from rbm.prediction import check_format, predict_probabilities, read_inputs, write_predictions
+    """Predict classes for rows of features with the student of a run folder; files may be larger than memory."""
+    from rbm.prediction import predict_file
 
-    check_format(out)
-    student = load_student(run)
-    rows = read_inputs(features, run, student.in_channels, neighbors)
-    write_predictions(predict_probabilities(student, rows), out)
-    console.print(f"{rows.shape[0]} predictions written to {out}", highlight=False)
+    rows = predict_file(run, features, out, neighbors=neighbors, console=status)
+    console.print(f"{rows} predictions written to {out}", highlight=False)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")],
+    format_: Annotated[
+        str, typer.Option("--format", help="torch-export, aoti (compiled here, for this processor) or onnx.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write [default: student.pt2 or .onnx in RUN].")] = None,
+) -> None:
+    """Write the student of a run folder to one file that needs nothing of this package, for any batch size."""
+    from rbm.export import export_student
+
+    with status.status(f"{format_}: written, and compared with the student"):
+        path = export_student(run, format_, out)
+    console.print(f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does", highlight=False)
+
+
+@app.command()
+def latency(
+    run: Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")],
+    root: Annotated[str | None, typer.Option(help="Folder of the dataset's raw files [default: the run's].")] = None,
+    batch_sizes: Annotated[str, typer.Option(help="How many nodes are asked for at once.")] = "1,64,4096",
+    repeats: Annotated[int, typer.Option(help="Calls of each kind; fewer where they take over ten seconds.")] = 200,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
+) -> None:
+    """Time a run's student, an MLP and the teacher on the run's own graph; latency.json and .png go into its folder."""
+    from rbm.latency import latency_table, measure_run
+    from rbm.plots import plot_latency
+
+    try:
+        sizes = [int(size) for size in batch_sizes.split(",")]
+    except ValueError as error:
+        raise ValueError(f"batch-sizes: got {batch_sizes!r}, expected whole numbers such as 1,64,4096") from error
+    found = measure_run(run, root=root, batch_sizes=sizes, repeats=repeats, device=_device(device), console=status)
+    plot_latency(found["rows"], run / "latency.png", title=f"{found['dataset']}, {found['threads']} threads")
+    console.print(latency_table(found))
+    console.print(f"{run / 'latency.json'}, {run / 'latency.png'}", highlight=False)
 
 
 @app.command()
@@ -321,7 +355,7 @@ def main() -> None:
     """Entry point: a user's mistake ends in one sentence and exit status 2, not in a traceback."""
     try:
         app()
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         status.print("[bold red]Error:[/]", end=" ")
         status.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -17,10 +17,10 @@ from rbm.checkpoint import RunFolder, save_student, write_json
 from rbm.config import Config, EncodingConfig
 from rbm.datasets import num_classes, validate_data
 from rbm.encodings import Encodings, encode
+from rbm.latency import student_latency, teacher_latency
 from rbm.learners import student_inputs, teacher_training
 from rbm.lessons import Learned, Lesson, fit_phase
 from rbm.methods import METHODS
-from rbm.metrics import student_latency, teacher_latency
 from rbm.presets import teacher_settings
 from rbm.progress import Progress
 from rbm.sparse import Rows

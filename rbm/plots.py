@@ -222,6 +222,37 @@ def plot_table(
     _save(figure, path)
 
 
+def plot_latency(rows: list[dict], path: str | Path, *, title: str = "") -> None:
+    """Draw each model's median time over the batch size, and above it how far the slowest calls reach.
+
+    Args:
+        rows: those of ``latency.json``: ``title``, ``batch_size``, ``p50_ms``, ``p99_ms``.
+        path: PNG file to write; its folder is made.
+        title: heading.
+
+    Raises:
+        ValueError: no rows.
+    """
+    if not rows:
+        raise ValueError("rows: got none, expected those of latency.json")
+    figure, (axes,) = _figure(7.5, 4.2, 1)
+    for i, name in enumerate(dict.fromkeys(row["title"] for row in rows)):
+        own = sorted((row for row in rows if row["title"] == name), key=lambda row: row["batch_size"])
+        sizes, medians, slowest = zip(*((row["batch_size"], row["p50_ms"], row["p99_ms"]) for row in own), strict=True)
+        color, marker = (_BLUE, _GREEN, _ORANGE)[i % 3], _MARKERS[i % len(_MARKERS)]
+        axes.plot(sizes, medians, color=color, marker=marker, markersize=6, linewidth=1.6, label=name)
+        axes.fill_between(sizes, medians, slowest, color=color, alpha=0.15, linewidth=0)
+    axes.set(xscale="log", yscale="log", xlabel="nodes at once", ylabel="milliseconds")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    axes.grid(color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    _tidy(axes, title or "Latency")
+    legend = {"title": "line: median\nshade: up to the 99th of 100", "title_fontsize": 8.5, "alignment": "left"}
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), **legend)
+    _save(figure, path)
+
+
 def plot_router_inputs(
     inputs: Tensor, top_expert: Tensor, labels: Tensor, path: str | Path, *, max_points: int = 2000, seed: int = 0
 ) -> None:

@@ -1,6 +1,6 @@
 """Progress on the terminal: one bar a phase, with the current loss and accuracies."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,19 @@ class Progress:
             bar = Bar(rich, phase, total)
             yield bar
             bar.finish()
+
+    @contextmanager
+    def count(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """A bar for ``total`` things (None: not known yet), and a function that says how many more are done."""
+        columns = (
+            TextColumn("[bold]{task.description:<10}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with RichProgress(*columns, console=self._console) as rich:
+            task = rich.add_task(what, total=total)
+            yield lambda more: rich.advance(task, more)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

@@ -16,6 +16,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 
 from rbm.datasets.features import UNREADABLE, csr_from_scipy
 from rbm.datasets.text import read_table
+from rbm.files import optional
 
 # Each part of a graph and the names that it may have, whatever holds it.
 NAMES = {
@@ -207,14 +208,9 @@ def _read_csv(path: Path) -> Tensor:
 
 
 def _read_parquet(path: Path) -> Tensor:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ValueError(
-            f"dataset: {path} needs pyarrow, which is not installed: pip install 'rbm-kernels[files]', or save the "
-            "table as .npy"
-        ) from error
+    pyarrow = optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
+    from pyarrow import parquet
+
     try:
         table = parquet.read_table(path)
         columns = [column.to_numpy() for column in table.columns]

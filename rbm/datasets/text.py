@@ -36,7 +36,7 @@ def read_table(
         ValueError: the file is corrupt, a line has fewer or more numbers than the first or something else on it, or
             there are not ``rows`` lines of ``columns``.
     """
-    chunks = _chunks(path, dtype, columns, header)
+    chunks = read_chunks(path, dtype, columns=columns, header=header)
     if rows is None:
         found = list(chunks)
         return np.concatenate(found) if found else np.empty((0, columns or 0), dtype)
@@ -53,7 +53,8 @@ def read_table(
     return np.empty((0, columns or 0), dtype) if table is None else table
 
 
-def _chunks(path: Path, dtype: type, columns: int | None, header: bool) -> Iterator[np.ndarray]:
+def read_chunks(path: Path, dtype: type, *, columns: int | None = None, header: bool = False) -> Iterator[np.ndarray]:
+    """A table as :func:`read_table` reads it, in pieces ``[rows, columns]`` of 16 MiB of text, in order."""
     line = 1
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

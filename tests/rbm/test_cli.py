@@ -223,7 +223,7 @@ BAD_FEATURES = {
         r"shape \[3, 5\], expected \[\*, 128\].*64 features and 64 encodings; or",
     ),
     "vector": (np.zeros(64), r"shape \[64\], expected"),
-    "NaN": (np.full((3, 128), np.nan), r"row 0 holds NaN or infinity \(3 such rows\)"),
+    "NaN": (np.full((3, 128), np.nan), r"row 0 holds NaN or infinity \(3 such rows from 0 to 2\)"),
     "pickled": (np.array([{"a": 1}], dtype=object), "cannot be read"),
 }
 
@@ -242,4 +242,4 @@ def test_bad_predictions_file(rbm, run_folder):
     np.save("x.npy", np.zeros((3, 64), dtype=np.float32))
     status, _, err = rbm("predict", run_folder[0], "x.npy", "--out", "p.xlsx")
     assert status == 2
-    assert "predictions file p.xlsx ends in '.xlsx', expected one of .csv, .npy" in err
+    assert "predictions file p.xlsx ends in '.xlsx', expected one of .csv, .npy, .parquet" in err

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 import rbm
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
+from rbm.feature_files import open_features
 from rbm.initialization import kmeans_memory
 from rbm.learners import RbMTraining, StudentTraining, TeacherTraining
-from rbm.prediction import predict_probabilities, read_features
+from rbm.prediction import predict_probabilities
 from rbm.sparse import SparseRows, as_rows, dropout, packed
 from rbm.splits import split_graph
 from rbm.teachers import TEACHERS, build_teacher
@@ -362,17 +363,18 @@ def test_reads_sparse_features_from_a_file(tmp_path):
     _, x = bags(dtype=torch.float32)
     matrix = sp.csr_matrix(x.numpy())
     sp.save_npz(tmp_path / "rows.npz", matrix)
-    rows = read_features(tmp_path / "rows.npz", D)
+    (rows,) = open_features(tmp_path / "rows.npz", D).pieces()
     assert isinstance(rows, SparseRows)
     torch.testing.assert_close(rows.to_dense(), x)
     sp.save_npz(tmp_path / "coo.npz", sp.coo_matrix((np.ones(3), ([0, 0, 1], [7, 2, 7])), shape=(2, D)))
-    assert read_features(tmp_path / "coo.npz", D).col.tolist() == [2, 7, 7]
+    (rows,) = open_features(tmp_path / "coo.npz", D).pieces()
+    assert rows.col.tolist() == [2, 7, 7]
     with pytest.raises(ValueError, match=r"shape \[40, 23\], expected \[\*, 24\]"):
-        read_features(tmp_path / "rows.npz", D + 1)
+        open_features(tmp_path / "rows.npz", D + 1)
     matrix.data[matrix.indptr[4]] = np.inf
     sp.save_npz(tmp_path / "rows.npz", matrix)
-    with pytest.raises(ValueError, match=r"row 4 holds NaN or infinity \(1 such rows\)"):
-        read_features(tmp_path / "rows.npz", D)
+    with pytest.raises(ValueError, match=r"row 4 holds NaN or infinity \(1 such rows from 0 to 39\)"):
+        list(open_features(tmp_path / "rows.npz", D).pieces())
 
 
 def test_bad_features_of_a_graph(small_graph):

@@ -1,0 +1,187 @@
+"""A student as one file for production: for PyTorch alone, compiled ahead of time, or for ONNX runtimes.
+
+All formats are written from one program, :func:`rbm.plain.plain` traced with a batch size of its own choosing, so that
+the loading side needs neither this package nor its operators: whoever can import ``rbm_kernels`` is better served by
+:func:`rbm.load`, which needs no export.
+"""
+
+import contextlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from rbm.checkpoint import load, write_atomically
+from rbm.files import check_ending, optional
+from rbm.plain import plain
+
+# A written file must answer as the student does, within this share of the largest logit. Other libraries add up in
+# another order; an operator that is wrong, or a wrong expert, is off by orders of magnitude more.
+TOLERANCE = 1e-4
+_BATCHES = (1, 2, 7, 64)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        file: its name in a run folder, unless another is asked for.
+        write: makes it from a traced student.
+        open: gives a function from rows ``[B, F]`` to logits ``[B, C]`` that the file alone answers.
+        needs: packages beside PyTorch; those of the extra ``export``.
+    """
+
+    file: str
+    write: Callable[[ExportedProgram, Path], object]
+    open: Callable[[Path], Callable[[Tensor], Tensor]]
+    needs: tuple[str, ...] = ()
+
+
+def export_student(student: nn.Module | Path | str, format: str, path: Path | str | None = None) -> Path:  # noqa: A002
+    """Write a student to one file that answers dense rows ``[B, in_channels]`` with logits ``[B, C]``, any ``B``.
+
+    The file is written beside its place, opened again, compared with the student on rows of several batch sizes, and
+    only then moved there. Input and output of an ONNX model are called ``x`` and ``logits``.
+
+    Args:
+        student: a run folder, or a student of this package, on the CPU.
+        format: ``torch-export`` (opened by ``torch.export.load``), ``aoti`` (AOTInductor: compiled here, for this kind
+            of processor; opened by ``torch._inductor.aoti_load_package``, or from C++) or ``onnx`` (standard operators
+            alone).
+        path: the file; by default one in the run folder, see :data:`FORMATS`.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: an unknown format, a path that does not end as the format does, no path for a student that comes
+            without a run folder, or a file that does not answer as the student does: nothing is kept of that.
+        ModuleNotFoundError: the format needs a package that is not installed.
+        FileNotFoundError: no finished run, or no such folder to write to.
+    """
+    kind = _format(format)
+    if isinstance(student, nn.Module) and path is None:
+        raise ValueError("path is None, expected a file to write to, since the student comes without a run folder")
+    path = Path(student) / kind.file if path is None else Path(path)
+    check_ending(f"path: {format} file", path, (Path(kind.file).suffix,))
+    for package in kind.needs:
+        optional(package, "export", f"format {format!r}")
+    student = student.eval() if isinstance(student, nn.Module) else load(student)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: folder {path.parent} does not exist; make it, or name another file")
+    program = trace(student)
+
+    def write(partial: Path) -> None:
+        # Some writers insist on the ending, which a partial file does not have.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+            whole = Path(folder) / path.name
+            with _quiet():
+                kind.write(program, whole)
+            _compare(student, kind.open(whole), format)
+            os.replace(whole, partial)
+
+    write_atomically(path, write)
+    return path
+
+
+def trace(student: nn.Module) -> ExportedProgram:
+    """A student as a program of standard operators, from rows ``x [batch, in_channels]`` to logits; any batch size."""
+    parameter = next(student.parameters())
+    rows = torch.zeros(2, student.in_channels, dtype=parameter.dtype, device=parameter.device)
+    with torch.no_grad():
+        return torch.export.export(plain(student), (rows,), dynamic_shapes=({0: Dim("batch")},))
+
+
+def _format(name: str) -> Format:
+    if name not in FORMATS:
+        raise ValueError(f"format is {name!r}, expected one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+@torch.no_grad()
+def _compare(student: nn.Module, answer: Callable[[Tensor], Tensor], name: str) -> None:
+    parameter = next(student.parameters())
+    generator = torch.Generator().manual_seed(0)
+    for batch in _BATCHES:
+        rows = torch.randn(batch, student.in_channels, generator=generator).to(parameter)
+        expected, got = student(rows), answer(rows)
+        error = float((got - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+        if not error <= TOLERANCE:  # NaN is not
+            raise ValueError(
+                f"format {name!r}: the file answers {batch} rows with logits that are off by {error:.1e} of the"
+                f" largest, expected at most {TOLERANCE:.0e}; it was not kept. Please report this, with the versions"
+                " that rbm info prints"
+            )
+
+
+def _open_exported(path: Path) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(path).module()
+
+
+def _write_compiled(program: ExportedProgram, path: Path) -> None:
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+
+
+def _open_compiled(path: Path) -> Callable[[Tensor], Tensor]:
+    return torch._inductor.aoti_load_package(str(path))
+
+
+def _write_onnx(program: ExportedProgram, path: Path) -> None:
+    torch.onnx.export(
+        program,
+        (),
+        path,
+        dynamo=True,
+        external_data=False,  # one file; it may have 2 GB
+        verbose=False,
+        input_names=["x"],
+        output_names=["logits"],
+        custom_translation_table={torch.ops.aten.sort.stable: _stable_sort()},
+    )
+
+
+def _stable_sort() -> Callable:
+    """ONNX has TopK and no sort; among equal values it gives the lower index first, so a sort by it is stable."""
+    from onnxscript import opset18 as onnx
+
+    def sort(values, *, stable=None, dim=-1, descending=False):
+        count = onnx.Gather(onnx.Shape(values), onnx.Constant(value_ints=[dim]))
+        return onnx.TopK(values, count, axis=dim, largest=int(descending))
+
+    return sort
+
+
+def _open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda rows: torch.from_numpy(session.run(["logits"], {"x": rows.numpy()})[0])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters tell about themselves: packages that they do not find, functions of theirs that age."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+FORMATS = {
+    "torch-export": Format("student.pt2", torch.export.save, _open_exported),
+    "aoti": Format("student-aoti.pt2", _write_compiled, _open_compiled),
+    "onnx": Format("student.onnx", _write_onnx, _open_onnx, ("onnx", "onnxscript", "onnxruntime")),
+}

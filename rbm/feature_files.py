@@ -1,0 +1,189 @@
+"""Rows of features from a file, a piece at a time: files may be larger than memory.
+
+A piece is what one batch of predictions takes, 16 MiB of float32 or less. A ``.npy`` is mapped anew for each piece:
+pages that were read would count as the process's own for as long as the mapping lasts.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from rbm.datasets.features import UNREADABLE, csr_from_scipy
+from rbm.datasets.text import read_chunks
+from rbm.files import check_ending, optional
+from rbm.sparse import Rows, SparseRows
+
+_PIECE_NUMBERS, _PIECE_ROWS = 2**22, 2**14
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """Features ``[rows, width]``, opened and not yet read.
+
+    Attributes:
+        path: the file.
+        rows: how many there are; None where only reading tells (``.csv``).
+        pieces: gives float32 rows ``[b, width]`` in order, dense or sparse. Raises ValueError where the file turns out
+            to be damaged, or at the first row that holds NaN or infinity.
+    """
+
+    path: Path
+    rows: int | None
+    pieces: Callable[[], Iterator[Rows]]
+
+
+def open_features(path: Path | str, width: int, meaning: str = "features") -> FeatureFile:
+    """Open ``[rows, width]`` numbers in a ``.npy``, ``.npz``, ``.csv`` or ``.parquet``.
+
+    An ``.npz`` holds an array ``x``, or what ``scipy.sparse.save_npz`` writes, which stays sparse; it is read at once,
+    as it is compressed. A ``.csv`` may have a header. A ``.parquet`` (needs ``pyarrow``) holds a column for each
+    feature, or one column of lists.
+
+    Args:
+        path: the file.
+        width: columns that it must have.
+        meaning: what the message about another width says that they are.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ModuleNotFoundError: Parquet without ``pyarrow``.
+        ValueError: an ending not listed above, a file that cannot be read (pickled arrays are refused), or another
+            shape.
+    """
+    path = check_ending("features file", path, _OPEN)
+    if not path.is_file():
+        raise FileNotFoundError(f"features file {path} does not exist")
+    with _readable(path):
+        shape, read = _OPEN[path.suffix](path, _rows_at_once(width))
+    if len(shape) != 2 or shape[1] != width:
+        shown = ", ".join("*" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"features file {path} holds an array of shape [{shown}], expected [*, {width}]: one row a node, the"
+            f" student's {meaning}"
+        )
+
+    def pieces() -> Iterator[Rows]:
+        start = 0
+        with _readable(path):
+            for array in read():
+                if array.shape[1] != width:
+                    raise ValueError(f"rows from {start} on hold {array.shape[1]} numbers, not {width}")
+                yield _checked(path, array, start)
+                start += array.shape[0]
+
+    return FeatureFile(path, shape[0], pieces)
+
+
+def _rows_at_once(width: int) -> int:
+    return max(1, min(_PIECE_ROWS, _PIECE_NUMBERS // max(1, width)))
+
+
+class _BadRowError(ValueError):
+    """The file is sound, what it says is not: a message of its own."""
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _BadRowError as error:
+        raise ValueError(str(error)) from None
+    except (*UNREADABLE, KeyError, TypeError) as error:
+        raise ValueError(
+            f"features file {path} cannot be read ({error}); expected .npy, .npz with an array x or a SciPy sparse"
+            " matrix, or .csv or .parquet of numbers, whole as it was written"
+        ) from error
+
+
+def _checked(path: Path, array: Any, start: int) -> Rows:
+    if sp.issparse(array):
+        bad = np.unique(array.nonzero()[0][~np.isfinite(array.data[array.data != 0])])
+    else:
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and named below
+            array = np.array(array, dtype=np.float32, order="C")
+        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if bad.size:
+        raise _BadRowError(
+            f"features file {path}: row {start + bad[0]} holds NaN or infinity ({bad.size} such rows from {start} to"
+            f" {start + array.shape[0] - 1})"
+        )
+    return SparseRows(csr_from_scipy(array)) if sp.issparse(array) else torch.from_numpy(array)
+
+
+_Read = tuple[tuple[int | None, ...], Callable[[], Iterator[Any]]]
+
+
+def _open_npy(path: Path, at_once: int) -> _Read:
+    def mapped() -> np.ndarray:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise ValueError(f"it holds {getattr(array, 'dtype', 'an archive')}, not numbers")
+        return array
+
+    shape = mapped().shape
+
+    def read() -> Iterator[np.ndarray]:
+        for start in range(0, shape[0], at_once):
+            yield mapped()[start : start + at_once]
+
+    return shape, read
+
+
+def _open_npz(path: Path, at_once: int) -> _Read:
+    with np.load(path, allow_pickle=False) as arrays:
+        rows = None if "format" in arrays else arrays["x"]
+    if rows is None:
+        rows = sp.csr_matrix(sp.load_npz(path), dtype=np.float32)
+        rows.sum_duplicates()  # and sorts the columns of each row
+    return rows.shape, lambda: (rows[start : start + at_once] for start in range(0, rows.shape[0], at_once))
+
+
+def _open_csv(path: Path, at_once: int) -> _Read:
+    def chunks() -> Iterator[np.ndarray]:
+        return read_chunks(path, np.float32, header=True)
+
+    first = next(chunks(), None)
+    if first is None:
+        raise ValueError("it holds no row")
+
+    def read() -> Iterator[np.ndarray]:
+        for chunk in chunks():
+            yield from (chunk[start : start + at_once] for start in range(0, len(chunk), at_once))
+
+    return (None, first.shape[1]), read
+
+
+def _open_parquet(path: Path, at_once: int) -> _Read:
+    pyarrow = optional("pyarrow", "files", f"features file {path}", "or save it as .npy")
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    schema, width = file.schema_arrow, len(file.schema_arrow)
+    lists = width == 1 and pyarrow.types.is_nested(schema.types[0])
+    if lists:
+        first = next(file.iter_batches(batch_size=1), None)
+        width = None if first is None else len(first.column(0)[0])
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if not (lists or pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
+            raise ValueError(f"its column {name!r} is {kind}, not numbers")
+
+    def read() -> Iterator[np.ndarray]:
+        for batch in file.iter_batches(batch_size=at_once):
+            columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+            yield np.stack(columns[0]) if lists else np.column_stack(columns)
+
+    return (file.metadata.num_rows, width), read
+
+
+_OPEN: dict[str, Callable[[Path, int], _Read]] = {
+    ".npy": _open_npy,
+    ".npz": _open_npz,
+    ".csv": _open_csv,
+    ".parquet": _open_parquet,
+}

@@ -1,0 +1,250 @@
+"""How long a prediction takes: of a student from rows alone, of its teacher with the neighbourhood that it needs.
+
+Times are wall-clock milliseconds of one call after another, each in a batch of its own. What a student is given, rows,
+is there before the clock starts; a teacher is given node ids, and gathering their neighbourhood is its affair.
+"""
+
+import copy
+import datetime
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import k_hop_subgraph
+
+from rbm.checkpoint import load, load_encodings, load_weights, write_json
+from rbm.config import Config
+from rbm.datasets import load_dataset, num_classes, unseen_fraction
+from rbm.methods import METHODS
+from rbm.metrics import evaluating
+from rbm.progress import Progress
+from rbm.sparse import Features, Rows, as_rows, beside
+from rbm.splits import split_graph, without_test_set
+from rbm.students import EnsembleStudent, MixtureStudent, MLPStudent
+from rbm.teachers import edges_for, features_for
+from rbm.teaching import build_configured_teacher
+
+PERCENTILES = (50, 95, 99)
+# Calls of a kind stop after so many seconds, but not before there are so many: of fewer a percentile says nothing.
+_SECONDS, _FEWEST = 10.0, 20
+
+
+def milliseconds(
+    call: Callable[[Any], object], inputs: Iterator[Any], repeats: int, *, seconds: float = float("inf")
+) -> list[float]:
+    """Times of ``call(next(inputs))``, the making of inputs not counted, after a warm-up call.
+
+    As many as ``repeats``; after ``seconds`` no further ones, but twenty at least. Waits for a CUDA device.
+    """
+
+    def timed() -> float:
+        given = next(inputs)
+        start = time.perf_counter()
+        call(given)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    timed()
+    end, times = time.perf_counter() + seconds, []
+    while len(times) < repeats and (len(times) < _FEWEST or time.perf_counter() < end):
+        times.append(timed())
+    return times
+
+
+@torch.no_grad()
+def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
+    """Median milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
+    x = as_rows(x)
+    with evaluating(student):
+        one, every = (
+            milliseconds(student, itertools.repeat(rows), count) for rows, count in ((x[:1], repeats), (x, 3))
+        )
+    return statistics.median(one), statistics.median(every)
+
+
+@torch.no_grad()
+def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats: int = 30) -> tuple[float, float]:
+    """Median milliseconds that a teacher takes for one node, its neighbourhood gathered, and for all nodes.
+
+    The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood.
+    """
+    x, edges = features_for(teacher, graph.x), edges_for(teacher, graph)
+    nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1, device=x.device).long().split(1))
+    with evaluating(teacher):
+        one = milliseconds(neighborhood_answer(teacher, graph, num_layers), nodes, repeats)
+        every = milliseconds(lambda edges: teacher(x, edges), itertools.repeat(edges), 3)
+    return statistics.median(one), statistics.median(every)
+
+
+def neighborhood_answer(teacher: nn.Module, graph: Data, num_layers: int) -> Callable[[Tensor], Tensor]:
+    """What a teacher does where a few nodes are asked for: a function from ids, int64 ``[B]``, to logits ``[B, C]``.
+
+    It gathers edges and features of their ``num_layers``-hop neighbourhood, and runs the teacher on that subgraph.
+    """
+    x = features_for(teacher, graph.x)
+
+    def answer(nodes: Tensor) -> Tensor:
+        subset, edges, position, _ = k_hop_subgraph(
+            nodes, num_layers, graph.edge_index, relabel_nodes=True, num_nodes=x.shape[0]
+        )
+        return teacher(x[subset], edges)[position]
+
+    return answer
+
+
+def measure_run(
+    run: Path | str,
+    *,
+    root: Path | str | None = None,
+    batch_sizes: Sequence[int] = (1, 64, 4096),
+    repeats: int = 200,
+    device: str = "cpu",
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Time the student of a run folder, an MLP as wide as one of its experts, and the teacher, on the run's own graph.
+
+    Args:
+        run: folder of a finished run.
+        root: folder of the dataset's raw files; by default that of the run.
+        batch_sizes: how many nodes are asked for at once; drawn at random, with replacement, anew for each call.
+        repeats: calls of each model and batch size; fewer, twenty at least, where they take longer than ten seconds.
+        device: where models and features lie.
+        console: shows progress there.
+
+    Returns:
+        What is written to ``latency.json`` in the folder: what was measured on, and under ``"rows"`` for each model and
+        batch size its ``p50_ms``, ``p95_ms`` and ``p99_ms``. A run whose teacher was given has no row for it.
+
+    Raises:
+        FileNotFoundError: no finished run, or no dataset.
+        ValueError: batch sizes or repeats below one, or a dataset that is not the one of the run.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ValueError(f"batch_sizes: got {list(batch_sizes)}, expected whole numbers of at least 1, such as 1,64")
+    if repeats < 1:
+        raise ValueError(f"repeats: got {repeats}, expected at least 1")
+    run, progress = Path(run), Progress(console)
+    student = load(run).to(device)
+    method = json.loads((run / "student.json").read_text())["method"]
+    config = Config.from_yaml(run / "config.yaml")
+    graph, teacher = _graph_and_teacher(run, config, root)
+    graph = graph.to(device)
+    models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
+    x = _student_rows(run, graph)
+    models[method] = (METHODS[method].title if method in METHODS else method, student, x.__getitem__)
+    if (mlp := one_expert_mlp(student)) is not None:
+        models["one_expert"] = ("MLP of one expert's width", mlp.to(device).eval(), x.__getitem__)
+    if teacher is not None:
+        answer = neighborhood_answer(teacher.to(device).eval(), graph, config.teacher.num_layers)
+        models["teacher"] = ("Teacher, with neighbourhood", answer, lambda nodes: nodes)
+
+    rows = []
+    for batch in batch_sizes:
+        for name, (title, call, prepare) in models.items():
+            with progress.step(f"{title}, {batch} at once"), torch.inference_mode():
+                inputs = (prepare(nodes) for nodes in _random_nodes(graph, batch))
+                times = milliseconds(call, inputs, repeats, seconds=_SECONDS)
+            figures = {f"p{p}_ms": round(float(np.percentile(times, p)), 5) for p in PERCENTILES}
+            rows.append({"model": name, "title": title, "batch_size": batch, "calls": len(times), **figures})
+    found = {
+        "dataset": config.dataset,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "teacher": config.teacher.name if teacher is not None else None,
+        "student": method,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "rows": rows,
+    }
+    write_json(run / "latency.json", found)
+    return found
+
+
+def one_expert_mlp(student: nn.Module) -> nn.Module | None:
+    """The MLP, untrained, that an expert (or member) of a student alone would be; None of one that is an MLP itself."""
+    if isinstance(student, EnsembleStudent):
+        return student.members[0]
+    if not isinstance(student, MixtureStudent):
+        return None
+    first, last = student.layers[0], student.layers[-1]
+    mlp = MLPStudent(student.in_channels, first.out_features, last.out_features, num_layers=len(student.layers))
+    mlp.norms = copy.deepcopy(student.norms)
+    return mlp
+
+
+def latency_table(found: dict[str, Any]) -> Table:
+    """What :func:`measure_run` found, for the terminal: times, and how many times the student's median a median is."""
+    where = f"{found['dataset']}, {found['nodes']:,} nodes, {found['device']}, {found['threads']} threads"
+    table = Table(title=f"Latency: {where}", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("Nodes", justify="right")
+    table.add_column("", no_wrap=True)
+    for name in (*(f"p{p}" for p in PERCENTILES), "p50, times"):
+        table.add_column(name, justify="right", no_wrap=True)
+    own = {row["batch_size"]: row["p50_ms"] for row in found["rows"] if row["model"] == found["student"]}
+    for row in found["rows"]:
+        is_student, ratio = row["model"] == found["student"], row["p50_ms"] / own[row["batch_size"]]
+        table.add_row(
+            f"{row['batch_size']:,}" if is_student else "",
+            row["title"],
+            *(_readable(row[f"p{p}_ms"]) for p in PERCENTILES),
+            f"{ratio:,.0f} x" if ratio >= 10 else f"{ratio:.2g} x",
+            style="bold" if is_student else None,
+        )
+    return table
+
+
+def _readable(ms: float) -> str:
+    return f"{ms * 1e3:.3g} µs" if ms < 0.9995 else f"{ms:.3g} ms" if ms < 999.5 else f"{ms / 1e3:.3g} s"
+
+
+def _graph_and_teacher(run: Path, config: Config, root: Path | str | None) -> tuple[Data, nn.Module | None]:
+    data = load_dataset(
+        config.dataset,
+        root or config.root or None,
+        protocol=config.protocol,
+        seed=config.seed,
+        sparse_features=config.sparse_features,
+    )
+    classes, hidden = num_classes(data), unseen_fraction(config.dataset, config.protocol)
+    if config.evaluate_on == "validation":
+        data = without_test_set(data, config.setting, unseen_fraction=hidden, seed=config.seed)
+        hidden = 1.0
+    summary = json.loads((run / "summary.json").read_text())
+    for name, size in (("nodes", data.num_nodes), ("edges", data.num_edges), ("features", data.num_features)):
+        if summary[name] != size:
+            raise ValueError(
+                f"run {run} was made on a graph of {summary[name]:,} {name}, and its dataset {config.dataset!r} has"
+                f" {size:,}; a graph that rbm.distill was given as an object cannot be found again"
+            )
+    weights = run / "teacher.safetensors"
+    if not weights.is_file():
+        return data, None
+    split = split_graph(data, config.setting, unseen_fraction=hidden, seed=config.seed)
+    teacher = build_configured_teacher(config, split, classes)
+    load_weights(teacher, weights)
+    return data, teacher
+
+
+def _student_rows(run: Path, graph: Data) -> Rows:
+    encodings = load_encodings(run)
+    return as_rows(graph.x) if encodings is None else beside(graph.x, encodings)
+
+
+def _random_nodes(graph: Data, batch: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.randint(graph.num_nodes, (batch,), generator=generator).to(graph.x.device)

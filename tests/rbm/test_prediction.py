@@ -1,0 +1,232 @@
+"""Predictions from files, a piece at a time: the same numbers as at once, and no half of a file where one is bad."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import rbm
+from rbm import feature_files, neighbors
+from rbm.checkpoint import RunFolder, save_student
+from rbm.config import Config
+from rbm.encodings import transfer
+from rbm.prediction import predict_file
+
+F, D, ROWS, NODES = 6, 4, 23, 30
+SHAPE = {"in_channels": F, "hidden_channels": 8, "out_channels": 3}
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch):
+    monkeypatch.setattr(feature_files, "_PIECE_ROWS", 5)
+    monkeypatch.setattr(neighbors, "_EDGES_AT_ONCE", 7)
+
+
+def make_run(folder: Path, *, features: int = F, encodings: torch.Tensor | None = None) -> Path:
+    arguments = {**SHAPE, "in_channels": features + (0 if encodings is None else encodings.shape[1])}
+    run, student = RunFolder(folder, Config()), rbm.RbMStudent(**arguments)
+    run.save_phase("rbm", student, {})
+    save_student(folder, "rbm", student, arguments)
+    if encodings is not None:
+        run.save_tensors("encodings", {"encodings": encodings})
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    x = np.random.default_rng(0).normal(size=(ROWS, F)).astype(np.float32)
+    return np.where(x > 0.5, x.round(3), 0).astype(np.float32)  # sparse, and exact as text
+
+
+def save_parquet(path: Path, x: np.ndarray, *, lists: bool = False) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"x": list(x)} if lists else {f"f{i}": column for i, column in enumerate(x.T)}
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+SAVE = {
+    "float32.npy": np.save,
+    "fortran.npy": lambda path, x: np.save(path, np.asfortranarray(x)),
+    "float64.npy": lambda path, x: np.save(path, x.astype(">f8")),
+    "dense.npz": lambda path, x: np.savez(path, x=x),
+    "sparse.npz": lambda path, x: sp.save_npz(path, sp.csr_matrix(x)),
+    "plain.csv": lambda path, x: np.savetxt(path, x, delimiter=",", fmt="%.3f"),
+    "header.csv": lambda path, x: np.savetxt(path, x, delimiter=",", fmt="%.3f", header="a,b,c,d,e,f", comments=""),
+    "columns.parquet": save_parquet,
+    "lists.parquet": lambda path, x: save_parquet(path, x, lists=True),
+}
+
+
+@pytest.mark.parametrize("name", SAVE)
+def test_every_format_of_features_gives_the_same_predictions(run, x, tmp_path, name):
+    SAVE[name](tmp_path / name, x)
+    assert predict_file(run, tmp_path / name, tmp_path / "out.npy") == ROWS
+    with torch.inference_mode():
+        expected = rbm.load(run)(torch.from_numpy(x)).softmax(-1)
+    got = np.load(tmp_path / "out.npy")
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected.numpy(), atol=1e-6)
+
+
+def test_every_format_of_predictions_says_the_same(run, x, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    np.save(tmp_path / "x.npy", x)
+    for ending in ("npy", "csv", "parquet"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / f"out.{ending}")
+    probabilities = np.load(tmp_path / "out.npy")
+    assert probabilities.shape == (ROWS, 3)
+    header, *lines = (tmp_path / "out.csv").read_text().split()
+    table = np.array([line.split(",") for line in lines], dtype=np.float64)
+    columns = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert header.split(",") == list(columns)
+    assert table[:, 0].tolist() == columns["row"] == list(range(ROWS))
+    assert table[:, 1].tolist() == columns["class"] == probabilities.argmax(1).tolist()
+    np.testing.assert_allclose(table[:, 2], probabilities.max(1), atol=1e-6)
+    np.testing.assert_array_equal(columns["probability"], probabilities.max(1))
+
+
+@pytest.mark.parametrize("ending", ["npy", "csv", "parquet"])
+def test_no_rows(run, tmp_path, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    np.save(tmp_path / "x.npy", np.zeros((0, F)))
+    assert predict_file(run, tmp_path / "x.npy", tmp_path / f"out.{ending}") == 0
+    if ending == "npy":
+        assert np.load(tmp_path / "out.npy").shape == (0, 3)
+
+
+@pytest.mark.parametrize("ending", ["npy", "csv"])
+@pytest.mark.parametrize("order", ["ascending", "shuffled"])
+@pytest.mark.parametrize("features", ["npy", "csv"])
+def test_neighbors_piece_by_piece(tmp_path, x, features, order, ending):
+    known = torch.randn(NODES, D)
+    run = make_run(tmp_path / "run", encodings=known)
+    generator = np.random.default_rng(1)
+    edges = np.stack([np.sort(generator.integers(0, ROWS, 40)), generator.integers(0, NODES, 40)], axis=1)
+    edges = edges[(edges[:, 0] < 10) | (edges[:, 0] >= 15)]  # a whole piece of five rows is joined to nothing
+    if order == "shuffled":
+        edges = generator.permutation(edges)
+    SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
+    if ending == "npy":
+        np.save(tmp_path / "n.npy", edges)
+    else:
+        np.savetxt(tmp_path / "n.csv", edges, delimiter=",", fmt="%d")
+    predict_file(run, tmp_path / f"x.{features}", tmp_path / "out.npy", neighbors=tmp_path / f"n.{ending}")
+
+    pairs = torch.from_numpy(np.stack([edges[:, 1], edges[:, 0] + NODES]))
+    everyone = transfer(known, torch.arange(NODES), pairs, NODES + ROWS)
+    with torch.inference_mode():
+        expected = rbm.load(run)(torch.cat([torch.from_numpy(x), everyone[NODES:]], dim=1)).softmax(-1)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("features", ["npy", "csv"])
+def test_a_neighbor_of_a_row_that_is_not_there(tmp_path, x, features, order):
+    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
+    np.save(tmp_path / "n.npy", np.array([[0, 1], [3, 2], [ROWS, 5]])[::order])
+    line = {1: 2, -1: 0}[order]
+    with pytest.raises(
+        ValueError, match=rf"line {line} names {ROWS}, expected 0 to {ROWS - 1}, one of the {ROWS} rows"
+    ):
+        predict_file(run, tmp_path / f"x.{features}", tmp_path / "out.csv", neighbors=tmp_path / "n.npy")
+    assert not list(tmp_path.glob("out*"))
+
+
+def cut(path: Path, share: float = 0.6) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+
+
+def bad_row(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    x[17, 2] = 1e300  # which float32 cannot hold
+    return x
+
+
+FAULTS = {
+    "cut.npy": (lambda p, x: (np.save(p, x), cut(p)), r"cut\.npy cannot be read \(mmap length is greater"),
+    "cut.npz": (lambda p, x: (np.savez(p, x=x), cut(p)), r"cut\.npz cannot be read"),
+    "cut.parquet": (lambda p, x: (save_parquet(p, x), cut(p)), r"cut\.parquet cannot be read"),
+    "cut.csv": (lambda p, x: (SAVE["plain.csv"](p, x), cut(p, 0.95)), r"cut\.csv cannot be read .*do not all hold 6"),
+    "foreign.npy": (lambda p, x: p.write_bytes(b"%PDF-1.7 " * 99), r"foreign\.npy cannot be read"),
+    "foreign.npz": (lambda p, x: p.write_bytes(b"%PDF-1.7 " * 99), r"foreign\.npz cannot be read"),
+    "foreign.csv": (lambda p, x: p.write_bytes(bytes(range(256)) * 9), r"foreign\.csv cannot be read"),
+    "foreign.parquet": (lambda p, x: p.write_bytes(b"%PDF-1.7 " * 99), r"foreign\.parquet cannot be read"),
+    "archive.npy": (lambda p, x: (np.savez(f"{p}.npz", x=x), Path(f"{p}.npz").rename(p)), r"holds an archive, not"),
+    "words.npy": (lambda p, x: np.save(p, np.array([["a"] * F])), r"holds <U1, not numbers"),
+    "words.csv": (
+        lambda p, x: p.write_text("1,2,3,4,5,6\n" * 9 + "1,2,3,x,5,6\n"),
+        r"lines 1 to 10 hold something else",
+    ),
+    "empty.csv": (lambda p, x: p.write_text(""), r"it holds no row"),
+    "names.parquet": (lambda p, x: save_parquet(p, x.astype(str)), r"its column 'f0' is string, not numbers"),
+    "unlike.parquet": (lambda p, x: save_parquet(p, [*x, x[0, :2]], lists=True), r"unlike\.parquet cannot be read"),
+    "huge.npy": (lambda p, x: np.save(p, bad_row(x)), r"row 17 holds NaN or infinity \(1 such rows from 15 to 19\)"),
+    "narrow.csv": (lambda p, x: SAVE["plain.csv"](p, x[:, :4]), r"shape \[\*, 4\], expected \[\*, 6\]"),
+    "narrow.npy": (lambda p, x: np.save(p, x[:, :4]), r"shape \[23, 4\], expected \[\*, 6\]"),
+    "sheet.xlsx": (
+        lambda p, x: p.write_bytes(b"PK"),
+        r"ends in '\.xlsx', expected one of \.npy, \.npz, \.csv, \.parquet",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "fault"), FAULTS.items(), ids=FAULTS)
+def test_a_bad_file_is_told_and_leaves_what_was_there(run, x, tmp_path, name, fault):
+    make, message = fault
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    make(tmp_path / name, x)
+    (tmp_path / "out.npy").write_text("the one before")
+    with pytest.raises(ValueError, match=message):
+        predict_file(run, tmp_path / name, tmp_path / "out.npy")
+    assert (tmp_path / "out.npy").read_text() == "the one before"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_place_that_cannot_be_written_to(run, x, tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match=r"x\.npy is the features file; name another"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "run" / ".." / "x.npy")
+    with pytest.raises(FileNotFoundError, match=r"folder .*nowhere does not exist"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "nowhere" / "out.npy")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"out\.parquet needs pyarrow, .*rbm-kernels\[files\]"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.parquet")
+
+
+GROWTH = """
+import resource, sys
+from rbm.prediction import predict_file
+for name in sys.argv[2:]:
+    predict_file(sys.argv[1], name, "out.npy")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """32 MiB of features, then 400 of them, in pieces of the usual size."""
+    width = 2048
+    run = make_run(tmp_path / "run", features=width)
+    for name, rows in (("small.npy", 2**12), ("large.npy", 50 * 2**10)):
+        with open(tmp_path / name, "wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + 4 * width * rows)  # zeros that take no room on the disk
+    command = [sys.executable, "-c", GROWTH, str(run), "small.npy", "large.npy"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    small, large = map(int, done.stdout.split())
+    assert large - small < 60, f"peak resident memory went from {small} to {large} MiB"
