@@ -19,6 +19,7 @@ _LAZY = {
     "distill": "distillation",
     "load_dataset": "datasets",
     "load_graph": "datasets",
+    "load_released": "released",
     "load_student": "checkpoint",
     "preset_config": "presets",
 }
