@@ -21,6 +21,7 @@ _LAZY = {
     "load": "checkpoint",
     "load_dataset": "datasets",
     "load_graph": "datasets",
+    "load_released": "released",
     "load_student": "checkpoint",
     "preset_config": "presets",
 }

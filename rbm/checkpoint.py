@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from rbm.config import Config
 
+if TYPE_CHECKING:
+    from rbm.events import Events
+
 METADATA_KEY = "rbm"
+# All that a run leaves in its folder.
+_WRITTEN = ("*.safetensors", "*.json", "*.jsonl", "*.png", "*.partial", "checkpoint.pt", "config.yaml")
+_WRITTEN += ("student.pt2", "student-aoti.pt2", "student.onnx", "tensorboard/*/events.out.tfevents.*",)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -53,13 +59,19 @@ class RunFolder:
     ``student*.pt2``, ``.onnx`` the student for other runtimes, by ``rbm export``
     ``latency.json``            how long predictions take, by ``rbm latency``
     ``*.png``                   plots
+    ``tensorboard/``            where asked for: ``metrics.jsonl`` as events of TensorBoard (:mod:`rbm.events`)
     ==========================  ==========================================================================
+
+    Attributes:
+        events: what is told of every line of metrics, or None.
 
     Raises:
         FileExistsError: the folder holds a run and neither ``resume`` nor ``overwrite`` is given.
         FileNotFoundError: ``resume`` without a run to continue.
         ValueError: ``resume`` with another configuration than the run was started with.
     """
+
+    events: "Events | None" = None
 
     def __init__(self, path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = Path(path)
@@ -83,9 +95,7 @@ class RunFolder:
         # Only what a run writes: a folder given by mistake keeps everything else.
         if not self.path.is_dir() or not (self.path / "config.yaml").is_file():
             raise FileExistsError(f"{self.path} is not a run folder (no config.yaml), so --overwrite leaves it alone")
-        exported = ("student.pt2", "student-aoti.pt2", "student.onnx")
-        written = ("*.safetensors", "*.json", "*.jsonl", "*.png", "*.partial", "checkpoint.pt", "config.yaml")
-        for pattern in (*written, *exported):
+        for pattern in _WRITTEN:
             for file in self.path.glob(pattern):
                 file.unlink()
 
@@ -130,13 +140,18 @@ class RunFolder:
 
     def keep_metrics(self, phase: str, epochs: int) -> None:
         """Drop the lines of ``phase`` from ``epochs`` on: a kill came after they were written, before a checkpoint."""
-        kept = [r for r in read_metrics(self.path) if r["phase"] != phase or r["epoch"] < epochs]
+        records = read_metrics(self.path)
+        kept = [r for r in records if r["phase"] != phase or r["epoch"] < epochs]
         text = "".join(json.dumps(record) + "\n" for record in kept)
         write_atomically(self.path / "metrics.jsonl", lambda partial: partial.write_text(text))
+        if self.events is not None and len(kept) < len(records):
+            self.events.rewrite(kept)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
+        if self.events is not None:
+            self.events.add(record)
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:

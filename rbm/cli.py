@@ -60,6 +60,10 @@ def distill(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run of this folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this folder.")] = False,
     plots: Annotated[bool, typer.Option(help="Write plots into the run folder.")] = True,
+    tensorboard: Annotated[
+        bool,
+        typer.Option("--tensorboard", help="Losses, accuracies and expert load for TensorBoard, in the run folder."),
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
     cache: Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")] = CACHE,
     jobs: Annotated[int, typer.Option(help="With --seeds: processes side by side.")] = 1,
@@ -74,6 +78,8 @@ def distill(
     methods = [name.strip() for name in method.split(",")]
     options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
+        if tensorboard:
+            raise ValueError("--tensorboard writes into a run folder, and --seeds leaves none; use one or the other")
         _distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
     chosen = _configuration(*options, resumed=out if resume else None)
@@ -94,6 +100,7 @@ def distill(
         overwrite=overwrite,
         cache=cache,
         unseen_fraction=unseen_fraction(chosen.dataset, chosen.protocol),
+        tensorboard=tensorboard,
         console=status,
     )
     console.print(results_table(result.summary, result.timings))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rbm.checkpoint import RunFolder, save_student, write_json
 from rbm.config import Config, EncodingConfig
 from rbm.datasets import num_classes, validate_data
 from rbm.encodings import Encodings, encode
+from rbm.events import check_tensorboard, events
 from rbm.latency import student_latency, teacher_latency
 from rbm.learners import student_inputs, teacher_training
 from rbm.lessons import Learned, Lesson, fit_phase
@@ -94,6 +95,7 @@ def distill(
     cache: Path | str | None = None,
     unseen_fraction: float = 0.2,
     measure_latency: bool = True,
+    tensorboard: bool = False,
     console: Console | None = None,
 ) -> Distillation:
     """Distil a graph neural network into students that need no graph: an MLP and an RbM student, or others.
@@ -117,6 +119,8 @@ def distill(
         unseen_fraction: share of the test nodes that the inductive setting hides; all of those that take their place
             where ``config.evaluate_on`` is ``validation``.
         measure_latency: time predictions at the end, a second or so; idle in a run that shares its cores.
+        tensorboard: write the metrics of every epoch, and the load of a mixture's experts, as events of TensorBoard
+            into the folder too; ``metrics.jsonl`` then has the load as well.
         console: shows progress there; silent by default.
 
     Returns:
@@ -125,6 +129,7 @@ def distill(
 
     Raises:
         ValueError, TypeError: data, teacher or configuration do not fit; before any work.
+        ModuleNotFoundError: tensorboard is asked for and not installed.
         FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
     """
     if isinstance(teacher, str):
@@ -132,6 +137,8 @@ def distill(
         config, teacher = config.updated({"teacher": {"name": teacher}}), None
     config = config or Config()
     _check_methods(methods)
+    if tensorboard:
+        check_tensorboard(folder)
     validate_data(data)
     classes = num_classes(data)
     if config.evaluate_on == "validation":
@@ -159,7 +166,7 @@ def distill(
 
     learned: dict[str, Learned] = {}
     timings: dict[str, dict[str, float]] = {}
-    with deterministic():
+    with deterministic(), events(run) if tensorboard else nullcontext():
         with _timed(timings, "teacher"):
             teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
         encode_once = _encoder(split, config, classes, kept, list(encodings), progress, timings)

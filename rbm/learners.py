@@ -17,11 +17,12 @@ from rbm.batches import Batch, node_batches, pair_batches
 from rbm.config import ATTENTION_TEACHERS, Config, Network, RbMConfig
 from rbm.encodings import Encodings
 from rbm.initialization import initialize_memory
+from rbm.metrics import expert_loads
 from rbm.reliability import Reliability
 from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.sparse import Features, Rows, SparseRows, beside, packed
 from rbm.splits import GraphSplit
-from rbm.students import RbMStudent, Trace
+from rbm.students import MixtureStudent, RbMStudent, Trace
 from rbm.teachers import LabelInput, edges_for, features_for
 from rbm.teaching import Teaching
 from rbm.training import Accuracies, Learner, split_accuracies
@@ -131,6 +132,11 @@ class NodeTraining(Training):
         observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
         self.notice(observed)
         return split_accuracies(observed, logits, self.split)
+
+    def expert_loads(self) -> list[list[float]] | None:
+        if not isinstance(self.model, MixtureStudent) or self.model.pretraining:
+            return None
+        return expert_loads(self.model, self.full_x).tolist()
 
     def notice(self, logits: Tensor) -> None:
         """See the logits of the observed nodes after an epoch."""

@@ -5,6 +5,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbm.losses import expert_load
+from rbm.sparse import Features
+from rbm.students import MixtureStudent
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -23,6 +28,15 @@ def class_share(groups: Tensor, labels: Tensor) -> float:
     counts = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
     counts.index_put_((groups[known].long(), labels[known]), torch.ones((), dtype=torch.int64), accumulate=True)
     return int(counts.max(dim=1).values.sum()) / int(known.sum())
+
+
+@torch.no_grad()
+def expert_loads(student: MixtureStudent, x: Features) -> Tensor:
+    """Share of the gates' mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
+    with evaluating(student):
+        _, (routings, *_) = student(x, return_trace=True)
+    loads = [expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)]
+    return F.normalize(torch.stack(loads), p=1, dim=-1)
 
 
 @contextmanager

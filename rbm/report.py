@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from rich import box
 from rich.table import Table
-from torch.nn import functional as F
 
 from rbm import plots
 from rbm.distillation import Distillation
-from rbm.losses import expert_load
 from rbm.methods import METHODS
+from rbm.metrics import expert_loads
 from rbm.sparse import SparseRows
 from rbm.students import MixtureStudent
 
@@ -78,14 +77,6 @@ def _count(number: int | None) -> str:
     if number is None:
         return ""
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"
-
-
-@torch.no_grad()
-def expert_loads(student: MixtureStudent, x: torch.Tensor) -> torch.Tensor:
-    """Share of the gates' mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
-    _, (routings, *_) = student.eval()(x, return_trace=True)
-    loads = [expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)]
-    return F.normalize(torch.stack(loads), p=1, dim=-1)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 ``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns (features and encodings), which is never
 made dense. ``student(x)`` gives logits ``[B, C]``, and ``student.in_channels`` is ``F``. Those that losses on their
 inside teach give ``(logits, trace)`` by ``student(x, return_trace=True)``: the :class:`Trace` holds what these need.
+They go to the Hugging Face Hub and come from there: see :mod:`rbm.hub`.
 """
 
 import itertools
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbm.hub import HubMixin
 from rbm.layer import FusedRbMLayer, Routing
 from rbm.sparse import Features, Linear, Rows, as_rows
 
@@ -70,7 +72,7 @@ def _trace(routings: list[Routing], outputs: list[Tensor]) -> Trace:
     return Trace(routings, hidden[0], hidden[-1])
 
 
-class MLPStudent(nn.Module):
+class MLPStudent(HubMixin, nn.Module):
     """Multi-layer perceptron: linear, norm, ReLU, dropout; the last layer plain.
 
     Args:
@@ -108,7 +110,7 @@ class MLPStudent(nn.Module):
         return (x, _trace([], outputs)) if return_trace else x
 
 
-class EnsembleStudent(nn.Module):
+class EnsembleStudent(HubMixin, nn.Module):
     """Several :class:`MLPStudent` that vote: its logits are logarithms of the mean of their probabilities.
 
     Args:
@@ -128,7 +130,7 @@ class EnsembleStudent(nn.Module):
         return votes.logsumexp(0) - math.log(len(self.members))
 
 
-class MixtureStudent(nn.Module):
+class MixtureStudent(HubMixin, nn.Module):
     """Stack of mixture layers: layer, norm, ReLU; the last layer plain.
 
     A layer has ``in_features``, ``num_experts``, ``top_k``, ``weight [E, N, D]``, ``bias [E, N]``, and methods

@@ -50,6 +50,9 @@ class Learner(Protocol):
     def evaluate(self) -> Accuracies:
         """Accuracies of the model as it is now."""
 
+    def expert_loads(self) -> list[list[float]] | None:
+        """Share of the gates' mass that each expert of each layer receives; None where nothing is routed."""
+
     def resume_at(self, epoch: int) -> None:
         """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
 
@@ -144,7 +147,10 @@ def fit(
 
             bar.update(epoch + 1, loss, accuracies)
             if folder:
-                folder.append_metrics(_record(phase, epoch, loss, accuracies, seconds))
+                record = _record(phase, epoch, loss, accuracies, seconds)
+                if folder.events is not None and (loads := learner.expert_loads()):
+                    record["expert_load"] = loads
+                folder.append_metrics(record)
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     folder.save_checkpoint(_snapshot(phase, epoch + 1, learner, selection))
                     saved_at = time.monotonic()

@@ -21,6 +21,7 @@ from rbm import losses
 from rbm.config import CoHOpConfig
 from rbm.encodings import Encodings, label_propagation
 from rbm.encodings.graph import in_matrix
+from rbm.hub import HubMixin
 from rbm.learners import NodeTraining
 from rbm.lessons import Learned, Lesson
 from rbm.metrics import accuracy
@@ -87,7 +88,7 @@ def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig
     return Encodings(rows, full)
 
 
-class CoHOpStudent(nn.Module):
+class CoHOpStudent(HubMixin, nn.Module):
     """A linear map; or, with two layers, BatchNorm, linear, ReLU, BatchNorm, dropout, linear."""
 
     def __init__(
