@@ -1,4 +1,4 @@
-"""The command line: ``rbm distill``, ``experiment``, ``reproduce``, ``table``, ``predict``, ``info``."""
+"""The command line: ``rbm distill``, ``experiment``, ``reproduce``, ``tune``, ``table``, ``predict``, ``info``."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from rbm.tuning.command import tune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -177,6 +179,9 @@ def reproduce(
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
     console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
+
+
+app.command()(tune)
 
 
 @app.command()
