@@ -56,7 +56,9 @@ def claim(folder: Path, search: Search) -> None:
 
 @contextmanager
 def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseStorage"]]:
-    """The trials of a folder. Those that a kill cut short wait to be run again, before new ones."""
+    """The trials of a folder. What a kill cut short waits to be run again, before anything new, and so does the starting
+    point until it is judged.
+    """
     optuna = import_optuna()
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -66,17 +68,23 @@ def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseSto
         study = optuna.create_study(
             storage=storage, study_name=STUDY, direction="maximize", pruner=pruner, load_if_exists=True
         )
-        for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
-            # The starting point is a trial whose values were fixed before it was asked for them.
-            study.enqueue_trial(trial.system_attrs.get("fixed_params", trial.params))
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        if not study.get_trials(deepcopy=False):
-            study.enqueue_trial(search.starting_values())
+        state = optuna.trial.TrialState
+        for trial in study.get_trials(deepcopy=False, states=(state.RUNNING,)):
+            study.enqueue_trial(_proposed(trial))
+            study.tell(trial.number, state=state.FAIL)
+        start = search.starting_values()
+        if start not in [_proposed(trial) for trial in study.get_trials(deepcopy=False) if trial.state != state.FAIL]:
+            study.enqueue_trial(start)
         yield study, storage
     finally:
         optuna.logging.set_verbosity(verbosity)
         storage.remove_session()
         storage.engine.dispose()
+
+
+def _proposed(trial: "FrozenTrial") -> dict[str, Any]:
+    """A trial's values; those that were fixed beforehand stand elsewhere until it is asked for them."""
+    return trial.system_attrs.get("fixed_params", trial.params)
 
 
 def finished(study: "Study") -> list["FrozenTrial"]:

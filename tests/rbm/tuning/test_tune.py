@@ -102,6 +102,23 @@ def test_killed_and_continued_gives_the_same_trials(start, tmp_path):
     assert continued.config == whole.config
 
 
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_what_an_error_cut_short_is_run_again(start, tmp_path, monkeypatch, at):
+    whole, real, runs = tune(start, tmp_path / "whole", **MLP, trials=4), Search.accuracy, []
+
+    def accuracy(self, *arguments):
+        runs.append(arguments)
+        if len(runs) == at + 1:
+            raise OSError("the disk is full")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Search, "accuracy", accuracy)
+    with pytest.raises(OSError, match="the disk is full"):
+        tune(start, tmp_path / "out", **MLP, trials=4)
+    found = tune(start, tmp_path / "out", **MLP, trials=4)
+    assert apart_from(found.rows, "trial", "seconds") == apart_from(whole.rows, "trial", "seconds")
+
+
 def test_more_trials_go_on_and_fewer_do_nothing(start, tmp_path, monkeypatch):
     first = tune(start, tmp_path / "out", **MLP, trials=3)
     second = tune(start, tmp_path / "out", **MLP, trials=5)
