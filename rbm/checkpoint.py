@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 METADATA_KEY = "rbm"
 # All that a run leaves in its folder.
 _WRITTEN = ("*.safetensors", "*.json", "*.jsonl", "*.png", "*.partial", "checkpoint.pt", "config.yaml")
-_WRITTEN += ("student.pt2", "student-aoti.pt2", "student.onnx", "tensorboard/*/events.out.tfevents.*",)
+_WRITTEN += (
+    "student.pt2",
+    "student-aoti.pt2",
+    "student.onnx",
+    "tensorboard/*/events.out.tfevents.*",
+)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

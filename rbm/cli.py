@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rbm.tuning.command import tune
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -185,6 +187,9 @@ def reproduce(
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
     console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
+
+
+app.command()(tune)
 
 
 @app.command()

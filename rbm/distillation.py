@@ -24,6 +24,7 @@ from rbm.lessons import Learned, Lesson, fit_phase
 from rbm.methods import METHODS
 from rbm.presets import teacher_settings
 from rbm.progress import Progress
+from rbm.sampling import check_sampling
 from rbm.sparse import Rows
 from rbm.splits import GraphSplit, split_graph, without_test_set
 from rbm.students import count_parameters
@@ -155,6 +156,7 @@ def distill(
         teacher = _stored_logits(data)
     if teacher is None:
         check_teacher(config.teacher.name)
+        check_sampling(config)
     elif isinstance(teacher, Tensor):
         check_logits(teacher, data.num_nodes, classes)
     run = None if folder is None else RunFolder(folder, config, resume=resume, overwrite=overwrite)

@@ -1,29 +1,24 @@
 """Many runs over datasets, settings, variants and seeds: a row a trained model (:mod:`rbm.rows`), resumable."""
 
-import os
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from torch_geometric.data import Data
 
 from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.datasets import dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import DEFAULT_METHODS, distill
 from rbm.methods import METHODS
-from rbm.plugins import load_plugin, loaded_plugins
 from rbm.presets import preset_config
+from rbm.progress import count_runs
 from rbm.rows import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
+from rbm.workers import worker_pool
 
 
 @dataclass(frozen=True)
@@ -175,8 +170,8 @@ def run_experiment(
     tasks = [(each, task) for each in experiments for task in each.tasks()]
     tasks.sort(key=lambda pair: pair[0].seeds.index(pair[1].seed))
     waiting = [(each, task, methods) for each, task in tasks if (methods := _missing(task, each, done))]
-    arguments = [(*what, root, cache, jobs, device) for what in waiting]
-    with _progress(console) as bar:
+    arguments = [(*what, root, cache, device) for what in waiting]
+    with count_runs(console) as bar:
         shown = bar.add_task("runs", total=len(tasks), completed=len(tasks) - len(waiting), what="")
         for task, rows in _results(arguments, jobs):
             new = [row for row in rows if row_key(row) not in done]
@@ -193,9 +188,7 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
         for given in arguments:
             yield given[1], _run_task(*given)
         return
-    # Forked children of a process with threads may hang; these start anew.
-    start = {"initializer": _start_worker, "initargs": (loaded_plugins(),)}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), **start) as pool:
+    with worker_pool(jobs) as pool:
         futures = {pool.submit(_run_task, *given): given[1] for given in arguments}
         try:
             for future in as_completed(futures):
@@ -205,32 +198,17 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
             raise
 
 
-def _start_worker(plugins: tuple[str, ...]) -> None:
-    """Know the plugins, and end when the process that one works for is killed, instead of waiting for ever."""
-    for plugin in plugins:
-        load_plugin(plugin)
-
-    def wait() -> None:
-        parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def _run_task(
     experiment: Experiment,
     task: Task,
     methods: list[str],
     root: str | None,
     cache: Path | None,
-    jobs: int,
     device: str,
 ) -> list[dict[str, str]]:
-    if jobs > 1:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     config = experiment.config(task)
     result = distill(
-        _dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
+        remembered_dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
         config=config,
         methods=methods,
         cache=cache,
@@ -245,7 +223,10 @@ def _run_task(
 
 
 @lru_cache(maxsize=2)
-def _dataset(name: str, root: str | None, protocol: str, seed: int, sparse_features: str, device: str):
+def remembered_dataset(
+    name: str, root: str | None, protocol: str, seed: int, sparse_features: str, device: str
+) -> Data:
+    """A graph as :func:`rbm.load_dataset` gives it, on a device; this process keeps the last two."""
     return load_dataset(name, root, protocol=protocol, seed=seed, sparse_features=sparse_features).to(device)
 
 
@@ -280,14 +261,3 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
                     f" {expected}); give this experiment a file of its own, or its variant another name"
                 )
     return done
-
-
-@contextmanager
-def _progress(console: Console | None) -> Iterator[RichProgress]:
-    columns = (
-        *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
-        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)),
-        TextColumn("{task.fields[what]}"),
-    )
-    with RichProgress(*columns, console=console or Console(quiet=True), speed_estimate_period=3600) as bar:
-        yield bar

@@ -19,6 +19,7 @@ from rbm.encodings import Encodings
 from rbm.initialization import initialize_memory
 from rbm.metrics import expert_loads
 from rbm.reliability import Reliability
+from rbm.sampling import NeighborBatches
 from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.sparse import Features, Rows, SparseRows, beside, packed
 from rbm.splits import GraphSplit
@@ -74,6 +75,26 @@ class TeacherTraining(Training):
         # Unseen nodes come with their edges, after training: only they need the full graph.
         full_logits = self.model(self.full_x, self.full_edges) if len(self.split.unseen_nodes) else logits
         return split_accuracies(logits, full_logits, self.split)
+
+
+class SampledTraining(TeacherTraining):
+    """The same in batches of training nodes and neighbours drawn around them, an optimiser step each."""
+
+    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
+        super().__init__(model, split, config)
+        nodes = split.observed.train_mask.nonzero().flatten()
+        self.batches = NeighborBatches(split.observed, nodes, config.sampling, config.teacher.num_layers)
+
+    def train_epoch(self, epoch: int) -> float:
+        total = 0.0
+        for sample in self.batches:
+            self.optimizer.zero_grad()
+            logits = self.model(self.observed_x[sample.nodes], sample.edges)[: sample.count]
+            loss = losses.hard_label_loss(logits, self.split.observed.y[sample.nodes[: sample.count]])
+            loss.backward()
+            self.optimizer.step()
+            total += loss.item() * sample.count
+        return total / self.batches.count
 
 
 class AttentionTraining(TeacherTraining):
@@ -350,6 +371,8 @@ class RbMTraining(StudentTraining):
 
 def teacher_training(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTraining:
     """The training of the teacher that the configuration names."""
+    if config.sampling.batch_size > 0:
+        return SampledTraining(model, split, config)
     kind = AttentionTraining if config.teacher.name in ATTENTION_TEACHERS else TeacherTraining
     return kind(model, split, config)
 

@@ -1,11 +1,11 @@
-"""Progress on the terminal: one bar a phase, with the current loss and accuracies."""
+"""Progress on the terminal: one bar a phase, with the current loss and accuracies; or one for many runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 if TYPE_CHECKING:
@@ -72,3 +72,15 @@ class Progress:
         """Something that has no epochs, while it lasts."""
         with self._console.status(name):
             yield
+
+
+@contextmanager
+def count_runs(console: Console | None) -> Iterator[RichProgress]:
+    """One line for many runs: how many are done, how long it took and will take, and the field ``what``."""
+    columns = (
+        *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)),
+        TextColumn("{task.fields[what]}"),
+    )
+    with RichProgress(*columns, console=console or Console(quiet=True), speed_estimate_period=3600) as bar:
+        yield bar

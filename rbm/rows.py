@@ -58,6 +58,8 @@ def config_fingerprint(config: Config, method: str) -> str:
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
     if "teacher" in read and config.teacher.name in ATTENTION_TEACHERS:
         read += ("attention",)
+    if "teacher" in read and config.sampling.batch_size > 0:
+        read += ("sampling",)
     kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
     return fingerprint("config", {**kept, "root": ""})
 

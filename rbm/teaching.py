@@ -137,6 +137,8 @@ def cached_teacher(
     settings = {"teacher": asdict(config.teacher), "seed": config.seed}
     if config.teacher.name in ATTENTION_TEACHERS:
         settings["attention"] = asdict(config.attention)
+    if config.sampling.batch_size > 0:
+        settings["sampling"] = asdict(config.sampling)
     # Unseen nodes do not train a teacher, but its test accuracy is theirs.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]

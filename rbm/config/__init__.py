@@ -5,7 +5,15 @@ Where the values of a named dataset and of a preset come from stands in :mod:`rb
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
-from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, Network, RbMConfig, TeacherConfig
+from rbm.config.networks import (
+    ATTENTION_TEACHERS,
+    AttentionConfig,
+    MLPConfig,
+    Network,
+    RbMConfig,
+    SamplingConfig,
+    TeacherConfig,
+)
 from rbm.config.tree import (
     EVALUATED,
     PRESETS,
@@ -39,6 +47,7 @@ __all__ = [
     "Network",
     "RbMConfig",
     "ReliabilityConfig",
+    "SamplingConfig",
     "TeacherConfig",
     "merged",
     "parse_assignments",

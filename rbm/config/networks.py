@@ -47,6 +47,37 @@ class TeacherConfig(Network):
     min_epochs: int = 20
 
 
+@dataclass(frozen=True)
+class SamplingConfig(Section):
+    """How a teacher is trained that is too large for one pass over its graph: see :mod:`rbm.sampling`.
+
+    ``batch_size`` training nodes make a batch and an optimiser step; 0, the default, takes the whole graph at once. Of
+    each node's neighbours ``fan_out`` are drawn, in every layer alike (``"10"``) or in each its own number, from the
+    training nodes outwards (``"15,10,5"``); -1 takes all. A mean over drawn neighbours is one over those that were
+    drawn; GCN counts degrees within a batch. Evaluation and soft labels take the whole graph.
+    """
+
+    batch_size: int = 0
+    fan_out: str = "10"
+
+    def validate(self) -> None:
+        self.require("batch_size", self.batch_size >= 0, "at least 0")
+        parts = [part.strip() for part in self.fan_out.split(",")]
+        whole = all(part == "-1" or (part.isdecimal() and int(part) > 0) for part in parts)
+        self.require("fan_out", whole, "numbers from 1 on, or -1 for all neighbours, such as '10' or '15,10,5'")
+
+    def neighbors(self, num_layers: int) -> list[int]:
+        """A number for each layer.
+
+        Raises:
+            ValueError: ``fan_out`` has several numbers, but not as many as layers.
+        """
+        numbers = [int(part) for part in self.fan_out.split(",")]
+        fits = len(numbers) in (1, num_layers)
+        self.require("fan_out", fits, f"one number, or one for each of teacher.num_layers={num_layers} layers")
+        return numbers * num_layers if len(numbers) == 1 else numbers
+
+
 # The teachers whose results depend on the section ``attention``.
 ATTENTION_TEACHERS = ("revgat", "drgat")
 

@@ -8,7 +8,7 @@ import yaml
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
-from rbm.config.networks import AttentionConfig, MLPConfig, RbMConfig, TeacherConfig
+from rbm.config.networks import AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
 from rbm.config.section import Section, updated
 
 SETTINGS = ("transductive", "inductive")
@@ -31,7 +31,7 @@ class Config(Section):
 
     ``rbm``, ``mlp``, ``moe`` and ``ensemble`` are students of one recipe, that of ``distill``, ``reliability`` and
     ``encoding``. The baselines with a recipe of their own (``glnn``, ``krd``, ``nosmog``, ``cohop``) hold it in their
-    sections. ``attention`` belongs to the teachers ``revgat`` and ``drgat``.
+    sections. ``attention`` belongs to the teachers ``revgat`` and ``drgat``, ``sampling`` to those trained in batches.
     """
 
     dataset: str = "digits"
@@ -56,6 +56,7 @@ class Config(Section):
     nosmog: NOSMOGConfig = field(default_factory=NOSMOGConfig)
     cohop: CoHOpConfig = field(default_factory=CoHOpConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def validate(self) -> None:
         self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")

@@ -1,0 +1,1 @@
+"""The search for good settings on validation nodes: ``rbm tune``, and :func:`rbm.tuning.run.tune` in Python."""

@@ -1,0 +1,36 @@
+"""The same search on Ray: two workers on this machine."""
+
+import pytest
+
+from rbm.tuning.run import tune
+
+pytest.importorskip("optuna")
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.tune")
+
+SPACE = {"rbm.lr": [0.1, 0.01, 0.001], "rbm.dropout": {"low": 0.0, "high": 0.6}}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or a secret would be written into the home folder
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_trials_and_the_file_goes_on_without_them(cluster, start, tmp_path):
+    options = {"space": SPACE, "cache": tmp_path / "cache"}
+    found = tune(start, tmp_path / "out", trials=3, jobs=2, ray=True, **options)
+    assert ray.is_initialized(), "a cluster that was there before stays"
+    alone = tune(start, tmp_path / "alone", trials=1, **options)
+    assert len(found.rows) == 3
+    assert all(row["state"] == "complete" and row["seed 1"] for row in found.rows)
+    assert found.start_values == alone.start_values
+    assert found.start_accuracy == alone.start_accuracy
+    assert found.accuracy == max(float(row["accuracy"]) for row in found.rows) >= found.start_accuracy
+    more = tune(start, tmp_path / "out", trials=4, **options)
+    assert more.rows[:3] == found.rows, "without Ray the search goes on from the same file"
+    assert len(more.rows) == 4
