@@ -8,7 +8,6 @@ from rbm import FusedRbMLayer
 from rbm.checkpoint import load_student, read_metrics
 from rbm.cli import _distill_seeds
 
-
 # Processes start and import for longer than they train.
 pytestmark = pytest.mark.slow
 
