@@ -1,8 +1,8 @@
-"""How an epoch is cut into forwards, and how much each of them weighs."""
+"""How an epoch is cut into forwards, what each of them weighs, and which part of it is a rank's."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rbm import losses
 from rbm.config import DistillConfig
+from rbm.distributed import part, world_size
 from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, list_pairs
 
 
@@ -21,7 +22,9 @@ class Batch(NamedTuple):
         labelled: the rows, by their position in the batch, that learn their true class; None for none.
         hard_weight: of the *mean* cross-entropy of ``labelled``.
         soft: gives the weighted soft-label loss from the logits ``[B, C]``, or None.
-        inner_weight: of the embedding losses, which are means over the rows.
+        inner_weight: of the embedding losses.
+        ends_step: whether a step of the optimiser follows.
+        share: of a mean over these rows in the mean over all ranks' rows, times the number of ranks.
     """
 
     nodes: Tensor | None
@@ -29,6 +32,21 @@ class Batch(NamedTuple):
     hard_weight: float
     soft: "_NodeLoss | _PairLoss | None"
     inner_weight: float
+    ends_step: bool = True
+    share: float = 1.0
+
+    def own_part(self, num_nodes: int, device: torch.device) -> "Batch":
+        """This rank's rows of it. The mean over ranks of their losses is the loss of the batch; a part may be empty."""
+        nodes = torch.arange(num_nodes, device=device) if self.nodes is None else self.nodes
+        rows, ranks = part(len(nodes)), world_size()
+        labelled, hard_weight = None, 0.0
+        if self.labelled is not None:
+            mine = (self.labelled >= rows.start) & (self.labelled < rows.stop)
+            labelled = self.labelled[mine] - rows.start
+            hard_weight = self.hard_weight * ranks * len(labelled) / len(self.labelled)
+        soft = None if self.soft is None else self.soft.own_part(rows, nodes[rows], ranks)
+        share = ranks * (rows.stop - rows.start) / len(nodes)
+        return Batch(nodes[rows], labelled, hard_weight, soft, self.inner_weight, self.ends_step, share)
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,9 @@ class _NodeLoss:
         config = self.config
         return self.weight * self.targets.loss(logits, self.nodes, config.temperature, config.temperature_mode)
 
+    def own_part(self, rows: slice, nodes: Tensor, ranks: int) -> "_NodeLoss":
+        return replace(self, nodes=nodes, weight=self.weight * ranks)
+
 
 @dataclass(frozen=True)
 class _PairLoss:
@@ -54,6 +75,20 @@ class _PairLoss:
         config, teacher = self.config, self.teacher_log_probabilities
         loss = losses.pair_loss(logits, teacher, self.weights, config.temperature, config.temperature_mode)
         return self.weight * loss
+
+    def own_part(self, rows: slice, nodes: Tensor, ranks: int) -> "_PairLoss":
+        teacher = self.teacher_log_probabilities[rows]
+        return replace(self, teacher_log_probabilities=teacher, weights=self.weights[rows], weight=self.weight * ranks)
+
+
+def own_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) -> Iterable[Batch]:
+    """This rank's part of each batch of an epoch; the batches themselves in a single process.
+
+    All ranks must draw the same batches: so all of them are drawn here, before a rank draws numbers of its own.
+    """
+    if world_size() == 1:
+        return batches
+    return [batch.own_part(num_nodes, device) for batch in batches]
 
 
 def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, targets: SoftTargets) -> Iterator[Batch]:
@@ -79,12 +114,14 @@ def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, targe
     order = torch.randperm(num_nodes, device=device) if config.shuffle else torch.arange(num_nodes, device=device)
     # A step sees one batch: it takes the whole loss's size from it, not its share.
     per_step = math.ceil(num_nodes / size) if config.step_per_batch else 1
-    for nodes in order.split(size):
+    for start in range(0, num_nodes, size):
+        nodes = order[start : start + size]
         labelled = is_labelled[nodes].nonzero().flatten()
         share = len(labelled) / len(train_nodes)
         soft = _NodeLoss(targets, nodes, soft_factor * per_step, config)
         inner = inner_factor * per_step * len(nodes) / num_nodes
-        yield Batch(nodes, labelled if len(labelled) else None, hard_factor * share * per_step, soft, inner)
+        ends_step = config.step_per_batch or start + size >= num_nodes
+        yield Batch(nodes, labelled if len(labelled) else None, hard_factor * share * per_step, soft, inner, ends_step)
 
 
 def pair_batches(
@@ -97,16 +134,18 @@ def pair_batches(
     rows = len(train_nodes) + len(targets)
     for nodes in _shuffled(config, train_nodes).split(size):
         every = torch.arange(len(nodes), device=nodes.device)
+        weight, inner = hard_factor * len(nodes) / len(train_nodes), len(nodes) / rows
         if config.reduction == "sum_of_batch_means":
-            yield Batch(nodes, every, hard_factor, None, 1.0)
-        else:
-            yield Batch(nodes, every, hard_factor * len(nodes) / len(train_nodes), None, len(nodes) / rows)
-    for chosen in _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size):
+            weight, inner = hard_factor, 1.0
+        # The pairs' batches follow, and the step after them.
+        yield Batch(nodes, every, weight, None, inner, config.step_per_batch)
+    batches = _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size)
+    for number, chosen in enumerate(batches, start=1):
         mine, inner = weights[chosen], len(chosen) / rows
         if config.reduction == "sum_of_batch_means":
             mine, inner = mine / mine.sum(), 1.0
         soft = _PairLoss(teacher_log_probabilities[sources[chosen]], mine, soft_factor, config)
-        yield Batch(targets[chosen], None, 0.0, soft, inner)
+        yield Batch(targets[chosen], None, 0.0, soft, inner, config.step_per_batch or number == len(batches))
 
 
 def _label_weights(config: DistillConfig, hard: float, soft: float) -> tuple[float, float]:

@@ -70,11 +70,13 @@ def distill(
     cache: Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")] = CACHE,
     jobs: Annotated[int, typer.Option(help="With --seeds: processes side by side.")] = 1,
 ) -> None:
-    """Train a teacher on a graph, distil it into students, and compare them."""
-    from rbm.checkpoint import read_metrics
+    """Train a teacher on a graph, distil it into students, and compare them.
+
+    Under torchrun --nproc-per-node N -m rbm distill, N processes train the students together.
+    """
     from rbm.datasets import load_dataset, unseen_fraction
     from rbm.distillation import distill as run_distillation
-    from rbm.report import results_markdown, results_table, write_plots
+    from rbm.distributed import is_first, joined
 
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     methods = [name.strip() for name in method.split(",")]
@@ -85,32 +87,30 @@ def distill(
         _distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
     chosen = _configuration(*options, resumed=out if resume else None)
-    data = load_dataset(
-        chosen.dataset,
-        chosen.root or None,
-        protocol=chosen.protocol,
-        seed=chosen.seed,
-        sparse_features=chosen.sparse_features,
-    ).to(_device(device))
     path = out or Path("runs") / f"{Path(chosen.dataset).stem}-{chosen.setting}-{chosen.preset}-seed{chosen.seed}"
-    result = run_distillation(
-        data,
-        config=chosen,
-        methods=methods,
-        folder=path,
-        resume=resume,
-        overwrite=overwrite,
-        cache=cache,
-        unseen_fraction=unseen_fraction(chosen.dataset, chosen.protocol),
-        tensorboard=tensorboard,
-        console=status,
-    )
-    console.print(results_table(result.summary, result.timings))
-    (path / "results.md").write_text(results_markdown(result.summary, result.timings))
-    if plots:
-        with status.status("plots"):
-            write_plots(result, read_metrics(path), path)
-    console.print(f"run folder: {path}", highlight=False)
+    with joined(_device(device)) as place:
+        data = load_dataset(
+            chosen.dataset,
+            chosen.root or None,
+            protocol=chosen.protocol,
+            seed=chosen.seed,
+            sparse_features=chosen.sparse_features,
+        ).to(place)
+        result = run_distillation(
+            data,
+            config=chosen,
+            methods=methods,
+            folder=path,
+            resume=resume,
+            overwrite=overwrite,
+            cache=cache,
+            unseen_fraction=unseen_fraction(chosen.dataset, chosen.protocol),
+            tensorboard=tensorboard,
+            console=status,
+        )
+        speaks = is_first()
+    if speaks:
+        _report(result, path, plots)
 
 
 @app.command()
@@ -290,9 +290,27 @@ def info() -> None:
         console.print(table)
 
 
+def _report(result, path, plots) -> None:
+    from rbm.checkpoint import read_metrics
+    from rbm.report import results_markdown, results_table, write_plots
+
+    console.print(results_table(result.summary, result.timings))
+    (path / "results.md").write_text(results_markdown(result.summary, result.timings))
+    if plots:
+        with status.status("plots"):
+            write_plots(result, read_metrics(path), path)
+    console.print(f"run folder: {path}", highlight=False)
+
+
 def _distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
+    from rbm.distributed import launched
     from rbm.experiments import Experiment, parse_seeds
 
+    if launched() > 1:
+        raise ValueError(
+            f"seeds is {seeds!r} in {launched()} processes of torchrun, which train one run together; leave torchrun"
+            " out and give --jobs to run seeds side by side"
+        )
     chosen = _configuration(*options)
     run = Experiment(
         datasets=(chosen.dataset,),
@@ -368,6 +386,8 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, OSError, FloatingPointError, ModuleNotFoundError) as error:
+        if getattr(error, "told_by_first", False):  # one of several processes says it for all
+            sys.exit(2)
         status.print("[bold red]Error:[/]", end=" ")
         status.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -16,18 +16,20 @@ from rbm.cache import Cache
 from rbm.checkpoint import RunFolder, save_student, write_json
 from rbm.config import Config, EncodingConfig
 from rbm.datasets import num_classes, validate_data
+from rbm.distributed import forked, from_first, is_first, on_first, once
 from rbm.encodings import Encodings, encode
 from rbm.events import check_tensorboard, events
 from rbm.latency import student_latency, teacher_latency
-from rbm.learners import student_inputs, teacher_training
+from rbm.learners import student_inputs
 from rbm.lessons import Learned, Lesson, fit_phase
-from rbm.methods import METHODS
+from rbm.methods import METHODS, Method
 from rbm.presets import teacher_settings
 from rbm.progress import Progress
 from rbm.sampling import check_sampling
 from rbm.sparse import Rows
 from rbm.splits import GraphSplit, split_graph, without_test_set
 from rbm.students import count_parameters
+from rbm.teacher_training import teacher_training
 from rbm.teachers import check_teacher
 from rbm.teaching import (
     Teaching,
@@ -128,6 +130,10 @@ def distill(
         The students and all that is needed to judge them. The same seed gives the same numbers, bit for bit, on the
         same machine; the global random state is left as it was.
 
+    Where a process group runs, call it on all ranks, with the same arguments: students whose method is
+    ``data_parallel`` are trained by all of them, everything else by the first while the others wait. The first one has
+    the folder and the cache, and reports; all get the students (:mod:`rbm.distributed`).
+
     Raises:
         ValueError, TypeError: data, teacher or configuration do not fit; before any work.
         ModuleNotFoundError: tensorboard is asked for and not installed.
@@ -159,8 +165,10 @@ def distill(
         check_sampling(config)
     elif isinstance(teacher, Tensor):
         check_logits(teacher, data.num_nodes, classes)
-    run = None if folder is None else RunFolder(folder, config, resume=resume, overwrite=overwrite)
-    kept, progress = Cache(cache), Progress(console)
+    run = None
+    if folder is not None:
+        run = on_first(lambda: RunFolder(folder, config, resume=resume, overwrite=overwrite))
+    kept, progress = Cache(cache), Progress(console if is_first() else None)
     progress.say(
         f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {data.num_features:,} features, {classes} classes"
     )
@@ -168,7 +176,7 @@ def distill(
 
     learned: dict[str, Learned] = {}
     timings: dict[str, dict[str, float]] = {}
-    with deterministic(), events(run) if tensorboard else nullcontext():
+    with deterministic(), events(run) if tensorboard and run is not None else nullcontext():
         with _timed(timings, "teacher"):
             teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
         encode_once = _encoder(split, config, classes, kept, list(encodings), progress, timings)
@@ -177,7 +185,7 @@ def distill(
             encode_once(config.encoding)
         for method in methods:
             with _timed(timings, method):
-                learned[method] = METHODS[method].learn(lesson)
+                learned[method] = _learn(METHODS[method], lesson)
 
     summary = {
         "dataset": config.dataset,
@@ -192,7 +200,7 @@ def distill(
         "teacher": {"name": teacher_name, **teaching.result, **_parameters(teacher)},
         **{method: {**found.result, **_parameters(found.student)} for method, found in learned.items()},
     }
-    if measure_latency:
+    if measure_latency and is_first():
         for name, latency in _latencies(split, teacher, learned, config).items():
             timings[name] |= latency
     if run:
@@ -225,15 +233,21 @@ def _encoder(
     timings: dict[str, dict[str, float]],
 ) -> Callable[[EncodingConfig], Encodings | None]:
     """Encodings by what asks for them; methods that ask for the same share one, and the time that it took."""
-    known: dict[EncodingConfig, Encodings | None] = {}
+    known: dict[Any, Encodings | None] = {}
 
     def encode_once(section: EncodingConfig) -> Encodings | None:
-        if section not in known:
+        def compute() -> Encodings | None:
             with progress.step("encodings"), _timed(timings, "encodings"):
-                known[section] = encode(split, section, classes, seed=config.seed, cache=cache, extra=extra)
-        return known[section]
+                return encode(split, section, classes, seed=config.seed, cache=cache, extra=extra)
+
+        return once(known, section, compute)
 
     return encode_once
+
+
+def _learn(method: Method, lesson: Lesson) -> Learned:
+    """A method that knows nothing of ranks is the first one's."""
+    return method.learn(lesson) if method.data_parallel else from_first(lambda: method.learn(lesson))
 
 
 def _teach(
@@ -248,22 +262,31 @@ def _teach(
     """The teacher's module, where there is one, and what students learn from it."""
     if isinstance(teacher, Tensor):
         return None, teaching_from_logits(teacher, split)
-    result = None
-    if teacher is None:
+    named = teacher is None
+    if named:
         torch.manual_seed(config.seed)
         teacher = build_configured_teacher(config, split, classes)
 
-        def train() -> dict[str, Any]:
-            return fit_phase("teacher", teacher_training(teacher, split, config), config.teacher, run, progress)
+    def train() -> dict[str, Any]:
+        return fit_phase("teacher", teacher_training(teacher, split, config), config.teacher, run, progress)
 
-        if run is not None and run.finished("teacher") is not None:
+    def taught() -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+        result = None
+        if named and run is not None and run.finished("teacher") is not None:
             result = train()  # a run folder keeps a teacher of its own
-        else:
+        elif named:
             result = cached_teacher(teacher, split, config, cache, train, progress)
             teacher.eval()
             if run is not None:
                 run.save_phase("teacher", teacher, result)
-    return teacher, teaching_from_module(teacher, split, classes, result)
+        teaching = teaching_from_module(teacher, split, classes, result)
+        return teacher.state_dict(), teaching.soft_labels, teaching.logits, teaching.result
+
+    state, soft_labels, logits, result = from_first(taught)
+    if not is_first():
+        teacher.load_state_dict(state)
+        teacher.eval()
+    return teacher, Teaching(soft_labels, logits, result, teacher, split.observed)
 
 
 def _parameters(model: nn.Module | None) -> dict[str, Any]:
@@ -323,7 +346,7 @@ def deterministic() -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with torch.random.fork_rng():
+        with forked():
             yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)

@@ -15,7 +15,7 @@ _steps = -1
 
 
 def input_scale(attention: Tensor | None, log_scale: Tensor) -> Tensor:
-    """``exp(s) exp(a) [E, D]``, by which each expert's inputs are scaled; the scalar ``exp(s)`` without attention."""
+    """``exp(s) exp(a) [E, D]``, by which each expert's inputs are scaled; ``exp(s)`` alone without attention."""
     scale = log_scale.clamp(max=MAX_LOG_SCALE).exp()
     return scale if attention is None else scale * attention.clamp(max=MAX_LOG_SCALE).exp()
 
@@ -29,7 +29,7 @@ def fold(
         weight: ``[E, N, D]``.
         bias: ``[E, N]``, or None.
         attention: ``a [E, D]``, or None; clamped as in the released code.
-        log_scale: ``s``, a scalar; clamped too.
+        log_scale: ``s``, ``[1]`` or a scalar; clamped too.
         dtype: to return both in, rounded once they are folded; None leaves theirs.
     """
     scale = input_scale(attention, log_scale)

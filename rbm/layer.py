@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm import sparse
+from rbm.distributed import world_size
 from rbm.folding import FoldedExperts, fold, input_scale
 from rbm.sparse import Features, Rows, SparseRows, as_rows, cosine_topk, dropout, linear, memory_statistics
 from rbm_kernels import expert_matmul, memory_update_, routed_matmul
@@ -32,8 +33,9 @@ class FusedRbMLayer(nn.Module):
     training forward only *records* what it saw; the memory moves at the next training forward, on ``eval()``, on
     ``state_dict()`` or by :meth:`update_memory`. So a forward that activation checkpointing repeats during the backward
     pass sees the same memory and counts once (for a layer that is called once between two backward passes). In a
-    distributed process group the statistics are summed over the ranks when they are recorded: all ranks must run the
-    forward, and all hold the same memory.
+    distributed process group, whenever it began, the statistics are summed over the ranks when they are recorded: all
+    ranks must run the forward, be it with no rows, and all hold the same memory. DDP and FSDP2 (``fully_shard``) take
+    it as any module.
 
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. The experts with
     ``exp(a)`` and ``exp(s)`` folded in are then kept from call to call, a second copy of the weights, until a parameter
@@ -65,7 +67,7 @@ class FusedRbMLayer(nn.Module):
         weight: ``[E, out_features, in_features]``.
         bias: ``[E, out_features]``, or None.
         attention: ``[E, in_features]``, the logarithm ``a``, or None.
-        log_scale: scalar ``s``.
+        log_scale: ``s``, ``[1]``, since FSDP2 shards no scalars.
         memory: buffer ``[E, in_features]``.
 
     Raises:
@@ -124,7 +126,7 @@ class FusedRbMLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, **factory))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features, **factory)) if bias else None
         self.attention = nn.Parameter(torch.empty(num_experts, in_features, **factory)) if input_attention else None
-        self.log_scale = nn.Parameter(torch.empty((), **factory))
+        self.log_scale = nn.Parameter(torch.empty(1, **factory))
 
         memory_dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
@@ -173,7 +175,8 @@ class FusedRbMLayer(nn.Module):
         y = self._combine(rows, gates.detach() if self.detach_gates else gates, experts)
 
         leading = h.shape[:-1]
-        y = y.reshape(*leading, self.out_features)
+        if len(leading) != 1:  # FSDP2 warns of views
+            y = y.reshape(*leading, self.out_features)
         if not return_routing:
             return y
         return y, Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts, cosines)))
@@ -229,7 +232,7 @@ class FusedRbMLayer(nn.Module):
         weighted_sum, total = memory_statistics(
             rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
         )
-        if _world_size() > 1:
+        if world_size() > 1:
             torch.distributed.all_reduce(weighted_sum)
             torch.distributed.all_reduce(total)
         self.pending_sum.copy_(weighted_sum)
@@ -283,8 +286,11 @@ class FusedRbMLayer(nn.Module):
                 self._buffers[name] = before[name].to(buffer.device)
         return self
 
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+        scale = state_dict.get(f"{prefix}log_scale")
+        if scale is not None and scale.dim() == 0:  # as layers of earlier versions saved it
+            state_dict[f"{prefix}log_scale"] = scale.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._folded = None
         # What was recorded belongs to the memory that has just been replaced.
         self.pending_sum = torch.zeros_like(self.memory)
@@ -312,9 +318,3 @@ def _autocast_dtype(rows: Tensor) -> torch.dtype | None:
 def _recomputing() -> bool:
     """Whether this forward runs inside a backward pass, which is where activation checkpointing repeats it."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def _world_size() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return 1

@@ -1,4 +1,4 @@
-"""What one epoch of each trained network is: the steps that :func:`rbm.training.fit` repeats.
+"""What one epoch of a student is: the steps that :func:`rbm.training.fit` repeats.
 
 :class:`StudentTraining` is the recipe that RbM shares with the plain MLP and the vanilla mixture of experts, which add
 to it what is theirs. Baselines with a recipe of their own (:mod:`rbm.baselines`) build on :class:`NodeTraining` alone.
@@ -13,18 +13,26 @@ from torch.nn import functional as F
 
 from rbm import losses
 from rbm.adversarial import disturbed
-from rbm.batches import Batch, node_batches, pair_batches
-from rbm.config import ATTENTION_TEACHERS, Config, Network, RbMConfig
+from rbm.batches import Batch, node_batches, own_parts, pair_batches
+from rbm.config import Config, Network, RbMConfig
+from rbm.distributed import (
+    Replicas,
+    average_gradients,
+    from_first,
+    joint_rows,
+    joint_sum,
+    own_randomness,
+    part,
+    world_size,
+)
 from rbm.encodings import Encodings
 from rbm.initialization import initialize_memory
 from rbm.metrics import expert_loads
 from rbm.reliability import Reliability
-from rbm.sampling import NeighborBatches
 from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.sparse import Features, Rows, SparseRows, beside, packed
 from rbm.splits import GraphSplit
 from rbm.students import MixtureStudent, RbMStudent, Trace
-from rbm.teachers import LabelInput, edges_for, features_for
 from rbm.teaching import Teaching
 from rbm.training import Accuracies, Learner, split_accuracies
 
@@ -40,88 +48,6 @@ class Training(Learner):
 
     def restore(self, state: dict[str, Any]) -> None:
         pass
-
-
-class TeacherTraining(Training):
-    """A teacher learns the hard labels of the observed graph, full batch."""
-
-    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
-        self.model, self.split = model, split
-        self.observed_edges = edges_for(model, split.observed)
-        self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
-        self.full_x = features_for(model, packed(split.graph.x))
-        self.observed_x = features_for(model, packed(split.observed.x)) if len(split.unseen_nodes) else self.full_x
-        self.optimizer = self.build_optimizer(model.parameters(), config)
-
-    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
-        return build_adam(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
-
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
-
-    def loss(self) -> Tensor:
-        """Of one pass over the observed graph."""
-        graph = self.split.observed
-        logits = self.model(self.observed_x, self.observed_edges)
-        return losses.hard_label_loss(logits[graph.train_mask], graph.y[graph.train_mask])
-
-    @torch.no_grad()
-    def evaluate(self) -> Accuracies:
-        logits = self.model(self.observed_x, self.observed_edges)
-        # Unseen nodes come with their edges, after training: only they need the full graph.
-        full_logits = self.model(self.full_x, self.full_edges) if len(self.split.unseen_nodes) else logits
-        return split_accuracies(logits, full_logits, self.split)
-
-
-class SampledTraining(TeacherTraining):
-    """The same in batches of training nodes and neighbours drawn around them, an optimiser step each."""
-
-    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
-        super().__init__(model, split, config)
-        nodes = split.observed.train_mask.nonzero().flatten()
-        self.batches = NeighborBatches(split.observed, nodes, config.sampling, config.teacher.num_layers)
-
-    def train_epoch(self, epoch: int) -> float:
-        total = 0.0
-        for sample in self.batches:
-            self.optimizer.zero_grad()
-            logits = self.model(self.observed_x[sample.nodes], sample.edges)[: sample.count]
-            loss = losses.hard_label_loss(logits, self.split.observed.y[sample.nodes[: sample.count]])
-            loss.backward()
-            self.optimizer.step()
-            total += loss.item() * sample.count
-        return total / self.batches.count
-
-
-class AttentionTraining(TeacherTraining):
-    """The recipe of RevGAT and DRGAT: RMSprop with a warm-up, a loss that saturates, labels as input where asked."""
-
-    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
-        self.config = config
-        super().__init__(model, split, config)
-
-    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
-
-    def train_epoch(self, epoch: int) -> float:
-        rise = min(1.0, (epoch + 1) / max(1, self.config.attention.warmup_epochs))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.teacher.lr * rise
-        return super().train_epoch(epoch)
-
-    def loss(self) -> Tensor:
-        graph = self.split.observed
-        if isinstance(self.model, LabelInput):
-            logits, nodes = self.model.practise(self.observed_x, self.observed_edges)
-        else:
-            logits, nodes = self.model(self.observed_x, self.observed_edges), graph.train_mask
-        saturating = self.config.attention.loss == "log"
-        loss = losses.saturating_label_loss if saturating else losses.hard_label_loss
-        return loss(logits[nodes], graph.y[nodes])
 
 
 class NodeTraining(Training):
@@ -149,7 +75,7 @@ class NodeTraining(Training):
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        logits = self.model(self.full_x)
+        logits = joint_rows(self.model(self._own_rows(self.full_x)))
         observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
         self.notice(observed)
         return split_accuracies(observed, logits, self.split)
@@ -161,6 +87,10 @@ class NodeTraining(Training):
 
     def notice(self, logits: Tensor) -> None:
         """See the logits of the observed nodes after an epoch."""
+
+    def _own_rows(self, x: Rows) -> Rows:
+        """Those that this rank predicts."""
+        return x if world_size() == 1 else x[part(x.shape[0])]
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
@@ -189,6 +119,7 @@ class StudentTraining(NodeTraining):
         self.projection = self._build_projection()
         super().__init__(model, split, network or config.mlp, encodings)
         distill = config.distill
+        self.replicas = Replicas(model)
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
         self.teacher_logs = losses.log_probabilities(
             teaching.soft_labels, distill.temperature, distill.temperature_mode
@@ -204,34 +135,36 @@ class StudentTraining(NodeTraining):
     def begin_epoch(self, epoch: int) -> None:
         """What a kind of student does before an epoch."""
 
-    def inner_loss(self, trace: Trace) -> Tensor | None:
-        """A student's loss on what happened inside it, from the trace of a batch; None where there is none."""
+    def inner_loss(self, trace: Trace, share: float) -> Tensor | None:
+        """A student's loss on what happened inside it, from the trace of a batch; None where there is none.
+
+        Means over the batch's rows weigh ``share`` (see :class:`rbm.batches.Batch`).
+        """
 
     def hold_still(self, still: bool) -> None:
         """Whether forwards from here on shall leave no trace in the student but gradients."""
 
     def train_epoch(self, epoch: int) -> float:
-        self.epoch, distill = epoch, self.config.distill
+        self.epoch = epoch
         self.begin_epoch(epoch)
         self._weigh_pairs()
+        batches = own_parts(self._batches(), self.graph.num_nodes, self.teacher_logs.device)
         self.optimizer.zero_grad()
-        total = 0.0
-        for batch in self._batches():
-            loss = self._batch_loss(batch)
-            loss.backward()
-            total += loss.detach()
-            if distill.adversarial_weight > 0:
-                total += self._train_adversarial(batch)
-            if distill.step_per_batch:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-        if not distill.step_per_batch:
-            self.optimizer.step()
-        return float(total)
+        total = torch.zeros((), device=self.teacher_logs.device)
+        with own_randomness(epoch):
+            for batch in batches:
+                total = total + self._train_batch(batch)
+                if batch.ends_step:
+                    average_gradients(self.projection)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+        return float(joint_sum(total) / world_size())
 
     def notice(self, logits: Tensor) -> None:
         if self.reliability and self.reliability.is_due(self.epoch):
             self.reliability.learn(logits.argmax(-1) == self.teaching.soft_labels.argmax(-1))
+            # Machines may round a fit differently, and all ranks must draw the same neighbours from it.
+            self.reliability.power = from_first(lambda: self.reliability.power)
             self.pairs = None
 
     def state(self) -> dict[str, Any]:
@@ -262,40 +195,57 @@ class StudentTraining(NodeTraining):
             return node_batches(distill, self.train_nodes, self.pairs, self.targets)
         return pair_batches(distill, self.train_nodes, self.pairs, self.graph, self.teacher_logs)
 
-    def _batch_loss(self, batch: Batch, x: Features | None = None) -> Tensor:
-        """The loss of a batch with its own rows; or with ``x`` in their place, which are held to no similarity."""
-        own_rows = x is None
-        if own_rows:
-            x = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
-        logits, trace = self.model(x, return_trace=True)
+    def _train_batch(self, batch: Batch) -> Tensor:
+        """Add the gradients of a batch; its loss."""
+        passing = {"ends_step": batch.ends_step, "some_unused": getattr(self.model, "pretraining", False)}
+        adversarial = self.config.distill.adversarial_weight > 0
+        rows = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
+        with self.replicas.passing(**{**passing, "ends_step": batch.ends_step and not adversarial}) as student:
+            loss = self._batch_loss(batch, student, rows, similarity=self.projection is not None)
+            loss.backward()
+        loss = loss.detach()
+        if adversarial:
+            with self.replicas.passing(**passing) as student:
+                loss = loss + self._train_adversarial(batch, student, rows)
+        return loss
+
+    def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
+        """The loss of a batch whose rows are ``x``; ``similarity`` holds the labelled ones to the teacher's."""
+        logits, trace = student(x, return_trace=True)
         terms = []
         if batch.soft is not None:
             terms.append(batch.soft(logits))
         if batch.labelled is not None:
             nodes = batch.labelled if batch.nodes is None else batch.nodes[batch.labelled]
-            labels = self.split.observed.y[nodes]
-            terms.append(batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], labels))
-            if self.projection is not None and own_rows:
+            if len(nodes):
+                labels = self.split.observed.y[nodes]
+                terms.append(batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], labels))
+            if similarity:
                 terms.append(self._similarity_loss(trace.first[batch.labelled], nodes))
-        inner = self.inner_loss(trace)
+        inner = self.inner_loss(trace, batch.share)
         if inner is not None:
             terms.append(batch.inner_weight * inner)
+        if not len(logits):
+            terms.append(logits.sum())  # a rank without rows adds nothing, and takes part in the backward
         return sum(terms)
 
     def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
         shown = F.dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
         return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
 
-    def _train_adversarial(self, batch: Batch) -> Tensor:
+    def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
         """Add the gradients of the same batch with its inputs disturbed."""
         distill = self.config.distill
-        rows = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
         x = rows.to_dense() if isinstance(rows, SparseRows) else rows
         self.hold_still(not distill.update_memory_on_adversarial)
         harder = disturbed(
-            x, lambda x: self._batch_loss(batch, x), eps=distill.adversarial_eps, steps=distill.adversarial_steps
+            x,
+            # Its gradient is the input's: nothing is to be averaged over ranks.
+            lambda x: self._batch_loss(batch, self.model, x),
+            eps=distill.adversarial_eps,
+            steps=distill.adversarial_steps,
         )
-        loss = distill.adversarial_weight * self._batch_loss(batch, harder)
+        loss = distill.adversarial_weight * self._batch_loss(batch, student, harder)
         loss.backward()
         self.hold_still(False)
         return loss.detach()
@@ -330,14 +280,14 @@ class RbMTraining(StudentTraining):
             self._begin_routing()
         self.model.set_decay(annealed_decay(self.config.rbm, epoch))
 
-    def inner_loss(self, trace: Trace) -> Tensor | float | None:
+    def inner_loss(self, trace: Trace, share: float) -> Tensor | float | None:
         if not trace.routings:
             return None
         rbm = self.config.rbm
         return losses.embedding_loss(
             trace.routings,
             self.model.memories(),
-            commitment_weight=rbm.commitment_weight,
+            commitment_weight=rbm.commitment_weight * share,
             self_similarity_weight=rbm.self_similarity_weight,
             load_balance_weight=rbm.load_balance_weight,
         )
@@ -355,9 +305,15 @@ class RbMTraining(StudentTraining):
         if rbm.pretrain_epochs > 0:
             self.model.clone_experts()
         self.model.pretraining = False
-        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=rbm.kmeans_max_rows or None)
+        for memory, placed in zip(self.model.memories(), from_first(self._place_memory), strict=True):
+            memory.detach().copy_(placed)
         if rbm.reset_optimizer:
             self.optimizer = self.build_optimizer()
+
+    def _place_memory(self) -> list[Tensor]:
+        max_rows = self.config.rbm.kmeans_max_rows or None
+        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=max_rows)
+        return [memory.detach() for memory in self.model.memories()]
 
     def further_groups(self) -> list[dict[str, Any]]:
         rbm = self.config.rbm
@@ -367,14 +323,6 @@ class RbMTraining(StudentTraining):
         # so weight decay on it would steer the memory by itself: it stays off unless asked for.
         memories = [memory.requires_grad_() for memory in self.model.memories()]
         return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
-
-
-def teacher_training(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTraining:
-    """The training of the teacher that the configuration names."""
-    if config.sampling.batch_size > 0:
-        return SampledTraining(model, split, config)
-    kind = AttentionTraining if config.teacher.name in ATTENTION_TEACHERS else TeacherTraining
-    return kind(model, split, config)
 
 
 def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows, Rows]:

@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rbm.checkpoint import RunFolder
 from rbm.config import Config, EncodingConfig, Network
+from rbm.distributed import from_first
 from rbm.encodings import Encodings
 from rbm.progress import Progress
 from rbm.splits import GraphSplit
@@ -86,11 +87,11 @@ def fit_phase(
     warmup: int = 0,
 ) -> dict[str, Any]:
     """Train by :func:`rbm.training.fit`, or take a phase from the run folder where it is finished; its result."""
-    if folder is not None and (result := folder.finished(phase)) is not None:
-        folder.load_phase(phase, learner.model)
+    if (finished := from_first(lambda: _finished(phase, learner.model, folder, progress))) is not None:
+        result, state = finished
+        learner.model.load_state_dict(state)
         learner.resume_at(warmup + 1)
         learner.model.eval()
-        progress.say(f"{phase}: finished before, taken from {folder.path}")
         return result
     result = asdict(
         fit(
@@ -107,3 +108,15 @@ def fit_phase(
     if folder is not None:
         folder.save_phase(phase, learner.model, result)
     return result
+
+
+def _finished(
+    phase: str, model: nn.Module, folder: RunFolder | None, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Result and state of a phase that the run folder holds, or None."""
+    result = None if folder is None else folder.finished(phase)
+    if result is None:
+        return None
+    folder.load_phase(phase, model)
+    progress.say(f"{phase}: finished before, taken from {folder.path}")
+    return result, model.state_dict()

@@ -1,10 +1,16 @@
-"""One function a loss. All are means over rows (or experts), so that weights mean the same for every batch size."""
+"""One function a loss. All are means over rows (or experts), so that weights mean the same for every batch size.
+
+Where ranks train together (:mod:`rbm.distributed`), the losses that are no means over rows, similarity and load
+balance, are those of the joint batch: means over ranks, as DDP takes them, then give its gradients. The others are of a
+rank's own rows; weigh them by its share.
+"""
 
 import math
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from rbm.distributed import joint_rows, joint_sum, world_size
 from rbm.layer import Routing
 
 TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
@@ -73,12 +79,21 @@ def similarity_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared difference of all ``B x B`` inner products between rows: the student's ``[B, H]`` shall lie to one
     another as the teacher's ``[B, H']`` do (NOSMOG's representational similarity distillation).
     """
-    return F.mse_loss(student @ student.T, teacher.detach() @ teacher.detach().T)
+    students, teachers = joint_rows(student), joint_rows(teacher.detach())
+    ours, theirs = student @ students.T, teacher.detach() @ teachers.T
+    if world_size() == 1:
+        return F.mse_loss(ours, theirs)
+    # This rank's rows of the joint matrix; the mean over ranks is the mean over all of it.
+    return F.mse_loss(ours, theirs, reduction="sum") * (world_size() / max(1, len(students)) ** 2)
 
 
 def commitment_loss(routing: Routing) -> Tensor:
-    """Eq. 6: minus the gate-weighted cosine of each row with its memory vectors. Pulls rows towards their experts."""
-    return -(routing.gates * routing.cosines).sum(-1).mean()
+    """Eq. 6: minus the gate-weighted cosine of each row with its memory vectors. Pulls rows towards their experts.
+
+    Zero for no rows.
+    """
+    pulls = (routing.gates * routing.cosines).sum(-1)
+    return -(pulls.mean() if pulls.numel() else pulls.sum())
 
 
 def self_similarity_loss(memory: Tensor) -> Tensor:
@@ -92,7 +107,7 @@ def load_balance_loss(routing: Routing, num_experts: int) -> Tensor:
 
     The variance is the unbiased one, as in the released code. Zero for a single expert.
     """
-    return squared_variation(expert_load(routing, num_experts))
+    return squared_variation(joint_sum(expert_load(routing, num_experts)))
 
 
 def squared_variation(load: Tensor) -> Tensor:

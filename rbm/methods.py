@@ -27,11 +27,14 @@ class Method:
         title: as tables show it.
         sections: of the configuration that its result depends on.
         learn: makes the student.
+        data_parallel: whether ``learn`` may run on several ranks at once, each with a part of every batch; it is the
+            first rank's otherwise (:mod:`rbm.distributed`).
     """
 
     title: str
     sections: tuple[str, ...]
     learn: Callable[[Lesson], Learned]
+    data_parallel: bool = False
 
 
 def learn_rbm(lesson: Lesson) -> Learned:
@@ -78,10 +81,12 @@ _FROM_CONFIG = (
 STUDENTS = {kind.__name__: kind for kind in (RbMStudent, MLPStudent, MoEStudent, EnsembleStudent, CoHOpStudent)}
 
 METHODS = {
-    "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), learn_mlp),
-    "rbm": Method("RbM student", ("teacher", "rbm", *_RECIPE), learn_rbm),
-    "moe": Method("MoE student", ("teacher", "moe", *_RECIPE), learn_moe),
-    "ensemble": Method("MLP ensemble", ("teacher", "ensemble", "mlp", "rbm", *_RECIPE), learn_ensemble),
+    "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), learn_mlp, data_parallel=True),
+    "rbm": Method("RbM student", ("teacher", "rbm", *_RECIPE), learn_rbm, data_parallel=True),
+    "moe": Method("MoE student", ("teacher", "moe", *_RECIPE), learn_moe, data_parallel=True),
+    "ensemble": Method(
+        "MLP ensemble", ("teacher", "ensemble", "mlp", "rbm", *_RECIPE), learn_ensemble, data_parallel=True
+    ),
     "glnn": Method("GLNN", ("teacher", "glnn"), learn_glnn),
     "krd": Method("KRD", ("teacher", "krd"), learn_krd),
     "nosmog": Method("NOSMOG", ("teacher", "nosmog"), learn_nosmog),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbm.distributed import joint_sum, world_size
 from rbm.hub import HubMixin
 from rbm.layer import FusedRbMLayer, Routing
 from rbm.sparse import Features, Linear, Rows, as_rows
@@ -38,12 +39,33 @@ def build_norm(norm: str, channels: int) -> nn.Module:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm that uses its running statistics where a batch has fewer than two rows, instead of raising."""
+    """BatchNorm that uses its running statistics where a batch has fewer than two rows, instead of raising.
+
+    Where ranks train together, the batch is the joint one, on CPUs too (:class:`torch.nn.SyncBatchNorm` needs GPUs).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and world_size() > 1:
+            return self._forward_jointly(x)
         if self.training and x.shape[0] < 2:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return self._forward_running(x)
         return super().forward(x)
+
+    def _forward_running(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+    def _forward_jointly(self, x: Tensor) -> Tensor:
+        sums = joint_sum(torch.cat([x.sum(0), x.new_tensor([x.shape[0]])]))
+        count = sums[-1].detach()
+        if count < 2:
+            return self._forward_running(x)
+        mean = sums[:-1] / count
+        variance = joint_sum((x - mean).square().sum(0)) / count
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
 
 
 def layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_layers: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from rbm.cache import Cache
 from rbm.config import ATTENTION_TEACHERS, Config, ReliabilityConfig
+from rbm.distributed import from_first, once
 from rbm.metrics import evaluating
 from rbm.progress import Progress
 from rbm.reliability import entropy_change
@@ -46,10 +47,11 @@ class Teaching:
         if self.module is None:
             return torch.zeros(len(self.soft_labels), device=self.soft_labels.device)
         noise = {"noise_std": config.noise_std, "num_samples": config.num_samples, "squared": config.squared}
-        key = (*noise.values(), seed)
-        if key not in self._changes:
-            self._changes[key] = entropy_change(self.module, self.observed, **noise, seed=seed)
-        return self._changes[key]
+        return once(
+            self._changes,
+            (*noise.values(), seed),
+            lambda: entropy_change(self.module, self.observed, **noise, seed=seed),
+        )
 
     @torch.no_grad()
     def embedding(self, asked_by: str) -> Tensor:
@@ -63,8 +65,9 @@ class Teaching:
                 f"{asked_by}.similarity_weight is set, but this teacher shows no hidden layer to be similar to; set it"
                 " to 0, or use a teacher of this package, or one with a method embed(x, edge_index) -> [N, H]"
             )
-        with evaluating(self.module):
-            return self.module.embed(features_for(self.module, self.observed.x), edges_for(self.module, self.observed))
+        module, observed = self.module, self.observed
+        with evaluating(module):
+            return from_first(lambda: module.embed(features_for(module, observed.x), edges_for(module, observed)))
 
 
 def teaching_from_logits(logits: Tensor, split: GraphSplit) -> Teaching:

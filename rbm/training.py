@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rbm.checkpoint import RunFolder
+from rbm.distributed import from_first, world_size
 from rbm.metrics import accuracy
 from rbm.progress import Progress
 from rbm.splits import GraphSplit
@@ -109,6 +110,9 @@ def fit(
 ) -> Result:
     """Train ``learner`` and leave its model at the epoch with the best validation accuracy, in eval mode.
 
+    Where ranks train together, all of them call this with learners that agree in losses and accuracies; the first one
+    has the folder, and the others continue from its checkpoint.
+
     Args:
         phase: name of this training in the metrics and in the run folder.
         learner: see :class:`Learner`.
@@ -124,7 +128,7 @@ def fit(
     """
     selection, start = Selection(), 0
     first = warmup + min(min_epochs, max_epochs - 1)
-    checkpoint = folder.load_checkpoint() if folder else None
+    checkpoint = from_first(lambda: folder.load_checkpoint() if folder else None)
     if checkpoint is not None and checkpoint["phase"] == phase:
         start = _restore(checkpoint, learner, selection)
     if folder:
@@ -196,6 +200,8 @@ def _restore(checkpoint: dict[str, Any], learner: Learner, selection: Selection)
     selection.result = Result(**checkpoint["result"])
     selection.state = checkpoint["best"]
     torch.set_rng_state(checkpoint["rng"])
-    if checkpoint["cuda_rng"]:
+    if checkpoint["cuda_rng"] and world_size() == 1:
         torch.cuda.set_rng_state_all(checkpoint["cuda_rng"])
+    elif checkpoint["cuda_rng"]:
+        torch.cuda.set_rng_state(checkpoint["cuda_rng"][0])  # ranks are alike, and the first one's is the first
     return checkpoint["epoch"]

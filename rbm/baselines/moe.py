@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from rbm import losses, sparse
 from rbm.config import Config, MoEConfig
+from rbm.distributed import joint_sum
 from rbm.encodings import Encodings
 from rbm.folding import fold, input_scale
 from rbm.layer import Routing
@@ -144,7 +145,7 @@ class MoEStudent(MixtureStudent):
 def balance_loss(routing: Routing, num_experts: int) -> Tensor:
     """Squared coefficients of variation of the experts' importance (sums of gates) and load (numbers of rows)."""
     chosen = F.one_hot(routing.experts.flatten().long(), num_experts).sum(0).to(routing.gates.dtype)
-    return losses.load_balance_loss(routing, num_experts) + losses.squared_variation(chosen)
+    return losses.load_balance_loss(routing, num_experts) + losses.squared_variation(joint_sum(chosen))
 
 
 class MoETraining(StudentTraining):
@@ -165,7 +166,7 @@ class MoETraining(StudentTraining):
             self.model.clone_experts()
             self.optimizer = self.build_optimizer()
 
-    def inner_loss(self, trace: Trace) -> Tensor | None:
+    def inner_loss(self, trace: Trace, share: float) -> Tensor | None:
         settings = self.config.moe
         if not trace.routings or settings.load_balance_weight == 0:
             return None

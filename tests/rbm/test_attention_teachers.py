@@ -14,12 +14,12 @@ from rbm.cache import Cache
 from rbm.checkpoint import RunFolder
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.distillation import deterministic
-from rbm.learners import AttentionTraining, teacher_training
 from rbm.lessons import fit_phase
 from rbm.presets import preset_config
 from rbm.progress import Progress
 from rbm.rows import config_fingerprint
 from rbm.splits import GraphSplit, split_graph
+from rbm.teacher_training import AttentionTraining, teacher_training
 from rbm.teachers import TEACHERS, AttentionTeacher, LabelInput, Teacher
 from rbm.teaching import build_configured_teacher, cached_teacher, training_labels
 

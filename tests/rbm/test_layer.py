@@ -61,7 +61,7 @@ def test_state_dict_keys_are_pinned():
         "weight": (5, 4, 6),
         "bias": (5, 4),
         "attention": (5, 6),
-        "log_scale": (),
+        "log_scale": (1,),
         "memory": (5, 6),
     }
     bare = FusedRbMLayer(6, 4, 5, 3, bias=False, input_attention=False).state_dict()

@@ -14,11 +14,11 @@ from torch_geometric.data import Data
 from rbm.cache import Cache
 from rbm.config import Config
 from rbm.distillation import distill
-from rbm.learners import SampledTraining, TeacherTraining, teacher_training
 from rbm.progress import Progress
 from rbm.rows import config_fingerprint
 from rbm.sampling import NeighborBatches
 from rbm.splits import split_graph
+from rbm.teacher_training import SampledTraining, TeacherTraining, teacher_training
 from rbm.teaching import build_configured_teacher, cached_teacher
 
 QUICK = Config().updated(

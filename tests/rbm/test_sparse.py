@@ -14,10 +14,11 @@ from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
 from rbm.feature_files import open_features
 from rbm.initialization import kmeans_memory
-from rbm.learners import RbMTraining, StudentTraining, TeacherTraining
+from rbm.learners import RbMTraining, StudentTraining
 from rbm.prediction import predict_probabilities
 from rbm.sparse import SparseRows, as_rows, dropout, packed
 from rbm.splits import split_graph
+from rbm.teacher_training import TeacherTraining
 from rbm.teachers import TEACHERS, build_teacher
 from rbm.teaching import teaching_from_logits
 from rbm_kernels.sparse_expert_matmul.reference import csr

@@ -1,0 +1,223 @@
+"""What one process of a test of distributed distillation does. Spawned processes import it, so it is no test module."""
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch_geometric.data import Data
+
+import rbm
+from rbm import FusedRbMLayer, training
+from rbm.baselines.moe import MoEStudent, MoETraining
+from rbm.config import Config
+from rbm.distributed import part, world_size
+from rbm.learners import RbMTraining, StudentTraining
+from rbm.methods import rbm_arguments
+from rbm.splits import split_graph
+from rbm.students import MLPStudent, RbMStudent
+from rbm.teaching import Teaching
+
+NODES, FEATURES, CLASSES = 25, 12, 3
+
+# Every student starts without dropout or noise, which ranks draw for themselves.
+COMMON = {
+    "distill": {"label_weight": 0.3, "temperature": 0.8},
+    "reliability": {"update_start_epoch": 0, "power_momentum": 0.5},
+    "rbm": {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "dropout": 0.0, "norm": "batch", "pretrain_epochs": 1},
+    "mlp": {"hidden_channels": 8, "dropout": 0.0, "norm": "batch"},
+    "moe": {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "dropout": 0.0, "noise": 0.0, "pretrain_epochs": 1},
+}
+# Student, its section ``distill``, and epochs: of 25 nodes three batches of 9, 9 and 7, or thirteen of 2 and 1.
+CASES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "full batch": ("rbm", {}, 20),
+    "unequal batches": ("rbm", {"batch_size": 9, "step_per_batch": True}, 7),
+    "empty ranks": ("rbm", {"batch_size": 2, "step_per_batch": True}, 2),
+    "accumulation": ("rbm", {"batch_size": 9}, 6),
+    "a forward a pair": (
+        "rbm",
+        {"forward": "pair", "batch_size": 50, "mean": "pairs", "draw": "sample", "reduction": "sum_of_batch_means"},
+        6,
+    ),
+    "similarity": ("mlp", {"batch_size": 9, "similarity_weight": 0.5}, 6),
+    "learned router": ("moe", {"batch_size": 9, "step_per_batch": True}, 7),
+}
+
+
+# What a third rank adds: parts of unlike size, and none.
+CASES_OF_THREE = ("unequal batches", "empty ranks", "similarity")
+
+
+@dataclass
+class Outcome:
+    """What a training came to: losses and accuracies by epoch, and all its numbers."""
+
+    losses: list[float]
+    accuracies: list[tuple[float, ...]]
+    state: dict[str, Tensor]
+
+
+class ToldTeaching(Teaching):
+    """Soft labels without a teacher, of which some are more reliable than others."""
+
+    def entropy_change(self, config, seed: int) -> Tensor:
+        return torch.rand(len(self.soft_labels), generator=torch.Generator().manual_seed(5)).double()
+
+    def embedding(self, asked_by: str) -> Tensor:
+        return torch.randn(len(self.soft_labels), 8, generator=torch.Generator().manual_seed(6)).double()
+
+
+def graph() -> Data:
+    """Three noisy classes, in float32."""
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.arange(NODES) % CLASSES
+    x = torch.randn(NODES, FEATURES, generator=generator) + 2.0 * F.one_hot(labels, FEATURES)
+    edges = torch.randint(0, NODES, (2, 50), generator=generator)
+    place = torch.arange(NODES)
+    masks = {"train_mask": place < 8, "val_mask": (place >= 8) & (place < 16), "test_mask": place >= 16}
+    return Data(x=x, edge_index=torch.cat([edges, edges.flip(0)], dim=1), y=labels, **masks)
+
+
+def learner(case: str) -> StudentTraining:
+    """The training of a case, in float64; the same in every process."""
+    kind, distill, _ = CASES[case]
+    config = Config().updated(COMMON).updated({"distill": distill})
+    data = graph()
+    data.x = data.x.double()
+    split = split_graph(data)
+    torch.manual_seed(3)
+    logits = torch.randn(NODES, CLASSES).double()
+    teaching = ToldTeaching(logits, logits, {})
+    arguments = rbm_arguments(config, FEATURES, CLASSES)
+    if kind == "rbm":
+        made = RbMTraining(RbMStudent(**arguments).double(), split, teaching, config)
+    elif kind == "moe":
+        shape = {name: arguments[name] for name in ("hidden_channels", "num_experts", "top_k")}
+        student = MoEStudent(FEATURES, out_channels=CLASSES, norm="batch", noise=0.0, **shape).double()
+        made = MoETraining(student, split, teaching, config, None)
+    else:
+        made = StudentTraining(MLPStudent(FEATURES, 8, CLASSES, norm="batch").double(), split, teaching, config)
+    if made.projection is not None:
+        made.projection.double()
+    return made
+
+
+def train(learner: StudentTraining, epochs: int) -> Outcome:
+    torch.manual_seed(4)
+    losses, accuracies = [], []
+    for epoch in range(epochs):
+        learner.model.train()
+        losses.append(learner.train_epoch(epoch))
+        learner.model.eval()
+        accuracies.append(tuple(learner.evaluate()))
+    state = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    if learner.projection is not None:
+        state |= {f"projection.{name}": value.clone() for name, value in learner.projection.state_dict().items()}
+    return Outcome(losses, accuracies, state)
+
+
+def run_cases(start: Callable[[], None], cases: Iterable[str] = CASES) -> dict[str, Outcome]:
+    """Cases, with layers that were there before the process group."""
+    learners = {case: learner(case) for case in cases}
+    start()
+    return {case: train(made, CASES[case][2]) for case, made in learners.items()}
+
+
+def run_all(start: Callable[[], None], folder: Path) -> dict[str, Any]:
+    """The cases, then whole runs, then a layer under FSDP2."""
+    return {"cases": run_cases(start), "run": run_distillations(folder), "sharded": train_layer(fully_shard)}
+
+
+def train_layer(wrap: Callable[[FusedRbMLayer], Any]) -> dict[str, Tensor]:
+    """State of a layer after three steps, and its answers with kept folded experts after each of them."""
+    torch.manual_seed(8)
+    layer = FusedRbMLayer(6, 4, 5, 2, dtype=torch.float64)
+    wrap(layer)
+    optimizer, answers = torch.optim.Adam(layer.parameters(), lr=0.1), []
+    for size in (12, 7, 1):
+        rows = torch.randn(size, 6, dtype=torch.float64)
+        layer.train()
+        # The mean over ranks of these is the mean over all rows.
+        mine = rows[part(size)]
+        (layer(mine).square().sum() * world_size() / size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        layer.eval()
+        with torch.no_grad():
+            answers += [layer(torch.ones(3, 6, dtype=torch.float64)) for _ in range(2)]
+    state = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in layer.state_dict().items()}
+    return {**state, "answers": torch.stack(answers)}
+
+
+def run_distillations(folder: Path) -> dict[str, Any]:
+    """Whole runs, with dropout: one to the end, one that is stopped and resumed, and one that is refused."""
+    quick = {"max_epochs": 6, "dropout": 0.3}
+    changes = dict.fromkeys(("teacher", "mlp", "glnn"), quick)
+    changes |= {"rbm": {**quick, "pretrain_epochs": 2}, "glnn": {**quick, "batch_size": 8}}
+    options = {
+        "teacher": "sage",
+        "methods": ("glnn", "mlp", "rbm"),
+        "config": Config().updated(COMMON).updated(changes),
+        "measure_latency": False,
+    }
+    whole = rbm.distill(graph(), **options, folder=folder / "whole", cache=folder / "cache")
+    found = {"summary": whole.summary, "state": whole.student.state_dict()}
+
+    train_epoch, training.CHECKPOINT_SECONDS = RbMTraining.train_epoch, 0.0
+    RbMTraining.train_epoch = _stopping_at_epoch_5
+    with pytest.raises(KeyboardInterrupt):
+        rbm.distill(graph(), **options, folder=folder / "stopped")
+    RbMTraining.train_epoch = train_epoch
+    resumed = rbm.distill(graph(), **options, folder=folder / "stopped", resume=True)
+    found["resumed summary"], found["resumed state"] = resumed.summary, resumed.student.state_dict()
+
+    with pytest.raises(FileExistsError, match="use --resume to continue") as refusal:
+        rbm.distill(graph(), **options, folder=folder / "whole")
+    found["told by first"] = getattr(refusal.value, "told_by_first", False)
+    return found
+
+
+def _stopping_at_epoch_5(self: StudentTraining, epoch: int) -> float:
+    if epoch == 5:
+        raise KeyboardInterrupt
+    return StudentTraining.train_epoch(self, epoch)
+
+
+def spawn(ranks: int, target: Callable, folder: Path, *arguments, seconds: float = 120.0) -> list[Any]:
+    """What ``target(start, *arguments)`` returns in each of several gloo processes, by rank.
+
+    ``start()`` begins the process group. Processes that are not done after so many seconds wait in vain: an error.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    work = mp.spawn(_run, (ranks, port, target, folder, arguments), nprocs=ranks, join=False)
+    try:
+        deadline = time.monotonic() + seconds
+        while not work.join(timeout=max(0.1, deadline - time.monotonic())):
+            assert time.monotonic() < deadline, f"ranks were not done after {seconds} seconds"
+    finally:
+        for process in work.processes:
+            process.kill()
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def _run(rank: int, ranks: int, port: int, target: Callable, folder: Path, arguments: tuple) -> None:
+    torch.set_num_threads(1)
+
+    def start() -> None:
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+
+    torch.save(target(start, *arguments), folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
