@@ -1,4 +1,4 @@
-"""The plain student: RbM's recipe, width and depth, and no mixture. What RbM gains over it, the mixture gains."""
+"""The plain student: RbM's recipe, its shape by default, and no mixture. What RbM gains over it, the mixture gains."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,9 +20,14 @@ def learn_mlp(lesson: Lesson) -> Learned:
 
 
 def shaped_like_rbm(config: Config) -> MLPConfig:
-    """The section ``mlp`` with the shape of the RbM student, which is the plain student's too."""
-    shape = config.rbm
-    return replace(config.mlp, num_layers=shape.num_layers, hidden_channels=shape.hidden_channels, norm=shape.norm)
+    """The section ``mlp``, with the RbM student's shape where it has none of its own."""
+    mlp, shape = config.mlp, config.rbm
+    return replace(
+        mlp,
+        num_layers=mlp.num_layers or shape.num_layers,
+        hidden_channels=mlp.hidden_channels or shape.hidden_channels,
+        norm=shape.norm if mlp.norm == "same" else mlp.norm,
+    )
 
 
 def mlp_arguments(lesson: Lesson, network: Network, encodings: Encodings | None = None) -> dict[str, Any]:

@@ -24,13 +24,18 @@ class Network(Section):
     min_epochs: int = 0
 
     def validate(self) -> None:
-        for name in ("num_layers", "hidden_channels", "max_epochs", "patience"):
+        self.validate_shape()
+        for name in ("max_epochs", "patience"):
             self.require(name, getattr(self, name) >= 1, "at least 1")
-        self.require("norm", self.norm in NORMS, f"one of {', '.join(NORMS)}")
         self.require("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self.require("lr", self.lr > 0, "a positive number")
         self.require("weight_decay", self.weight_decay >= 0, "at least 0")
         self.require("min_epochs", self.min_epochs >= 0, "at least 0")
+
+    def validate_shape(self) -> None:
+        for name in ("num_layers", "hidden_channels"):
+            self.require(name, getattr(self, name) >= 1, "at least 1")
+        self.require("norm", self.norm in NORMS, f"one of {', '.join(NORMS)}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,18 @@ class AttentionConfig(Section):
 
 @dataclass(frozen=True)
 class MLPConfig(Network):
-    """The plain student that the RbM student is compared with. Depth, width and norm are those of the RbM student."""
+    """The plain student that the RbM student is compared with, and each member of an ensemble. A depth and a width of 0
+    and the norm ``same`` are those of the RbM student.
+    """
+
+    num_layers: int = 0
+    hidden_channels: int = 0
+    norm: str = "same"
+
+    def validate_shape(self) -> None:
+        for name in ("num_layers", "hidden_channels"):
+            self.require(name, getattr(self, name) >= 0, "at least 1, or 0 (section rbm's)")
+        self.require("norm", self.norm in ("same", *NORMS), f"one of {', '.join(NORMS)}, or same (section rbm's)")
 
 
 @dataclass(frozen=True)

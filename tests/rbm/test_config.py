@@ -132,6 +132,8 @@ def test_assignments():
         ({"rbm": {"input_attention": 1}}, "rbm.input_attention is 1 (int), expected bool"),
         ({"rbm": {"width": 3}}, "unknown setting rbm.width; known here: "),
         ({"teacher": {"norm": "group"}}, "teacher.norm is 'group', expected one of none, batch, layer"),
+        ({"mlp": {"norm": "group"}}, "mlp.norm is 'group', expected one of none, batch, layer, or same"),
+        ({"mlp": {"hidden_channels": -1}}, "mlp.hidden_channels is -1, expected at least 1, or 0"),
         ({"mlp": {"patience": 0}}, "mlp.patience is 0, expected at least 1"),
         ({"distill": {"label_weight": 1.5}}, "distill.label_weight is 1.5, expected between 0 and 1"),
         ({"distill": {"temperature": 0}}, "distill.temperature is 0.0, expected a positive number"),

@@ -53,6 +53,25 @@ def test_learns_the_default_graph_and_is_loaded_again(digits, quick, cache, tmp_
     assert torch.equal(rbm.load_student(tmp_path)(result.student_inputs()), logits)
 
 
+def test_the_plain_student_has_rbms_shape_unless_it_is_given_one(small_graph, quick, cache):
+    shape = {"rbm": {"hidden_channels": 10, "num_layers": 3, "norm": "layer"}}
+
+    def widths(changes):
+        found = rbm.distill(
+            small_graph,
+            config=quick.updated(shape).updated(changes),
+            methods=["mlp"],
+            cache=cache,
+            measure_latency=False,
+        )
+        return [layer.out_features for layer in found.student.layers], type(found.student.norms[0]).__name__
+
+    assert widths({}) == ([10, 10, 3], "LayerNorm")
+    own = {"mlp": {"hidden_channels": 6, "num_layers": 2, "norm": "none"}}
+    assert widths(own) == ([6, 3], "Identity")
+    assert widths({**own, "inflate": 2}) == ([12, 3], "Identity")
+
+
 def test_methods_do_not_depend_on_each_other(small_graph, quick, cache):
     run = partial(rbm.distill, small_graph, config=quick.updated(RESTLESS), cache=cache, measure_latency=False)
     together = run(methods=list(reversed(METHODS)))
