@@ -57,13 +57,8 @@ def test_the_plain_student_has_rbms_shape_unless_it_is_given_one(small_graph, qu
     shape = {"rbm": {"hidden_channels": 10, "num_layers": 3, "norm": "layer"}}
 
     def widths(changes):
-        found = rbm.distill(
-            small_graph,
-            config=quick.updated(shape).updated(changes),
-            methods=["mlp"],
-            cache=cache,
-            measure_latency=False,
-        )
+        config = quick.updated(shape).updated(changes)
+        found = rbm.distill(small_graph, config=config, methods=["mlp"], cache=cache, measure_latency=False)
         return [layer.out_features for layer in found.student.layers], type(found.student.norms[0]).__name__
 
     assert widths({}) == ([10, 10, 3], "LayerNorm")

@@ -1,0 +1,48 @@
+"""What MkDocs does here beyond its own: pages that stand elsewhere in the tree, and formulas as MathML.
+
+MathML is what browsers draw by themselves: no script draws it, so none has to be fetched.
+"""
+
+import re
+from html import unescape
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# Page of the site -> the file that it is.
+ELSEWHERE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"} | {
+    f"operators/{path.parent.name}.md": f"rbm_kernels/{path.parent.name}/README.md"
+    for path in sorted(ROOT.glob("rbm_kernels/*/README.md"))
+}
+_LINK = re.compile(r"\[([^\]]+)\]\(([^):]+)\)")
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that stand elsewhere. A link in them to a page goes there, one to another file is its name."""
+    pages = {ROOT / source: page for page, source in ELSEWHERE.items()}
+    for page, source in ELSEWHERE.items():
+
+        def link(match: re.Match, source: str = source, page: str = page) -> str:
+            target = (ROOT / source).parent / match[2]
+            if target.resolve() not in pages:
+                return f"{match[1]} (`{target.resolve().relative_to(ROOT)}`)"
+            up = "../" * page.count("/")
+            return f"[{match[1]}]({up}{pages[target.resolve()]})"
+
+        content = _LINK.sub(link, (ROOT / source).read_text())
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_content(html: str, **_) -> str:
+    """Formulas, which arithmatex has marked, as MathML."""
+
+    def formula(match: re.Match) -> str:
+        display = "block" if match[2] == "[" else "inline"
+        return convert(unescape(match[3]).strip(), display=display)
+
+    return _FORMULA.sub(formula, html)

@@ -1,0 +1,169 @@
+"""What the documentation shows, works: its Python runs, its commands exist, its site builds, its map is true.
+
+Pages are README.md, CONTRIBUTING.md and all of docs/. The Python blocks of a page run from top to bottom in one
+namespace and an empty folder; of shell blocks, and of commands within sentences, those of ``rbm`` are parsed, not run.
+"""
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import typer
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
+
+
+def blocks(text, language):
+    """Code blocks of a language, each with the line that it begins in."""
+    found = re.finditer(rf"(?ms)^```{language}\n(.*?)^```", text)
+    return [(text[: block.start(1)].count("\n"), block[1]) for block in found]
+
+
+def commands(text):
+    """What a page tells its readers to type that begins with ``rbm``: of shell blocks, and of sentences."""
+    for _, block in blocks(text, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            tokens = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+            tokens.whitespace_split = True
+            for between, command in itertools.groupby(tokens, key=lambda token: set(token) <= set("&|;")):
+                program, *words = command
+                if not between and Path(program).name == "rbm":
+                    yield words
+    prose = re.sub(r"(?ms)^```.*?^```", "", text)
+    for sentence in re.findall(r"`rbm ([^`]+)`", prose):
+        words = shlex.split(sentence)
+        if len(words) > 1:  # one word names a command and does not show how it is called
+            yield words
+
+
+@pytest.fixture
+def _registries():
+    """A page may add methods, teachers and datasets of its own; other tests do not see them."""
+    from rbm import datasets, methods, teachers
+
+    registries = (methods.METHODS, teachers.TEACHERS, datasets.DATASETS)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.usefixtures("_registries")
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python")])
+def test_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__page__"}
+    for line, block in blocks(PAGES[page], "python"):
+        exec(compile("\n" * line + block, ROOT / page, "exec"), namespace)
+
+
+def parse(words):
+    """Parse a command as ``rbm`` would, without running it; a command that does not fit raises."""
+    from rbm.cli import app
+
+    command = typer.main.get_command(app)
+    context = command.make_context("rbm", list(words))
+    name, chosen, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    chosen.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), [(page, words) for page, text in PAGES.items() for words in commands(text)], ids=str
+)
+def test_command_has_its_options(page, words):
+    try:
+        parse(words)
+    except Exception as error:
+        # A sentence may name an option and leave its value out.
+        if "requires an argument" not in str(error):
+            pytest.fail(f"{page} says: rbm {shlex.join(words)}, but: {error}")
+
+
+def test_a_command_that_does_not_exist_would_be_seen():
+    text = "```sh\ncd x && rbm distill --no-such-option # rbm\n```\n or `rbm undistill --all` ... `rbm info`"
+    found = list(commands(text))
+    assert found == [["distill", "--no-such-option"], ["undistill", "--all"]]
+    for words in found:
+        with pytest.raises(Exception, match="No such"):
+            parse(words)
+
+
+def test_readme_has_an_example_for_each_of_the_three_users():
+    assert len(blocks(README.read_text(), "python")) == 3
+
+
+def test_map_names_what_exists():
+    tree = README.read_text().split("## Map of the tree")[1]
+    named = re.findall(r"\b(\w+\.py|\w+/)(?=\s)", tree)
+    assert len(named) > 10
+    for name in named:
+        assert list(ROOT.rglob(name.rstrip("/"))), f"{name} is on the map and not in the tree"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp("site")
+    # Material for MkDocs prints an advertisement for its successor otherwise.
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+class Addresses(HTMLParser):
+    """What a browser would fetch by itself for a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag in ("script", "img", "iframe"):
+            self.found.append(attributes.get("src") or "")
+        elif tag == "link" and attributes.get("rel") in ("stylesheet", "preload", "icon"):
+            self.found.append(attributes["href"])
+
+
+def test_site_is_whole_and_fetches_nothing(site):
+    for page in ("concepts.html", "operators/memory_update.html", "api/layer.html", "contributing.html"):
+        assert (site / page).is_file()
+    for path in site.rglob("*.html"):
+        addresses = Addresses()
+        addresses.feed(path.read_text())
+        assert addresses.found
+        assert not [address for address in addresses.found if "//" in address], path
+
+
+def test_formulas_are_drawn(site):
+    drawn = 0
+    for path in site.rglob("*.html"):
+        text = path.read_text()
+        assert 'class="arithmatex"' not in text, f"{path} has a formula that was not turned into MathML"
+        for formula in re.findall(r"<math.*?</math>", text, flags=re.DOTALL):
+            drawn += 1
+            letters = "".join(ElementTree.fromstring(formula).itertext())
+            assert "\\" not in letters.replace("\\_", "_"), f"{path}: {formula}"
+    assert drawn > 200
+
+
+def test_reference_reads_as_the_docstrings_do(site):
+    layer = (site / "api/layer.html").read_text()
+    assert "memory vectors follow the rows by a moving average" in layer
+    for page in ("rbm", "layer", "students", "config", "parts", "kernels"):
+        text = re.sub(r"<[^>]+>", "", (site / f"api/{page}.html").read_text())
+        assert not re.search(r":(class|func|meth|mod|attr|data|math):|={5,}", text), page
