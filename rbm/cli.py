@@ -276,7 +276,7 @@ def latency(
     except ValueError as error:
         raise ValueError(f"batch-sizes: got {batch_sizes!r}, expected whole numbers such as 1,64,4096") from error
     found = measure_run(run, root=root, batch_sizes=sizes, repeats=repeats, device=_device(device), console=status)
-    plot_latency(found["rows"], run / "latency.png", title=f"{found['dataset']}, {found['threads']} threads")
+    plot_latency(found["rows"], run / "latency.png", title=f"{found['dataset']}, threads: {found['threads']}")
     console.print(latency_table(found))
     console.print(f"{run / 'latency.json'}, {run / 'latency.png'}", highlight=False)
 

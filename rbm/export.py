@@ -141,6 +141,7 @@ def _write_onnx(program: ExportedProgram, path: Path) -> None:
         path,
         dynamo=True,
         external_data=False,  # one file; it may have 2 GB
+        opset_version=18,  # an old one, which many runtimes know
         verbose=False,
         input_names=["x"],
         output_names=["logits"],

@@ -188,7 +188,7 @@ def one_expert_mlp(student: nn.Module) -> nn.Module | None:
 
 def latency_table(found: dict[str, Any]) -> Table:
     """What :func:`measure_run` found, for the terminal: times, and how many times the student's median a median is."""
-    where = f"{found['dataset']}, {found['nodes']:,} nodes, {found['device']}, {found['threads']} threads"
+    where = f"{found['dataset']}, {found['nodes']:,} nodes, {found['device']}, threads: {found['threads']}"
     table = Table(title=f"Latency: {where}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("Nodes", justify="right")
     table.add_column("", no_wrap=True)

@@ -57,6 +57,7 @@ def load_graph(
 
     Raises:
         FileNotFoundError: nothing lies at ``path``.
+        ModuleNotFoundError: a Parquet file, without ``pyarrow``.
         ValueError: a file cannot be read, a part is missing, or the parts do not fit together.
     """
     path = Path(path).expanduser()

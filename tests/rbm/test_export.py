@@ -146,6 +146,7 @@ def test_onnx_has_standard_operators_alone(digits, tmp_path):
     model = onnx.load(export_student(digits[0], "onnx", tmp_path / "student.onnx"))
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
     assert not model.functions
+    assert [known.version for known in model.opset_import] == [18]
     (x,), (logits,) = model.graph.input, model.graph.output
     assert (x.name, logits.name) == ("x", "logits")
     for value, width in ((x, digits[1].shape[1]), (logits, 10)):

@@ -1,0 +1,156 @@
+"""How long predictions take: percentiles of a run's student, of an MLP and of the teacher, on the run's own graph."""
+
+import itertools
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import rbm
+from rbm import latency
+from rbm.baselines.moe import MoEStudent
+from rbm.checkpoint import load
+from rbm.cli import main
+from rbm.config import Config
+from rbm.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
+from rbm.students import EnsembleStudent
+from rbm.teachers import build_teacher
+
+SHORT = {"max_epochs": 2, "min_epochs": 0}
+QUICK = {"teacher": SHORT, "mlp": SHORT, "rbm": {**SHORT, "pretrain_epochs": 0}, "encoding": {"deepwalk": False}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Digits, with a column of encodings that the run folder keeps."""
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    encodings = [torch.randn(1797, 3)]
+    config = Config().updated(QUICK)
+    rbm.distill(rbm.load_dataset("digits"), config=config, encodings=encodings, folder=folder, measure_latency=False)
+    return folder
+
+
+def clock(monkeypatch, step: float) -> None:
+    """Every look at the clock finds it ``step`` seconds later."""
+    ticks = itertools.count()
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: step * next(ticks)))
+
+
+def test_calls_are_counted_and_timed(monkeypatch):
+    seen = []
+    clock(monkeypatch, 0.5)
+    assert milliseconds(seen.append, itertools.count(), 25) == [500.0] * 25
+    assert seen == list(range(26)), "a warm-up call first, and an input of its own for each"
+
+
+def test_slow_calls_are_fewer(monkeypatch):
+    clock(monkeypatch, 1.0)
+    assert len(milliseconds(int, itertools.repeat(0), 200, seconds=10.0)) == 20, "of fewer no percentile is taken"
+    clock(monkeypatch, 1.0)
+    # Two looks at the clock a call, and from the twentieth on a third.
+    assert len(milliseconds(int, itertools.repeat(0), 200, seconds=90.0)) == 20 + 17
+    clock(monkeypatch, 1.0)
+    assert len(milliseconds(int, itertools.repeat(0), 5, seconds=0.0)) == 5
+
+
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_a_neighborhood_is_all_that_a_teacher_needs(small_graph, num_layers):
+    teacher = build_teacher("sage", 12, 3, hidden_channels=8, num_layers=num_layers).eval()
+    nodes = torch.tensor([41, 3, 3, 59])
+    with torch.no_grad():
+        expected = teacher(small_graph.x, small_graph.edge_index)[nodes]
+        torch.testing.assert_close(neighborhood_answer(teacher, small_graph, num_layers)(nodes), expected)
+        fewer = neighborhood_answer(teacher, small_graph, num_layers - 1)(nodes)
+    assert not torch.allclose(fewer, expected, atol=1e-3), "one hop less would not do"
+
+
+def test_the_mlp_is_as_wide_as_an_expert():
+    for student in (rbm.RbMStudent(12, 8, 3, num_layers=3, norm="batch"), MoEStudent(12, 8, 3, num_layers=3)):
+        mlp = one_expert_mlp(student.eval()).eval()
+        assert [tuple(layer.weight.shape) for layer in mlp.layers] == [(8, 12), (8, 8), (3, 8)]
+        assert [type(norm) for norm in mlp.norms] == [type(norm) for norm in student.norms]
+        assert mlp(torch.randn(2, 12)).shape == (2, 3)
+    ensemble = EnsembleStudent(3, in_channels=12, hidden_channels=8, out_channels=3)
+    assert one_expert_mlp(ensemble) is ensemble.members[0]
+    assert one_expert_mlp(rbm.MLPStudent(12, 8, 3)) is None
+
+
+def test_a_run_is_measured_on_its_own_graph(run, monkeypatch):
+    asked = {"student": set(), "teacher": set()}
+    forward = rbm.RbMStudent.forward
+    known = torch.cat([rbm.load_dataset("digits").x, rbm.checkpoint.load_encodings(run)], dim=1)
+
+    def spy(student, x):
+        assert all((row == known).all(1).any() for row in x[:2]), "features and encodings of nodes of the graph"
+        asked["student"].add(x.shape)
+        return forward(student, x)
+
+    def spying_answer(teacher, graph, num_layers):
+        assert (graph.num_nodes, num_layers) == (1797, 2)
+        answer = neighborhood_answer(teacher, graph, num_layers)
+        return lambda nodes: (asked["teacher"].add(nodes.shape), answer(nodes))
+
+    monkeypatch.setattr(rbm.RbMStudent, "forward", spy)
+    monkeypatch.setattr(latency, "neighborhood_answer", spying_answer)
+    found = measure_run(run, batch_sizes=(1, 7), repeats=5)
+    assert asked == {"student": {(1, 67), (7, 67)}, "teacher": {(1,), (7,)}}
+    assert json.loads((run / "latency.json").read_text()) == found
+    names = [(row["model"], row["batch_size"]) for row in found["rows"]]
+    assert names == [(model, batch) for batch in (1, 7) for model in ("rbm", "one_expert", "teacher")]
+    for row in found["rows"]:
+        assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+        assert row["calls"] == 5
+
+
+def test_percentiles(run, monkeypatch):
+    times = iter([np.arange(1.0, 101.0)] * 3)
+    monkeypatch.setattr(latency, "milliseconds", lambda *_, **__: next(times).tolist())
+    row = measure_run(run, batch_sizes=(1,))["rows"][0]
+    assert (row["p50_ms"], row["p95_ms"], row["p99_ms"]) == (50.5, 95.05, 99.01)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rbm", "latency", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, " ".join(captured.err.split())
+
+    return call
+
+
+def test_command(run, command):
+    status, out, _ = command(run, "--batch-sizes", "1,3", "--repeats", "3")
+    assert status == 0
+    for text in ("RbM student", "MLP of one expert's width", "Teacher, with neighbourhood", "p99", "1 x"):
+        assert text in out
+    assert (run / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_with_logits_for_a_teacher_has_no_row_for_one(tmp_path):
+    data = rbm.load_dataset("digits")
+    config = Config().updated(QUICK)
+    logits = torch.nn.functional.one_hot(data.y, 10).float()
+    rbm.distill(data, logits, config=config, methods=["mlp"], folder=tmp_path / "run", measure_latency=False)
+    found = measure_run(tmp_path / "run", batch_sizes=(2,), repeats=2)
+    assert [row["model"] for row in found["rows"]] == ["mlp"]
+    assert found["teacher"] is None
+
+
+def test_mistakes(run, small_graph, tmp_path, command):
+    assert "batch-sizes: got '1,x', expected whole numbers" in command(run, "--batch-sizes", "1,x")[2]
+    assert "batch_sizes: got [0], expected whole numbers of at least 1" in command(run, "--batch-sizes", "0")[2]
+    assert "repeats: got 0" in command(run, "--repeats", 0)[2]
+    assert "holds no student.json" in command(tmp_path)[2]
+    config = Config().updated(QUICK)
+    rbm.distill(small_graph, config=config, methods=["mlp"], folder=tmp_path / "run", measure_latency=False)
+    assert load(tmp_path / "run")
+    status, _, error = command(tmp_path / "run")
+    assert status == 2
+    assert "was made on a graph of 60 nodes, and its dataset 'digits' has 1,797" in error
+    assert not (tmp_path / "run" / "latency.json").exists()
