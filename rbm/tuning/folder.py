@@ -56,8 +56,8 @@ def claim(folder: Path, search: Search) -> None:
 
 @contextmanager
 def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseStorage"]]:
-    """The trials of a folder. What a kill cut short waits to be run again, before anything new; so does the starting
-    point until it is judged.
+    """The trials of a folder. What a kill cut short waits to be run again before anything new, and the starting point
+    waits until it is judged.
     """
     optuna = import_optuna()
     verbosity = optuna.logging.get_verbosity()
