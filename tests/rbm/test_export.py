@@ -24,7 +24,6 @@ QUICK |= {name: {**SHORT, "pretrain_epochs": 1} for name in ("rbm", "moe")}
 QUICK |= {"encoding": {"deepwalk": False}, "ensemble": {"members": 2}}
 BATCHES = (1, 2, 3, 64, 1001)
 
-with_onnx = [pytest.param("torch-export"), pytest.param("onnx"), pytest.param("aoti", marks=pytest.mark.slow)]
 
 
 def need(name: str) -> None:
@@ -103,7 +102,7 @@ def test_plain_answers_are_those_of_the_operators(student):
     assert all(torch.equal(tensor, kept[name]) for name, tensor in student.state_dict().items())
 
 
-@pytest.mark.parametrize("name", with_onnx)
+@pytest.mark.parametrize("name", ["torch-export", "onnx"])  # AOTInductor, which takes a minute: docs/serving.md
 def test_digits(digits, tmp_path, name):
     need(name)
     folder, rows = digits
@@ -113,7 +112,7 @@ def test_digits(digits, tmp_path, name):
 
 
 @pytest.mark.datasets
-@pytest.mark.parametrize("name", with_onnx)
+@pytest.mark.parametrize("name", ["torch-export", "onnx", pytest.param("aoti", marks=pytest.mark.slow)])
 def test_cora(cora, name):
     need(name)
     folder, rows = cora
