@@ -25,7 +25,6 @@ QUICK |= {"encoding": {"deepwalk": False}, "ensemble": {"members": 2}}
 BATCHES = (1, 2, 3, 64, 1001)
 
 
-
 def need(name: str) -> None:
     for package in FORMATS[name].needs:
         pytest.importorskip(package)
