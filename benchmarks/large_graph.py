@@ -136,6 +136,19 @@ def plot(records: list[dict], path: Path) -> None:
     plt.close(figure)
 
 
+def markdown(records: list[dict]) -> str:
+    """A table of the rows of a CSV file: a line a size, seconds of each stage, then of all, and peak memory."""
+    stages = list(dict.fromkeys(record["stage"] for record in records))
+    lines = [f"| nodes | edges | {' | '.join(stages)} | all | peak |", f"|{'---:|' * (len(stages) + 4)}"]
+    for count in sorted({int(record["nodes"]) for record in records}):
+        own = [record for record in records if int(record["nodes"]) == count]
+        seconds = [sum(float(record["seconds"]) for record in own if record["stage"] == stage) for stage in stages]
+        times = " | ".join(f"{second:.1f} s" for second in [*seconds, sum(seconds)])
+        peak = max(float(record["peak_mib"]) for record in own) / 1024
+        lines.append(f"| {count:,} | {int(own[0]['edges']):,} | {times} | {peak:.1f} GiB |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn beside it")
@@ -179,7 +192,9 @@ def main() -> None:
                 writer.writerows(records)
     if arguments.out:
         with arguments.out.open() as file:
-            plot(list(csv.DictReader(file)), arguments.out.with_suffix(".png"))
+            records = list(csv.DictReader(file))
+        plot(records, arguments.out.with_suffix(".png"))
+        print(markdown(records), end="")
 
 
 if __name__ == "__main__":

@@ -32,12 +32,9 @@ from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.sparse import Features, Rows, beside, packed
 from rbm.splits import GraphSplit
 from rbm.stored import StoredRows
-from rbm.students import RbMStudent, Trace
+from rbm.students import RbMStudent, Trace, predict
 from rbm.teaching import Teaching
 from rbm.training import Accuracies, Learner, split_accuracies
-
-# Rows that are predicted at once where a graph has more: hidden layers of all nodes need not fit into memory.
-_CHUNK_ROWS = 2**18
 
 
 class Training(Learner):
@@ -78,22 +75,13 @@ class NodeTraining(Training):
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        logits = joint_rows(self._predicted())
+        logits = joint_rows(predict(self.model, self.full_x, part(self.full_x.shape[0])))
         observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
         self.notice(observed)
         return split_accuracies(observed, logits, self.split)
 
     def notice(self, logits: Tensor) -> None:
         """See the logits of the observed nodes after an epoch."""
-
-    def _predicted(self) -> Tensor:
-        """Logits of this rank's part of all nodes, of a large graph a chunk at a time."""
-        rows = part(self.full_x.shape[0])
-        if world_size() == 1 and rows.stop <= _CHUNK_ROWS:
-            return self.model(self.full_x)
-        starts = range(rows.start, max(rows.stop, rows.start + 1), _CHUNK_ROWS)
-        chunks = (self.full_x[start : min(start + _CHUNK_ROWS, rows.stop)] for start in starts)
-        return torch.cat([self.model(chunk) for chunk in chunks])
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]

@@ -11,6 +11,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
 from rbm.sparse import Features, as_rows
+from rbm.stored import StoredRows
+from rbm.students import predict
 from rbm.teachers import edges_for, features_for
 
 
@@ -60,10 +62,10 @@ def median_milliseconds(call: Callable[[], object], repeats: int) -> float:
 @torch.no_grad()
 def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
     """Milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
-    x = as_rows(x)
+    x = x if isinstance(x, StoredRows) else as_rows(x)
     one = x[:1]
     with evaluating(student):
-        return median_milliseconds(lambda: student(one), repeats), median_milliseconds(lambda: student(x), 3)
+        return median_milliseconds(lambda: student(one), repeats), median_milliseconds(lambda: predict(student, x), 3)
 
 
 @torch.no_grad()
