@@ -39,7 +39,10 @@ from matplotlib import pyplot as plt
 
 NODES, EDGES, FEATURES, CLASSES = 2_449_029, 62_000_000, 100, 47
 FRACTIONS = (16, 8, 4, 2, 1)
-COLUMNS = ("date", "commit", "torch", "threads", "load", "fraction", "nodes", "edges", "stage", "seconds", "peak_mib")
+COLUMNS = (
+    *("date", "commit", "torch", "threads", "load", "fraction", "nodes", "edges"),
+    *("stage", "seconds", "processor_seconds", "peak_mib"),
+)
 CHUNK = 2**20
 CONFIG = {
     "distill": {"batch_size": 4096, "step_per_batch": True},
@@ -84,10 +87,12 @@ def measure(folder: Path) -> list[dict]:
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         yield
+        seconds, worked = time.perf_counter() - start, time.process_time() - worked
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        stages.append({"stage": name, "seconds": round(time.perf_counter() - start, 3), "peak_mib": round(peak)})
+        record = {"stage": name, "seconds": round(seconds, 3), "processor_seconds": round(worked, 3)}
+        stages.append({**record, "peak_mib": round(peak)})
 
     torch.manual_seed(0)
     config = Config().updated(CONFIG)
@@ -116,19 +121,19 @@ def measure(folder: Path) -> list[dict]:
 
 
 def plot(records: list[dict], path: Path) -> None:
-    """Seconds of all stages and peak memory over the number of nodes, both against a line through the origin."""
+    """Processor seconds of all stages, which other work on the machine changes little, and peak memory, over nodes."""
     nodes = sorted({int(record["nodes"]) for record in records})
     of = {count: [record for record in records if int(record["nodes"]) == count] for count in nodes}
     millions = [count / 1e6 for count in nodes]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     bottom = np.zeros(len(nodes))
     for name in dict.fromkeys(record["stage"] for record in records):
-        seconds = [sum(float(r["seconds"]) for r in of[count] if r["stage"] == name) for count in nodes]
+        seconds = [sum(float(r["processor_seconds"]) for r in of[count] if r["stage"] == name) for count in nodes]
         left.fill_between(millions, bottom, bottom + seconds, label=name, alpha=0.8)
         bottom += seconds
     left.plot([0, millions[-1]], [0, bottom[-1]], "k--", linewidth=1)
     left.legend(fontsize=8)
-    left.set(xlabel="nodes, millions", ylabel="seconds")
+    left.set(xlabel="nodes, millions", ylabel="seconds of two processors")
     peaks = [max(float(r["peak_mib"]) for r in of[count]) / 1024 for count in nodes]
     right.plot(millions, peaks, "o-")
     right.set(xlabel="nodes, millions", ylabel="peak of resident memory, GiB", ylim=(0, None))
@@ -137,13 +142,16 @@ def plot(records: list[dict], path: Path) -> None:
 
 
 def markdown(records: list[dict]) -> str:
-    """A table of the rows of a CSV file: a line a size, seconds of each stage, then of all, and peak memory."""
+    """A table of the rows of a CSV file: a line a size with seconds of each stage, of all, of the processors, and peak
+    memory.
+    """
     stages = list(dict.fromkeys(record["stage"] for record in records))
-    lines = [f"| nodes | edges | {' | '.join(stages)} | all | peak |", f"|{'---:|' * (len(stages) + 4)}"]
+    lines = [f"| nodes | edges | {' | '.join(stages)} | all | processors | peak |", f"|{'---:|' * (len(stages) + 5)}"]
     for count in sorted({int(record["nodes"]) for record in records}):
         own = [record for record in records if int(record["nodes"]) == count]
         seconds = [sum(float(record["seconds"]) for record in own if record["stage"] == stage) for stage in stages]
-        times = " | ".join(f"{second:.1f} s" for second in [*seconds, sum(seconds)])
+        worked = sum(float(record["processor_seconds"]) for record in own)
+        times = " | ".join(f"{second:.1f} s" for second in [*seconds, sum(seconds), worked])
         peak = max(float(record["peak_mib"]) for record in own) / 1024
         lines.append(f"| {count:,} | {int(own[0]['edges']):,} | {times} | {peak:.1f} GiB |")
     return "\n".join(lines) + "\n"
