@@ -3,12 +3,13 @@
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch import Tensor
 from torch.nn import functional as F
 
 from rbm.layer import FusedRbMLayer
 from rbm.sparse import Features, Rows, as_rows
+from rbm.stored import StoredRows
 from rbm.students import RbMStudent
 
 
@@ -19,7 +20,8 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
         rows: ``[B, D]``, dense or sparse, at least ``num_experts`` of them.
         num_experts: ``E``.
         seed: of k-means++ (10 starts).
-        max_rows: fit on that many rows drawn at random; all of them by default.
+        max_rows: where there are so many or more, fit on that many drawn at random, and by mini-batches; on all by
+            default.
 
     Raises:
         ValueError: fewer rows than experts, or rows that are not finite.
@@ -30,11 +32,19 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
             f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"
             " use fewer experts"
         )
-    unit = _unit_rows(rows)
-    if max_rows is not None and unit.shape[0] > max_rows:
-        unit = unit[np.random.default_rng(seed).choice(unit.shape[0], max_rows, replace=False)]
-    centers = KMeans(num_experts, n_init=10, random_state=seed).fit(unit).cluster_centers_
+    kind: type[KMeans | MiniBatchKMeans] = KMeans
+    if max_rows is not None and rows.shape[0] >= max_rows:
+        rows, kind = _sample(rows, max_rows, seed), MiniBatchKMeans
+    centers = kind(num_experts, n_init=10, random_state=seed).fit(_unit_rows(rows)).cluster_centers_
     return F.normalize(torch.from_numpy(centers).float(), dim=-1).to(rows.device)
+
+
+def _sample(rows: Rows | StoredRows, count: int, seed: int) -> Rows | StoredRows:
+    """So many rows drawn at random, in their order; all where there are no more."""
+    if rows.shape[0] <= count:
+        return rows
+    drawn = np.sort(np.random.default_rng(seed).choice(rows.shape[0], count, replace=False))
+    return rows[torch.from_numpy(drawn).to(rows.device)]
 
 
 def _unit_rows(rows: Rows) -> np.ndarray | sp.csr_matrix:
@@ -59,8 +69,11 @@ def initialize_memory(student: RbMStudent, x: Features, *, seed: int = 0, max_ro
     """Place every layer's memory vectors, first layer first, by the rows ``x [B, F]`` as they arrive at each router.
 
     A layer that has its memory routes the rows to the next one, in eval mode, as the released code does (the paper says
-    only "inputs for each layer").
+    only "inputs for each layer"). With ``max_rows`` that many rows, drawn at random once, stand for all.
     """
+    x = x if isinstance(x, StoredRows) else as_rows(x)
+    if max_rows is not None:
+        x = _sample(x, max_rows, seed)
     training = student.training
     student.eval()
     for layer, rows in student.router_inputs(x):

@@ -31,7 +31,8 @@ from rbm.metrics import evaluating
 from rbm.progress import Progress
 from rbm.sparse import Features, Rows, as_rows, beside
 from rbm.splits import split_graph, without_test_set
-from rbm.students import EnsembleStudent, MixtureStudent, MLPStudent
+from rbm.stored import StoredRows
+from rbm.students import EnsembleStudent, MixtureStudent, MLPStudent, predict
 from rbm.teachers import edges_for, features_for
 from rbm.teaching import build_configured_teacher
 
@@ -66,11 +67,10 @@ def milliseconds(
 @torch.no_grad()
 def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
     """Median milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
-    x = as_rows(x)
+    x = x if isinstance(x, StoredRows) else as_rows(x)
     with evaluating(student):
-        one, every = (
-            milliseconds(student, itertools.repeat(rows), count) for rows, count in ((x[:1], repeats), (x, 3))
-        )
+        one = milliseconds(student, itertools.repeat(x[:1]), repeats)
+        every = milliseconds(lambda rows: predict(student, rows), itertools.repeat(x), 3)
     return statistics.median(one), statistics.median(every)
 
 

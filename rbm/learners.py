@@ -30,9 +30,10 @@ from rbm.initialization import initialize_memory
 from rbm.metrics import expert_loads
 from rbm.reliability import Reliability
 from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
-from rbm.sparse import Features, Rows, SparseRows, beside, packed
+from rbm.sparse import Features, Rows, beside, packed
 from rbm.splits import GraphSplit
-from rbm.students import MixtureStudent, RbMStudent, Trace
+from rbm.stored import StoredRows
+from rbm.students import MixtureStudent, RbMStudent, Trace, predict
 from rbm.teaching import Teaching
 from rbm.training import Accuracies, Learner, split_accuracies
 
@@ -75,7 +76,7 @@ class NodeTraining(Training):
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        logits = joint_rows(self.model(self._own_rows(self.full_x)))
+        logits = joint_rows(predict(self.model, self.full_x, part(self.full_x.shape[0])))
         observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
         self.notice(observed)
         return split_accuracies(observed, logits, self.split)
@@ -87,10 +88,6 @@ class NodeTraining(Training):
 
     def notice(self, logits: Tensor) -> None:
         """See the logits of the observed nodes after an epoch."""
-
-    def _own_rows(self, x: Rows) -> Rows:
-        """Those that this rank predicts."""
-        return x if world_size() == 1 else x[part(x.shape[0])]
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
@@ -147,7 +144,7 @@ class StudentTraining(NodeTraining):
     def train_epoch(self, epoch: int) -> float:
         self.epoch = epoch
         self.begin_epoch(epoch)
-        self._weigh_pairs()
+        self.aim()
         batches = own_parts(self._batches(), self.graph.num_nodes, self.teacher_logs.device)
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.teacher_logs.device)
@@ -179,7 +176,7 @@ class StudentTraining(NodeTraining):
         if self.projection:
             self.projection.load_state_dict(state["projection"])
 
-    def _weigh_pairs(self) -> None:
+    def aim(self) -> None:
         """Weights and targets of this epoch; where nothing is drawn, those of the last are good until trust moves."""
         distill = self.config.distill
         if self.pairs is not None and distill.draw == "expectation":
@@ -236,7 +233,7 @@ class StudentTraining(NodeTraining):
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
         """Add the gradients of the same batch with its inputs disturbed."""
         distill = self.config.distill
-        x = rows.to_dense() if isinstance(rows, SparseRows) else rows
+        x = rows if isinstance(rows, Tensor) else rows.to_dense()
         self.hold_still(not distill.update_memory_on_adversarial)
         harder = disturbed(
             x,
@@ -325,7 +322,7 @@ class RbMTraining(StudentTraining):
         return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
 
 
-def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows, Rows]:
+def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows | StoredRows, Rows | StoredRows]:
     """Rows of the observed nodes and of all nodes: features, and beside them the encodings."""
     full = packed(split.graph.x)
     observed = full if split.observed is split.graph else packed(split.observed.x)

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 from rbm.config import ReliabilityConfig
 from rbm.metrics import evaluating
-from rbm.sparse import SparseRows, as_rows
+from rbm.sparse import SparseRows, in_single_precision
 from rbm.teachers import edges_for, features_for
 
 
@@ -39,7 +39,7 @@ def entropy_change(
     Returns:
         ``[N]`` in [0, 1] on the graph's device; all zeros where no entropy changes.
     """
-    rows = as_rows(graph.x)
+    rows = in_single_precision(graph.x)
     x = rows.to_dense() if isinstance(rows, SparseRows) else rows
     edges = edges_for(teacher, graph)
     generator = torch.Generator().manual_seed(seed)

@@ -10,6 +10,7 @@ forward a pair: :class:`SoftTargets` (the sums are one sparse product). The pair
 released code's way, where each pair has a forward and a dropout mask of its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from torch_geometric.utils import remove_self_loops
 
 from rbm.losses import log_probabilities
 from rbm_kernels.sparse_expert_matmul.reference import csr
+
+_CHUNK_NODES = 2**18
 
 
 class Neighborhood:
@@ -118,20 +121,31 @@ class SoftTargets:
     def of(cls, pairs: Pairs, graph: Neighborhood, teacher_log_probabilities: Tensor) -> "SoftTargets":
         """From the teacher's log-probabilities ``[N, C]``, as :func:`rbm.losses.log_probabilities` gives them."""
         logs = teacher_log_probabilities
-        probabilities = logs.exp()
-        # A class that the teacher rules out adds 0 * log 0 = 0.
-        negentropy = torch.where(probabilities > 0, probabilities * logs, 0.0).sum(-1, keepdim=True)
-        values = torch.cat([probabilities, negentropy], dim=1)
+        values = logs.new_empty(logs.shape[0], logs.shape[1] + 1)
+        for rows in _chunks(graph.num_nodes):
+            probabilities = logs[rows].exp()
+            values[rows, :-1] = probabilities
+            # A class that the teacher rules out adds 0 * log 0 = 0.
+            values[rows, -1] = torch.where(probabilities > 0, probabilities * logs[rows], 0.0).sum(-1)
         total = pairs.own * values
-        if len(graph):
-            shape = (graph.num_nodes, graph.num_nodes)
-            total = total + csr(graph.crow, graph.sources, pairs.neighbors.to(values.dtype), shape) @ values
+        weights = pairs.neighbors.to(values.dtype)
+        for rows in _chunks(graph.num_nodes) if len(graph) else ():
+            crow = graph.crow[rows.start : rows.stop + 1]
+            edges = slice(int(crow[0]), int(crow[-1]))
+            shape = (rows.stop - rows.start, graph.num_nodes)
+            total[rows] += csr(crow - crow[0], graph.sources[edges], weights[edges], shape) @ values
         return cls(total[:, :-1], total[:, -1])
 
     def loss(self, logits: Tensor, nodes: Tensor | None, temperature: float, mode: str) -> Tensor:
         """What ``nodes`` (int64 ``[B]``; all by default) add to the loss with student logits ``[B, C]``."""
         mass, constant = (self.mass, self.constant) if nodes is None else (self.mass[nodes], self.constant[nodes])
         return constant.sum() - (mass * log_probabilities(logits, temperature, mode)).sum()
+
+
+def _chunks(num_nodes: int) -> Iterator[slice]:
+    """Nodes whose sums are formed at once: what lies between them need not be there for all nodes of a large graph."""
+    for start in range(0, num_nodes, _CHUNK_NODES):
+        yield slice(start, min(start + _CHUNK_NODES, num_nodes))
 
 
 def list_pairs(pairs: Pairs, graph: Neighborhood) -> tuple[Tensor, Tensor, Tensor]:

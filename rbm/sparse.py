@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbm_kernels
+from rbm.stored import StoredRows
 from rbm_kernels.checks import accumulation_dtype
 from rbm_kernels.sparse_expert_matmul.reference import csr
 
@@ -108,13 +109,17 @@ class SparseRows:
 
 
 Rows: TypeAlias = Tensor | SparseRows
-Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | SparseRows
+Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | SparseRows | StoredRows
 
 
 def as_rows(features: Features) -> Rows:
-    """Dense tensors and :class:`SparseRows` as they are; CSR tensors and pairs of sparse and dense columns wrapped."""
+    """Dense tensors and :class:`SparseRows` as they are; CSR tensors and pairs of sparse and dense columns wrapped;
+    :class:`~rbm.stored.StoredRows`, of which parts are meant to be taken, read as a whole.
+    """
     if isinstance(features, SparseRows):
         return features
+    if isinstance(features, StoredRows):
+        return features.to_dense()
     if isinstance(features, tuple | list):
         if len(features) != 2:
             raise ValueError(f"features are {len(features)} tensors, expected the pair (CSR columns, dense columns)")
@@ -122,13 +127,22 @@ def as_rows(features: Features) -> Rows:
     return features if features.layout == torch.strided else SparseRows(features)
 
 
-def packed(features: Features) -> Rows:
-    """Rows for many passes over them: dense ones as :class:`SparseRows` where that is faster.
+def in_single_precision(features: Features) -> Rows:
+    """:func:`as_rows`, those that are stored as float16 made float32: for what takes all rows at once."""
+    rows = as_rows(features)
+    return rows.float() if rows.dtype == torch.float16 else rows
+
+
+def packed(features: Features) -> Rows | StoredRows:
+    """Rows for many passes over them: dense ones as :class:`SparseRows` where that is faster, float16 ones where they
+    lie.
 
     That is on the CPU, for at least 2^20 numbers of which at most one in fifty is not zero: an epoch on Cora takes half
     as long so, one on CiteSeer an eighth.
     """
     rows = as_rows(features)
+    if rows.dtype == torch.float16:
+        return StoredRows(rows)
     if isinstance(rows, SparseRows) or rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
         return rows
     if rows.numel() < 2**20 or int(torch.count_nonzero(rows)) * 50 > rows.numel():
@@ -138,8 +152,10 @@ def packed(features: Features) -> Rows:
         return SparseRows(rows.detach().to_sparse_csr())
 
 
-def beside(features: Features, dense: Tensor) -> Rows:
-    """``features [B, F]`` with the columns ``dense [B, D]`` to their right, sparse ones as they are."""
+def beside(features: Features, dense: Tensor) -> Rows | StoredRows:
+    """``features [B, F]`` with the columns ``dense [B, D]`` to their right, sparse and stored ones as they are."""
+    if isinstance(features, StoredRows):
+        return features.beside(dense)
     rows = as_rows(features)
     dense = dense.to(rows.device, rows.dtype)
     if not isinstance(rows, SparseRows):

@@ -19,8 +19,10 @@ from rbm.distributed import joint_sum, world_size
 from rbm.hub import HubMixin
 from rbm.layer import FusedRbMLayer, Routing
 from rbm.sparse import Features, Linear, Rows, as_rows
+from rbm.stored import StoredRows
 
 NORMS = ("none", "batch", "layer")
+_CHUNK_ROWS = 2**18
 
 
 def build_norm(norm: str, channels: int) -> nn.Module:
@@ -259,6 +261,18 @@ class RbMStudent(MixtureStudent):
         """Set the decay of every layer's memory."""
         for layer in self.layers:
             layer.decay = decay
+
+
+def predict(student: nn.Module, x: Rows | StoredRows, rows: slice | None = None) -> Tensor:
+    """Logits of all rows of ``x [N, F]``, or of a slice of them; of many a chunk at a time, so that neither hidden
+    layers nor stored features of all of them need to fit into memory.
+    """
+    count = x.shape[0]
+    rows = rows or slice(0, count)
+    if rows == slice(0, count) and count <= _CHUNK_ROWS:
+        return student(x)
+    starts = range(rows.start, max(rows.stop, rows.start + 1), _CHUNK_ROWS)
+    return torch.cat([student(x[start : min(start + _CHUNK_ROWS, rows.stop)]) for start in starts])
 
 
 def count_parameters(student: nn.Module) -> tuple[int, int]:

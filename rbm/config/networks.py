@@ -146,7 +146,7 @@ class RbMConfig(Network):
 
     ``decay`` is the share of the old memory in each update, ``anneal_delta`` and ``anneal_steps`` are its schedule
     (Eq. 13); ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the
-    self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows.
+    self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows, where K-means places the memory.
     """
 
     num_experts: int = 8

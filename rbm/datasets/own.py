@@ -12,6 +12,8 @@ from rbm.datasets.files import as_tensor, read_parts
 from rbm.datasets.validation import MASKS
 from rbm.splits import per_class_masks
 
+# Fewer features are made float32 at once: everyone's code takes those.
+MIN_STORED_NUMEL = 2**24
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
 
 
@@ -31,7 +33,8 @@ def load_graph(
       ``weights_only=True``, so that nothing in it can run;
     * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one;
     * a folder with a file for each part: ``.npy`` (mapped into memory, not read), ``.npz`` (one array, or
-      ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over).
+      ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over). Features in
+      float16, 2^24 numbers or more, stay as they are: students read their batches from the file.
 
     The parts have the same names everywhere:
 
@@ -108,6 +111,8 @@ def _features(path: Path, x: Any) -> Tensor:
     if x.layout not in (torch.strided, torch.sparse_csr) or x.dim() != 2 or 0 in x.shape:
         kind = f"shape {list(x.shape)}" if x.layout in (torch.strided, torch.sparse_csr) else f"layout {x.layout}"
         raise ValueError(f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty")
+    if x.layout == torch.strided and x.dtype == torch.float16 and path.is_dir() and x.numel() >= MIN_STORED_NUMEL:
+        return x
     return x.to(torch.float32) if x.layout == torch.sparse_csr else x.to(torch.float32).contiguous()
 
 

@@ -18,10 +18,10 @@ def num_classes(data: Data) -> int:
 def validate_data(data: Data) -> None:
     """Check that ``data`` can be distilled; the first problem found is raised with the way to mend it.
 
-    Expected: ``x`` float32 ``[N, F]``, finite, without gradient, dense or CSR; ``edge_index`` int64 ``[2, M]`` with
-    ids in ``[0, N)``, messages flowing from row 0 to row 1 (directed graphs are left as they are); ``y`` int64 ``[N]``,
-    valid in the masks and -1 at most outside them; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``, not empty,
-    not overlapping.
+    Expected: ``x`` float32 ``[N, F]``, finite, without gradient, dense or CSR (dense ones may be stored as float16);
+    ``edge_index`` int64 ``[2, M]`` with ids in ``[0, N)``, messages flowing from row 0 to row 1 (directed graphs are
+    left as they are); ``y`` int64 ``[N]``, valid in the masks and -1 at most outside them; ``train_mask``,
+    ``val_mask``, ``test_mask`` bool ``[N]``, not empty, not overlapping.
 
     Raises:
         TypeError: not a ``Data``, or a tensor of the wrong kind or dtype.
@@ -58,9 +58,13 @@ def _first(ids: Tensor, limit: int = 5) -> str:
 
 def _check_features(data: Data) -> int:
     x = _tensor(data, "x", (torch.strided, torch.sparse_csr))
-    # Networks are float32, and their layers take no other numbers.
-    if x.dtype != torch.float32:
-        raise TypeError(f"data.x: got {x.dtype}, expected torch.float32 features; use data.x.float()")
+    # Networks are float32, and their layers take no other numbers. What is stored as float16 becomes so in batches.
+    stored = x.layout == torch.strided and x.dtype == torch.float16
+    if x.dtype != torch.float32 and not stored:
+        raise TypeError(
+            f"data.x: got {x.dtype}, expected torch.float32 features (dense ones may be stored as torch.float16);"
+            " use data.x.float()"
+        )
     if x.requires_grad:
         raise ValueError("data.x: requires a gradient, expected features that do not; use data.x.detach()")
     if x.dim() != 2 or 0 in x.shape:

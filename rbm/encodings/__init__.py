@@ -14,7 +14,7 @@ from rbm.encodings.deepwalk import deepwalk, random_walks
 from rbm.encodings.graph import add_self_loops
 from rbm.encodings.label_propagation import label_propagation
 from rbm.encodings.transfer import FILLS, transfer
-from rbm.sparse import SparseRows, as_rows
+from rbm.sparse import SparseRows, in_single_precision
 
 if TYPE_CHECKING:  # both import the configuration, which takes its choices from here
     from rbm.config import EncodingConfig
@@ -149,7 +149,7 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
 
 def _scaled(part: Encodings, split: GraphSplit, relative_norm: float) -> Encodings:
     """Rows whose mean norm over observed nodes is ``relative_norm`` times that of the features."""
-    features = as_rows(split.observed.x)
+    features = in_single_precision(split.observed.x)
     norms = features.squared_norms().sqrt() if isinstance(features, SparseRows) else features.norm(dim=1)
     own = float(part.observed.norm(dim=1).mean())
     factor = relative_norm * float(norms.mean()) / own if own > 0 else 1.0

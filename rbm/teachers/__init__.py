@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from rbm.sparse import Features, SparseRows, as_rows
+from rbm.sparse import Features, SparseRows, in_single_precision
 from rbm.teachers.attention import AttentionTeacher
 from rbm.teachers.base import ConvTeacher, Teacher
 from rbm.teachers.drgat import DRGAT
@@ -48,13 +49,14 @@ def check_teacher(name: str) -> None:
 def edges_for(teacher: nn.Module, graph: Data) -> Any:
     """What ``teacher`` takes as edges of ``graph``: our own take a form that is built once, others ``edge_index``."""
     if isinstance(teacher, Teacher):
-        return teacher.adjacency(graph.edge_index, graph.num_nodes, graph.x.dtype)
+        dtype = torch.float32 if graph.x.dtype == torch.float16 else graph.x.dtype
+        return teacher.adjacency(graph.edge_index, graph.num_nodes, dtype)
     return graph.edge_index
 
 
 def features_for(teacher: nn.Module, x: Features) -> Features:
     """What ``teacher`` takes as features: sparse ones as they are if it is one of ours, made dense for any other."""
-    rows = as_rows(x)
+    rows = in_single_precision(x)
     return rows.to_dense() if isinstance(rows, SparseRows) and not isinstance(teacher, Teacher) else rows
 
 

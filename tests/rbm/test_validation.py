@@ -44,7 +44,7 @@ FAULTS = {
     "x sparse": ({"x": torch.ones(6, 2).to_sparse()}, TypeError, r"data\.x: got a torch\.sparse_coo tensor"),
     "x whole": ({"x": torch.ones(6, 2).long()}, TypeError, r"data\.x: got torch\.int64.*data\.x\.float\(\)"),
     "x double": ({"x": torch.ones(6, 2).double()}, TypeError, r"data\.x: got torch\.float64.*data\.x\.float\(\)"),
-    "x half": ({"x": torch.ones(6, 2).half()}, TypeError, r"data\.x: got torch\.float16.*data\.x\.float\(\)"),
+    "x bfloat16": ({"x": torch.ones(6, 2).bfloat16()}, TypeError, r"data\.x: got torch\.bfloat16.*data\.x\.float\(\)"),
     "x learned": ({"x": torch.ones(6, 2).requires_grad_()}, ValueError, r"data\.x: requires a gradient.*\.detach\(\)"),
     "x flat": ({"x": torch.ones(6)}, ValueError, r"data\.x: got shape \[6\]"),
     "x empty": ({"x": torch.ones(6, 0)}, ValueError, r"data\.x: got shape \[6, 0\]"),

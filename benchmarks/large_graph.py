@@ -1,0 +1,209 @@
+"""A graph of ogbn-products' size, from files to one epoch of an RbM student: seconds of each stage, and peak memory.
+
+    python -m benchmarks.large_graph --out benchmarks/results/large_graph.csv
+
+The graph is synthetic: 2,449,029 nodes with 100 features in float16, 62 million directed edges, half of them between
+nodes of one class, 47 classes, and logits of a teacher that is right three times in four. Fractions of it, 1/16 to 1,
+show how cost grows. Each runs in a process of its own, so that its peak of resident memory (pages of mapped files are
+counted) is its own.
+"""
+
+import argparse
+import csv
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+
+import rbm
+from rbm.config import Config
+from rbm.datasets import validate_data
+from rbm.learners import RbMTraining
+from rbm.methods import rbm_arguments
+from rbm.splits import split_graph
+from rbm.teaching import teaching_from_logits
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+NODES, EDGES, FEATURES, CLASSES = 2_449_029, 62_000_000, 100, 47
+FRACTIONS = (16, 8, 4, 2, 1)
+COLUMNS = (
+    *("date", "commit", "torch", "threads", "load", "fraction", "nodes", "edges"),
+    *("stage", "seconds", "processor_seconds", "peak_mib"),
+)
+CHUNK = 2**20
+CONFIG = {
+    "distill": {"batch_size": 4096, "step_per_batch": True},
+    "rbm": {"hidden_channels": 128, "num_experts": 8, "top_k": 3, "pretrain_epochs": 0, "kmeans_max_rows": 50_000},
+}
+
+
+def write_graph(folder: Path, fraction: int, seed: int = 0) -> None:
+    """A graph in the files that :func:`rbm.load_graph` reads, a chunk at a time."""
+    nodes, pairs = NODES // fraction, EDGES // fraction // 2
+    generator = np.random.default_rng(seed)
+    labels = np.arange(nodes) % CLASSES
+    centers = generator.normal(size=(CLASSES, FEATURES)).astype(np.float32)
+    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float16, (nodes, FEATURES))
+    logits = np.lib.format.open_memmap(folder / "teacher_logits.npy", "w+", np.float32, (nodes, CLASSES))
+    for start in range(0, nodes, CHUNK):
+        own = labels[start : start + CHUNK]
+        x[start : start + CHUNK] = centers[own] + generator.normal(0, 2, (own.size, FEATURES)).astype(np.float32)
+        told = np.where(generator.random(own.size) < 0.75, own, generator.integers(0, CLASSES, own.size))
+        logits[start : start + CHUNK] = generator.normal(size=(own.size, CLASSES))
+        logits[start + np.arange(own.size), told] += 5
+    edges = np.lib.format.open_memmap(folder / "edge_index.npy", "w+", np.int64, (2, 2 * pairs))
+    for start in range(0, pairs, CHUNK):
+        size = min(CHUNK, pairs - start)
+        one, other = generator.integers(0, nodes, (2, size))
+        # Half of the pairs are of one class, which is the remainder of a node's number.
+        alike = np.minimum(other - other % CLASSES + one % CLASSES, nodes - 1)
+        other = np.where(generator.random(size) < 0.5, alike, other)
+        edges[:, start : start + size] = one, other
+        edges[:, pairs + start : pairs + start + size] = other, one
+    np.save(folder / "y.npy", labels)
+    # The sizes of ogbn-products' official split: training and validation are a tenth of the nodes.
+    place = generator.permutation(nodes)
+    np.save(folder / "train.npy", place < nodes * 0.08)
+    np.save(folder / "val.npy", (place >= nodes * 0.08) & (place < nodes * 0.096))
+    np.save(folder / "test.npy", place >= nodes * 0.096)
+
+
+def measure(folder: Path) -> list[dict]:
+    """All stages in this process: seconds, and the peak of resident memory so far."""
+    stages: list[dict] = []
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        start, worked = time.perf_counter(), time.process_time()
+        yield
+        seconds, worked = time.perf_counter() - start, time.process_time() - worked
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        record = {"stage": name, "seconds": round(seconds, 3), "processor_seconds": round(worked, 3)}
+        stages.append({**record, "peak_mib": round(peak)})
+
+    torch.manual_seed(0)
+    config = Config().updated(CONFIG)
+    with stage("load and check"):
+        data = rbm.load_graph(folder)
+        validate_data(data)
+        split = split_graph(data)
+        teaching = teaching_from_logits(data.teacher_logits, split)
+    with stage("neighbours"):
+        student = rbm.RbMStudent(**rbm_arguments(config, data.num_features, data.num_classes))
+        learner = RbMTraining(student, split, teaching, config)
+    with stage("soft targets"):
+        learner.aim()
+    with stage("K-means"):
+        learner.begin_epoch(0)
+    with stage("epoch"):
+        student.train()
+        learner.train_epoch(1)
+    with stage("evaluation"):
+        student.eval()
+        accuracies = learner.evaluate()
+    print(f"validation accuracy {accuracies.val:.4f}", file=sys.stderr)
+    for record in stages:
+        record |= {"nodes": data.num_nodes, "edges": data.num_edges}
+    return stages
+
+
+def plot(records: list[dict], path: Path) -> None:
+    """Processor seconds of all stages, which other work on the machine changes little, and peak memory, over nodes."""
+    nodes = sorted({int(record["nodes"]) for record in records})
+    of = {count: [record for record in records if int(record["nodes"]) == count] for count in nodes}
+    millions = [count / 1e6 for count in nodes]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    bottom = np.zeros(len(nodes))
+    for name in dict.fromkeys(record["stage"] for record in records):
+        seconds = [sum(float(r["processor_seconds"]) for r in of[count] if r["stage"] == name) for count in nodes]
+        left.fill_between(millions, bottom, bottom + seconds, label=name, alpha=0.8)
+        bottom += seconds
+    left.plot([0, millions[-1]], [0, bottom[-1]], "k--", linewidth=1)
+    left.legend(fontsize=8)
+    left.set(xlabel="nodes, millions", ylabel="seconds of two processors")
+    peaks = [max(float(r["peak_mib"]) for r in of[count]) / 1024 for count in nodes]
+    right.plot(millions, peaks, "o-")
+    right.set(xlabel="nodes, millions", ylabel="peak of resident memory, GiB", ylim=(0, None))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def markdown(records: list[dict]) -> str:
+    """A table of the rows of a CSV file: a line a size with seconds of each stage, of all, of the processors, and peak
+    memory.
+    """
+    stages = list(dict.fromkeys(record["stage"] for record in records))
+    lines = [f"| nodes | edges | {' | '.join(stages)} | all | processors | peak |", f"|{'---:|' * (len(stages) + 5)}"]
+    for count in sorted({int(record["nodes"]) for record in records}):
+        own = [record for record in records if int(record["nodes"]) == count]
+        seconds = [sum(float(record["seconds"]) for record in own if record["stage"] == stage) for stage in stages]
+        worked = sum(float(record["processor_seconds"]) for record in own)
+        times = " | ".join(f"{second:.1f} s" for second in [*seconds, sum(seconds), worked])
+        peak = max(float(record["peak_mib"]) for record in own) / 1024
+        lines.append(f"| {count:,} | {int(own[0]['edges']):,} | {times} | {peak:.1f} GiB |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn beside it")
+    parser.add_argument("--fractions", type=int, nargs="+", default=FRACTIONS, help="16 means 1/16 of the graph")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", help="where to write the graphs, 2 GB for the whole; removed afterwards")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.worker:
+        print(json.dumps(measure(arguments.worker)))
+        return
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    fixed = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": commit.strip(),
+        "torch": torch.__version__,
+        "threads": arguments.threads,
+    }
+    for fraction in arguments.fractions:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+            write_graph(Path(name), fraction)
+            command = [sys.executable, "-m", "benchmarks.large_graph", "--worker", name]
+            command += ["--threads", str(arguments.threads)]
+            # Threads that wait must not spin: on a machine that others use as well they would take the core from the
+            # thread that they wait for.
+            environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+        here = {**fixed, "load": round(os.getloadavg()[0], 2), "fraction": f"1/{fraction}"}
+        records = [{**here, **stage} for stage in json.loads(done.stdout.splitlines()[-1])]
+        for record in records:
+            print(f"{record['nodes']:>9,} nodes  {record['stage']:<15} {record['seconds']:>8.1f} s", end="")
+            print(f"  {record['peak_mib']:>6} MiB")
+        if arguments.out:
+            new = not arguments.out.exists()
+            with arguments.out.open("a", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerows(records)
+    if arguments.out:
+        with arguments.out.open() as file:
+            records = list(csv.DictReader(file))
+        plot(records, arguments.out.with_suffix(".png"))
+        print(markdown(records), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Graphs that do not fit: features that stay in their file, and sums and predictions that are formed in chunks."""
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rbm
+from benchmarks import large_graph
+from rbm import soft_targets, students
+from rbm.config import Config
+from rbm.datasets import own
+from rbm.initialization import initialize_memory
+from rbm.learners import RbMTraining
+from rbm.methods import rbm_arguments
+from rbm.soft_targets import Neighborhood, SoftTargets, weigh_pairs
+from rbm.splits import split_graph
+from rbm.stored import StoredRows
+from rbm.students import predict
+from rbm.teaching import teaching_from_logits
+
+PAGE = Path(large_graph.__file__).parent.parent / "docs" / "scale.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+SMALL = {
+    "distill": {"batch_size": 64, "step_per_batch": True, "shuffle": True},
+    "encoding": {"deepwalk": False, "label_propagation": True},
+    "rbm": {"hidden_channels": 8, "num_experts": 3, "top_k": 2, "pretrain_epochs": 0, "kmeans_max_rows": 100},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The benchmark's graph with 239 nodes, few as they are taken for many."""
+    monkeypatch.setattr(own, "MIN_STORED_NUMEL", 1)
+    large_graph.write_graph(tmp_path, 2**13 + 2**11)
+    return tmp_path
+
+
+def test_large_features_stay_in_their_file(folder, monkeypatch):
+    data = rbm.load_graph(folder)
+    assert data.x.dtype == torch.float16
+    if Path("/proc/self/maps").exists():
+        assert str(folder / "x.npy") in Path("/proc/self/maps").read_text()
+    on_disk = torch.from_numpy(np.load(folder / "x.npy"))
+    assert torch.equal(data.x, on_disk)
+    monkeypatch.undo()
+    assert rbm.load_graph(folder).x.dtype == torch.float32, "small ones are what everyone's code takes"
+
+
+def test_stored_rows_give_what_their_float32_copy_gives(folder):
+    """A whole run, encodings beside the features, for a student and a teacher."""
+    stored = rbm.load_graph(folder)
+    copied = stored.clone()
+    copied.x = stored.x.float()
+    config = Config().updated({**SMALL, "rbm": {**SMALL["rbm"], "max_epochs": 3}, "teacher": {"max_epochs": 3}})
+    options = {"config": config, "methods": ("mlp", "krd", "rbm"), "measure_latency": False}
+    options["config"] = config.updated({"mlp": {"max_epochs": 2}, "krd": {"max_epochs": 2}})
+    one, other = (rbm.distill(data, "sage", **options) for data in (stored, copied))
+    assert one.summary == other.summary
+    assert isinstance(one.student_inputs("rbm"), StoredRows)
+    for name, value in one.student.state_dict().items():
+        assert torch.equal(value, other.student.state_dict()[name]), name
+
+
+def test_a_batch_reads_its_rows_alone():
+    class Counting:
+        shape, device, read = torch.Size((10, 2)), torch.device("cpu"), 0
+
+        def __getitem__(self, index):
+            self.read += len(index)
+            return torch.zeros(len(index), 2, dtype=torch.float16)
+
+    matrix = Counting()
+    rows = StoredRows(matrix, torch.arange(10.0)[:, None])
+    taken = rows[torch.tensor([7, 1])]
+    assert matrix.read == 2
+    assert taken.dtype == torch.float32
+    assert taken[:, 2].tolist() == [7, 1]
+    assert rows.shape == (10, 3)
+
+
+def test_targets_in_chunks_have_the_same_bits(monkeypatch):
+    edges = torch.randint(0, 50, (2, 300))
+    graph, logs = Neighborhood(edges, 50), torch.randn(50, 4).log_softmax(-1)
+    pairs = weigh_pairs(graph, torch.rand(50), mean="nodes", draw="expectation")
+    whole = SoftTargets.of(pairs, graph, logs)
+    monkeypatch.setattr(soft_targets, "_CHUNK_NODES", 7)
+    chunked = SoftTargets.of(pairs, graph, logs)
+    torch.testing.assert_close(chunked.mass, whole.mass, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(chunked.constant, whole.constant, rtol=1e-6, atol=1e-9)
+
+
+def test_predictions_in_chunks(folder, monkeypatch):
+    data = rbm.load_graph(folder)
+    config = Config().updated(SMALL)
+    student = rbm.RbMStudent(**rbm_arguments(config, data.num_features, data.num_classes))
+    split = split_graph(data)
+    learner = RbMTraining(student, split, teaching_from_logits(data.teacher_logits, split), config)
+    student.pretraining = False
+    student.eval()
+    whole, forwards = predict(student, learner.full_x).detach(), []
+    expected = learner.evaluate()
+    monkeypatch.setattr(students, "_CHUNK_ROWS", 100)
+    student.register_forward_pre_hook(lambda module, arguments: forwards.append(len(arguments[0])))
+    torch.testing.assert_close(predict(student, learner.full_x).detach(), whole)
+    assert forwards == [100, 100, 39]
+    assert learner.evaluate() == expected
+    torch.testing.assert_close(predict(student, learner.full_x, slice(30, 150)).detach(), whole[30:150])
+    assert predict(student, learner.full_x, slice(30, 30)).shape == (0, 47)
+
+
+def test_memory_is_placed_by_a_sample(monkeypatch):
+    """Rows beyond the sample are never asked for."""
+    drawn = []
+
+    class Noting(StoredRows):
+        def __getitem__(self, index):
+            drawn.append(index)
+            return super().__getitem__(index)
+
+    student = rbm.RbMStudent(8, 6, 3, num_experts=3, top_k=2)
+    initialize_memory(student, Noting(torch.randn(500, 8).half()), max_rows=60)
+    ((rows,),) = (drawn,)
+    assert len(rows) == len(rows.unique()) == 60
+    assert rows.max() > 60
+
+
+def test_the_benchmark_measures_every_stage(folder, tmp_path):
+    records = large_graph.measure(folder)
+    assert [record["stage"] for record in records] == [
+        *("load and check", "neighbours", "soft targets", "K-means", "epoch", "evaluation")
+    ]
+    assert {record["nodes"] for record in records} == {large_graph.NODES // (2**13 + 2**11)}
+    picture = tmp_path / "large.png"
+    large_graph.plot([*records, *({**record, "nodes": 1000} for record in records)], picture)
+    assert picture.stat().st_size > 1000
+
+
+def test_the_page_shows_the_committed_rows():
+    root = Path(large_graph.__file__).parent
+    with (root / "results" / "large_graph.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["fraction"] for row in rows} == {"1/16", "1/8", "1/4", "1/2", "1/1"}
+    assert max(int(row["peak_mib"]) for row in rows) < 12 * 1024
+    assert large_graph.markdown(rows) in PAGE.read_text()
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_python_blocks_of_the_page(block):
+    exec(compile(block, str(PAGE), "exec"), {})
