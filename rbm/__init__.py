@@ -17,7 +17,7 @@ _LAZY = {
     "Config": "config",
     "Distillation": "distillation",
     "distill": "distillation",
-    "export_student": "export",
+    "export_student": "serving.export",
     "load": "checkpoint",
     "load_dataset": "datasets",
     "load_graph": "datasets",

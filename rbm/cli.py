@@ -237,7 +237,7 @@ def predict(
     ] = Path("predictions.csv"),
 ) -> None:
     """Predict classes for rows of features with the student of a run folder; files may be larger than memory."""
-    from rbm.prediction import predict_file
+    from rbm.serving.prediction import predict_file
 
     rows = predict_file(run, features, out, neighbors=neighbors, console=status)
     console.print(f"{rows} predictions written to {out}", highlight=False)
@@ -252,7 +252,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="File to write [default: student.pt2 or .onnx in RUN].")] = None,
 ) -> None:
     """Write the student of a run folder to one file that needs nothing of this package, for any batch size."""
-    from rbm.export import export_student
+    from rbm.serving.export import export_student
 
     with status.status(f"{format_}: written, and compared with the student"):
         path = export_student(run, format_, out)
@@ -268,8 +268,8 @@ def latency(
     device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
 ) -> None:
     """Time a run's student, an MLP and the teacher on the run's own graph; latency.json and .png go into its folder."""
-    from rbm.latency import latency_table, measure_run
     from rbm.plots import plot_latency
+    from rbm.serving.latency import latency_table, measure_run
 
     try:
         sizes = [int(size) for size in batch_sizes.split(",")]

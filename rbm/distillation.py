@@ -19,13 +19,13 @@ from rbm.datasets import num_classes, validate_data
 from rbm.distributed import forked, from_first, is_first, on_first, once
 from rbm.encodings import Encodings, encode
 from rbm.events import check_tensorboard, events
-from rbm.latency import student_latency, teacher_latency
 from rbm.learners import student_inputs
 from rbm.lessons import Learned, Lesson, fit_phase
 from rbm.methods import METHODS, Method
 from rbm.presets import teacher_settings
 from rbm.progress import Progress
 from rbm.sampling import check_sampling
+from rbm.serving.latency import student_latency, teacher_latency
 from rbm.sparse import Rows
 from rbm.splits import GraphSplit, split_graph, without_test_set
 from rbm.students import count_parameters

@@ -1,4 +1,4 @@
-"""How right a model is, and a place to ask it in. How fast it is: :mod:`rbm.latency`."""
+"""How right a model is, and a place to ask it in. How fast it is: :mod:`rbm.serving.latency`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 import rbm
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
-from rbm.feature_files import open_features
 from rbm.initialization import kmeans_memory
 from rbm.learners import RbMTraining, StudentTraining
-from rbm.prediction import predict_probabilities
+from rbm.serving.feature_files import open_features
+from rbm.serving.prediction import predict_probabilities
 from rbm.sparse import SparseRows, as_rows, dropout, packed
 from rbm.splits import split_graph
 from rbm.teacher_training import TeacherTraining

@@ -14,7 +14,7 @@ from rbm import feature_files, neighbors
 from rbm.checkpoint import RunFolder, save_student
 from rbm.config import Config
 from rbm.encodings import transfer
-from rbm.prediction import predict_file
+from rbm.serving.prediction import predict_file
 
 F, D, ROWS, NODES = 6, 4, 23, 30
 SHAPE = {"in_channels": F, "hidden_channels": 8, "out_channels": 3}
@@ -209,7 +209,7 @@ def test_a_place_that_cannot_be_written_to(run, x, tmp_path, monkeypatch):
 
 GROWTH = """
 import resource, sys
-from rbm.prediction import predict_file
+from rbm.serving.prediction import predict_file
 for name in sys.argv[2:]:
     predict_file(sys.argv[1], name, "out.npy")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

@@ -15,10 +15,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from rbm.checkpoint import load, load_encodings, write_atomically
-from rbm.feature_files import FeatureFile, open_features
 from rbm.files import check_ending, optional
-from rbm.neighbors import Neighbors
 from rbm.progress import Progress
+from rbm.serving.feature_files import FeatureFile, open_features
+from rbm.serving.neighbors import Neighbors
 from rbm.sparse import Features, Rows, as_rows, beside
 
 
@@ -34,11 +34,11 @@ def predict_file(
 
     Args:
         run: folder of a finished run.
-        features: rows ``[B, F]``, see :func:`rbm.feature_files.open_features`. They hold the features alone where
-            ``neighbors`` are given or the student takes no encodings, else features and encodings.
+        features: rows ``[B, F]``, see :func:`rbm.serving.feature_files.open_features`. They hold the features alone
+            where ``neighbors`` are given or the student takes no encodings, else features and encodings.
         out: file to write: ``.npy`` (all probabilities, float32 ``[B, C]``), or ``.csv`` or ``.parquet`` (row, class,
             its probability). It is written beside its place and moved there when it is whole.
-        neighbors: see :class:`rbm.neighbors.Neighbors`.
+        neighbors: see :class:`rbm.serving.neighbors.Neighbors`.
         console: shows progress there.
 
     Returns:

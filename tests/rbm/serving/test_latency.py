@@ -15,7 +15,7 @@ from rbm.baselines.moe import MoEStudent
 from rbm.checkpoint import load
 from rbm.cli import main
 from rbm.config import Config
-from rbm.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
+from rbm.serving.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
 from rbm.students import EnsembleStudent
 from rbm.teachers import build_teacher
 

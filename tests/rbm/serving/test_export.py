@@ -13,10 +13,10 @@ from rbm.checkpoint import RunFolder, save_student
 from rbm.cli import main
 from rbm.config import Config
 from rbm.datasets import unseen_fraction
-from rbm.export import FORMATS, export_student, trace
 from rbm.methods import METHODS
-from rbm.plain import plain
 from rbm.presets import preset_config
+from rbm.serving.export import FORMATS, export_student, trace
+from rbm.serving.plain import plain
 
 SHORT = {"max_epochs": 3, "min_epochs": 0}
 QUICK = dict.fromkeys(("teacher", "mlp", "glnn", "krd", "nosmog", "cohop"), SHORT)
@@ -162,7 +162,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(digits, tmp_path, monkeypatch
         module.layers[0].experts.bias += 0.1
         return module
 
-    monkeypatch.setattr("rbm.export.plain", wrong)
+    monkeypatch.setattr("rbm.serving.export.plain", wrong)
     with pytest.raises(ValueError, match=r"answers \d+ rows with logits that are off by .* it was not kept"):
         export_student(digits[0], "torch-export", path)
     assert path.read_text() == "the one before"
@@ -171,7 +171,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(digits, tmp_path, monkeypatch
 
 def test_mistakes_are_told_before_any_work(digits, tmp_path, monkeypatch):
     folder, _ = digits
-    monkeypatch.setattr("rbm.export.trace", None)
+    monkeypatch.setattr("rbm.serving.export.trace", None)
     for arguments, message in {
         (folder, "jit"): "format is 'jit', expected one of torch-export, aoti, onnx",
         (folder, "aoti", tmp_path / "x.so"): r"x\.so ends in '\.so', expected one of \.pt2",
