@@ -66,19 +66,19 @@ class _NodeLoss:
 
 @dataclass(frozen=True)
 class _PairLoss:
-    teacher_log_probabilities: Tensor
+    teacher_log_probabilities: Tensor  # of all nodes: a batch gathers its own when it is due
+    sources: Tensor
     weights: Tensor
     weight: float
     config: DistillConfig
 
     def __call__(self, logits: Tensor) -> Tensor:
-        config, teacher = self.config, self.teacher_log_probabilities
+        config, teacher = self.config, self.teacher_log_probabilities[self.sources]
         loss = losses.pair_loss(logits, teacher, self.weights, config.temperature, config.temperature_mode)
         return self.weight * loss
 
     def own_part(self, rows: slice, nodes: Tensor, ranks: int) -> "_PairLoss":
-        teacher = self.teacher_log_probabilities[rows]
-        return replace(self, teacher_log_probabilities=teacher, weights=self.weights[rows], weight=self.weight * ranks)
+        return replace(self, sources=self.sources[rows], weights=self.weights[rows], weight=self.weight * ranks)
 
 
 def own_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) -> Iterable[Batch]:
@@ -144,7 +144,7 @@ def pair_batches(
         mine, inner = weights[chosen], len(chosen) / rows
         if config.reduction == "sum_of_batch_means":
             mine, inner = mine / mine.sum(), 1.0
-        soft = _PairLoss(teacher_log_probabilities[sources[chosen]], mine, soft_factor, config)
+        soft = _PairLoss(teacher_log_probabilities, sources[chosen], mine, soft_factor, config)
         yield Batch(targets[chosen], None, 0.0, soft, inner, config.step_per_batch or number == len(batches))
 
 

@@ -17,6 +17,8 @@ ELSEWHERE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md
     f"operators/{path.parent.name}.md": f"rbm_kernels/{path.parent.name}/README.md"
     for path in sorted(ROOT.glob("rbm_kernels/*/README.md"))
 }
+# Pictures that stand beside their data.
+PICTURES = ("benchmarks/results/large_graph.png",)
 _LINK = re.compile(r"\[([^\]]+)\]\(([^):]+)\)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -35,7 +37,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
         content = _LINK.sub(link, (ROOT / source).read_text())
         files.append(File.generated(config, page, content=content))
+    for picture in PICTURES:
+        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
     return files
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    """Links that leave ``docs/``: those to pictures stay, another file is its name."""
+
+    def link(match: re.Match) -> str:
+        target = match[2].removeprefix("../")
+        if target == match[2]:
+            return match[0]
+        return f"[{match[1]}]({target})" if target in PICTURES else f"{match[1]} (`{target}`)"
+
+    return _LINK.sub(link, markdown)
 
 
 def on_page_content(html: str, **_) -> str:

@@ -1,16 +1,16 @@
 """What one process of a test of distributed distillation does. Spawned processes import it, so it is no test module."""
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
@@ -21,7 +21,7 @@ import rbm
 from rbm import FusedRbMLayer, training
 from rbm.baselines.moe import MoEStudent, MoETraining
 from rbm.config import Config
-from rbm.distributed import part, world_size
+from rbm.distributed import joined, part, world_size
 from rbm.learners import RbMTraining, StudentTraining
 from rbm.methods import rbm_arguments
 from rbm.splits import split_graph
@@ -215,9 +215,9 @@ def spawn(ranks: int, target: Callable, folder: Path, *arguments, seconds: float
 def _run(rank: int, ranks: int, port: int, target: Callable, folder: Path, arguments: tuple) -> None:
     torch.set_num_threads(1)
 
-    def start() -> None:
-        address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-
-    torch.save(target(start, *arguments), folder / f"rank{rank}.pt")
-    dist.destroy_process_group()
+    # What torchrun tells each process that it starts.
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="127.0.0.1")
+    with ExitStack() as stack:
+        result = target(lambda: stack.enter_context(joined("cpu")), *arguments)
+    torch.save(result, folder / f"rank{rank}.pt")

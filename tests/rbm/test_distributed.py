@@ -7,6 +7,7 @@ from student_ranks import CASES, CASES_OF_THREE, run_all, run_cases, spawn, trai
 from rbm import FusedRbMLayer
 from rbm.checkpoint import load_student, read_metrics
 from rbm.cli import _distill_seeds
+from rbm.distributed import joined
 
 # Processes start and import for longer than they train.
 pytestmark = pytest.mark.slow
@@ -109,3 +110,21 @@ def test_several_seeds_are_refused_under_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"seeds is '0-3' in 2 processes of torchrun.*leave torchrun out"):
         _distill_seeds("0-3", ["rbm"], None, None, None, 1, ())
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    for name, value in {"WORLD_SIZE": "9", "LOCAL_RANK": "8"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    with (
+        pytest.raises(ValueError, match="process 8 of this machine has no GPU of its own, there are 8"),
+        joined("cuda"),
+    ):
+        pass
+
+
+def test_one_process_joins_nothing(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined("cpu") as device:
+        assert device == "cpu"
+        assert not torch.distributed.is_initialized()
