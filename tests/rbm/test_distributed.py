@@ -6,7 +6,7 @@ from student_ranks import CASES, CASES_OF_THREE, run_all, run_cases, spawn, trai
 
 from rbm import FusedRbMLayer
 from rbm.checkpoint import load_student, read_metrics
-from rbm.cli import _distill_seeds
+from rbm.cli.distillation import distill_seeds
 from rbm.distributed import joined
 
 # Processes start and import for longer than they train.
@@ -109,7 +109,7 @@ def test_a_scale_saved_as_a_scalar_is_loaded():
 def test_several_seeds_are_refused_under_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"seeds is '0-3' in 2 processes of torchrun.*leave torchrun out"):
-        _distill_seeds("0-3", ["rbm"], None, None, None, 1, ())
+        distill_seeds("0-3", ["rbm"], None, None, None, 1, ())
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):

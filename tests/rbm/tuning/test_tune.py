@@ -69,11 +69,11 @@ def test_never_looks_at_the_test_set(setting, start, small_graph, graph_file, tm
 
 
 def test_best_settings_are_a_configuration_of_distill(start, tmp_path):
-    from rbm.cli import _configuration
+    from rbm.cli.options import configuration
 
     found = tune(start, tmp_path / "out", **MLP, trials=4)
     file = tmp_path / "out" / "best.yaml"
-    assert _configuration(None, None, None, {}, file, None) == found.config
+    assert configuration(None, None, None, {}, file, None) == found.config
     assert found.config.evaluate_on == "test"
     assert (found.config.mlp.lr, found.config.mlp.dropout) == (found.values["mlp.lr"], found.values["mlp.dropout"])
     told = yaml.safe_load(file.read_text())

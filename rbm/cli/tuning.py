@@ -5,6 +5,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rbm.cli.options import (
+    CACHE,
+    Assignments,
+    CacheFolder,
+    ConfigFile,
+    Dataset,
+    Device,
+    Protocol,
+    Root,
+    Setting,
+    TeacherName,
+    configuration,
+    console,
+    status,
+    usable_device,
+)
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -12,24 +29,18 @@ if TYPE_CHECKING:
 
 
 def tune(
-    dataset: Annotated[
-        str | None, typer.Option(help="Name, or the path of your own graph; the default, digits, needs no files.")
-    ] = None,
-    root: Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")] = None,
-    setting: Annotated[str | None, typer.Option(help="transductive or inductive.")] = None,
-    protocol: Annotated[
-        str | None, typer.Option(help="rbm or cpf: which form and split of a named graph [default: rbm].")
-    ] = None,
-    teacher: Annotated[str | None, typer.Option(help="sage, gcn, revgat or drgat.")] = None,
+    dataset: Dataset = None,
+    root: Root = None,
+    setting: Setting = None,
+    protocol: Protocol = None,
+    teacher: TeacherName = None,
     method: Annotated[str, typer.Option(help="The student whose settings are searched.")] = "rbm",
     inflate: Annotated[int | None, typer.Option(help="Multiplies the students' hidden width.")] = None,
     preset: Annotated[str | None, typer.Option(help="Where the search starts: clean, paper or official.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the search itself.")] = None,
     seeds: Annotated[str, typer.Option(help="Of a trial's runs, such as 0-4: more of them, less noise.")] = "0-1",
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="One setting, for example rbm.lr=0.005; repeatable.")
-    ] = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
     space: Annotated[
         Path | None, typer.Option(help="YAML file: setting -> choices or range [default: the paper's space].")
     ] = None,
@@ -41,20 +52,19 @@ def tune(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the search [default: runs/tune-DATASET-SETTING-PRESET-METHOD].")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")] = None,
-    cache: Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")] = Path("runs/cache"),
+    device: Device = None,
+    cache: CacheFolder = CACHE,
 ) -> None:
     """Search for settings on validation nodes, never on test nodes, and write the best for distill --config.
 
     The same command goes on where a search was killed, and with more --trials where it was done.
     """
-    from rbm.cli import _configuration, _device, console, status
     from rbm.experiments import parse_seeds
     from rbm.tuning.run import tune as search
     from rbm.tuning.space import read_space
 
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
-    start = _configuration(dataset, teacher, preset, given, config, set_)
+    start = configuration(dataset, teacher, preset, given, config, set_)
     folder = out or Path("runs") / f"tune-{Path(start.dataset).stem}-{start.setting}-{start.preset}-{method}"
     found = search(
         start,
@@ -66,7 +76,7 @@ def tune(
         jobs=jobs,
         ray=ray,
         cache=cache,
-        device=_device(device),
+        device=usable_device(device),
         console=status,
     )
     console.print(_table(found))

@@ -1,0 +1,140 @@
+"""``rbm distill``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rbm.cli.experiments import run_and_show
+from rbm.cli.options import (
+    CACHE,
+    Assignments,
+    CacheFolder,
+    ConfigFile,
+    Dataset,
+    Device,
+    Protocol,
+    Root,
+    Setting,
+    TeacherName,
+    configuration,
+    console,
+    lasting_changes,
+    status,
+    usable_device,
+)
+
+
+def distill(
+    dataset: Dataset = None,
+    root: Root = None,
+    setting: Setting = None,
+    protocol: Protocol = None,
+    teacher: TeacherName = None,
+    method: Annotated[
+        str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; the last one is kept for predictions.")
+    ] = "mlp,rbm",
+    inflate: Annotated[
+        int | None, typer.Option(help="Multiplies the students' hidden width; 8 for the paper's plus variants.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="clean (recommended), paper (its equations) or official (its released code).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of splits, initialisation and dropout.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Several, such as 0-9: a CSV file of all runs.")] = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/DATASET-SETTING-PRESET-seedN].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run of this folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this folder.")] = False,
+    plots: Annotated[bool, typer.Option(help="Write plots into the run folder.")] = True,
+    tensorboard: Annotated[
+        bool,
+        typer.Option("--tensorboard", help="Losses, accuracies and expert load for TensorBoard, in the run folder."),
+    ] = False,
+    device: Device = None,
+    cache: CacheFolder = CACHE,
+    jobs: Annotated[int, typer.Option(help="With --seeds: processes side by side.")] = 1,
+) -> None:
+    """Train a teacher on a graph, distil it into students, and compare them.
+
+    Under torchrun --nproc-per-node N -m rbm distill, N processes train the students together.
+    """
+    from rbm.datasets import load_dataset, unseen_fraction
+    from rbm.distillation import distill as run_distillation
+    from rbm.distributed import is_first, joined
+
+    given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
+    methods = [name.strip() for name in method.split(",")]
+    options = (dataset, teacher, preset, given, config, set_)
+    if seeds is not None:
+        if tensorboard:
+            raise ValueError("--tensorboard writes into a run folder, and --seeds leaves none; use one or the other")
+        distill_seeds(seeds, methods, out, root, cache, jobs, options)
+        return
+    chosen = configuration(*options, resumed=out if resume else None)
+    path = out or Path("runs") / f"{_name(chosen)}-seed{chosen.seed}"
+    with joined(usable_device(device)) as place:
+        data = load_dataset(
+            chosen.dataset,
+            chosen.root or None,
+            protocol=chosen.protocol,
+            seed=chosen.seed,
+            sparse_features=chosen.sparse_features,
+        ).to(place)
+        result = run_distillation(
+            data,
+            config=chosen,
+            methods=methods,
+            folder=path,
+            resume=resume,
+            overwrite=overwrite,
+            cache=cache,
+            unseen_fraction=unseen_fraction(chosen.dataset, chosen.protocol),
+            tensorboard=tensorboard,
+            console=status,
+        )
+        speaks = is_first()
+    if speaks:
+        _report(result, path, plots)
+
+
+def _name(config) -> str:
+    """Of a run folder or a results file that is given none."""
+    protocol = [] if config.protocol == "rbm" else [config.protocol]
+    return "-".join([Path(config.dataset).stem, *protocol, config.setting, config.preset])
+
+
+def _report(result, path, plots) -> None:
+    from rbm.checkpoint import read_metrics
+    from rbm.report import results_markdown, results_table, write_plots
+
+    console.print(results_table(result.summary, result.timings))
+    (path / "results.md").write_text(results_markdown(result.summary, result.timings))
+    if plots:
+        with status.status("plots"):
+            write_plots(result, read_metrics(path), path)
+    console.print(f"run folder: {path}", highlight=False)
+
+
+def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
+    from rbm.distributed import launched
+    from rbm.experiments import Experiment, parse_seeds
+
+    if launched() > 1:
+        raise ValueError(
+            f"seeds is {seeds!r} in {launched()} processes of torchrun, which train one run together; leave torchrun"
+            " out and give --jobs to run seeds side by side"
+        )
+    chosen = configuration(*options)
+    run = Experiment(
+        datasets=(chosen.dataset,),
+        settings=(chosen.setting,),
+        methods=tuple(methods),
+        protocol=chosen.protocol,
+        seeds=parse_seeds(seeds),
+        preset=chosen.preset,
+        teacher=chosen.teacher.name,
+        changes={**lasting_changes(*options[-2:]), "inflate": chosen.inflate},
+    )
+    run_and_show(run, out or Path("runs") / f"{_name(chosen)}.csv", root or chosen.root or None, cache, jobs)

@@ -1,0 +1,126 @@
+"""``rbm experiment``, ``reproduce`` and ``table``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
+
+
+def experiment(
+    file: Annotated[Path, typer.Argument(help="YAML: datasets, settings, methods, seeds, preset, changes, variants.")],
+    out: Annotated[Path | None, typer.Option(help="CSV file, a row a model [default: results/NAME.csv].")] = None,
+    root: Root = None,
+    cache: CacheFolder = CACHE,
+    jobs: Jobs = 1,
+) -> None:
+    """Run all that a file describes and the CSV file does not hold yet; a run that was killed goes on."""
+    from rbm.experiments import Experiment
+
+    run_and_show(Experiment.from_yaml(file), out or Path("results") / f"{file.stem}.csv", root, cache, jobs)
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help="Which of the paper's tables; a wrong name lists them.")],
+    datasets: Annotated[str, typer.Option(help="Comma-separated names.")] = "cora,citeseer,amazon-photo",
+    settings: Annotated[str | None, typer.Option(help="transductive,inductive [default: the table's].")] = None,
+    seeds: Annotated[str, typer.Option(help="Such as 0-9.")] = "0-4",
+    methods: Annotated[str | None, typer.Option(help="Only these columns' methods, such as glnn,rbm.")] = None,
+    protocol: Annotated[str, typer.Option(help="rbm or cpf: which form and split of a named graph.")] = "rbm",
+    out: Annotated[Path, typer.Option(help="CSV file of all runs, which tables share.")] = Path("results/paper.csv"),
+    root: Root = None,
+    cache: CacheFolder = CACHE,
+    jobs: Jobs = 1,
+    device: Device = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Or only show what there is.")] = True,
+) -> None:
+    """Run one of the paper's tables on the graphs that you have, and set it beside the paper's figures.
+
+    ``complexity`` counts and times students; ``representation`` shows whether experts specialise in classes.
+
+    What is there already is not run again; a run that was killed goes on. Beside the CSV file stand, in a folder of its
+    name, the table as Markdown and as a picture.
+    """
+    from dataclasses import replace
+
+    from rbm.experiments import parse_seeds, run_experiment
+    from rbm.reproduction import read_table, render, write_outputs
+    from rbm.rows import read_rows
+    from rbm.studies import STUDIES, study
+
+    command = f"rbm {' '.join(sys.argv[1:])}"
+    if table in STUDIES:
+        page = study(
+            table,
+            datasets.split(","),
+            out.with_suffix(""),
+            command=command,
+            root=root,
+            seed=parse_seeds(seeds)[0],
+            setting=settings or "transductive",
+            cache=cache,
+            device=usable_device(device),
+            console=status,
+        )
+        print(page.read_text(), end="")
+        return
+    chosen = replace(read_table(table), protocol=protocol)
+    if settings is not None:
+        chosen = replace(chosen, settings=tuple(settings.split(",")))
+    if methods is not None:
+        wanted = {"teacher", *methods.split(",")}
+        chosen = replace(
+            chosen, columns={title: column for title, column in chosen.columns.items() if column.method in wanted}
+        )
+    experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds))
+    if run:
+        run_experiment(
+            experiments, out, root=root, cache=cache, jobs=jobs, device=usable_device(device), console=status
+        )
+    rows = read_rows(out)
+    files = write_outputs(chosen, rows, out.with_suffix(""), command)
+    print(render(chosen, rows), end="")
+    console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
+
+
+def table(
+    file: Annotated[Path, typer.Argument(help="CSV file of an experiment.")],
+    methods: Annotated[bool, typer.Option("--methods", help="A column for each method, and median Scores.")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="A column for each variant of the RbM student.")] = False,
+    column: Annotated[
+        str, typer.Option(help="With --methods or --variants: test_at_best_val, test_max, or val, by which to choose.")
+    ] = "test_at_best_val",
+    plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
+) -> None:
+    """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
+    from rbm import tables
+    from rbm.reproduction import render, table_of
+    from rbm.rows import ACCURACIES, read_rows
+    from rbm.tables import main_table, variants_table
+
+    if not file.is_file():
+        raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
+    rows = read_rows(file)
+    if column not in ACCURACIES:
+        raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
+    if methods:
+        print(render(table_of(rows), rows, column), end="")
+    else:
+        print(variants_table(rows, column=column) if variants else main_table(rows), end="")
+    if variants and plot is not None:
+        from rbm.plots import plot_variants
+
+        plot_variants(tables.variants(rows, column=column), plot, ylabel=column.replace("_", " "))
+
+
+def run_and_show(chosen, out, root, cache, jobs) -> None:
+    """Run an experiment, and print what it came to."""
+    from rbm.experiments import run_experiment
+    from rbm.reproduction import render, table_of
+    from rbm.tables import main_table
+
+    rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
+    print(main_table(rows, teacher=chosen.teacher) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
+    console.print(f"rows: {out}", highlight=False)

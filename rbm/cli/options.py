@@ -1,0 +1,74 @@
+"""What commands share: where they print, the options of several, and the configuration that options come to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+# Results go to standard output, progress and errors to standard error.
+console, status = Console(), Console(stderr=True)
+CACHE = Path("runs/cache")
+_OF_RUNS = ("dataset", "root", "setting", "protocol", "preset", "seed")
+
+Dataset = Annotated[
+    str | None, typer.Option(help="Name, or the path of your own graph; the default, digits, needs no files.")
+]
+Root = Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")]
+Setting = Annotated[str | None, typer.Option(help="transductive or inductive.")]
+Protocol = Annotated[str | None, typer.Option(help="rbm or cpf: which form and split of a named graph [default: rbm].")]
+TeacherName = Annotated[str | None, typer.Option(help="sage, gcn, revgat or drgat.")]
+ConfigFile = Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting, for example rbm.lr=0.005; repeatable.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")]
+CacheFolder = Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes side by side.")]
+Run = Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")]
+
+
+def configuration(dataset, teacher, preset, given, config_file, assignments, *, resumed=None):
+    """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
+    from rbm.config import Config, parse_assignments, read_changes
+    from rbm.datasets import dataset_name
+    from rbm.presets import preset_config
+
+    given = {key: value for key, value in given.items() if value is not None}
+    if resumed is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
+        stored = Path(resumed) / "config.yaml"
+        if not stored.is_file():
+            raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
+        return Config.from_yaml(stored)
+
+    changes = {} if config_file is None else read_changes(config_file)
+    dataset = dataset_name(dataset or changes.get("dataset", "digits"))
+    preset = preset or changes.get("preset", "clean")
+    setting = given.get("setting") or changes.get("setting", "transductive")
+    teacher = teacher or changes.get("teacher", {}).get("name", "sage")
+    protocol = given.get("protocol") or changes.get("protocol", "rbm")
+    chosen = preset_config(preset, dataset, setting, teacher, protocol).updated(changes)
+    fixed = {**given, "dataset": dataset, "preset": preset, "teacher": {"name": teacher}}
+    return chosen.updated(fixed).updated(parse_assignments(assignments or []))
+
+
+def lasting_changes(config_file, assignments) -> dict:
+    """What a file and ``--set`` change beyond the preset, for many runs: nothing that tells the runs apart."""
+    from rbm.config import merged, parse_assignments, read_changes
+
+    changes = {} if config_file is None else read_changes(config_file)
+    changes = merged(changes, parse_assignments(assignments or []))
+    return {key: value for key, value in changes.items() if key not in _OF_RUNS}
+
+
+def usable_device(name: str | None) -> str:
+    """The device of that name, CUDA's where none is named and there is one; ValueError where it does not work."""
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device is {name!r}, which is not usable here: {str(error).splitlines()[0]}") from error
+    return name

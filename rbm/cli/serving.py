@@ -1,0 +1,65 @@
+"""``rbm predict``, ``export`` and ``latency``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rbm.cli.options import Device, Run, console, status, usable_device
+
+
+def predict(
+    run: Run,
+    features: Annotated[
+        Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet, one row a node.")
+    ],
+    neighbors: Annotated[
+        Path | None, typer.Option(help=".npy or .csv, [M, 2]: a row, and a node of the training graph joined to it.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="File to write: .csv or .parquet (class and probability) or .npy (all).")
+    ] = Path("predictions.csv"),
+) -> None:
+    """Predict classes for rows of features with the student of a run folder; files may be larger than memory."""
+    from rbm.serving.prediction import predict_file
+
+    rows = predict_file(run, features, out, neighbors=neighbors, console=status)
+    console.print(f"{rows} predictions written to {out}", highlight=False)
+
+
+def export(
+    run: Run,
+    format_: Annotated[
+        str, typer.Option("--format", help="torch-export, aoti (compiled here, for this processor) or onnx.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write [default: student.pt2 or .onnx in RUN].")] = None,
+) -> None:
+    """Write the student of a run folder to one file that needs nothing of this package, for any batch size."""
+    from rbm.serving.export import export_student
+
+    with status.status(f"{format_}: written, and compared with the student"):
+        path = export_student(run, format_, out)
+    console.print(f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does", highlight=False)
+
+
+def latency(
+    run: Run,
+    root: Annotated[str | None, typer.Option(help="Folder of the dataset's raw files [default: the run's].")] = None,
+    batch_sizes: Annotated[str, typer.Option(help="How many nodes are asked for at once.")] = "1,64,4096",
+    repeats: Annotated[int, typer.Option(help="Calls of each kind; fewer where they take over ten seconds.")] = 200,
+    device: Device = None,
+) -> None:
+    """Time a run's student, an MLP and the teacher on the run's own graph; latency.json and .png go into its folder."""
+    from rbm.plots import plot_latency
+    from rbm.serving.latency import latency_table, measure_run
+
+    try:
+        sizes = [int(size) for size in batch_sizes.split(",")]
+    except ValueError as error:
+        raise ValueError(f"batch-sizes: got {batch_sizes!r}, expected whole numbers such as 1,64,4096") from error
+    found = measure_run(
+        run, root=root, batch_sizes=sizes, repeats=repeats, device=usable_device(device), console=status
+    )
+    plot_latency(found["rows"], run / "latency.png", title=f"{found['dataset']}, threads: {found['threads']}")
+    console.print(latency_table(found))
+    console.print(f"{run / 'latency.json'}, {run / 'latency.png'}", highlight=False)
