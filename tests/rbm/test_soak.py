@@ -37,7 +37,7 @@ class Soak:
             self.step(rows, labels)
             self.seconds[step // ROUND, size].append(time.process_time() - start)
             if leak:
-                self.leaked.append(torch.zeros(4096))
+                self.leaked.append(torch.zeros(16_384))
             if step % 20 == 0:
                 self.student.eval()
                 with torch.no_grad():
@@ -79,7 +79,7 @@ def test_memory_and_time_of_a_step_stay_what_they_are():
     soak.run(0, WARM_UP)
     bytes_before, tensors_before = resident(), tensors()
     soak.run(WARM_UP, STEPS)
-    assert tensors() <= tensors_before
+    assert tensors() < tensors_before + 50, "1,500 steps that keep one each would be more"
     assert resident() - bytes_before < 8 * 2**20, "1,500 steps that keep 6 KiB each would be more"
     assert soak.slowdown(1, STEPS // ROUND - 1) < 2, "a loaded machine changes it by a quarter"
 
