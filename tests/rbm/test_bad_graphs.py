@@ -225,7 +225,7 @@ STOPPED = {
     "unlabelled training node": ({"y": torch.full((NODES,), -1)}, r"data\.y: 60 labels are out of range .* has -1"),
     "wrong number of classes": ({"num_classes": 2}, r"data\.y: 20 labels .* has 2\), expected class numbers .* to 1"),
     "double features": ({"x": graph().x.double()}, r"data\.x: got torch\.float64, expected torch\.float32"),
-    "half features": ({"x": graph().x.half()}, r"data\.x: got torch\.float16, expected torch\.float32"),
+    "brain features": ({"x": graph().x.bfloat16()}, r"data\.x: got torch\.bfloat16, expected torch\.float32"),
     "learned features": ({"x": graph().x.requires_grad_()}, r"data\.x: requires a gradient.*use data\.x\.detach\(\)"),
 }
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import rbm
-from rbm import latency
 from rbm.baselines.moe import MoEStudent
 from rbm.checkpoint import load
 from rbm.cli import main
 from rbm.config import Config
+from rbm.serving import latency
 from rbm.serving.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
 from rbm.students import EnsembleStudent
 from rbm.teachers import build_teacher

@@ -10,10 +10,10 @@ import scipy.sparse as sp
 import torch
 
 import rbm
-from rbm import feature_files, neighbors
 from rbm.checkpoint import RunFolder, save_student
 from rbm.config import Config
 from rbm.encodings import transfer
+from rbm.serving import feature_files, neighbors
 from rbm.serving.prediction import predict_file
 
 F, D, ROWS, NODES = 6, 4, 23, 30
