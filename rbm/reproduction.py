@@ -121,8 +121,13 @@ class Line(NamedTuple):
 
 
 def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_best_val") -> list[Line]:
-    """The table's lines, graphs in the paper's order: those of which ``rows`` hold a student."""
+    """The table's lines, graphs in the paper's order: those of which ``rows`` hold two students to compare.
+
+    A table with a single student is content with that. Tables share rows: a graph of which another table has run one
+    column is none of this table's.
+    """
     known = list(paper_tables()["dataset_statistics"])
+    students = {title for title, cell in table.columns.items() if cell.method != "teacher"}
     found = []
     for teacher in table.teachers:
         groups: dict[tuple[str, str, str], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
@@ -138,7 +143,7 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
                     runs = groups.get((dataset, setting, cell.variant), {}).get(cell.method, {})
                     if summary := percent(runs, column):
                         ours[title] = summary
-                if any(table.columns[title].method != "teacher" for title in ours):
+                if len(students & set(ours)) >= min(2, len(students)):
                     found.append(Line(dataset, setting, teacher, ours, _published(table, dataset, setting, teacher)))
     return found
 

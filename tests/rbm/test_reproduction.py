@@ -121,9 +121,19 @@ def test_a_table_marks_the_best_and_leaves_open_what_was_not_run():
 
 def test_lines_keep_protocols_and_teachers_apart():
     assert [line[:3] for line in lines_of(read_table("gcn"), ROWS)] == []
-    of_gcn = lines_of(read_table("gcn"), [row("rbm", 0, 0.8, teacher="gcn", setting="transductive")])
+    under_gcn = [row(method, 0, 0.8, teacher="gcn", setting="transductive") for method in ("rbm", "mlp")]
+    of_gcn = lines_of(read_table("gcn"), under_gcn)
     assert of_gcn[0].ours["RbM"].mean == 80.0
     assert of_gcn[0].paper["RbM"].mean == 85.02
+
+
+def test_a_graph_that_another_table_has_run_is_no_line():
+    ablation = read_table("ablation")
+    assert lines_of(ablation, [row("rbm", 0, 0.8)]) == []
+    (line,) = lines_of(ablation, [row("rbm", 0, 0.8), row("rbm", 0, 0.7, variant="w/o SS")])
+    assert set(line.ours) == {"RbM", "w/o SS"}
+    alone = table_of([row("rbm", 0, 0.8), row("teacher", 0, 0.9)])
+    assert len(lines_of(alone, [row("rbm", 0, 0.8)])) == 1, "a table of one student has nothing to wait for"
 
 
 def test_a_table_of_whatever_there_is():
