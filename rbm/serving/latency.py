@@ -187,12 +187,12 @@ def one_expert_mlp(student: nn.Module) -> nn.Module | None:
 
 
 def latency_table(found: dict[str, Any]) -> Table:
-    """What :func:`measure_run` found, for the terminal: times, and how many times the student's median a median is."""
+    """What :func:`measure_run` found, for the terminal: times, and the ratio of a median to the student's."""
     where = f"{found['dataset']}, {found['nodes']:,} nodes, {found['device']}, threads: {found['threads']}"
     table = Table(title=f"Latency: {where}", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("Nodes", justify="right")
+    table.add_column("Nodes", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for name in (*(f"p{p}" for p in PERCENTILES), "p50, times"):
+    for name in (*(f"p{p}" for p in PERCENTILES), "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     own = {row["batch_size"]: row["p50_ms"] for row in found["rows"] if row["model"] == found["student"]}
     for row in found["rows"]:
