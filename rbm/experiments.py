@@ -7,13 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from torch_geometric.data import Data
 
 from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.datasets import dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import DEFAULT_METHODS, distill
+from rbm.files import read_yaml
 from rbm.methods import METHODS
 from rbm.presets import preset_config
 from rbm.progress import count_runs
@@ -70,12 +70,7 @@ class Experiment:
             FileNotFoundError: no such file.
             ValueError: no YAML, an unknown key, or a value that does not fit; before anything runs.
         """
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"experiment file {path} does not exist")
-        try:
-            content = yaml.safe_load(Path(path).read_text())
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path} is not valid YAML: {error}") from error
+        content = read_yaml("experiment file", path)
         known = {item.name for item in fields(cls) if item.init}
         if not isinstance(content, dict) or not set(content) <= known:
             given = sorted(set(content) - known) if isinstance(content, dict) else type(content).__name__

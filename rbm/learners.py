@@ -194,15 +194,15 @@ class StudentTraining(NodeTraining):
 
     def _train_batch(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; its loss."""
-        passing = {"ends_step": batch.ends_step, "some_unused": getattr(self.model, "pretraining", False)}
+        some_unused = getattr(self.model, "pretraining", False)
         adversarial = self.config.distill.adversarial_weight > 0
         rows = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
-        with self.replicas.passing(**{**passing, "ends_step": batch.ends_step and not adversarial}) as student:
+        with self.replicas.passing(ends_step=batch.ends_step and not adversarial, some_unused=some_unused) as student:
             loss = self._batch_loss(batch, student, rows, similarity=self.projection is not None)
             loss.backward()
         loss = loss.detach()
         if adversarial:
-            with self.replicas.passing(**passing) as student:
+            with self.replicas.passing(ends_step=batch.ends_step, some_unused=some_unused) as student:
                 loss = loss + self._train_adversarial(batch, student, rows)
         return loss
 

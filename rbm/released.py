@@ -135,7 +135,7 @@ class _Released:
             )
         layer = {
             "memory": memory,
-            "log_scale": self._take(f"{prefix}.temperature", 1).squeeze(0),
+            "log_scale": self._take(f"{prefix}.temperature", 1),
             "weight": torch.stack([self._take(f"{prefix}.experts.{e}.1.weight", fan_out, fan_in) for e in experts]),
             "bias": torch.stack([self._take(f"{prefix}.experts.{e}.1.bias", fan_out) for e in experts]),
         }

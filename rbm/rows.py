@@ -13,7 +13,7 @@ import torch
 import torch_geometric
 
 from rbm.cache import fingerprint
-from rbm.config import ATTENTION_TEACHERS, Config
+from rbm.config import Config
 from rbm.methods import METHODS
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
@@ -56,10 +56,8 @@ def made_by(config: Config, method: str) -> dict[str, str]:
 def config_fingerprint(config: Config, method: str) -> str:
     """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads."""
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
-    if "teacher" in read and config.teacher.name in ATTENTION_TEACHERS:
-        read += ("attention",)
-    if "teacher" in read and config.sampling.batch_size > 0:
-        read += ("sampling",)
+    if "teacher" in read:
+        read += config.teacher_sections
     kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
     return fingerprint("config", {**kept, "root": ""})
 

@@ -137,11 +137,7 @@ def cached_teacher(
         return {**teacher.state_dict(), "result": torch.frombuffer(bytearray(trained), dtype=torch.uint8)}
 
     graph = split.observed
-    settings = {"teacher": asdict(config.teacher), "seed": config.seed}
-    if config.teacher.name in ATTENTION_TEACHERS:
-        settings["attention"] = asdict(config.attention)
-    if config.sampling.batch_size > 0:
-        settings["sampling"] = asdict(config.sampling)
+    settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
     # Unseen nodes do not train a teacher, but its test accuracy is theirs.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]

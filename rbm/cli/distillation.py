@@ -20,6 +20,7 @@ from rbm.cli.options import (
     configuration,
     console,
     lasting_changes,
+    run_name,
     status,
     usable_device,
 )
@@ -73,7 +74,7 @@ def distill(
         distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
     chosen = configuration(*options, resumed=out if resume else None)
-    path = out or Path("runs") / f"{_name(chosen)}-seed{chosen.seed}"
+    path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
     with joined(usable_device(device)) as place:
         data = load_dataset(
             chosen.dataset,
@@ -97,12 +98,6 @@ def distill(
         speaks = is_first()
     if speaks:
         _report(result, path, plots)
-
-
-def _name(config) -> str:
-    """Of a run folder or a results file that is given none."""
-    protocol = [] if config.protocol == "rbm" else [config.protocol]
-    return "-".join([Path(config.dataset).stem, *protocol, config.setting, config.preset])
 
 
 def _report(result, path, plots) -> None:
@@ -137,4 +132,4 @@ def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
         teacher=chosen.teacher.name,
         changes={**lasting_changes(*options[-2:]), "inflate": chosen.inflate},
     )
-    run_and_show(run, out or Path("runs") / f"{_name(chosen)}.csv", root or chosen.root or None, cache, jobs)
+    run_and_show(run, out or Path("runs") / f"{run_name(chosen)}.csv", root or chosen.root or None, cache, jobs)

@@ -61,6 +61,12 @@ def lasting_changes(config_file, assignments) -> dict:
     return {key: value for key, value in changes.items() if key not in _OF_RUNS}
 
 
+def run_name(config) -> str:
+    """What a folder or file of runs is called that is given no name."""
+    protocol = [] if config.protocol == "rbm" else [config.protocol]
+    return "-".join([Path(config.dataset).stem, *protocol, config.setting, config.preset])
+
+
 def usable_device(name: str | None) -> str:
     """The device of that name, CUDA's where none is named and there is one; ValueError where it does not work."""
     import torch

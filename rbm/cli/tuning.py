@@ -18,6 +18,7 @@ from rbm.cli.options import (
     TeacherName,
     configuration,
     console,
+    run_name,
     status,
     usable_device,
 )
@@ -65,7 +66,7 @@ def tune(
 
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     start = configuration(dataset, teacher, preset, given, config, set_)
-    folder = out or Path("runs") / f"tune-{Path(start.dataset).stem}-{start.setting}-{start.preset}-{method}"
+    folder = out or Path("runs") / f"tune-{run_name(start)}-{method}"
     found = search(
         start,
         folder,

@@ -8,8 +8,9 @@ import yaml
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
-from rbm.config.networks import AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
+from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
 from rbm.config.section import Section, updated
+from rbm.files import read_yaml
 
 SETTINGS = ("transductive", "inductive")
 PROTOCOLS = ("rbm", "cpf")
@@ -58,6 +59,12 @@ class Config(Section):
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
+    @property
+    def teacher_sections(self) -> tuple[str, ...]:
+        """The sections that a trained teacher depends on: those beside ``teacher`` only where they have a say."""
+        extra = {"attention": self.teacher.name in ATTENTION_TEACHERS, "sampling": self.sampling.batch_size > 0}
+        return ("teacher", *(name for name, says in extra.items() if says))
+
     def validate(self) -> None:
         self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
         self.require("protocol", self.protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
@@ -88,12 +95,7 @@ def read_changes(path: Path | str) -> dict[str, Any]:
         FileNotFoundError: no such file.
         ValueError: no YAML, an unknown key, or a value that does not fit.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"configuration file {path} does not exist")
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
+    content = read_yaml("configuration file", path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {type(content).__name__}, expected the sections of a configuration")
     Config().updated(content)

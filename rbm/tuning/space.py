@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rbm.config import ATTENTION_TEACHERS, Config
+from rbm.files import read_yaml
 from rbm.methods import METHODS
 
 if TYPE_CHECKING:
@@ -33,12 +34,7 @@ def read_space(path: Path | str) -> dict[str, Any]:
         FileNotFoundError: no such file.
         ValueError: no YAML, or no settings by their names.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"search space {path} does not exist")
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"search space {path} is not valid YAML: {error}") from error
+    content = read_yaml("search space", path)
     if not isinstance(content, dict):
         raise ValueError(
             f"search space {path} holds {type(content).__name__}, expected a line a setting, such as"

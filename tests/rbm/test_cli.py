@@ -12,26 +12,17 @@ import torch
 from safetensors.torch import load_file
 
 from rbm import load_student
-from rbm.cli import main
 
 QUICK = ["--set", "teacher.max_epochs=8", "--set", "mlp.max_epochs=8", "--set", "rbm.max_epochs=8"]
 QUICK += ["--set", "rbm.hidden_channels=16", "--set", "rbm.pretrain_epochs=2"]
 
 
 @pytest.fixture
-def rbm(monkeypatch, capsys, tmp_path):
-    """Run a command in a fresh folder; returns exit status, standard output and standard error, line breaks folded."""
+def rbm(command, monkeypatch, tmp_path):
+    """Run a command in a fresh folder, on a wide terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rbm.cli.console.width", 200, raising=False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rbm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, " ".join(captured.err.split())
-
-    return run
+    return command
 
 
 @pytest.fixture(scope="module")

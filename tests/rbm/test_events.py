@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from rbm import cli, distill
+from rbm import distill
 from rbm.checkpoint import RunFolder, read_metrics
 from rbm.config import Config
 from rbm.events import events
@@ -114,28 +114,21 @@ def test_overwriting_a_run_takes_its_events_away(tmp_path):
     assert [path for path in (tmp_path / "run" / "tensorboard").rglob("*") if path.is_file()] == [mine]
 
 
-def run_command(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["rbm", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return stop.value.code or 0, " ".join(capsys.readouterr().err.split())
-
-
-def test_command_line(monkeypatch, capsys, tmp_path):
+def test_command_line(command, tmp_path):
     quick = [f"--set={section}.max_epochs=2" for section in ("teacher", "rbm")] + ["--set=encoding.deepwalk=false"]
     run = ["distill", "--method", "rbm", "--no-plots", "--out", tmp_path / "run", "--cache", tmp_path / "cache"]
-    assert run_command(monkeypatch, capsys, *run, *quick, "--tensorboard")[0] == 0
+    assert command(*run, *quick, "--tensorboard")[0] == 0
     assert scalars(tmp_path / "run") == pytest.approx(expected(tmp_path / "run"), rel=1e-6)
 
 
-def test_faults(monkeypatch, capsys, small_graph, tmp_path):
+def test_faults(monkeypatch, command, small_graph, tmp_path):
     with pytest.raises(ValueError, match="tensorboard is True but folder is None"):
         distill(small_graph, tensorboard=True)
-    status, said = run_command(monkeypatch, capsys, "distill", "--seeds", "0-1", "--tensorboard")
+    status, _, said = command("distill", "--seeds", "0-1", "--tensorboard")
     assert (status, "--tensorboard writes into a run folder, and --seeds leaves none" in said) == (2, True)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     out = tmp_path / "run"
-    status, said = run_command(monkeypatch, capsys, "distill", "--tensorboard", "--out", out)
+    status, _, said = command("distill", "--tensorboard", "--out", out)
     assert status == 2
     assert "tensorboard is asked for and not installed: pip install 'rbm-kernels[tensorboard]'" in said
     assert not out.exists()

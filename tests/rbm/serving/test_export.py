@@ -10,7 +10,6 @@ import torch
 import rbm
 from rbm.baselines.moe import MoEStudent
 from rbm.checkpoint import RunFolder, save_student
-from rbm.cli import main
 from rbm.config import Config
 from rbm.datasets import unseen_fraction
 from rbm.methods import METHODS
@@ -200,12 +199,8 @@ def test_a_new_run_takes_the_old_ones_files_away(tmp_path):
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "notes.txt"]
 
 
-def test_command(digits, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(
-        sys, "argv", ["rbm", "export", str(digits[0]), "--format", "torch-export", "--out", str(tmp_path / "s.pt2")]
-    )
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code
-    assert "s.pt2" in capsys.readouterr().out.replace("\n", "")
+def test_command(digits, command, tmp_path):
+    status, out, _ = command("export", digits[0], "--format", "torch-export", "--out", tmp_path / "s.pt2")
+    assert status == 0
+    assert "s.pt2" in out.replace("\n", "")
     assert (tmp_path / "s.pt2").is_file()

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +12,6 @@ import torch
 import rbm
 from rbm.baselines.moe import MoEStudent
 from rbm.checkpoint import load
-from rbm.cli import main
 from rbm.config import Config
 from rbm.serving import latency
 from rbm.serving.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
@@ -113,15 +112,8 @@ def test_percentiles(run, monkeypatch):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rbm", "latency", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, " ".join(captured.err.split())
-
-    return call
+def command(command):
+    return partial(command, "latency")
 
 
 def test_command(run, command):

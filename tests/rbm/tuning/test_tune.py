@@ -216,26 +216,17 @@ def test_what_is_not_installed_is_named(start, tmp_path, monkeypatch, absent, ra
     assert not (tmp_path / "out").exists()
 
 
-def test_command(start, tmp_path, monkeypatch, capsys):
-    from rbm.cli import main
-
-    def rbm(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rbm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, " ".join(captured.err.split())
-
+def test_command(start, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "start.yaml").write_text(yaml.safe_dump({"dataset": start.dataset, "mlp": {"max_epochs": 6}}))
     few = ["--config", "start.yaml", "--set", "teacher.max_epochs=4", "--set", "encoding.deepwalk=false"]
-    status, out, err = rbm("tune", *few, "--method", "mlp", "--seeds", "0", "--trials", 3)
+    status, out, err = command("tune", *few, "--method", "mlp", "--seeds", "0", "--trials", 3)
     assert status == 0, err
     best = "runs/tune-small-transductive-clean-mlp/best.yaml"
     for text in ("3 trials", "mlp.dropout", "start", "best", f"rbm distill --config {best}"):
         assert text in out
-    assert rbm("distill", "--config", best, "--method", "mlp", "--no-plots", "--out", "run")[0] == 0
+    assert command("distill", "--config", best, "--method", "mlp", "--no-plots", "--out", "run")[0] == 0
     config = Config.from_yaml(tmp_path / "run" / "config.yaml")
     assert config.teacher.max_epochs == 4
     assert config.evaluate_on == "test"
-    assert rbm("tune", "--space", "no.yaml") == (2, "", "Error: search space no.yaml does not exist")
+    assert command("tune", "--space", "no.yaml") == (2, "", "Error: search space no.yaml does not exist")

@@ -1,0 +1,21 @@
+"""Fixtures of the tests of ``rbm``."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Run a command of ``rbm``; returns exit status, standard output and standard error, line breaks folded."""
+    from rbm.cli import main
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rbm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, " ".join(captured.err.split())
+
+    return run
