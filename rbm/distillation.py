@@ -21,6 +21,7 @@ from rbm.encodings import Encodings, encode
 from rbm.events import check_tensorboard, events
 from rbm.learners import student_inputs
 from rbm.lessons import Learned, Lesson, fit_phase
+from rbm.matmul import fast_float32
 from rbm.methods import METHODS, Method
 from rbm.presets import teacher_settings
 from rbm.progress import Progress
@@ -176,7 +177,8 @@ def distill(
 
     learned: dict[str, Learned] = {}
     timings: dict[str, dict[str, float]] = {}
-    with deterministic(), events(run) if tensorboard and run is not None else nullcontext():
+    writes_events = tensorboard and run is not None
+    with deterministic(), fast_float32(data.x.device), events(run) if writes_events else nullcontext():
         with _timed(timings, "teacher"):
             teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
         encode_once = _encoder(split, config, classes, kept, list(encodings), progress, timings)

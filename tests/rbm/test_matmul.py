@@ -1,0 +1,88 @@
+"""Faster products of float32: where, how exact, and that nothing is left behind."""
+
+import pytest
+import torch
+
+from rbm import distill, matmul
+from rbm.config import Config
+from rbm.matmul import fast_float32
+
+QUICK = Config().updated(
+    {section: {"max_epochs": 2, "min_epochs": 0} for section in ("teacher", "mlp")} | {"encoding": {"deepwalk": False}}
+)
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    """A machine where oneDNN is to be preferred."""
+    monkeypatch.setattr(matmul, "_is_faster", lambda: True)
+
+
+@pytest.fixture
+def precision():
+    """Set the precision; afterwards it is as before."""
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_inside_and_outside(faster):
+    with fast_float32("cpu"):
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == "highest"
+    with pytest.raises(KeyError), fast_float32("cpu"):
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_products_are_of_float32():
+    torch.manual_seed(0)
+    a, b = torch.randn(300, 500), torch.randn(500, 200)
+    with fast_float32("cpu"):
+        product = a @ b
+    exact = a.double() @ b.double()
+    assert (product - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+def test_bfloat16_is_noticed(monkeypatch):
+    monkeypatch.setattr(matmul, "_product", lambda a: (a.bfloat16() @ a.bfloat16()).float())
+    assert not matmul._is_exact()
+
+
+@pytest.mark.parametrize("chosen", ["high", "medium"])
+def test_the_callers_choice_stays(faster, precision, chosen):
+    precision(chosen)
+    with fast_float32("cpu"):
+        assert torch.get_float32_matmul_precision() == chosen
+    assert torch.get_float32_matmul_precision() == chosen
+
+
+def test_a_choice_for_one_backend_stays(faster):
+    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    try:
+        with fast_float32("cpu"):
+            assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+def test_other_devices_are_left_alone(faster):
+    with fast_float32("cuda"):
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_training_uses_it_and_predictions_do_not(faster, monkeypatch, small_graph):
+    seen = {}
+
+    def note(name, kept):
+        def call(*arguments, **named):
+            seen[name] = torch.get_float32_matmul_precision()
+            return kept(*arguments, **named)
+
+        return call
+
+    import rbm.distillation as module
+
+    monkeypatch.setattr(module, "teacher_training", note("training", module.teacher_training))
+    monkeypatch.setattr(module, "student_latency", note("latency", module.student_latency))
+    distill(small_graph, config=QUICK, methods=["mlp"])
+    assert seen == {"training": "medium", "latency": "highest"}
