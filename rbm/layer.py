@@ -247,7 +247,7 @@ class FusedRbMLayer(nn.Module):
             return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
         dtype = _autocast_dtype(rows)
         weight, bias = fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
-        rows = F.dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
+        rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
         return expert_matmul(rows, weight, bias, gates, experts)
 
     def _answer(self, h: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rbm import losses
 from rbm.adversarial import disturbed
@@ -25,6 +24,7 @@ from rbm.distributed import (
     part,
     world_size,
 )
+from rbm.dropout import dropout
 from rbm.encodings import Encodings
 from rbm.initialization import initialize_memory
 from rbm.metrics import expert_loads
@@ -227,7 +227,7 @@ class StudentTraining(NodeTraining):
         return sum(terms)
 
     def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
-        shown = F.dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
+        shown = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
         return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
 
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rbm.dropout import dropout
 from rbm.folding import MAX_LOG_SCALE
 from rbm.layer import FusedRbMLayer, Routing
 
@@ -37,14 +38,14 @@ class ReferenceRbMLayer(FusedRbMLayer):
 
         # Eq. 5: exp(s) sum_i G_i f_i(exp(a_i) * h).
         combining = gate_of_expert.detach() if self.detach_gates else gate_of_expert
-        shared = rows if self.dropout_per_expert else F.dropout(rows, self.dropout, self.training)
+        shared = rows if self.dropout_per_expert else dropout(rows, self.dropout, self.training)
         y = rows.new_zeros(rows.shape[0], self.out_features)
         for i in range(self.num_experts):
             x = shared
             if self.attention is not None:
                 x = x * self.attention[i].clamp(max=MAX_LOG_SCALE).exp()
             if self.dropout_per_expert:
-                x = F.dropout(x, self.dropout, self.training)
+                x = dropout(x, self.dropout, self.training)
             bias = None if self.bias is None else self.bias[i]
             y = y + combining[:, i, None].to(x.dtype) * F.linear(x, self.weight[i], bias)
         y = self.log_scale.clamp(max=MAX_LOG_SCALE).exp() * y

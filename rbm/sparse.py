@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rbm_kernels
+from rbm.dropout import dropout as drop
 from rbm.stored import StoredRows
 from rbm_kernels.checks import accumulation_dtype
 from rbm_kernels.sparse_expert_matmul.reference import csr
@@ -167,13 +168,13 @@ def beside(features: Features, dense: Tensor) -> Rows | StoredRows:
 
 
 def dropout(rows: Rows, p: float, training: bool) -> Rows:
-    """Dropout of stored entries and dense columns alone: a zero stays zero either way."""
+    """Dropout (:mod:`rbm.dropout`) of stored entries and dense columns alone: a zero stays zero either way."""
     if not isinstance(rows, SparseRows):
-        return F.dropout(rows, p, training)
+        return drop(rows, p, training)
     if p == 0 or not training:
         return rows
-    dense = None if rows.dense is None else F.dropout(rows.dense, p)
-    return rows._with(values=F.dropout(rows.values, p), dense=dense)
+    dense = None if rows.dense is None else drop(rows.dense, p)
+    return rows._with(values=drop(rows.values, p), dense=dense)
 
 
 def linear(rows: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:

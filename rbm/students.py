@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.distributed import joint_sum, world_size
+from rbm.dropout import dropout
 from rbm.hub import HubMixin
 from rbm.layer import FusedRbMLayer, Routing
 from rbm.sparse import Features, Linear, Rows, as_rows
@@ -128,7 +129,7 @@ class MLPStudent(HubMixin, nn.Module):
         x, outputs = as_rows(x), []
         for i, layer in enumerate(self.layers):
             if i > 0:
-                x = F.dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
+                x = dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
             x = layer(x)
             outputs.append(x)
         return (x, _trace([], outputs)) if return_trace else x

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from rbm import losses
 from rbm.config import CoHOpConfig
+from rbm.dropout import dropout
 from rbm.encodings import Encodings, label_propagation
 from rbm.encodings.graph import in_matrix
 from rbm.hub import HubMixin
@@ -110,7 +111,7 @@ class CoHOpStudent(HubMixin, nn.Module):
             return self.layers[0](rows)
         rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
         hidden = self.norms[1](self.layers[0](self.norms[0](rows)).relu())
-        return self.layers[1](F.dropout(hidden, self.dropout, self.training))
+        return self.layers[1](dropout(hidden, self.dropout, self.training))
 
 
 def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:

@@ -8,13 +8,13 @@ mixes rows up in the inductive setting). Both of GLNN's passes have this loss; t
 """
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rbm import losses
 from rbm.adversarial import disturbed
 from rbm.baselines.glnn import GLNNTraining
 from rbm.baselines.mlp import mlp_arguments
 from rbm.config import NOSMOGConfig
+from rbm.dropout import dropout
 from rbm.encodings import Encodings
 from rbm.lessons import Learned, Lesson
 from rbm.sparse import SparseRows
@@ -54,7 +54,7 @@ class NOSMOGTraining(GLNNTraining):
             )
             loss = loss + config.adversarial_weight * target(self.model(harder), nodes)
         if self.projection is not None:
-            shown = F.dropout(self.projection(trace.last).relu(), config.dropout, self.model.training)
+            shown = dropout(self.projection(trace.last).relu(), config.dropout, self.model.training)
             loss = loss + config.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
         return loss
 

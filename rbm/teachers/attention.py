@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import add_self_loops, coalesce, degree, remove_self_loops, softmax
 
+from rbm.dropout import Dropout
 from rbm.sparse import Features, Linear, Rows, as_rows, dropout
 from rbm.teachers.base import NORMS, Teacher, check_settings
 
@@ -144,7 +145,7 @@ class AttentionTeacher(Teacher):
         self.input_dropout, self.edge_dropout = input_dropout, edge_dropout
         self.first = AttentionConv(in_channels, hidden_channels, heads)
         self.norm = build_norm(norm, heads * hidden_channels)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.last = AttentionConv(heads * hidden_channels, out_channels)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 

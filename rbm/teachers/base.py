@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import to_torch_csr_tensor
 
+from rbm.dropout import Dropout
 from rbm.sparse import Features, Rows, as_rows
 
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -77,7 +78,7 @@ class ConvTeacher(Teacher):
         pairs = itertools.pairwise(widths)
         self.convs = nn.ModuleList([self.make_conv(d_in, d_out) for d_in, d_out in pairs])
         self.norms = nn.ModuleList([NORMS[norm](hidden_channels) for _ in range(num_layers - 1)])
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @staticmethod
     @abstractmethod

@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch_geometric.nn import GroupAddRev
 
+from rbm.dropout import dropout
 from rbm.teachers.attention import AttentionConv, AttentionTeacher, Edges, build_norm, draw_seed
 
 
@@ -61,7 +61,7 @@ class RevGAT(AttentionTeacher):
     def hidden_layers(self, h: Tensor, edges: Edges) -> Tensor:
         mask = None
         if self.training and self.dropout.p > 0 and self.blocks:
-            mask = F.dropout(torch.ones_like(h), self.dropout.p)
+            mask = dropout(torch.ones_like(h), self.dropout.p)
         for block in self.blocks:
             # What a block needs again in the backward pass goes in from outside: the seed, and not the edges it means.
             h = block(h, edges, mask, draw_seed() if self.training and self.edge_dropout > 0 else None)

@@ -46,6 +46,8 @@ def test_products_are_of_float32():
 def test_bfloat16_is_noticed(monkeypatch):
     monkeypatch.setattr(matmul, "_product", lambda a: (a.bfloat16() @ a.bfloat16()).float())
     assert not matmul._is_exact()
+    monkeypatch.setattr(matmul, "_product", lambda a: a @ a)
+    assert matmul._is_exact()
 
 
 @pytest.mark.parametrize("chosen", ["high", "medium"])
