@@ -8,6 +8,7 @@ sum over rows (statistics of the memory and of BatchNorm, the experts' load) is 
 Everything a run reads or writes once is the first rank's: :func:`from_first` lets it work while the others wait.
 """
 
+import gc
 import io
 import os
 import pickle
@@ -76,6 +77,8 @@ def joined(device: str) -> Iterator[str]:
     try:
         yield device
     finally:
+        # DDP left in a cycle would later take its group along and hold the GIL, for which the threads of gloo wait.
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch_geometric.data import Data
 
 from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
-from rbm.datasets import dataset_name, load_dataset, unseen_fraction
+from rbm.datasets import check_files, dataset_name, load_dataset, unseen_fraction
 from rbm.distillation import DEFAULT_METHODS, distill
 from rbm.files import read_yaml
 from rbm.methods import METHODS
@@ -157,6 +157,7 @@ def run_experiment(
 
     Raises:
         ValueError: ``out`` is no such file, or holds a row of this experiment that other settings made.
+        FileNotFoundError: a graph's files are missing; before anything runs.
     """
     out, done = Path(out), {}
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
@@ -166,6 +167,8 @@ def run_experiment(
     tasks.sort(key=lambda pair: pair[0].seeds.index(pair[1].seed))
     waiting = [(each, task, methods) for each, task in tasks if (methods := _missing(task, each, done))]
     arguments = [(*what, root, cache, device) for what in waiting]
+    for name, protocol in {(task.dataset, each.protocol): None for each, task, _ in waiting}:
+        check_files(name, root, protocol=protocol)
     with count_runs(console) as bar:
         shown = bar.add_task("runs", total=len(tasks), completed=len(tasks) - len(waiting), what="")
         for task, rows in _results(arguments, jobs):

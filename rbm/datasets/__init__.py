@@ -1,6 +1,6 @@
 """Graphs: the ones the package knows by name, everyone else's from files, and checks for both."""
 
-from rbm.datasets.load import load_dataset
+from rbm.datasets.load import check_files, load_dataset
 from rbm.datasets.own import load_graph
 from rbm.datasets.registry import DATASETS, DatasetInfo, dataset_name, find_dataset, unseen_fraction
 from rbm.datasets.validation import num_classes, validate_data
@@ -8,6 +8,7 @@ from rbm.datasets.validation import num_classes, validate_data
 __all__ = [
     "DATASETS",
     "DatasetInfo",
+    "check_files",
     "dataset_name",
     "find_dataset",
     "load_dataset",

@@ -88,7 +88,7 @@ def load_dataset(
             data.x = row_normalized(data.x)
         return data
 
-    info = find_dataset(name)
+    info = _info(name, protocol)
     _refuse("binarize", binarize and info.kind not in ("amazon", "coauthor"), info.name, "Amazon and Coauthor")
     _refuse("keep_duplicates", keep_duplicates and info.kind != "ogb", info.name, "ogbn")
     if info.loader is not None:
@@ -96,20 +96,29 @@ def load_dataset(
         validate_data(data)
         data.x, data.num_classes = pack_features(data.x, sparse_features), num_classes(data)
         return data
-    is_planetoid = info.kind == "planetoid"
-    if is_planetoid and protocol == "cpf" and info.name == "citeseer":
-        info = CPF_CITESEER
+    is_citation = info.kind in ("planetoid", "attributed")
     data = _read(info, root, binarize=binarize, keep_duplicates=keep_duplicates, download=download)
-    if is_planetoid and protocol == "cpf":
+    if is_citation and protocol == "cpf":
         data = largest_component(data, info)
-    if normalize_features or (normalize_features is None and is_planetoid and protocol == "rbm"):
+    if normalize_features or (normalize_features is None and is_citation and protocol == "rbm"):
         data.x = row_normalized(data.x)
     data.x = pack_features(data.x, sparse_features)
-    if info.kind != "ogb" and not (is_planetoid and protocol == "rbm"):
+    if info.kind != "ogb" and not (is_citation and protocol == "rbm"):
         masks = per_class_masks(data.y, seed=seed, split_rng=split_rng)
         data.train_mask, data.val_mask, data.test_mask = masks
     data.num_classes = int(data.y.max()) + 1
     return data
+
+
+def check_files(name: str | Path, root: str | Path | None = None, *, protocol: str = "rbm") -> None:
+    """Raise what :func:`load_dataset` would where raw files of a graph with a name are missing; reads none of them."""
+    if not is_path(name) and (info := _info(name, protocol)).raw_files:
+        find_raw_folder(info, root)
+
+
+def _info(name: str, protocol: str) -> DatasetInfo:
+    info = find_dataset(name)
+    return CPF_CITESEER if protocol == "cpf" and info.name == "citeseer" else info
 
 
 def _read(info: DatasetInfo, root: str | Path | None, *, binarize: bool, keep_duplicates: bool, download: bool) -> Data:

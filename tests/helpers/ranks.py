@@ -23,4 +23,5 @@ def train_rank(rank, world_size, port, state, batches, results):
             for parameter in layer.parameters():
                 parameter -= 0.01 * parameter.grad
     results[rank] = {name: value.tolist() for name, value in layer.eval().state_dict().items()}
+    del model  # before its group, as docs/scale.md says
     torch.distributed.destroy_process_group()

@@ -197,6 +197,16 @@ def test_missing_file(tmp_path):
         Experiment.from_yaml(tmp_path / "no.yaml")
 
 
+def test_missing_graphs_are_noticed_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "distill", lambda *_, **__: pytest.fail("a run was begun"))
+    out = tmp_path / "rows.csv"
+    with pytest.raises(FileNotFoundError, match=r"Planetoid/Cora/raw lacks ind\.cora\.x"):
+        run_experiment(quick(datasets=("digits", "cora")), out, root=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"AttributedGraphDataset/citeseer/raw lacks attrs\.npz"):
+        run_experiment(quick(datasets=("digits", "citeseer"), protocol="cpf"), out, root=str(tmp_path))
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda file: file.stem)
 def test_committed_rows_are_those_of_their_file(file):
     """Whoever runs the file again goes on where it was left."""
