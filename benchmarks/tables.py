@@ -5,6 +5,7 @@ results give.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -149,6 +150,19 @@ def experiment(name: str) -> str:
     return main_table(rows) if rows else ""
 
 
+def students() -> str:
+    """The paper's main table on the graphs where every student has run, over the seeds that all of them have."""
+    from rbm.reproduction import read_table, render
+    from rbm.rows import read_rows
+
+    table, runs = read_table("main"), defaultdict(dict)
+    for row in read_rows(RUNS / "paper.csv"):
+        if (row["teacher"], row["protocol"], row["variant"]) == ("sage", "rbm", ""):
+            runs[row["dataset"], row["setting"], row["seed"]][row["method"]] = row
+    methods = {column.method for column in table.columns.values()}
+    return render(table, [row for run in runs.values() if methods <= run.keys() for row in run.values()])
+
+
 def cpu_experts() -> str:
     cpu, table = Figures(CPU), []
     workloads = dict.fromkeys(
@@ -210,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-kernels": gpu_kernels,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
+    "students": students,
 }
 
 
