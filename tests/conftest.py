@@ -43,7 +43,7 @@ def _own_compile_cache(tmp_path_factory) -> None:
 def device() -> str:
     """Where kernels run in this session: on the GPU, or on the CPU under the interpreter."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        _mend_bfloat16()
+        _mend_interpreter()
         return "cpu"
     return "cuda"
 
@@ -78,14 +78,19 @@ def small_graph() -> Data:
     )
 
 
-def _mend_bfloat16() -> None:
-    """The interpreter keeps bfloat16 in 16-bit integers; ``tl.dot`` multiplies those, and casts cut, not round."""
+def _mend_interpreter() -> None:
+    """What Triton's interpreter does otherwise than a GPU, and tests would notice.
+
+    It keeps bfloat16 in 16-bit integers; ``tl.dot`` multiplies those, and casts cut, not round. And it leaves products
+    to NumPy's BLAS, which on some CPUs adds up a row in an order that depends on the rows beside it: here they are
+    formed in float64 and rounded once.
+    """
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-    if getattr(multiply, "knows_bfloat16", False):
+    if getattr(multiply, "mended", False):
         return
 
     def widened(handle: TensorHandle) -> TensorHandle:
@@ -93,8 +98,12 @@ def _mend_bfloat16() -> None:
             return handle
         return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    def create_dot(self, a, b, *args):
-        return multiply(self, widened(a), widened(b), *args)
+    def create_dot(self, a, b, d, *args):
+        a, b = widened(a), widened(b)
+        if d.data.dtype != np.float32:
+            return multiply(self, a, b, d, *args)
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return TensorHandle(product + d.data, d.dtype.scalar)
 
     def cast_impl(self, src, dst_type):
         if src.dtype.scalar == tl.bfloat16 and dst_type.scalar == tl.float32:
@@ -104,5 +113,5 @@ def _mend_bfloat16() -> None:
             return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
         return cast(self, src, dst_type)
 
-    create_dot.knows_bfloat16 = True
+    create_dot.mended = True
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
