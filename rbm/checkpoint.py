@@ -23,8 +23,16 @@ if TYPE_CHECKING:
 METADATA_KEY = "rbm"
 # All that a run leaves in its folder.
 _WRITTEN = (
-    *("*.safetensors", "*.json", "*.jsonl", "*.png", "*.partial", "checkpoint.pt", "config.yaml"),
-    *("student.pt2", "student-aoti.pt2", "student.onnx"),
+    "*.safetensors",
+    "*.json",
+    "*.jsonl",
+    "*.png",
+    "*.partial",
+    "checkpoint.pt",
+    "config.yaml",
+    "student.pt2",
+    "student-aoti.pt2",
+    "student.onnx",
     "tensorboard/*/events.out.tfevents.*",
 )
 

@@ -167,7 +167,7 @@ def run_experiment(
     tasks.sort(key=lambda pair: pair[0].seeds.index(pair[1].seed))
     waiting = [(each, task, methods) for each, task in tasks if (methods := _missing(task, each, done))]
     arguments = [(*what, root, cache, device) for what in waiting]
-    for name, protocol in {(task.dataset, each.protocol): None for each, task, _ in waiting}:
+    for name, protocol in dict.fromkeys((task.dataset, each.protocol) for each, task, _ in waiting):
         check_files(name, root, protocol=protocol)
     with count_runs(console) as bar:
         shown = bar.add_task("runs", total=len(tasks), completed=len(tasks) - len(waiting), what="")

@@ -23,11 +23,18 @@ def fast_float32(device: torch.device | str) -> Iterator[None]:
     if torch.device(device).type != "cpu" or _precision() != "highest" or not _is_faster():
         yield
         return
+    with _through_onednn():
+        yield
+
+
+@contextmanager
+def _through_onednn() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision(before)
 
 
 def _precision() -> str:
@@ -54,9 +61,5 @@ def _is_exact() -> bool:
 
 
 def _product(a: torch.Tensor) -> torch.Tensor:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
+    with _through_onednn():
         return a @ a
-    finally:
-        torch.set_float32_matmul_precision(before)
