@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.utils import to_torch_csr_tensor
 
 from rbm.dropout import Dropout
 from rbm.sparse import Features, Rows, as_rows
 
+# Rows -> adjacency -> (version of the rows, product); an entry goes with either.
+_products = WeakTensorKeyDictionary()
+_KEPT_BYTES = 2**28  # what a product may take to be kept: large graphs need their memory
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
@@ -140,3 +144,21 @@ def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tens
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # notices of PyTorch, not of a fault here
         return to_torch_csr_tensor(edge_index.flip(0), weight, size=(num_nodes, num_nodes))
+
+
+def spread(adjacency: Tensor, x: Tensor) -> Tensor:
+    """``adjacency @ x``, ``[N, F]``; where ``x`` needs no gradient it is kept until ``x`` changes or either goes.
+
+    No epoch changes a graph's features, and on Amazon's graphs their products are a third of a teacher's epoch.
+    """
+    # What inference mode makes can neither be trained on nor be asked whether it has changed.
+    inference = x.is_inference() or torch.is_inference_mode_enabled()
+    if x.requires_grad or inference or torch.compiler.is_compiling():
+        return adjacency @ x
+    known = _products.setdefault(x, WeakTensorKeyDictionary())
+    version, product = known.get(adjacency, (None, None))
+    if version != x._version:
+        product = adjacency @ x
+        if product.nbytes <= _KEPT_BYTES:
+            known[adjacency] = x._version, product
+    return product

@@ -5,17 +5,19 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from rbm.sparse import Rows, linear
-from rbm.teachers.base import ConvTeacher, sparse_adjacency
+from rbm.sparse import Rows, SparseRows, linear
+from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
 
 
 class _Conv(GCNConv):
-    """PyG's convolution over a normalised adjacency, for dense and sparse rows."""
+    """PyG's convolution over a normalised adjacency, for dense and sparse rows; the narrower side is aggregated."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, normalize=False)
 
     def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
+        if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
+            return linear(spread(adjacency, x), self.lin.weight) + self.bias
         return self.propagate(adjacency, x=linear(x, self.lin.weight), edge_weight=None) + self.bias
 
 

@@ -6,7 +6,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import add_self_loops, degree
 
 from rbm.sparse import Rows, SparseRows, linear
-from rbm.teachers.base import ConvTeacher, sparse_adjacency
+from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
 
 
 class _MeanConv(SAGEConv):
@@ -26,7 +26,7 @@ class _MeanConv(SAGEConv):
 
     def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
         if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
-            return super().forward(x, adjacency)
+            return self.lin_l(spread(adjacency, x))
         projected = linear(x, self.lin_l.weight, self.lin_l.bias)
         return self.propagate(adjacency, x=(projected, projected), size=None)
 

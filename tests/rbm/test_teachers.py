@@ -13,7 +13,7 @@ from torch_geometric.utils import add_self_loops
 
 from rbm.datasets import load_dataset
 from rbm.distillation import deterministic
-from rbm.teachers import GCN, TEACHERS, GraphSAGE, build_teacher
+from rbm.teachers import GCN, TEACHERS, GraphSAGE, base, build_teacher
 
 NODES = 30
 NORMS = ("none", "batch", "layer")
@@ -104,6 +104,42 @@ def test_double_precision(graph, name):
     x, edge_index = graph
     teacher = build_teacher(name, 12, 3, hidden_channels=8).double()
     assert teacher(x.double(), edge_index).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn"])
+def test_messages_of_features_are_kept_while_they_stay_the_same(graph, name, monkeypatch):
+    x, edge_index = graph
+    products = []
+    multiply = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: products.append(b.shape) or multiply(a, b))
+    teacher = build_teacher(name, 12, 3, hidden_channels=16)
+    adjacency = teacher.adjacency(edge_index, NODES)
+
+    def logits() -> torch.Tensor:
+        return teacher(x, adjacency)
+
+    with torch.inference_mode():
+        first = logits().clone()
+    products.clear()
+    logits().sum().backward()  # what inference mode made could not be trained on
+    assert torch.equal(logits(), first)
+    assert products.count(x.shape) == 1
+    x.mul_(2)
+    fresh = build_teacher(name, 12, 3, hidden_channels=16)
+    fresh.load_state_dict(teacher.state_dict())
+    assert torch.equal(logits(), fresh(x.clone(), edge_index))
+    assert not torch.equal(logits(), first)
+
+
+def test_kept_messages_go_with_their_graph(graph):
+    x, edge_index = graph
+    teacher = build_teacher("sage", 12, 3, hidden_channels=16)
+    before = len(base._products)
+    for _ in range(3):
+        teacher(x.clone(), teacher.adjacency(edge_index, NODES))
+    with torch.no_grad():
+        teacher(x.clone(), edge_index)
+    assert len(base._products) == before
 
 
 def test_initialisation_of_sage():
