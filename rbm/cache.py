@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,8 +18,8 @@ from torch import Tensor
 class Cache:
     """A folder of tensors, each file named by a hash of the settings and the tensors that it follows from.
 
-    Files are written beside their place and renamed, so that a kill, or two processes that compute the same, leave a
-    whole file or none. The folder may be deleted at any time.
+    Files are written beside their place and renamed, so that a kill leaves a whole file or none. Of processes that want
+    the same one computes it, and the others wait. The folder may be deleted while none runs.
 
     Args:
         folder: where files lie; made when the first is written. None keeps nothing: everything is computed.
@@ -45,21 +46,37 @@ class Cache:
         if self.folder is None:
             return compute()
         path = self.folder / f"{kind}-{fingerprint(kind, settings, inputs)}.safetensors"
-        if path.is_file():
-            try:
-                return load_file(path)
-            except (SafetensorError, OSError):
-                pass  # not a file of ours, or one that a disk has damaged: it is made anew
-        computed = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
+        if (known := _read(path)) is not None:
+            return known
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(dir=self.folder, prefix=f".{kind}-", suffix=".safetensors")
-        os.close(handle)
-        try:
-            save_file(computed, beside)
-            os.replace(beside, path)
-        finally:
-            Path(beside).unlink(missing_ok=True)
+        lock = path.with_name(f".{path.name}.lock")
+        with FileLock(lock):  # the system releases it where its process is killed
+            try:
+                computed = _read(path)  # another process may have been faster
+                if computed is None:
+                    computed = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
+                    _write(path, computed)
+            finally:
+                lock.unlink(missing_ok=True)  # who waits for it finds the file, or makes it
         return computed
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    """The tensors of a file; None where there is none, or one that is not ours or that a disk has damaged."""
+    try:
+        return load_file(path) if path.is_file() else None
+    except (SafetensorError, OSError):
+        return None
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    os.close(handle)
+    try:
+        save_file(tensors, beside)
+        os.replace(beside, path)
+    finally:
+        Path(beside).unlink(missing_ok=True)
 
 
 def fingerprint(kind: str, settings: dict[str, Any], inputs: Iterable[Tensor] = ()) -> str:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -141,14 +143,15 @@ def run_experiment(
     device: str = "cpu",
     console: Console | None = None,
 ) -> list[dict[str, str]]:
-    """Run what ``out`` does not hold yet, and append a row for each model as soon as its task is done.
+    """Run what ``out`` does not hold yet, and append a row for each model as soon as it is trained.
 
     Args:
         experiment: what to run; several take turns, seed after seed.
         out: CSV file with :data:`rbm.rows.COLUMNS`; made where it is missing. One run again with the same file goes on.
         root: folder of the datasets.
-        cache: folder of trained teachers and encodings, which variants and later experiments share.
-        jobs: processes that run tasks side by side; they share the cores.
+        cache: folder of trained teachers and encodings, which all models share; without one they are kept for the time
+            of the experiment.
+        jobs: processes that train models side by side; they share the cores.
         device: where models are trained.
         console: shows progress there.
 
@@ -165,12 +168,15 @@ def run_experiment(
         done |= check_rows(read_rows(out), each)
     tasks = [(each, task) for each in experiments for task in each.tasks()]
     tasks.sort(key=lambda pair: pair[0].seeds.index(pair[1].seed))
-    waiting = [(each, task, methods) for each, task in tasks if (methods := _missing(task, each, done))]
-    arguments = [(*what, root, cache, device) for what in waiting]
+    waiting = [(each, task, method) for each, task in tasks for method in _missing(task, each, done)]
+    if jobs > 1:  # one method after the other: processes that start with the same teacher would wait for it
+        waiting.sort(key=lambda what: (what[0].seeds.index(what[1].seed), what[0].methods.index(what[2])))
     for name, protocol in dict.fromkeys((task.dataset, each.protocol) for each, task, _ in waiting):
         check_files(name, root, protocol=protocol)
-    with count_runs(console) as bar:
-        shown = bar.add_task("runs", total=len(tasks), completed=len(tasks) - len(waiting), what="")
+    total = sum(len(each.methods) for each, _ in tasks)
+    with count_runs(console) as bar, _shared(cache) as folder:
+        shown = bar.add_task("runs", total=total, completed=total - len(waiting), what="")
+        arguments = [(*what, root, folder, device) for what in waiting]
         for task, rows in _results(arguments, jobs):
             new = [row for row in rows if row_key(row) not in done]
             append_rows(out, new)
@@ -179,6 +185,15 @@ def run_experiment(
             bar.update(shown, advance=1, what=what)
     keys = {row_key(row) for each, task in tasks for row in _expected(task, each)}
     return [row for key, row in done.items() if key in keys]
+
+
+@contextmanager
+def _shared(cache: Path | str | None) -> Iterator[Path]:
+    if cache is not None:
+        yield Path(cache)
+        return
+    with TemporaryDirectory(prefix="rbm-") as folder:
+        yield Path(folder)
 
 
 def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dict[str, str]]]]:
@@ -199,24 +214,25 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
 def _run_task(
     experiment: Experiment,
     task: Task,
-    methods: list[str],
+    method: str,
     root: str | None,
-    cache: Path | None,
+    cache: Path,
     device: str,
 ) -> list[dict[str, str]]:
+    """The rows of a student and of its teacher."""
     config = experiment.config(task)
     result = distill(
         remembered_dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
         config=config,
-        methods=methods,
+        methods=[method],
         cache=cache,
         unseen_fraction=unseen_fraction(task.dataset, config.protocol),
         measure_latency=False,
     )
     return [
-        {**row, **figures(result.summary[method], result.timings[method]["seconds"]), **made_by(config, method)}
-        for row in _expected(task, experiment, methods)
-        for method in [row["method"]]
+        {**row, **figures(result.summary[made], result.timings[made]["seconds"]), **made_by(config, made)}
+        for row in _expected(task, experiment, [method])
+        for made in [row["method"]]
     ]
 
 

@@ -1,9 +1,25 @@
 """Results kept by what made them."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from rbm.cache import Cache, fingerprint
+
+WANTS = """
+import sys, time, torch
+from rbm.cache import Cache
+
+def compute():
+    with open(sys.argv[2], "a") as file:
+        file.write("x")
+    time.sleep(8)  # longer than imports are apart
+    return {"a": torch.tensor([7.0])}
+
+print(Cache(sys.argv[1]).tensors("slow", {}, [], compute)["a"].item())
+"""
 
 
 class Counted:
@@ -63,7 +79,21 @@ def test_a_failure_leaves_nothing(tmp_path):
 
     with pytest.raises(RuntimeError, match="no"):
         Cache(tmp_path / "made").tensors("walk", {}, [], fails)
-    assert not (tmp_path / "made").exists()
+    assert not list((tmp_path / "made").iterdir())
+
+
+def test_processes_that_want_the_same_compute_it_once(tmp_path):
+    script = tmp_path / "wants.py"
+    script.write_text(WANTS)
+    folder, runs = tmp_path / "cache", tmp_path / "runs"
+    wanting = [
+        subprocess.Popen([sys.executable, str(script), str(folder), str(runs)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    answers = [process.communicate(timeout=300)[0].strip() for process in wanting]
+    assert answers == ["7.0"] * 3
+    assert runs.read_text() == "x"
+    assert [path.suffix for path in folder.iterdir()] == [".safetensors"]
 
 
 def test_without_a_folder_everything_is_computed():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rbm import experiments
+from rbm import distillation, experiments
 from rbm.config import PROTOCOLS
 from rbm.experiments import Experiment, check_rows, parse_seeds, run_experiment
 from rbm.reproduction import read_table, table_names
@@ -72,14 +72,14 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
     def dies(*arguments):
         if ran:
             raise KeyboardInterrupt
-        ran.append(arguments[1])
+        ran.append(arguments[2])
         return real(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(experiments, "_run_task", dies)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(quick(), tmp_path / "killed.csv")
-    assert len(read_rows(tmp_path / "killed.csv")) == 3, "a task's rows are written as soon as it is done"
+    assert [row["method"] for row in read_rows(tmp_path / "killed.csv")] == ["teacher", *ran], "written once trained"
     with open(tmp_path / "killed.csv", "a") as file:
         file.write("digits,transductive,rbm,sage,clean,,mlp,1,0.9")  # a line that a kill cut short
     resumed = run_experiment(quick(), tmp_path / "killed.csv")
@@ -87,6 +87,14 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
     assert strip(resumed) == strip(whole)
     with open(tmp_path / "killed.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(whole)
+
+
+def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
+    trained = []
+    real = distillation.teacher_training
+    monkeypatch.setattr(distillation, "teacher_training", lambda *given: trained.append(given) or real(*given))
+    run_experiment(quick(seeds=(0,)), tmp_path / "r.csv")
+    assert len(trained) == 1
 
 
 def test_processes_side_by_side_give_the_same_figures(tmp_path):
