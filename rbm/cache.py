@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class Cache:
     """A folder of tensors, each file named by a hash of the settings and the tensors that it follows from.
 
     Files are written beside their place and renamed, so that a kill leaves a whole file or none. Of processes that want
-    the same one computes it, and the others wait. The folder may be deleted while none runs.
+    the same one computes it, and the others wait. The folder may be deleted at any time.
 
     Args:
         folder: where files lie; made when the first is written. None keeps nothing: everything is computed.
@@ -48,17 +49,26 @@ class Cache:
         path = self.folder / f"{kind}-{fingerprint(kind, settings, inputs)}.safetensors"
         if (known := _read(path)) is not None:
             return known
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock")
-        with FileLock(lock):  # the system releases it where its process is killed
-            try:
-                computed = _read(path)  # another process may have been faster
-                if computed is None:
-                    computed = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
-                    _write(path, computed)
-            finally:
-                lock.unlink(missing_ok=True)  # who waits for it finds the file, or makes it
+        with _alone(path):
+            computed = _read(path)  # another process may have been faster
+            if computed is None:
+                computed = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
+                _write(path, computed)
         return computed
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from computing ``path``, and leave no trace of that, whatever happens inside."""
+    lock = path.with_name(f".{path.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):  # the system releases it where its process is killed
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)  # who waits for it finds the file, or makes it
+            with suppress(OSError):  # it is not empty, unless nothing came of its first file
+                path.parent.rmdir()
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
@@ -70,6 +80,7 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)  # gone, if who held the lock before failed
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     os.close(handle)
     try:
