@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,15 @@ def device() -> str:
         _mend_interpreter()
         return "cpu"
     return "cuda"
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums in one order, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

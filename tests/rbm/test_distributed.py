@@ -14,12 +14,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(one_thread):
     """What one process comes to."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield run_cases(lambda: None)
-    torch.set_num_threads(threads)
+    return run_cases(lambda: None)
 
 
 @pytest.fixture(scope="module")

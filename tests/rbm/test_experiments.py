@@ -97,7 +97,8 @@ def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
     assert len(trained) == 1
 
 
-def test_processes_side_by_side_give_the_same_figures(tmp_path):
+def test_processes_side_by_side_give_the_same_figures(tmp_path, monkeypatch, one_thread):
+    monkeypatch.setattr("rbm.workers.os.cpu_count", lambda: 2)  # a thread each, as this process has
     figures = lambda rows: {(row["method"], row["seed"]): row["test_at_best_val"] for row in rows}  # noqa: E731
     alone = run_experiment(quick(), tmp_path / "one.csv")
     both = run_experiment(quick(), tmp_path / "two.csv", jobs=2, cache=tmp_path / "cache")

@@ -8,6 +8,8 @@ from rbm import FusedRbMLayer
 from rbm_kernels import expert_matmul, expert_order
 from rbm_kernels.expert_matmul import config, launch, reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAMES = ("y", "grad_x", "grad_gates", "grad_x alone", "grad_weight", "grad_bias")
 
 # Each shape exists for a reason: (B, D, N, E, k)
@@ -24,14 +26,6 @@ SHAPES = {
     "one row": (1, 33, 17, 3, 2),
     "no rows": (0, 8, 9, 3, 2),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

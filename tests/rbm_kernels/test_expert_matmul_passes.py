@@ -8,6 +8,8 @@ from rbm_kernels import expert_matmul, expert_order
 from rbm_kernels.expert_matmul import config, launch, reference
 from rbm_kernels.expert_order import pass_columns
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAMES = ("y", "grad_x", "grad_gates", "grad_x alone")
 
 # Each shape exists for a reason: (B, D, N, E, k), passes
@@ -22,14 +24,6 @@ SHAPES = {
     "one row": ((1, 33, 17, 3, 2), 2),
     "no rows": ((0, 8, 9, 3, 2), 2),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from matmul_problems import DEVICE, problem
 from rbm_kernels import expert_order
 from rbm_kernels.expert_matmul import launch
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 few = settings(max_examples=6, deadline=None, derandomize=True)
 # Passes over the rows: as many as the k experts of a row allow.
 several = pytest.mark.parametrize("passes", [1, 2])
@@ -21,14 +23,6 @@ problems = st.builds(
     k=st.integers(2, 3),
     seed=st.integers(0, 2**16),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def by_row(arguments, passes):

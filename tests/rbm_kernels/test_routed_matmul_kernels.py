@@ -11,6 +11,8 @@ from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 from rbm_kernels.cosine_topk.config import Machine
 from rbm_kernels.routed_matmul import config, kernels, op, reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Each shape exists for a reason: (B, D, N, E, k)
 SHAPES = {
@@ -26,14 +28,6 @@ SHAPES = {
     "one expert too many for a power of two": (18, 33, 17, 33, 5),
     "most experts": (20, 20, 9, 128, 8),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def problem(shape, dtype, device):
