@@ -42,7 +42,9 @@ def test_every_released_configuration_loads(preset, dataset, setting, teacher):
     released = yaml.safe_load((resources.files("rbm") / "configs" / "paper" / f"{dataset}.yaml").read_text())
     student = released[setting][teacher]["rbm"]["student"]
     assert config.rbm.load_balance_weight == float(student["load_balance_weight"])
-    assert config.rbm.num_experts == student["num_experts"]
+    assert config.rbm.commitment_weight == float(student["commitment_weight"])
+    if preset != "clean":  # which has numbers of ours for some graphs
+        assert config.rbm.num_experts == student["num_experts"]
 
 
 def test_preset_without_released_hyperparameters():
