@@ -57,7 +57,7 @@ def claim(folder: Path, search: Search) -> None:
 @contextmanager
 def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseStorage"]]:
     """The trials of a folder. What a kill cut short waits to be run again before anything new, and the starting point
-    waits until it is judged.
+    waits until it is judged. A trial that was killed before all its values were written down is drawn anew: the same.
     """
     optuna = import_optuna()
     verbosity = optuna.logging.get_verbosity()
@@ -70,7 +70,8 @@ def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseSto
         )
         state = optuna.trial.TrialState
         for trial in study.get_trials(deepcopy=False, states=(state.RUNNING,)):
-            study.enqueue_trial(_proposed(trial))
+            if _proposed(trial).keys() == search.lines.keys():
+                study.enqueue_trial(_proposed(trial))
             study.tell(trial.number, state=state.FAIL)
         start = search.starting_values()
         if start not in [_proposed(trial) for trial in study.get_trials(deepcopy=False) if trial.state != state.FAIL]:

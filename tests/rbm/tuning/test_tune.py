@@ -102,6 +102,16 @@ def test_killed_and_continued_gives_the_same_trials(start, tmp_path):
     assert continued.config == whole.config
 
 
+def test_killed_between_two_values_of_a_trial(start, tmp_path):
+    whole, out = tune(start, tmp_path / "whole", **MLP, trials=5), tmp_path / "out"
+    tune(start, out, **MLP, trials=3)
+    cut = Search(start, "mlp", (0, 1), MLP["space"])
+    with folder.open_study(out, cut) as (study, _):
+        study.ask({"mlp.lr": cut.space()["mlp.lr"]})  # mlp.dropout would have come next
+    continued = tune(start, out, **MLP, trials=5)
+    assert apart_from(continued.rows, "trial", "seconds") == apart_from(whole.rows, "trial", "seconds")
+
+
 @pytest.mark.parametrize("at", [0, 1, 5])
 def test_what_an_error_cut_short_is_run_again(start, tmp_path, monkeypatch, at):
     whole, real, runs = tune(start, tmp_path / "whole", **MLP, trials=4), Search.accuracy, []
