@@ -48,7 +48,7 @@ Tensor new_tensor(ScalarType dtype, const int64_t (&sizes)[kDimensions]) {
     stride *= std::max<int64_t>(1, sizes[i]);
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       kDimensions, sizes, strides, torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
       aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
