@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import Results
+from benchmarks.measure.harness import Results
+from benchmarks.measure.shapes import MOST, Shape, Workload, for_this_machine
+from benchmarks.measure.suite import Ceilings, Suite
 from benchmarks.peers import missing_libraries
-from benchmarks.shapes import MOST, Shape, Workload, for_this_machine
-from benchmarks.suite import Ceilings, Suite
 
 # What a smoke run (``--seconds`` below 0.5) still multiplies, forward, and how many sparse rows.
 MULTIPLICATIONS, SPARSE_ROWS = 10**9, 4096
@@ -90,7 +90,7 @@ def ceilings(results: Results, seconds: float) -> Ceilings:
 
 @pytest.fixture
 def suite(results: Results, ceilings: Ceilings, seconds: float, benchmark) -> Iterator[Callable[..., Suite]]:
-    """Makes the :class:`~benchmarks.suite.Suite` of an operator and a workload; what is wrong fails the test."""
+    """Make the :class:`~benchmarks.measure.suite.Suite` of a workload; a wrong answer fails the test."""
     made: list[Suite] = []
 
     def make(operator: str, workload: Workload) -> Suite:

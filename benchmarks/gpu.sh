@@ -50,7 +50,7 @@ exec > >(tee -a "$out/log.txt") 2>&1
 left() { echo $((budget > SECONDS ? budget - SECONDS : 0)); }
 note() { echo "$*" | tee -a "$status"; }
 sum_up() {
-  "$python" -m benchmarks.summary "$results" --status "$status"
+  "$python" -m benchmarks.report.summary "$results" --status "$status"
   exit "$1"
 }
 
@@ -93,7 +93,7 @@ if ((!dry)); then
 import sys
 from pathlib import Path
 import rbm_kernels
-from benchmarks.harness import Results
+from benchmarks.measure.harness import Results
 from rbm_kernels import _native
 for name, entry in _native.status().items():
     assert entry["loaded"], entry["reason"]
@@ -156,13 +156,13 @@ if ((ncu)); then
   for section in SpeedOfLight MemoryWorkloadAnalysis ComputeWorkloadAnalysis Occupancy LaunchStats; do
     profile+=(--section "$section")
   done
-  echo "+ ${profile[*]} $python -m benchmarks.profile_launches"
+  echo "+ ${profile[*]} $python -m benchmarks.compiled.profile_launches"
   if ((dry)); then
-    "$python" -m benchmarks.profile_launches --dry-run
+    "$python" -m benchmarks.compiled.profile_launches --dry-run
   elif ! command -v ncu >/dev/null; then
     note "profiles: ncu is missing"
   else
-    timeout -k 10 $(($(left) > 120 ? $(left) : 120)) "${profile[@]}" "$python" -m benchmarks.profile_launches >"$out/ncu.csv" &&
+    timeout -k 10 $(($(left) > 120 ? $(left) : 120)) "${profile[@]}" "$python" -m benchmarks.compiled.profile_launches >"$out/ncu.csv" &&
       note "profiles: ncu.csv" || note "profiles: ncu failed, see the end of ncu.csv"
   fi
 fi

@@ -5,10 +5,10 @@ import sys
 import time
 
 import pytest
-import torch
 
-from benchmarks.harness import Results
-from benchmarks.shapes import DEVICE, Shape
+from benchmarks.measure.device import HERE
+from benchmarks.measure.harness import Results
+from benchmarks.measure.shapes import DEVICE, Shape
 
 SHAPE = Shape(64)
 START = "import torch; x = torch.randn({rows}, {features}, device='{device}', requires_grad={training}); "
@@ -40,6 +40,6 @@ def test_cold_start(benchmark, results: Results, seconds: float, tmp_path, monke
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
         return time.perf_counter() - start
 
-    results.add("layer", str(SHAPE), name, f"cold {metric} seconds", benchmark.pedantic(run), device=DEVICE)
-    if torch.cuda.is_available() and name == "rbm":  # once more: now Triton finds what it compiled
-        results.add("layer", str(SHAPE), name, f"warm cache {metric} seconds", run(), device=DEVICE)
+    results.add("layer", str(SHAPE), name, f"cold {metric} seconds", benchmark.pedantic(run))
+    if HERE.is_gpu and name == "rbm":  # once more: now Triton finds what it compiled
+        results.add("layer", str(SHAPE), name, f"warm cache {metric} seconds", run())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.shapes import Problem, Workload, workloads
+from benchmarks.measure.shapes import Problem, Workload, workloads
 from rbm_kernels import cosine_topk
 from rbm_kernels.cosine_topk import cost, reference
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness import Results, interleave
-from benchmarks.shapes import DEVICE
+from benchmarks.measure.device import HERE
+from benchmarks.measure.harness import Results, interleave
+from benchmarks.measure.shapes import DEVICE
 
 ROOT = Path(os.environ.get("RBM_DATA_ROOT", "../shared/data"))
 FORWARDS = {"rbm": {"forward": "node"}, "pairs": {"forward": "pair", "batch_size": 4096}}
@@ -79,10 +80,10 @@ def test_epoch(results: Results, seconds: float, benchmark, name: str):
         learner.evaluate()
 
     calls = {key: lambda learner=learner: epoch(learner) for key, learner in learners(name).items()}
-    timings = interleave(calls, seconds=seconds, least=1 if seconds < 0.5 else 2, device=DEVICE)
+    timings = interleave(calls, seconds=seconds, least=1 if seconds < 0.5 else 2)
     for key, timing in timings.items():
-        results.add("distillation epoch", name, key, "seconds", timing, device=DEVICE)
-    if DEVICE == "cpu":
+        results.add("distillation epoch", name, key, "seconds", timing)
+    if not HERE.is_gpu:
         for spent, share in shares(calls["rbm"]).items():
-            results.add("distillation epoch", name, "rbm", f"share of {spent}", share, device=DEVICE)
+            results.add("distillation epoch", name, "rbm", f"share of {spent}", share)
     benchmark.pedantic(calls["rbm"], rounds=3)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.measure.shapes import Problem, Workload, workloads
 from benchmarks.peers import peers
-from benchmarks.shapes import Problem, Workload, workloads
 from rbm_kernels import cosine_topk, expert_matmul
 from rbm_kernels.cosine_topk import cost as cosine_topk_cost
 from rbm_kernels.cosine_topk import reference as routing

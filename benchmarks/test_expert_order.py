@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.shapes import DEVICE, Shape, Workload, route, workloads
+from benchmarks.measure.shapes import DEVICE, Shape, Workload, route, workloads
 from rbm_kernels import expert_order
 from rbm_kernels.expert_order import cost, reference
 

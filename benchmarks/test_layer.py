@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.measure.device import HERE
+from benchmarks.measure.shapes import DEVICE, PRECISIONS, REFERENCE, Problem, Shape, Workload
+from benchmarks.measure.suite import Suite
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer
-from benchmarks.shapes import DEVICE, PRECISIONS, REFERENCE, Problem, Shape, Workload
-from benchmarks.suite import Suite
 from rbm import FusedRbMLayer
 from rbm.reference import ReferenceRbMLayer
 from rbm_kernels.expert_matmul import cost
 
-ROWS = (1, 8, 64, 4096, 65536) if DEVICE == "cpu" else (REFERENCE.rows, 1, 64, 2_708, 18_333)
+ROWS = (1, 8, 64, 4096, 65536) if not HERE.is_gpu else (REFERENCE.rows, 1, 64, 2_708, 18_333)
 LAYERS = {"rbm": FusedRbMLayer, "eager": ReferenceRbMLayer, "split": SplitRbMLayer, "sorted": SortedRbMLayer}
 WORKLOADS = [Workload(Shape(rows), precision) for rows in ROWS for precision in PRECISIONS if precision != "float16"]
-if DEVICE == "cpu":
+if not HERE.is_gpu:
     WORKLOADS = [workload for workload in WORKLOADS if workload.precision == "float32"]
 
 
@@ -81,7 +82,7 @@ def test_layer_training(suite, workload: Workload):
     run.time("forward + backward", right, forward_and_backward, problems)
     run.saved_bytes(right, lambda layer, p: layer(p.x), first, [first.x, *layers["rbm"].parameters()])
 
-    if DEVICE == "cpu" and workload.shape.rows > LONG:
+    if not HERE.is_gpu and workload.shape.rows > LONG:
         return
     steps = {name: optimised(layer) for name, layer in right.items()}
     run.time("training step", steps, lambda step, p: step(p), problems)

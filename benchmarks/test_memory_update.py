@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.shapes import PRECISIONS, Problem, Workload, workloads
+from benchmarks.measure.shapes import PRECISIONS, Problem, Workload, workloads
 from rbm_kernels import memory_statistics, memory_update_
 from rbm_kernels.memory_update import cost, reference
 

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from benchmarks.harness import Results
-from benchmarks.shapes import Shape
+from benchmarks.measure.device import Device
+from benchmarks.measure.harness import Results
+from benchmarks.measure.shapes import Shape
 
-ROWS, FEATURES = 65536, 256
+ROWS, FEATURES, CPU = 65536, 256, Device()
 
 # The highest resident size before and after. A small batch first, so that libraries have taken what they keep.
 MEASURE = """
@@ -52,9 +53,9 @@ def test_peak_memory(benchmark, results: Results, mode: str):
     shape = str(Shape(ROWS, FEATURES, FEATURES))
     if mode == "serving":
         extra = measured["grown"] - measured["rows"]  # y is of the size of x
-        results.add("layer", shape, "rbm", "forward extra memory / (x + y)", extra / (2 * measured["rows"]))
+        results.add("layer", shape, "rbm", "forward extra memory / (x + y)", extra / (2 * measured["rows"]), device=CPU)
     else:
         needed = 4 * measured["rows"] + 2 * measured["parameters"]  # x, y, parameters, and the gradient of each
         held = 2 * measured["rows"] + measured["parameters"]  # x, the gradient of y, parameters: there before
         peak = (measured["grown"] + held) / needed
-        results.add("layer", shape, "rbm", "forward + backward peak memory / needed", peak)
+        results.add("layer", shape, "rbm", "forward + backward peak memory / needed", peak, device=CPU)

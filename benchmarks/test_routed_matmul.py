@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.measure.shapes import PRECISIONS, Problem, Shape, Workload
 from benchmarks.peers import sorted_addmm
-from benchmarks.shapes import PRECISIONS, Problem, Shape, Workload
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 from rbm_kernels.cosine_topk import reference as routing
 from rbm_kernels.expert_matmul import reference as matmul

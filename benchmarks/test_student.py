@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import Results
-from benchmarks.shapes import DEVICE, Shape, Workload
+from benchmarks.measure.harness import Results
+from benchmarks.measure.shapes import DEVICE, Shape, Workload
 from rbm.students import MLPStudent, RbMStudent
 
 ROOT = Path(os.environ.get("RBM_DATA_ROOT", "../shared/data"))
@@ -52,4 +52,4 @@ def test_one_node_of_amazon_computers(suite, results: Results):
     with torch.inference_mode():
         run.time("forward", models, answer, [graph.x[:1].contiguous()])
         milliseconds, _ = teacher_latency(teacher, graph, num_layers=2)
-    results.add(run.operator, str(run.workload.shape), "teacher", "forward seconds", milliseconds / 1e3, device=DEVICE)
+    results.add(run.operator, str(run.workload.shape), "teacher", "forward seconds", milliseconds / 1e3)

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.cases import ARCHITECTURES
-from benchmarks.static_report import CUDA_LIBRARY, CUDA_PROGRAMS, Row, cuda_rows
+from benchmarks.compiled.cases import ARCHITECTURES
+from benchmarks.compiled.static_report import CUDA_LIBRARY, CUDA_PROGRAMS, Row, cuda_rows
 from rbm_kernels import _machine_code
 
 pytestmark = [

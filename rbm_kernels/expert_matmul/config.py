@@ -1,8 +1,8 @@
 """Which tiles the kernels use: a table by machine and precision, sizes by shape, nothing tuned while a user waits.
 
-Counted from compiled code (``python -m benchmarks.static_report``, Triton 3.9, D = N = 256, E = 8, k = 3). A
+Counted from compiled code (``python -m benchmarks.compiled.static_report``, Triton 3.9, D = N = 256, E = 8, k = 3). A
 multiprocessor has 65,536 registers: programs of 256 threads share it in two when they hold at most 128 registers each.
-``python -m benchmarks.tune`` times other tiles and prints rows for the tables.
+``python -m benchmarks.tuning.tune`` times other tiles and prints rows for the tables.
 
 Rows of odd width are read element by element, each with an address and a mask, which takes registers: a half-precision
 tile for aligned rows spills 112 to 848 bytes on sm_90 at D = 1,433, so such widths have rows of their own. float32,

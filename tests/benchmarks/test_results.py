@@ -4,9 +4,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import plot, regression, summary, tables
-from benchmarks.harness import Results
-from benchmarks.shapes import REFERENCE, Shape
+from benchmarks.measure.harness import Results
+from benchmarks.measure.shapes import REFERENCE, Shape
+from benchmarks.report import plot, regression, summary, tables
 
 LAYER = Shape(64)
 
@@ -62,7 +62,7 @@ def test_plot(tmp_path):
 def test_pages_show_what_the_committed_results_give(page):
     text = page.read_text()
     assert tables.MARKED.search(text)
-    assert tables.fill(text) == text, "run python -m benchmarks.tables"
+    assert tables.fill(text) == text, "run python -m benchmarks.report.tables"
 
 
 def test_tables_take_their_cells_from_results(tmp_path, monkeypatch):

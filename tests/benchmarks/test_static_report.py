@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks import occupancy, static_report
-from benchmarks.cases import CASES, Case
+from benchmarks.compiled import occupancy, static_report
+from benchmarks.compiled.cases import CASES, Case
 from rbm_kernels import _ahead_of_time
 from rbm_kernels._ahead_of_time import Compiled
 

@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import harness, shapes
-from benchmarks.harness import Results, Timing, interleave, relative_error, saved_bytes
+from benchmarks.measure import harness, shapes
+from benchmarks.measure.device import Device
+from benchmarks.measure.harness import Results, Timing, interleave, relative_error, saved_bytes
+from benchmarks.measure.shapes import Problem, Shape, Workload, clear_rows, for_this_machine, route, workloads
+from benchmarks.measure.suite import Ceilings, Suite
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, peers
-from benchmarks.shapes import Problem, Shape, Workload, clear_rows, for_this_machine, route, workloads
-from benchmarks.suite import Ceilings, Suite
 from rbm.reference import ReferenceRbMLayer
 from rbm_kernels.cost import Cost
 from rbm_kernels.expert_matmul import reference
@@ -60,8 +61,8 @@ def test_error_is_the_worst_and_nan_is_seen():
 
 
 def test_one_set_of_few_rows_and_several_of_many():
-    assert harness.buffer_sets(1000, "cpu") == 1
-    assert harness.buffer_sets(100 << 20, "cpu") > 1
+    assert harness.buffer_sets(1000, Device()) == 1
+    assert harness.buffer_sets(100 << 20, Device()) > 1
 
 
 @pytest.mark.parametrize("wrong", ["an element", "unwritten", "raises no alarm"])

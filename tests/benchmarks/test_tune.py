@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton")
 
-from benchmarks import measuring, tune
-from benchmarks.cases import Case, launches
-from benchmarks.tunables import TUNABLES
+from benchmarks.compiled.cases import Case, launches
+from benchmarks.tuning import measuring, tune
+from benchmarks.tuning.tunables import TUNABLES
 from rbm_kernels._ahead_of_time import Compiled
 from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config
@@ -106,7 +106,7 @@ def test_candidates_are_checked_and_timed(tunable, device, tmp_path):
             call()
         return [10.0 + place for place in range(len(calls))]
 
-    assert tune.measure(tunable, case, 90, candidates, outcomes, clock, device) == {
+    assert tune.measure(tunable, case, 90, candidates, outcomes, clock) == {
         candidate: 10.0 + place for place, candidate in enumerate(candidates)
     }
     timed = read(tmp_path / "tune.csv")[2:]
@@ -141,7 +141,7 @@ def test_a_wrong_candidate_is_not_timed(wrong, device, tmp_path, monkeypatch):
             yield
 
     monkeypatch.setattr(type(FORWARD), "using", spoiling)
-    timed = tune.measure(FORWARD, case, 90, candidates, outcomes, lambda calls: [5.0] * len(calls), device)
+    timed = tune.measure(FORWARD, case, 90, candidates, outcomes, lambda calls: [5.0] * len(calls))
     assert timed == {candidates[0]: 5.0}
     assert outcomes.of(FORWARD, case, 90, candidates[1])["status"].startswith("is wrong")
 

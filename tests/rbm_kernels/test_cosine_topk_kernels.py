@@ -6,8 +6,8 @@ from torch.nn.functional import normalize
 
 pytest.importorskip("triton")
 
-from benchmarks.cases import ARCHITECTURES, CASES, Case
-from benchmarks.static_report import compiled_everywhere
+from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
+from benchmarks.compiled.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk
 from rbm_kernels.cosine_topk import config, kernels, op, reference
 

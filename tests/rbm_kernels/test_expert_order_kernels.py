@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.cases import ARCHITECTURES
-from benchmarks.static_report import compiled_everywhere
+from benchmarks.compiled.cases import ARCHITECTURES
+from benchmarks.compiled.static_report import compiled_everywhere
 from rbm_kernels import expert_order
 from rbm_kernels.expert_order import kernels, op, reference
 

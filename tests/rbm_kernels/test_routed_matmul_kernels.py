@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.cases import ARCHITECTURES, CASES
-from benchmarks.static_report import compiled_everywhere
+from benchmarks.compiled.cases import ARCHITECTURES, CASES
+from benchmarks.compiled.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 from rbm_kernels.cosine_topk.config import Machine
 from rbm_kernels.routed_matmul import config, kernels, op, reference

@@ -1,8 +1,9 @@
 """Count how many experts a tile of ordered rows needs: the numbers behind ``expert_matmul``'s rule for many experts.
 
-``python -m benchmarks.count_unions [OUT.csv]`` writes ``benchmarks/results/unions.csv``; no GPU, some ten minutes. One
-row for each routing, shape and way of ordering, with the mean unions of all passes added up: the experts that a row is
-multiplied with. ``predicted`` is what the rule takes it for, ``chosen`` whether it takes that many passes.
+``python -m benchmarks.compiled.count_unions [OUT.csv]`` writes ``benchmarks/results/unions.csv``; no GPU, some ten
+minutes. One row for each routing, shape and way of ordering, with the mean unions of all passes added up: the experts
+that a row is multiplied with. ``predicted`` is what the rule takes it for, ``chosen`` whether it takes that many
+passes.
 """
 
 import csv
@@ -128,4 +129,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "unions.csv")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "results" / "unions.csv")

@@ -1,7 +1,8 @@
 """What compilers make of the kernels, in one table: no GPU is needed.
 
-``python -m benchmarks.static_report`` compiles every Triton kernel at the shapes of :mod:`benchmarks.cases` for every
-architecture, reads the machine code, adds the CUDA kernels from ``librbm_cuda`` where that was built, and writes
+``python -m benchmarks.compiled.static_report`` compiles every Triton kernel at the shapes of
+:mod:`benchmarks.compiled.cases` for every architecture, reads the machine code, adds the CUDA kernels from
+``librbm_cuda`` where that was built, and writes
 ``benchmarks/results/static_report.csv`` and ``.md``. The limits are tests.
 """
 
@@ -22,12 +23,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import cases, occupancy
-from benchmarks.cases import ARCHITECTURES, CASES, Case
+from benchmarks.compiled import cases, occupancy
+from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from rbm_kernels import _machine_code, _native
 from rbm_kernels._ahead_of_time import Compiled, compile_launches
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CUDA_LIBRARY = _native.LIBRARY_DIR / "librbm_cuda.so"
 # Warps of a block of csrc/cuda/memory_update.cu, and blocks that its launch bounds ask room for.
 CUDA_WARPS, CUDA_PROGRAMS = 8, 2
@@ -65,7 +66,8 @@ def compiled_rows(chosen: Sequence[Case], architecture: int) -> Iterator[tuple[C
     """Compile every launch of the cases, and yield the kernels as they come."""
     launches = [(case, label) for case in chosen for label in cases.labels(case)]
     programs = [
-        f"from benchmarks import cases; cases.launch_meta(cases.{case!r}, {label!r})" for case, label in launches
+        f"from benchmarks.compiled import cases; cases.launch_meta(cases.{case!r}, {label!r})"
+        for case, label in launches
     ]
     for place, compiled in compile_launches(programs, architecture):
         case, label = launches[place]
@@ -171,7 +173,7 @@ def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
     lines = [
         "# The kernels as compiled",
         "",
-        f"Made by `python -m benchmarks.static_report` with Triton {made['triton']} at {made['commit']},"
+        f"Made by `python -m benchmarks.compiled.static_report` with Triton {made['triton']} at {made['commit']},"
         f" {made['date']}; every column is in [static_report.csv](static_report.csv). Nothing here was timed.",
         "",
         "*Programs*: how many a multiprocessor holds by registers / by shared memory. *Fit, claimed*: how many by all",

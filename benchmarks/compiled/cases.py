@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.precision import DTYPES, multiplying_as
+from benchmarks.measure.precision import DTYPES, multiplying_as
 from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config as expert_matmul_config
 from rbm_kernels.expert_matmul import launch as expert_matmul_launch

@@ -1,6 +1,6 @@
 """Find the tiles that are fastest on the GPU at hand, and print them as rows of config.py.
 
-``python -m benchmarks.tune --operator expert_matmul --out benchmarks/results/tune.csv``. For each entry of the
+``python -m benchmarks.tuning.tune --operator expert_matmul --out benchmarks/results/tune.csv``. For each entry of the
 operator's configuration, precision and shape a bounded set of candidates is compiled ahead of time; those that spill or
 do not fit are dropped. The others are checked against the reference in float64, then timed in turn, round after round,
 each over buffers that do not fit in the L2 cache together. Every outcome is a line of the CSV at once; a second call
@@ -15,16 +15,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from benchmarks import cases, occupancy
-from benchmarks.cases import CASES, Case, Tensors
-from benchmarks.measuring import Call, Clock, cuda_clock, disagreement, sets_beyond_the_cache
-from benchmarks.precision import multiplying_as
-from benchmarks.static_report import made_by
-from benchmarks.tunables import TUNABLES, Candidate, Tunable
+from benchmarks.compiled import cases, occupancy
+from benchmarks.compiled.cases import CASES, Case, Tensors
+from benchmarks.compiled.static_report import made_by
+from benchmarks.measure.device import HERE, Device, Gpu
+from benchmarks.measure.precision import multiplying_as
+from benchmarks.tuning.measuring import Call, Clock, cuda_clock, disagreement, sets_beyond_the_cache
+from benchmarks.tuning.tunables import TUNABLES, Candidate, Tunable
 from rbm_kernels._ahead_of_time import Compiled, compile_launches
 
 # float16 shares the tables' rows with bfloat16; a served batch is small.
@@ -138,8 +138,8 @@ def _compiled(
     if not launches:
         return
     programs = [
-        f"from benchmarks import cases, tune; tune.launch_meta({TUNABLES.index(tunable)}, cases.{case!r},"
-        f" {architecture}, {place}, {label!r})"
+        f"from benchmarks.compiled import cases; from benchmarks.tuning import tune;"
+        f" tune.launch_meta({TUNABLES.index(tunable)}, cases.{case!r}, {architecture}, {place}, {label!r})"
         for place, label in launches
     ]
     waiting = {place: [] for place in places}
@@ -180,11 +180,11 @@ def measure(
     candidates: Sequence[Candidate],
     outcomes: Outcomes,
     clock: Clock = cuda_clock,
-    device: str = "cuda",
+    device: Device = HERE,
 ) -> dict[Candidate, float]:
     """Check candidates and time those that are right, all in turn: their microseconds."""
     label = tunable.labels[0]
-    sets = [Tensors.of(case, device) for _ in range(sets_beyond_the_cache(case, device))]
+    sets = [Tensors.of(case, device.name) for _ in range(sets_beyond_the_cache(case, device))]
     # Made once, so that putting the rows in order is no part of what is timed.
     launches = [cases.launches(case, tensors)[label] for tensors in sets]
 
@@ -259,13 +259,13 @@ def main(
 ) -> None:
     """Time candidate tiles on the GPU at hand and print rows for config.py."""
     if not dry_run:
-        if not torch.cuda.is_available():
+        if not isinstance(HERE, Gpu):
             typer.echo(
-                "benchmarks.tune times kernels and needs an NVIDIA GPU; --dry-run lists what it would time.", err=True
+                "benchmarks.tuning.tune times kernels and needs an NVIDIA GPU; --dry-run lists what it would time.",
+                err=True,
             )
             raise typer.Exit(2)
-        major, minor = torch.cuda.get_device_capability()
-        architecture = 10 * major + minor
+        architecture = HERE.architecture()
     chosen = [tunable for tunable in TUNABLES if tunable.operator == operator and (not entry or tunable.name in entry)]
     if not chosen:
         known = ", ".join(f"{tunable.operator} {tunable.name}" for tunable in TUNABLES)

@@ -11,8 +11,7 @@ import platform
 import shutil
 import subprocess
 import time
-import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle, islice
@@ -22,7 +21,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Call = Callable[[], object]
+from benchmarks.measure.device import HERE, Call, Device, Gpu, Rehearsal
+
 Name = TypeVar("Name", bound=Hashable)
 
 # One schema for all results, whichever suite or script wrote them.
@@ -53,7 +53,7 @@ def interleave(
     seconds: float = 1.0,
     least: int = 5,
     most: int = 1000,
-    device: str = "cpu",
+    device: Device = HERE,
     graphs: bool = False,
 ) -> dict[Name, Timing]:
     """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
@@ -61,17 +61,17 @@ def interleave(
     A variant is a call, or the same call on several sets of tensors, which it then takes in turn (see
     :func:`buffer_sets`). Each is called before, to allocate and to build what it keeps, and once more by the clock. A
     variant that answers sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant
-    before it left would be measured otherwise. On CUDA the clock is the GPU's; with ``graphs`` a variant's calls are
+    before it left would be measured otherwise. On a GPU the clock is the GPU's; with ``graphs`` a variant's calls are
     captured and replayed, so that no time of the host is in it.
     """
-    clock = _gpu_seconds if device == "cuda" else _wall_seconds
+    clock = device.seconds
     turns: dict[Name, tuple[Call, int]] = {}
-    pool = torch.cuda.graph_pool_handle() if graphs else None
+    pool = device.graph_pool() if graphs else None
     for name, variant in variants.items():
         calls = variant if isinstance(variant, Sequence) else [variant]
         length = 1
         if graphs:
-            length, calls = len(calls), [capture(calls, pool).replay]
+            length, calls = len(calls), [device.capture(calls, pool).replay]
         for call in calls:
             call()
         repeats = max(1, min(200, int(2e-3 / max(clock(calls[0]), 1e-9))))
@@ -91,94 +91,27 @@ def _run(calls: Iterator[Call], repeats: int) -> None:
         call()
 
 
-def _wall_seconds(turn: Call) -> float:
-    start = time.perf_counter()
-    turn()
-    return time.perf_counter() - start
-
-
-def _gpu_seconds(turn: Call) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    turn()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def buffer_sets(set_bytes: int, device: str) -> int:
+def buffer_sets(set_bytes: int, device: Device = HERE) -> int:
     """How many sets of tensors, used in turn, keep a call from finding its own in a cache.
 
-    On CUDA enough to exceed the L2 cache three times. On the CPU one where a set is small, as in serving, where what
+    On a GPU enough to exceed the L2 cache three times. On the CPU one where a set is small, as in serving, where what
     is hot stays hot; two where it exceeds a core's own caches.
     """
-    if torch.device(device).type == "cuda":
-        return max(1, min(64, -(-3 * torch.cuda.get_device_properties(device).L2_cache_size // set_bytes)))
+    if isinstance(device, Gpu):
+        return max(1, min(64, -(-3 * device.cache_bytes() // set_bytes)))
     return 1 if set_bytes <= 2 << 20 else 2
 
 
-def capture(calls: Sequence[Call], pool: tuple[int, int] | None = None) -> torch.cuda.CUDAGraph:
-    """One CUDA graph of all calls. Graphs whose results nobody reads may share a pool of memory."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what is compiled or allocated once must be so before the capture
-        for call in (*calls, calls[0]):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        for call in calls:
-            call()
-    return graph
-
-
-def can_be_captured(call: Call) -> bool:
+def can_be_captured(call: Call, device: Device = HERE) -> bool:
     """Whether a call may stand in a CUDA graph: it never waits for the device, and capturing it succeeds."""
-    if synchronizations(call):
+    if device.synchronizations(call):
         return False
     try:
-        capture([call])
+        device.capture([call])
     except RuntimeError:
-        torch.cuda.synchronize()
+        device.synchronize()
         return False
     return True
-
-
-def synchronizations(call: Call) -> int:
-    """How often a call makes the host wait for the GPU, as PyTorch's own check counts."""
-    call()
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            call()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
-
-
-def launches(call: Call) -> int:
-    """What a call puts on the GPU's queue: kernels, copies and fills."""
-    call()
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        call()
-        torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
-    return sum(event.device_type == on_gpu and not event.is_user_annotation for event in profile.events())
-
-
-def peak_bytes(call: Call) -> int:
-    """The most memory that a call holds on the GPU beyond what was there before, its result included."""
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def saved_bytes(call: Call, arguments: Iterable[Tensor]) -> int:
@@ -230,7 +163,7 @@ class Results:
         *,
         dtype: str = "float32",
         routing: str = "uniform",
-        device: str = "cpu",
+        device: Device = HERE,
     ) -> None:
         """One figure: seconds of a :class:`Timing`, or a single number of whatever ``metric`` says."""
         timing = value if isinstance(value, Timing) else Timing(value, value, value)
@@ -247,12 +180,14 @@ class Results:
 
 
 @cache
-def machine(device: str) -> dict[str, str]:
+def machine(device: Device = HERE) -> dict[str, str]:
     """Where and with what a figure was measured."""
     # A copy of the tree without its history is told its commit.
     commit = os.environ.get("RBM_COMMIT") or _output("git", "rev-parse", "--short", "HEAD")
     where = {"device": f"{_processor()}, {torch.get_num_threads()} threads", "driver": ""}
-    if device == "cuda":
+    if isinstance(device, Rehearsal):
+        where = {"device": "rehearsal", "driver": ""}
+    elif device.is_gpu:
         driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         where = {"device": torch.cuda.get_device_name(), "driver": driver}
     try:

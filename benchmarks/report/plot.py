@@ -1,4 +1,4 @@
-"""Bars of what others take over what we take: ``python -m benchmarks.plot CSV... --out DIR``.
+"""Bars of what others take over what we take: ``python -m benchmarks.report.plot CSV... --out DIR``.
 
 One picture for each operator, metric, dtype and device; one group of bars a shape, one bar an implementation.
 """
@@ -10,7 +10,7 @@ from typing import Annotated
 import matplotlib as mpl
 import typer
 
-from benchmarks.reading import Key, read
+from benchmarks.report.reading import Key, read
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

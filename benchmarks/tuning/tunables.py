@@ -1,4 +1,4 @@
-"""What ``benchmarks.tune`` may change: entries of the configurations, and for each a bounded set of candidates.
+"""What ``benchmarks.tuning.tune`` may change: entries of the configurations, and for each a bounded set of candidates.
 
 Nothing in ``rbm_kernels`` knows of this: a candidate is put in place of the entry while it is compiled or timed.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.cases import Case
-from benchmarks.precision import DTYPES
+from benchmarks.compiled.cases import Case
+from benchmarks.measure.precision import DTYPES
 from rbm_kernels.cosine_topk import config as cosine_topk_config
 from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config
@@ -27,8 +27,8 @@ Candidate = tuple | int
 class Tunable(ABC):
     """One entry of a configuration: what it decides, and what may stand there.
 
-    ``labels`` are the launches of :mod:`benchmarks.cases` that it decides, all of which must compile well; the first is
-    timed. ``kernel`` is the one whose machine code counts.
+    ``labels`` are the launches of :mod:`benchmarks.compiled.cases` that it decides, all of which must compile well; the
+    first is timed. ``kernel`` is the one whose machine code counts.
     """
 
     operator: str

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.precision import DTYPES
+from benchmarks.measure.device import HERE
+from benchmarks.measure.precision import DTYPES
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = HERE.name
 # The first is the one that matters most; where time is short, only it is measured with every routing.
-PRECISIONS = ("bfloat16", "float32", "tf32", "float16") if DEVICE == "cuda" else ("float32", "bfloat16")
+PRECISIONS = ("bfloat16", "float32", "tf32", "float16") if HERE.is_gpu else ("float32", "bfloat16")
 ROUTINGS = ("uniform", "skewed", "clustered")
 # Multiplications forward that a shape may take: on two cores a tenth of a second, on a GPU whatever there is.
-MOST = 10**13 if DEVICE == "cuda" else 4 * 10**9
+MOST = 10**13 if HERE.is_gpu else 4 * 10**9
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def workloads(precisions: tuple[str, ...] = PRECISIONS, routings: tuple[str, ...
     first, *others = for_this_machine(MOST)
     found = [Workload(first, precisions[0], routing) for routing in routings]
     found += [Workload(first, precision) for precision in precisions]
-    found += [Workload(shape, p) for shape in others for p in (precisions if DEVICE == "cuda" else precisions[:1])]
+    found += [Workload(shape, p) for shape in others for p in (precisions if HERE.is_gpu else precisions[:1])]
     return list(dict.fromkeys(found))
 
 

@@ -1,14 +1,15 @@
 """Every kernel once at the reference shape, for a profiler that starts and stops with the program's own marks.
 
-``ncu --profile-from-start off python -m benchmarks.profile_launches``; ``--dry-run`` names what would be launched.
+``ncu --profile-from-start off python -m benchmarks.compiled.profile_launches``; ``--dry-run`` names what would be
+launched.
 """
 
 import sys
 
 import torch
 
-from benchmarks.cases import CASES, Case, Tensors, labels, launches
-from benchmarks.precision import multiplying_as
+from benchmarks.compiled.cases import CASES, Case, Tensors, labels, launches
+from benchmarks.measure.precision import multiplying_as
 from rbm_kernels import memory_statistics, memory_update_
 
 PROFILED = [case for case in dict.fromkeys(CASES) if case in [Case(case.operator, case.precision)] or case.rows == 1]

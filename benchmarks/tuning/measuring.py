@@ -6,9 +6,10 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from benchmarks.cases import Case, Tensors
-from benchmarks.harness import buffer_sets, interleave, relative_error
-from benchmarks.precision import multiplying_as
+from benchmarks.compiled.cases import Case, Tensors
+from benchmarks.measure.device import HERE, Device
+from benchmarks.measure.harness import buffer_sets, interleave, relative_error
+from benchmarks.measure.precision import multiplying_as
 from rbm_kernels.cosine_topk import reference as cosine_topk
 from rbm_kernels.expert_matmul import reference as expert_matmul
 
@@ -18,7 +19,7 @@ Clock = Callable[[Sequence[Sequence[Call]]], list[float]]
 
 
 def reference(case: Case, label: str, t: Tensors) -> tuple[Tensor, ...]:
-    """The floating-point outputs of a launch of :mod:`benchmarks.cases`, in eager PyTorch and the dtype of ``t``."""
+    """A launch of :mod:`benchmarks.compiled.cases` in eager PyTorch: its floating-point outputs."""
     layer = (t.x, t.weight, t.bias, t.gates, t.experts)
     match label:
         case "gates, experts, cosines":
@@ -64,14 +65,14 @@ def _in_float64(tensors: Tensors) -> Tensors:
     return Tensors(**{name: x.double() if x.is_floating_point() else x for name, x in named.items()})
 
 
-def sets_beyond_the_cache(case: Case, device: str) -> int:
+def sets_beyond_the_cache(case: Case, device: Device = HERE) -> int:
     """How many sets of tensors to use in turn, so that no launch finds its own rows in the L2 cache."""
-    if torch.device(device).type != "cuda":
+    if not device.is_gpu:
         return 1
     return max(2, buffer_sets(Tensors.of(case, "meta").x.nbytes, device))
 
 
 def cuda_clock(candidates: Sequence[Sequence[Call]]) -> list[float]:
     """Microseconds a call, medians over rounds in which every candidate has its turn, as one CUDA graph."""
-    timings = interleave(dict(enumerate(candidates)), seconds=0, least=40, device="cuda", graphs=True)
+    timings = interleave(dict(enumerate(candidates)), seconds=0, least=40, graphs=True)
     return [1e6 * timings[place].median for place in range(len(candidates))]

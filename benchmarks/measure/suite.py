@@ -11,10 +11,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from benchmarks import harness
-from benchmarks.harness import Call, Results, Timing, buffer_sets, interleave, relative_error
-from benchmarks.precision import DTYPES, multiplying_as
-from benchmarks.shapes import DEVICE, MOST, PRECISIONS, Workload, for_this_machine
+from benchmarks.measure import harness
+from benchmarks.measure.device import HERE
+from benchmarks.measure.harness import Call, Results, Timing, buffer_sets, interleave, relative_error
+from benchmarks.measure.precision import DTYPES, multiplying_as
+from benchmarks.measure.shapes import DEVICE, MOST, PRECISIONS, Workload, for_this_machine
 from rbm_kernels.cost import Cost
 
 # Errors that eager PyTorch need not have made for an implementation to be right: the norm of the difference over the
@@ -37,7 +38,7 @@ class Ceilings:
     def flops(self, precision: str) -> float:
         """Operations a second of the best square ``torch.mm``."""
         if precision not in self._known:
-            sizes = (4096, 8192) if DEVICE == "cuda" else (512, 1024, 2048)
+            sizes = (4096, 8192) if HERE.is_gpu else (512, 1024, 2048)
             with multiplying_as(precision):
                 self._known[precision] = max(self._product(size, precision) for size in sizes[: self._many(3)])
             self._add("torch.mm", precision, "FLOP/s", self._known[precision])
@@ -58,13 +59,13 @@ class Ceilings:
         return 2 * size**3 / self._time(lambda: torch.mm(a, b))
 
     def _time(self, call: Call) -> float:
-        return interleave({"": call}, seconds=self._seconds / 2, least=self._many(5), device=DEVICE)[""].median
+        return interleave({"": call}, seconds=self._seconds / 2, least=self._many(5))[""].median
 
     def _many(self, usual: int) -> int:
         return usual if self._seconds >= 0.5 else 1
 
     def _add(self, name: str, precision: str, metric: str, value: float) -> None:
-        self._results.add("ceiling", "best found", name, metric, value, dtype=precision, device=DEVICE)
+        self._results.add("ceiling", "best found", name, metric, value, dtype=precision)
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Suite:
     def buffers(self, make: Callable[[], T], nbytes: Callable[[T], int]) -> list[T]:
         """Sets of tensors to be used in turn, as many as it takes for none to be found in a cache."""
         first = make()
-        return [first, *(make() for _ in range(buffer_sets(nbytes(first), DEVICE) - 1))]
+        return [first, *(make() for _ in range(buffer_sets(nbytes(first)) - 1))]
 
     def check(
         self, metric: str, implementations: Implementations, step: Step, problem: T, exact: Sequence[Tensor]
@@ -133,11 +134,11 @@ class Suite:
         """
         with multiplying_as(self.workload.precision):
             calls = {name: [partial(step, f, b) for b in buffers] for name, f in implementations.items()}
-            if DEVICE == "cuda":  # where memory may not do for more than was checked
+            if HERE.is_gpu:  # where memory may not do for more than was checked
                 served = [name for name in calls if self._served(name, metric, _finished(calls[name][0]))]
                 calls = {name: calls[name] for name in served}
             timings = self._interleave(f"{metric} seconds", calls)
-            if DEVICE == "cuda":
+            if HERE.is_gpu:
                 replayed = {name: calls[name] for name in calls if harness.can_be_captured(calls[name][0])}
                 timings |= self._interleave(f"{metric} graph seconds", replayed, graphs=True)
                 self._count(metric, calls)
@@ -167,7 +168,7 @@ class Suite:
 
     def _interleave(self, metric: str, calls: dict, *, graphs: bool = False) -> dict[str, Timing]:
         least = 5 if self.seconds >= 0.5 else 1
-        timings = interleave(calls, seconds=self.seconds, least=least, device=DEVICE, graphs=graphs)
+        timings = interleave(calls, seconds=self.seconds, least=least, graphs=graphs)
         for name, timing in timings.items():
             self._add(name, metric, timing)
         return timings
@@ -190,12 +191,12 @@ class Suite:
 
     def _count(self, metric: str, calls: dict[str, list[Call]]) -> None:
         for name, (call, *_) in calls.items():
-            self._add(name, f"{metric} launches", harness.launches(call))
-            self._add(name, f"{metric} host synchronisations", harness.synchronizations(call))
-            self._add(name, f"{metric} peak bytes", harness.peak_bytes(call))
+            self._add(name, f"{metric} launches", HERE.launches(call))
+            self._add(name, f"{metric} host synchronisations", HERE.synchronizations(call))
+            self._add(name, f"{metric} peak bytes", HERE.peak_bytes(call))
 
     def _add(self, implementation: str, metric: str, value: Timing | float) -> None:
-        about = {"dtype": self.workload.precision, "routing": self.workload.routing, "device": DEVICE}
+        about = {"dtype": self.workload.precision, "routing": self.workload.routing}
         self.results.add(self.operator, str(self.workload.shape), implementation, metric, value, **about)
 
 
@@ -204,8 +205,7 @@ def _finished(call: Call) -> Callable[[], bool]:
 
     def run() -> bool:
         call()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+        HERE.synchronize()
         return True
 
     return run

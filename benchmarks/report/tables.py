@@ -1,4 +1,4 @@
-"""Tables of README.md and NOTES.md, made from committed results: ``python -m benchmarks.tables`` writes them.
+"""Tables of README.md and NOTES.md, made from committed results: ``python -m benchmarks.report.tables`` writes them.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test holds that what stands there is what the
 results give.
@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.reading import read
-from benchmarks.shapes import REFERENCE, Shape
+from benchmarks.measure.shapes import REFERENCE, Shape
+from benchmarks.report.reading import read
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md")
 CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
     "Nothing has been measured on a GPU yet: `bash benchmarks/gpu.sh OUT_DIR` measures it, and `OUT_DIR/results.csv`,\n"
-    "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.tables`.\n"
+    "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.report.tables`.\n"
 )
 PEERS = ("eager", "eager compiled", "split", "sorted")
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}

@@ -1,4 +1,4 @@
-"""Is anything slower than it was? ``python -m benchmarks.regression OLD.csv NEW.csv [--limit 1.10]``.
+"""Is anything slower than it was? ``python -m benchmarks.report.regression OLD.csv NEW.csv [--limit 1.10]``.
 
 Compares times that both files have, of the same implementation on the same device. The status is 1 where a ratio is
 over the limit, and 2 where the files have no time in common.
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.reading import Key, read
+from benchmarks.report.reading import Key, read
 
 
 def ratios(old: dict[Key, float], new: dict[Key, float]) -> dict[Key, float]:

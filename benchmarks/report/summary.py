@@ -1,4 +1,4 @@
-"""Ten lines about a run on a GPU: ``python -m benchmarks.summary results.csv --status status.txt``."""
+"""Ten lines about a run on a GPU: ``python -m benchmarks.report.summary results.csv --status status.txt``."""
 
 import csv
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.shapes import REFERENCE
-from benchmarks.tables import Figures
+from benchmarks.measure.shapes import REFERENCE
+from benchmarks.report.tables import Figures
 
 DTYPE = "bfloat16"
 

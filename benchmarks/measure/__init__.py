@@ -1,0 +1,1 @@
+"""How suites measure: devices, turns, shapes, precisions, and the one schema of results."""

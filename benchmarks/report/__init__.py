@@ -1,0 +1,1 @@
+"""Results read back: tables, plots, summaries, regressions."""
