@@ -93,10 +93,12 @@ def _mend_interpreter() -> None:
 
     It keeps bfloat16 in 16-bit integers; ``tl.dot`` multiplies those, and casts cut, not round. And it leaves products
     to NumPy's BLAS, which on some CPUs adds up a row in an order that depends on the rows beside it: here they are
-    formed in float64 and rounded once.
+    formed in float64 and rounded once. Triton 3.6 takes the bound of a loop from an array of one element by ``int()``,
+    which NumPy refuses from 2.5 on.
     """
     import numpy as np
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
@@ -123,5 +125,12 @@ def _mend_interpreter() -> None:
             return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
         return cast(self, src, dst_type)
 
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
     create_dot.mended = True
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl

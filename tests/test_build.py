@@ -26,6 +26,8 @@ needs_cmake = pytest.mark.skipif(
     or not (ROOT / "CMakeLists.txt").exists(),
     reason="needs cmake, ninja, pybind11 and the sources",
 )
+NVCC = shutil.which("nvcc", path=f"{os.environ['PATH']}{os.pathsep}/usr/local/cuda/bin")
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 needs_nm = pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm (binutils)")
 
 
@@ -84,8 +86,10 @@ def test_build_info():
     assert re.match(r"\w+ \d+\.", info["cxx_compiler"])
     assert "-std=c++20" in info["cxx_flags"]
     assert "-march=native" not in info["cxx_flags"], "a wheel must run on any processor of its architecture"
-    if (_native.LIBRARY_DIR / "librbm_cuda.so").exists() and info["cuda_version"]:
-        assert info["cuda_architectures"].split() == ["sm_80", "sm_90", "sm_100", "sm_120", "compute_120"]
+    if info["cuda_version"]:
+        *machine_code, ptx = info["cuda_architectures"].split()
+        assert all(re.fullmatch(r"sm_\d+", name) for name in machine_code)
+        assert ptx == machine_code[-1].replace("sm", "compute"), "newer GPUs compile the PTX of the newest"
 
 
 @pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="needs the sources")
@@ -148,6 +152,52 @@ def test_a_misspelt_choice_is_named(tmp_path):
     result = configure(tmp_path, RBM_BUILD_CUDA="yes")
     assert result.returncode != 0
     assert "RBM_BUILD_CUDA is 'yes', expected 0, 1 or auto." in result.stderr
+
+
+@needs_cmake
+@pytest.mark.parametrize(
+    "architectures", ["75", "80,90", "90 100", "90;", "sm_90", "native"], ids=lambda value: re.sub(r"\W", "_", value)
+)
+def test_a_misspelt_architecture_is_named(tmp_path, architectures):
+    """With or without nvcc: a typing error must not wait for the machine that has one."""
+    result = configure(tmp_path, RBM_CUDA_ARCHITECTURES=architectures, RBM_BUILD_CUDA="0")
+    assert result.returncode != 0
+    assert (
+        f"RBM_CUDA_ARCHITECTURES is '{architectures}', expected numbers from 80 on, separated by semicolons, such as"
+        " '90' or '80;90'." in " ".join(result.stderr.split())
+    )
+
+
+@needs_cmake
+@needs_nvcc
+def test_an_architecture_that_nvcc_does_not_know_is_named(tmp_path):
+    result = configure(tmp_path, RBM_CUDA_ARCHITECTURES="90;199")
+    assert result.returncode != 0
+    message = " ".join(result.stderr.split())
+    assert re.search(r"RBM_CUDA_ARCHITECTURES names 199, which \S+nvcc does not know: it knows (\d+ )+\d+\.", message)
+
+
+@needs_cmake
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("architectures", "built"),
+    [
+        ("", "sm_80 sm_90 sm_100 sm_120 compute_120"),
+        ("90", "sm_90 compute_90"),
+        ("100;90;90", "sm_90 sm_100 compute_100"),
+    ],
+    ids=["all", "one", "two"],
+)
+def test_architectures(tmp_path, architectures, built):
+    """What is said, what nvcc is told, and what ``_build_info`` will say are the same."""
+    result = configure(tmp_path, RBM_CUDA_ARCHITECTURES=architectures)
+    assert result.returncode == 0, result.stderr
+    assert f"librbm_cuda is built for {built}\n" in result.stdout
+    commands = (tmp_path / "compile_commands.json").read_text()
+    told = re.findall(r"code=\[(\w+)\]", next(line for line in commands.splitlines() if "generate-code" in line))
+    assert sorted(told) == sorted(built.split())
+    assert "RBM_CUDA_ARCHITECTURES" in commands
+    assert built in commands.replace("\\", "")
 
 
 @pytest.fixture

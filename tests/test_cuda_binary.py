@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.compiled.cases import ARCHITECTURES
 from benchmarks.compiled.static_report import CUDA_LIBRARY, CUDA_PROGRAMS, Row, cuda_rows
-from rbm_kernels import _machine_code
+from rbm_kernels import _machine_code, _native
+
+# RBM_CUDA_ARCHITECTURES decides; tests/test_build.py tests what it decides.
+ARCHITECTURES = [int(number) for number in re.findall(r"sm_(\d+)", _native.build_info()["cuda_architectures"] or "")]
 
 pytestmark = [
     pytest.mark.skipif(not CUDA_LIBRARY.exists(), reason="librbm_cuda was not built (nvcc was not found)"),
