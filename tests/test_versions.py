@@ -61,7 +61,9 @@ def test_a_shim_that_fails_is_passed_over(tmp_path, monkeypatch):
     theirs = program(tmp_path / "versions" / "3.13.0" / "bin" / "python", "echo 3 13")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    assert versions.find_python("3.13") == str(theirs)
+    assert versions.find_python("3.13") == versions.find_python("3.13.0") == str(theirs)
+    with pytest.raises(versions.CheckError, match=r"PYTHON '3\.1' was not found"):
+        versions.find_python("3.1")  # 3.13 begins with it
 
 
 def test_what_pip_is_told():

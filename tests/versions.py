@@ -3,9 +3,9 @@
 
 The whole check makes an environment of its own and downloads what the package needs. Then, without a network and from a
 copy of the tracked files without ``.git``, it builds as on a GPU machine, loads both libraries, trains on digits, runs
-the tests of the operators and of the layer, and compiles every kernel of ``benchmarks.compiled.cases`` with the Triton
-of that PyTorch. It takes minutes, 7 GB of disk, and up to 3 GB of downloads. ``--lowest`` installs the lower bounds of
-``pyproject.toml`` in place of the newest versions.
+the tests of the operators and of the layer, rehearses ``benchmarks/gpu.sh``, and compiles every kernel of
+``benchmarks.compiled.cases`` with the Triton of that PyTorch. It takes minutes, 7 GB of disk, and up to 3 GB of
+downloads. ``--lowest`` installs the lower bounds of ``pyproject.toml`` in place of the newest versions.
 
 ``--headers`` compiles ``csrc/`` against the headers of that PyTorch and looks every symbol up in its libraries. It
 needs the wheel of PyTorch alone, which it keeps unpacked (0.5 GB) in the user's cache folder, and pybind11 in PYTHON.
@@ -32,7 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_TORCH = (2, 11)
 OLDEST_PYTHON = (3, 10)
 ARCHITECTURES = (80, 90)
-# Patterns of files, so that a test that moves is still found; the interpreter's longest ones are left to the suite.
+# Patterns of files, so that a test that moves is still found. Of the tests that take Triton's interpreter minutes only those
+# of the usual shapes run: the whole suite is CI's affair.
+CHOSEN_TESTS = "not slow", "not (kernels.py or passes.py or properties.py or twin_run.py) or usual"
 TESTS = ("tests/test_import.py", "tests/test_build.py", "tests/rbm_kernels/test_*.py", "tests/rbm/**/test_*layer*.py")
 # With the lower bounds: what reads files, splits, encodes, trains and draws, and so uses every dependency.
 LOWEST_TESTS = tuple(
@@ -45,44 +47,7 @@ QUICK_DISTILLATION = tuple(
     for argument in ("--set", setting)
 )
 
-# Programs for the Python under test. Each prints one line that the summary shows.
-VERSIONS = """
-import importlib.metadata, json, platform, torch
-names = ("torch", "triton", "numpy", "torch-geometric", "pybind11", "setuptools")
-versions = {name: importlib.metadata.version(name) for name in names}
-print(json.dumps({"Python": platform.python_version(), **versions, "CUDA of torch": torch.version.cuda or "none"}))
-"""
-REQUIREMENTS = """
-import json, pathlib
-try:
-    import tomllib
-except ImportError:
-    from pip._vendor import tomli as tomllib
-project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
-extras = project["project"]["optional-dependencies"]
-own = project["build-system"]["requires"] + project["project"]["dependencies"]
-print(json.dumps(own + extras["bench"] + extras["test"]))
-"""
-LIBRARIES = """
-import torch, rbm_kernels
-from rbm_kernels import _native
-assert _native.status()["cpu"]["loaded"]
-cuda = _native.LIBRARY_DIR / "librbm_cuda.so"
-if not cuda.exists():
-    print("librbm_cpu loaded; librbm_cuda not built: no nvcc")
-elif torch.version.cuda is None:
-    print("librbm_cpu loaded; librbm_cuda built, not loaded: this torch has no CUDA")
-else:
-    torch.ops.load_library(cuda)
-    print("librbm_cpu and librbm_cuda loaded, for", _native.build_info()["cuda_architectures"])
-"""
-KERNELS = """
-import sys
-from benchmarks.compiled.cases import CASES
-from benchmarks.compiled.static_report import compiled_rows
-rows = [row for _, row in compiled_rows(CASES, int(sys.argv[1]))]
-print(len(rows), "kernels in", len(CASES), "cases,", sum(row.spilled_bytes > 0 for row in rows), "spill")
-"""
+PROBES = "tests/helpers/version_probes.py"
 
 
 class CheckError(Exception):
@@ -126,7 +91,8 @@ def find_python(name: str | None) -> str:
         candidates = [sys.executable]
     elif re.fullmatch(r"3\.\d+(\.\d+)?", name):
         pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-        candidates = [shutil.which(f"python{name}"), *map(str, sorted(pyenv.glob(f"{name}*/bin/python")))]
+        installed = sorted([*pyenv.glob(f"{name}/bin/python"), *pyenv.glob(f"{name}.*/bin/python")])
+        candidates = [shutil.which(f"python{name}"), *map(str, installed)]
     else:
         candidates = [shutil.which(name)]
     program = "import sys; print(*sys.version_info[:2])"
@@ -163,7 +129,7 @@ class Check:
             log.write(f"+ {' '.join(command)}\n{done.stdout}{done.stderr}\n")
         if done.returncode != 0:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
-            raise CheckError(f"{' '.join(command)} ended with status {done.returncode}:\n{tail}")
+            raise CheckError(f"{' '.join(command)[:200]} ended with status {done.returncode}:\n{tail}")
         return done.stdout
 
     @contextlib.contextmanager
@@ -202,13 +168,13 @@ def check_environment(check: Check, options: argparse.Namespace) -> None:
     with check.stage("download") as say:
         copy_tracked_files(tree)
         check.run([options.python, "-m", "venv", str(check.work / "env")])
-        requirements = json.loads(check.run([str(python), "-c", REQUIREMENTS], cwd=tree))
+        requirements = json.loads(check.run([str(python), PROBES, "requirements"], cwd=tree))
         wanted = "torch" if options.torch == "newest" else f"torch=={options.torch}"
         requirements = [wanted, *choose_versions(requirements, lowest=options.lowest)]
         if options.lowest:
             requirements.append(f"cmake=={oldest_cmake()}.*")
-        check.run([str(python), "-m", "pip", "install", *requirements], network=True)
-        versions = json.loads(check.run([str(python), "-c", VERSIONS]))
+        check.run([str(python), "-m", "pip", "install", "--no-compile", *requirements], network=True)
+        versions = json.loads(check.run([str(python), PROBES, "versions"], cwd=tree))
         say(", ".join(f"{name} {version}" for name, version in versions.items()))
     if check.has_failed:
         return
@@ -233,7 +199,7 @@ def check_environment(check: Check, options: argparse.Namespace) -> None:
     with check.stage("pip check") as say:
         say(last_line(run(str(python), "-m", "pip", "check")))
     with check.stage("libraries") as say:
-        say(last_line(run(str(python), "-c", LIBRARIES)))
+        say(last_line(run(str(python), PROBES, "libraries")))
         say(check_symbols(tree / "rbm_kernels" / "lib", offered_by(environment_libraries(python))))
     with check.stage("rbm distill") as say:
         out = check.work / "run"
@@ -246,11 +212,16 @@ def check_environment(check: Check, options: argparse.Namespace) -> None:
         if not all(found.values()):
             raise CheckError(f"no file of tests matches {' or '.join(key for key in found if not found[key])}")
         files = dict.fromkeys(str(path.relative_to(tree)) for paths in found.values() for path in paths)
+        marks, names = CHOSEN_TESTS
         workers = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile")
-        say(last_line(run(str(python), "-m", "pytest", "-q", "-m", "not slow", "--durations=20", *workers, *files)))
+        say(last_line(run(str(python), "-m", "pytest", "-q", "-m", marks, "-k", names, *workers, *files)))
+    with check.stage("rehearsal") as say:
+        out = check.work / "rehearsal"
+        run("bash", "benchmarks/gpu.sh", str(out), "--rehearse")
+        say("every stage of benchmarks/gpu.sh on CPU tensors")
     for architecture in ARCHITECTURES:
         with check.stage(f"kernels sm_{architecture}") as say:
-            say(last_line(run(str(python), "-c", KERNELS, str(architecture))))
+            say(last_line(run(str(python), PROBES, "kernels", str(architecture))))
 
 
 def copy_tracked_files(target: Path) -> None:
