@@ -32,8 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_TORCH = (2, 11)
 OLDEST_PYTHON = (3, 10)
 ARCHITECTURES = (80, 90)
-# Patterns of files, so that a test that moves is still found. Of the tests that take Triton's interpreter minutes only those
-# of the usual shapes run: the whole suite is CI's affair.
+# Patterns of files, so that a test that moves is still found. Of the tests that take Triton's interpreter minutes, the
+# usual shapes alone: CI runs all, with one version.
 CHOSEN_TESTS = "not slow", "not (kernels.py or passes.py or properties.py or twin_run.py) or usual"
 TESTS = ("tests/test_import.py", "tests/test_build.py", "tests/rbm_kernels/test_*.py", "tests/rbm/**/test_*layer*.py")
 # With the lower bounds: what reads files, splits, encodes, trains and draws, and so uses every dependency.
