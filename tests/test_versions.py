@@ -142,6 +142,11 @@ def test_a_stage_that_fails_fails_the_check(monkeypatch, capsys):
     assert not folders[0].exists()
 
 
+def test_a_missing_program_is_named(tmp_path):
+    with pytest.raises(versions.CheckError, match="no-such-cmake was not found: install it"):
+        versions.Check(tmp_path).run(["no-such-cmake", "--version"])
+
+
 def test_the_copy_is_what_git_tracks(tmp_path):
     versions.copy_tracked_files(tmp_path)
     assert (tmp_path / "csrc" / "register.cpp").read_text() == (ROOT / "csrc" / "register.cpp").read_text()

@@ -118,13 +118,16 @@ class Check:
         """Run a command without a network, or with one; return what it wrote to standard output.
 
         Raises:
-            CheckError: it failed; the message holds the last lines of its output.
+            CheckError: there is no such program, or it failed; the message holds the last lines of its output.
         """
         if not network:
             command, environment = [*self.offline, *command], {"PIP_NO_INDEX": "1", **environment}
-        done = subprocess.run(
-            command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError as error:
+            raise CheckError(f"{command[0]} was not found: install it") from error
         with (self.work / "log.txt").open("a") as log:
             log.write(f"+ {' '.join(command)}\n{done.stdout}{done.stderr}\n")
         if done.returncode != 0:
