@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from benchmarks.peers.experts import gate_of_expert, grouped_products, inverse, sort_pairs
 from rbm_kernels import expert_matmul
+from rbm_kernels.cost import Cost
 
 
 def swiglu(pair: Tensor) -> Tensor:
@@ -49,3 +50,18 @@ def grouped_mm_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: 
     hidden = swiglu(grouped_products(x[pairs // experts.shape[1]], up, ends))
     by_row = grouped_products(hidden, down, ends)[inverse(pairs)].view(*experts.shape, -1)
     return (by_row * gates.to(x.dtype)[..., None]).sum(1)
+
+
+def cost_forward(rows: int, features: int, hidden: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:
+    """Bytes ``s (2 B D + 3 E' D I) + 8 B k``, ``E' = min(E, B k)``; operations ``6 B k D I``."""
+    moved = 2 * rows * features + 3 * min(num_experts, rows * k) * features * hidden
+    return Cost(dtype.itemsize * moved + 8 * rows * k, 6 * rows * k * features * hidden)
+
+
+def cost_backward(rows: int, features: int, hidden: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:
+    """Bytes ``s (3 B D + 6 E D I) + 12 B k``; operations ``12 B k D I``, none for what is computed again.
+
+    The gradient, x, weights, gates and experts are read, four gradients written.
+    """
+    moved = 3 * rows * features + 6 * num_experts * features * hidden
+    return Cost(dtype.itemsize * moved + 12 * rows * k, 12 * rows * k * features * hidden)
