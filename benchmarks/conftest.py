@@ -4,6 +4,7 @@
 """
 
 import math
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -34,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption("--shapes", choices=choices, default="all", help="the first shape alone, or all but it")
     told = "for example float32,bfloat16; by default those that the processor has in hardware"
     parser.addoption("--precisions", type=_precisions, default=None, help=told)
-    told = "seconds that all may take: where a run falls behind, later comparisons get fewer rounds; 0 for no end"
+    told = "seconds that all may take: later comparisons get fewer rounds, or none, where a run is behind; 0 for no end"
     parser.addoption("--budget", type=float, default=BUDGET, help=told)
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-only", action="store_true", help="accepted; pytest-benchmark is not installed")
@@ -43,7 +44,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def _precisions(text: str) -> tuple[str, ...]:
     wanted = tuple(text.split(","))
     if unknown := [precision for precision in wanted if precision not in PRECISIONS]:
-        raise ValueError(f"--precisions: {', '.join(unknown)} is not measured here; there are {', '.join(PRECISIONS)}")
+        told = f"{', '.join(unknown)} is not measured here; there are {', '.join(PRECISIONS)}"
+        raise ArgumentTypeError(told)
     return wanted
 
 
@@ -110,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
     items[:] = [item for item in items if is_kept(item)]
-    budget = config.getoption("--budget") or math.inf
+    budget = math.inf if is_smoke else config.getoption("--budget") or math.inf
     config.stash[_PACE] = Pace(budget, [_weight(item) for item in items])
 
 
@@ -127,7 +129,10 @@ def _weight(item: pytest.Item) -> float:
 
 
 class _Progress:
-    """Counts the tests that are over for the pace; before each, unless ``-q`` or a smoke run, a line."""
+    """Counts the tests that are over for the pace; before each, unless ``-q`` or a smoke run, a line.
+
+    Where the budget is spent, the tests that remain are skipped, and say why.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -141,6 +146,11 @@ class _Progress:
             times = f"{minutes(pace.elapsed)}, about {minutes(pace.left)} left"
             reporter.ensure_newline()
             reporter.line(f"[{pace.place}, {times}] {nodeid.rpartition('/')[2]}")
+
+    def pytest_runtest_setup(self) -> None:
+        """Skip what the budget has no time for."""
+        if self._config.stash[_PACE].is_over:
+            pytest.skip("left out for time: --budget is spent; a larger one, or 0 for none, measures it")
 
     def pytest_runtest_logfinish(self) -> None:
         """One more is over."""

@@ -42,6 +42,11 @@ class Pace:
         return min(1.0, max(LEAST, (self._budget - self.elapsed) / planned)) if planned else LEAST
 
     @property
+    def is_over(self) -> bool:
+        """Whether the budget is spent."""
+        return self.elapsed > self._budget
+
+    @property
     def may_compile(self) -> bool:
         """Whether there is time for what takes seconds of each shape."""
         return self.share > TOO_LATE
