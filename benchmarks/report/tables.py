@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.shapes import REFERENCE, Shape
+from benchmarks.peers.libraries import LIBRARIES
 from benchmarks.report.reading import read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,7 @@ NOT_MEASURED = (
 )
 PEERS = ("eager", "eager compiled", "split", "sorted")
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
+LIBRARY_PEERS = ("eager", "grouped_mm", *(library.name for library in LIBRARIES))
 MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
@@ -191,6 +193,17 @@ def gpu() -> str:
     return markdown(header, table) + ("" if figures.medians else "\n" + NOT_MEASURED)
 
 
+def gpu_libraries() -> str:
+    """Other projects' kernels; the two products with SwiGLU are a suite of their own."""
+    figures, table = Figures(GPU), []
+    names = {"expert_matmul": "experts", "ffn": "two products, SwiGLU"}
+    for operator, about in names.items():
+        for metric in ("forward", "forward + backward"):
+            cells = figures.cells(LIBRARY_PEERS, operator, REFERENCE, metric, dtype="bfloat16")
+            table.append([f"{about}: {metric}", *cells])
+    return markdown([f"{REFERENCE}, bfloat16", "`rbm`", *LIBRARY_PEERS], table)
+
+
 def gpu_kernels() -> str:
     figures, table = Figures(GPU), []
     for operator, metric in (
@@ -221,6 +234,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "epoch-shares": epoch_shares,
     "cpu-experts": cpu_experts,
     "gpu": gpu,
+    "gpu-libraries": gpu_libraries,
     "gpu-kernels": gpu_kernels,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
