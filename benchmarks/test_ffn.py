@@ -14,9 +14,13 @@ from benchmarks.measure.shapes import DEVICE, FEWEST, MOST, PRECISIONS, Problem,
 from benchmarks.peers import ffn_peers
 from benchmarks.peers.ffn import cost_backward, cost_forward, eager_ffn
 
-# Three times the operations of an expert matmul: on a CPU of few rows alone.
+# Three times the operations of an expert matmul: on a CPU of few rows alone, and in float32.
 SHAPES = (for_this_machine(MOST)[0], Shape(FEWEST)) if HERE.is_gpu else (Shape(FEWEST),)
-WORKLOADS = [Workload(shape, precision) for shape in dict.fromkeys(SHAPES) for precision in PRECISIONS]
+WORKLOADS = [
+    Workload(shape, precision)
+    for shape in dict.fromkeys(SHAPES)
+    for precision in (PRECISIONS if HERE.is_gpu else PRECISIONS[:1])
+]
 COMPARED = 4096  # rows of results that are compared with float64; all rows are in the weights' gradient
 PART = 16_384  # rows that are multiplied in float64 at a time
 

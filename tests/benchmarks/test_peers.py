@@ -17,6 +17,7 @@ from benchmarks.measure.shapes import ROUTINGS, Problem, Shape, Workload, clear_
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, ffn_peers, libraries, peers
 from benchmarks.peers.experts import grouped_mm, sort_pairs, sorted_addmm
 from benchmarks.peers.ffn import eager_ffn
+from benchmarks.report import tables
 from rbm.reference import ReferenceRbMLayer
 from rbm_kernels.expert_matmul import reference
 
@@ -142,8 +143,9 @@ def test_triton_kernels_of_both_generations(fake, precision):
             adapter.experts(*arguments)
 
 
-def test_every_library_has_a_fake():
+def test_every_library_has_a_fake_and_a_column():
     assert {*FAKES, ("triton_kernels", "experts")} == set(ADAPTERS)
+    assert tuple(library.name for library in libraries.LIBRARIES) == tables.LIBRARIES
 
 
 @pytest.mark.parametrize(("name", "kind"), [("megablocks", "experts"), ("sonicmoe", "ffn")])
