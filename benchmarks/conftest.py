@@ -1,5 +1,10 @@
-"""Options ``--results FILE`` (``.benchmarks/results.csv``) and ``--seconds S``, and a table of ratios at the end."""
+"""Options of the suites, which workloads a run has, its pace, and a table of ratios at the end.
 
+``--results FILE`` (``.benchmarks/results.csv``), ``--seconds S``, ``--shapes``, ``--precisions P,...``, ``--budget S``.
+"""
+
+import math
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -7,13 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Results
-from benchmarks.measure.shapes import MOST, Shape, Workload, for_this_machine
+from benchmarks.measure.pace import SMOKE, Pace, minutes
+from benchmarks.measure.precision import in_hardware, slowness
+from benchmarks.measure.shapes import MOST, PRECISIONS, Shape, Workload, for_this_machine
 from benchmarks.measure.suite import Ceilings, Suite
 from benchmarks.peers import missing_libraries
 
 # What a smoke run (``--seconds`` below 0.5) still multiplies, forward, and how many sparse rows.
 MULTIPLICATIONS, SPARSE_ROWS = 10**9, 4096
+_WRITTEN: pytest.StashKey[Results] = pytest.StashKey()
+_PACE: pytest.StashKey[Pace] = pytest.StashKey()
+# The order of suites; those that are not named come before the last ones.
+FIRST = ("expert_matmul", "layer", "cosine_topk", "memory_update", "expert_order", "routed_matmul", "student")
+LAST = ("distillation_epoch", "cold_start")
+ORDER = (*FIRST, *LAST)
+# Seconds that a run may take on a CPU; a lent GPU's time is cut by whoever runs the suites there.
+BUDGET = math.inf if HERE.is_gpu else 600.0
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -21,14 +37,48 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption("--seconds", type=float, default=0.5, help="how long variants are compared with one another")
     choices = ("all", "reference", "others")
     parser.addoption("--shapes", choices=choices, default="all", help="the first shape alone, or all but it")
+    told = "for example float32,bfloat16; by default those that the processor has in hardware"
+    parser.addoption("--precisions", type=_precisions, default=None, help=told)
+    told = "seconds that all may take: later comparisons get fewer rounds, or none, where a run is behind; 0 for no end"
+    parser.addoption("--budget", type=float, default=BUDGET, help=told)
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-only", action="store_true", help="accepted; pytest-benchmark is not installed")
+
+
+def _precisions(text: str) -> tuple[str, ...]:
+    wanted = tuple(text.split(","))
+    if unknown := [precision for precision in wanted if precision not in PRECISIONS]:
+        told = f"{', '.join(unknown)} is not measured here; there are {', '.join(PRECISIONS)}"
+        raise ArgumentTypeError(told)
+    return wanted
+
+
+def _left_out() -> list[str]:
+    """The precisions that a run leaves out unless it is asked for them."""
+    return [] if HERE.is_gpu else [precision for precision in PRECISIONS if not in_hardware(precision)]
+
+
+def _about_precisions(config: pytest.Config) -> str:
+    if config.getoption("--precisions") is not None:
+        return f"precisions: {', '.join(config.getoption('--precisions'))}, as asked for"
+    told = [
+        f"; {precision} left out: a product takes {slowness(precision):.0f} times as long as in float32 on this"
+        f" processor (--precisions {','.join(PRECISIONS)} measures it)"
+        for precision in _left_out()
+    ]
+    return f"precisions: {', '.join(p for p in PRECISIONS if p not in _left_out())}{''.join(told)}"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return _about_precisions(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("benchmark"):
         config.pluginmanager.register(_WithoutPytestBenchmark())
+    config.stash[_PACE] = Pace(math.inf, [])
+    config.pluginmanager.register(_Progress(config))
     # Its table would list one implementation of each workload, the one at the end lists all: --benchmark-verbose asks
     # for it, and --benchmark-json has it anyway.
     config.option.benchmark_quiet = True
@@ -47,13 +97,16 @@ class _WithoutPytestBenchmark:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--shapes``; and a smoke run leaves out large workloads and other numbers of experts than the usual one."""
-    wanted, is_smoke = config.getoption("--shapes"), config.getoption("--seconds") < 0.5
-    first = for_this_machine(MOST)[0]
+    """``--shapes`` and ``--precisions``; a smoke run leaves out large workloads and other numbers of experts too."""
+    wanted, is_smoke = config.getoption("--shapes"), config.getoption("--seconds") < SMOKE
+    first, asked = for_this_machine(MOST)[0], config.getoption("--precisions")
+    left_out = _left_out() if asked is None else [p for p in PRECISIONS if p not in asked]
 
     def is_kept(item: pytest.Item) -> bool:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         match parameters.get("workload", parameters.get("shape")):
+            case Workload(precision=precision) if precision in left_out:
+                return False
             case Workload(shape=shape):
                 is_small = shape.multiplications <= MULTIPLICATIONS and shape.experts == Shape.experts
                 return (is_small or not is_smoke) and wanted in ("all", "reference" if shape == first else "others")
@@ -62,7 +115,59 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return wanted != "others"
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
-    items[:] = [item for item in items if is_kept(item)]
+    items[:] = sorted((item for item in items if is_kept(item)), key=_place)
+    budget = math.inf if is_smoke else config.getoption("--budget") or math.inf
+    config.stash[_PACE] = Pace(budget, [_weight(item) for item in items])
+
+
+def _suite(item: pytest.Item) -> str:
+    """Such as ``expert_matmul``."""
+    return item.path.stem.removeprefix("test_")
+
+
+def _place(item: pytest.Item) -> float:
+    """The suites that matter most first: where time is short, the last ones are left out."""
+    return ORDER.index(_suite(item)) if _suite(item) in ORDER else len(FIRST) - 0.5
+
+
+def _weight(item: pytest.Item) -> float:
+    """About how many seconds a test takes, for the pace of a run: two cores, in float32."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    workload = parameters.get("workload", parameters.get("shape"))
+    shape = workload.shape if isinstance(workload, Workload) else workload
+    if _suite(item) in ("expert_matmul", "layer", "ffn") and isinstance(shape, Shape):
+        is_first = shape == for_this_machine(MOST)[0] and workload.routing == "uniform"
+        return 3 + shape.multiplications / 1e8 + (20 if is_first else 0)
+    return {"cold_start": 8.0, "distillation_epoch": 15.0}.get(_suite(item), 2.0)
+
+
+class _Progress:
+    """Counts the tests that are over for the pace; before each, unless ``-q`` or a smoke run, a line.
+
+    Where the budget is spent, the tests that remain are skipped, and say why.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._is_told = config.getoption("--seconds") >= SMOKE and config.option.verbose >= 0
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Which workload, of how many, since when, and for how long yet."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if self._is_told and reporter is not None:
+            pace = self._config.stash[_PACE]
+            times = f"{minutes(pace.elapsed)}, about {minutes(pace.left)} left"
+            reporter.ensure_newline()
+            reporter.line(f"[{pace.place}, {times}] {nodeid.rpartition('/')[2]}")
+
+    def pytest_runtest_setup(self) -> None:
+        """Skip what the budget has no time for."""
+        if self._config.stash[_PACE].is_over:
+            pytest.skip("left out for time: --budget is spent; a larger one, or 0 for none, measures it")
+
+    def pytest_runtest_logfinish(self) -> None:
+        """One more is over."""
+        self._config.stash[_PACE].next()
 
 
 @pytest.fixture(autouse=True)
@@ -89,21 +194,26 @@ def ceilings(results: Results, seconds: float) -> Ceilings:
 
 
 @pytest.fixture
-def suite(results: Results, ceilings: Ceilings, seconds: float, benchmark) -> Iterator[Callable[..., Suite]]:
+def pace(pytestconfig: pytest.Config) -> Pace:
+    """How much of the run's time is left."""
+    return pytestconfig.stash[_PACE]
+
+
+@pytest.fixture
+def suite(
+    results: Results, ceilings: Ceilings, seconds: float, pace: Pace, benchmark
+) -> Iterator[Callable[..., Suite]]:
     """Make the :class:`~benchmarks.measure.suite.Suite` of a workload; a wrong answer fails the test."""
     made: list[Suite] = []
 
     def make(operator: str, workload: Workload) -> Suite:
-        made.append(Suite(operator, workload, results, ceilings, seconds, benchmark))
+        made.append(Suite(operator, workload, results, ceilings, seconds, benchmark, pace))
         return made[-1]
 
     torch.compiler.reset()  # what other workloads compiled would make this one's shapes dynamic
     yield make
     for one in made:
         one.finish()
-
-
-_WRITTEN: pytest.StashKey[Results] = pytest.StashKey()
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
@@ -124,5 +234,6 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         else:
             told = [f"{name} {value:.3g}" for name, value in values.items()]
         terminalreporter.line(f"{' '.join(key)}: {', '.join(told)}")
+    terminalreporter.line(_about_precisions(config))
     if missing := missing_libraries():
-        terminalreporter.line(f"not installed, so not measured: {', '.join(missing)}")
+        terminalreporter.line(f"libraries that were not measured: {', '.join(missing)}")

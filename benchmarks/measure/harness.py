@@ -6,13 +6,14 @@ medians with the 20th and the 80th percentile, never means.
 
 import csv
 import datetime
+import math
 import os
 import platform
 import shutil
 import subprocess
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -34,17 +35,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one variant: the median, and the 20th and 80th percentile."""
+    """Seconds of one variant: the median, and the 20th and 80th percentile, of so many rounds."""
 
     median: float
     p20: float
     p80: float
+    rounds: int = field(default=1, compare=False)
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Timing":
         ordered = sorted(seconds)
         last = len(ordered) - 1
-        return cls(*(ordered[round(share * last)] for share in (0.5, 0.2, 0.8)))
+        return cls(*(ordered[round(share * last)] for share in (0.5, 0.2, 0.8)), rounds=len(ordered))
 
 
 def interleave(
@@ -53,10 +55,14 @@ def interleave(
     seconds: float = 1.0,
     least: int = 5,
     most: int = 1000,
+    limit: float = math.inf,
     device: Device = HERE,
     graphs: bool = False,
 ) -> dict[Name, Timing]:
     """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
+
+    A variant that would take longer than its share of ``limit`` seconds for that is timed in fewer rounds, at the least
+    by one call: :attr:`Timing.rounds` says how many. Whoever compiles at the first call should be called before.
 
     A variant is a call, or the same call on several sets of tensors, which it then takes in turn (see
     :func:`buffer_sets`). Each is called before, to allocate and to build what it keeps, and once more by the clock. A
@@ -65,24 +71,33 @@ def interleave(
     captured and replayed, so that no time of the host is in it.
     """
     clock = device.seconds
-    turns: dict[Name, tuple[Call, int]] = {}
+    turns: dict[Name, tuple[Call, int, int]] = {}
+    times: dict[Name, list[float]] = {}
+    share = limit / max(1, len(variants))
     pool = device.graph_pool() if graphs else None
     for name, variant in variants.items():
         calls = variant if isinstance(variant, Sequence) else [variant]
         length = 1
         if graphs:
             length, calls = len(calls), [device.capture(calls, pool).replay]
-        for call in calls:
+        took = clock(calls[0])
+        if took > share / 2:  # no second call fits
+            times[name] = [took / length]
+            continue
+        for call in calls[1:]:
             call()
-        repeats = max(1, min(200, int(2e-3 / max(clock(calls[0]), 1e-9))))
-        turns[name] = partial(_run, cycle(calls), repeats), repeats * length
-    times: dict[Name, list[float]] = {name: [] for name in variants}
+        took = max(clock(calls[0]), 1e-9)
+        repeats = max(1, min(200, int(2e-3 / took)))
+        rounds = most if limit == math.inf else min(most, max(1, int(share / (repeats * took))))
+        turns[name] = partial(_run, cycle(calls), repeats), repeats * length, rounds
+        times[name] = []
     end = time.perf_counter() + seconds
     for round_ in range(most):
         if round_ >= least and time.perf_counter() > end:
             break
-        for name, (turn, length) in turns.items():
-            times[name].append(clock(turn) / length)
+        for name, (turn, length, rounds) in turns.items():
+            if round_ < rounds:
+                times[name].append(clock(turn) / length)
     return {name: Timing.of(seconds_) for name, seconds_ in times.items()}
 
 

@@ -1,7 +1,9 @@
-"""The precisions that are measured: a dtype each, and how PyTorch multiplies float32."""
+"""The precisions that are measured: a dtype each, how PyTorch multiplies float32, and what a processor is good at."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -27,3 +29,37 @@ def multiplying_as(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+# A processor that multiplies a precision in hardware takes at most so many times as long as in float32. Converting to
+# float32 and back costs less than that; PyTorch's loops for processors that know nothing of it take over 100 times.
+IN_HARDWARE = 5.0
+
+
+@cache
+def slowness(precision: str) -> float:
+    """How many times as long a square product takes on this CPU as in float32: measured once, in some 0.2 s.
+
+    Not read from the processor's flags: libraries decide what they make of them.
+    """
+    return _product_seconds(DTYPES[precision]) / _product_seconds(torch.float32)
+
+
+def in_hardware(precision: str) -> bool:
+    """Whether the CPU multiplies a precision about as fast as float32."""
+    return DTYPES[precision] == torch.float32 or slowness(precision) <= IN_HARDWARE
+
+
+def _product_seconds(dtype: torch.dtype, size: int = 256) -> float:
+    """By the processor's time of one thread, which other programs hardly change; the fastest of five."""
+    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
+    threads, seconds = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for _ in range(5):  # the first finds kernels unloaded
+            start = time.thread_time()
+            torch.mm(a, b)
+            seconds.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return max(min(seconds), 1e-9)

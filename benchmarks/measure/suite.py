@@ -3,6 +3,7 @@
 On the way it writes down whatever else there is to tell of them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor
 from benchmarks.measure import harness
 from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Call, Results, Timing, buffer_sets, interleave, relative_error
+from benchmarks.measure.pace import SMOKE, Pace
 from benchmarks.measure.precision import DTYPES, multiplying_as
 from benchmarks.measure.shapes import DEVICE, MOST, PRECISIONS, Workload, for_this_machine
 from rbm_kernels.cost import Cost
@@ -39,8 +41,12 @@ class Ceilings:
         """Operations a second of the best square ``torch.mm``."""
         if precision not in self._known:
             sizes = (4096, 8192) if HERE.is_gpu else (512, 1024, 2048)
+            self._known[precision] = 0.0
             with multiplying_as(precision):
-                self._known[precision] = max(self._product(size, precision) for size in sizes[: self._many(3)])
+                for size in sizes[: self._many(3)]:
+                    self._known[precision] = max(self._known[precision], self._product(size, precision))
+                    if (2 * size) ** 3 / self._known[precision] > SMOKE:  # a loop, and no faster for larger ones
+                        break
             self._add("torch.mm", precision, "FLOP/s", self._known[precision])
         return self._known[precision]
 
@@ -79,7 +85,10 @@ class Suite:
     seconds: float
     # pytest-benchmark's fixture, which is shown our implementation once.
     benchmark: Callable | None = None
+    pace: Pace = field(default_factory=lambda: Pace(math.inf, []))
     wrong: list[str] = field(default_factory=list)
+    # Implementations of which one call took longer than a comparison may, and how long.
+    too_slow: dict[str, float] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,11 +98,19 @@ class Suite:
     def compiles(self) -> bool:
         """Whether compiled peers take part: at the first shape, as they take seconds to compile, and as layers.
 
-        Routing does not change their code.
+        Routing does not change their code. On a GPU, where compiling costs a lent machine's time, in bfloat16 alone.
         """
         shape, precision, routing = self.workload.shape, self.workload.precision, self.workload.routing
         chosen = shape == for_this_machine(MOST)[0] or (self.operator == "layer" and precision == PRECISIONS[0])
-        return self.seconds >= 0.5 and routing == "uniform" and chosen
+        wanted = self.seconds >= SMOKE and routing == "uniform" and chosen
+        return wanted and not (HERE.is_gpu and precision != "bfloat16") and self.may_compile
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether there is time to compile; a row says so where there is not."""
+        if not self.pace.may_compile:
+            self._add("compiled", "left out for time", 1)
+        return self.pace.may_compile
 
     def buffers(self, make: Callable[[], T], nbytes: Callable[[T], int]) -> list[T]:
         """Sets of tensors to be used in turn, as many as it takes for none to be found in a cache."""
@@ -105,13 +122,18 @@ class Suite:
     ) -> dict[str, Callable]:
         """The implementations whose ``step`` gives what is ``exact``, eager PyTorch's first.
 
-        The others are written down with their error; :meth:`finish` raises with their names.
+        The others are written down with their error; :meth:`finish` raises with their names. Where a call takes longer
+        than a comparison may, :meth:`time` leaves the implementation out, and it is not called again, but for ours and
+        eager PyTorch's to be compared with.
         """
         right: dict[str, Callable] = {}
         allowed = FLOORS[self.workload.precision]
         for name in sorted(implementations, key=lambda name: name != "eager"):
+            if name in self.too_slow and name not in ("rbm", "eager"):
+                self._add(name, f"{metric} too slow", self.too_slow[name])
+                continue
             with multiplying_as(self.workload.precision):
-                outputs = self._served(name, metric, partial(step, implementations[name], problem))
+                outputs = self._served(name, metric, self._watched(name, partial(step, implementations[name], problem)))
             if outputs is None:
                 continue
             error = relative_error(outputs, exact)
@@ -132,8 +154,15 @@ class Suite:
         ``seconds`` has the host in it, as a program that calls operators one by one has; ``graph seconds`` compares
         those that can be captured, all of them captured.
         """
+        for name in implementations:
+            if name in self.too_slow:
+                self._add(name, f"{metric} too slow", self.too_slow[name])
         with multiplying_as(self.workload.precision):
-            calls = {name: [partial(step, f, b) for b in buffers] for name, f in implementations.items()}
+            timed = {name: f for name, f in implementations.items() if name not in self.too_slow}
+            calls = {name: [partial(step, f, b) for b in buffers] for name, f in timed.items()}
+            for name in calls:
+                if "compiled" in name:  # no clock sees it
+                    _finished(calls[name][0])()
             if HERE.is_gpu:  # where memory may not do for more than was checked
                 served = [name for name in calls if self._served(name, metric, _finished(calls[name][0]))]
                 calls = {name: calls[name] for name in served}
@@ -167,11 +196,32 @@ class Suite:
             raise AssertionError(f"{self.operator} {self.workload}: not timed because wrong: {'; '.join(self.wrong)}")
 
     def _interleave(self, metric: str, calls: dict, *, graphs: bool = False) -> dict[str, Timing]:
-        least = 5 if self.seconds >= 0.5 else 1
-        timings = interleave(calls, seconds=self.seconds, least=least, graphs=graphs)
+        least = 5 if self.seconds >= SMOKE else 1
+        limit = self.pace.limit(self.seconds)
+        timings = interleave(calls, seconds=self.seconds, least=least, limit=limit, graphs=graphs)
         for name, timing in timings.items():
             self._add(name, metric, timing)
+            if timing.rounds < least:
+                self._add(name, f"{metric} rounds", timing.rounds)
         return timings
+
+    def _watched(self, name: str, call: Callable[[], T]) -> Callable[[], T]:
+        """The same call, written into ``too_slow`` where it takes longer than a comparison may.
+
+        What may compile at its first call is called again to see.
+        """
+        limit = self.pace.limit(self.seconds)
+
+        def run() -> T:
+            got: list[T] = []
+            seconds = HERE.seconds(lambda: got.append(call()))
+            if seconds > limit and (HERE.is_gpu or "compiled" in name):
+                seconds = HERE.seconds(call)
+            if seconds > limit and name != "rbm":
+                self.too_slow[name] = seconds
+            return got[0]
+
+        return run
 
     def _served(self, name: str, metric: str, call: Callable[[], T]) -> T | None:
         """What a call returns; None, and a line that says so, where memory or the dtype does not allow it.
@@ -182,7 +232,7 @@ class Suite:
             return call()
         except torch.OutOfMemoryError:
             self._add(name, f"{metric} out of memory", 1)
-        except (RuntimeError, NotImplementedError) as error:
+        except Exception as error:  # a library may raise anything
             if name in ("rbm", "eager"):
                 raise
             print(f"{self.operator} {self.workload}: {name} does not serve this: {str(error).partition(chr(10))[0]}")

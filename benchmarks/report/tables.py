@@ -24,6 +24,9 @@ NOT_MEASURED = (
 )
 PEERS = ("eager", "eager compiled", "split", "sorted")
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
+# By name, not by benchmarks.peers.libraries: a summary is read also where the operators' libraries did not build.
+LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
+LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
@@ -191,6 +194,17 @@ def gpu() -> str:
     return markdown(header, table) + ("" if figures.medians else "\n" + NOT_MEASURED)
 
 
+def gpu_libraries() -> str:
+    """Other projects' kernels; the two products with SwiGLU are a suite of their own."""
+    figures, table = Figures(GPU), []
+    names = {"expert_matmul": "experts", "ffn": "two products, SwiGLU"}
+    for operator, about in names.items():
+        for metric in ("forward", "forward + backward"):
+            cells = figures.cells(LIBRARY_PEERS, operator, REFERENCE, metric, dtype="bfloat16")
+            table.append([f"{about}: {metric}", *cells])
+    return markdown([f"{REFERENCE}, bfloat16", "`rbm`", *LIBRARY_PEERS], table)
+
+
 def gpu_kernels() -> str:
     figures, table = Figures(GPU), []
     for operator, metric in (
@@ -221,6 +235,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "epoch-shares": epoch_shares,
     "cpu-experts": cpu_experts,
     "gpu": gpu,
+    "gpu-libraries": gpu_libraries,
     "gpu-kernels": gpu_kernels,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),

@@ -12,8 +12,6 @@ from benchmarks.measure.device import Device
 from benchmarks.measure.harness import Results, Timing, interleave, relative_error, saved_bytes
 from benchmarks.measure.shapes import Problem, Shape, Workload, clear_rows, for_this_machine, route, workloads
 from benchmarks.measure.suite import Ceilings, Suite
-from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, peers
-from rbm.reference import ReferenceRbMLayer
 from rbm_kernels.cost import Cost
 from rbm_kernels.expert_matmul import reference
 
@@ -157,39 +155,6 @@ def test_no_rounding_decides_where_clear_rows_go():
     largest = (normal(x.double(), dim=-1) @ normal(memory.double(), dim=-1).T).topk(4).values
     assert (largest[:, 2] - largest[:, 3]).min() >= 2e-3
     assert clear_rows(5, memory, 8).shape == (5, 4)
-
-
-@pytest.mark.parametrize("name", peers(torch.float32, compiled=False))
-@pytest.mark.parametrize("routing", shapes.ROUTINGS)
-def test_peers_are_right(name, routing):
-    p = problem(Workload(Shape(50, 16, 8, 4, 2), "float32", routing))
-    peer = peers(torch.float32, compiled=False)[name]
-    y = peer(p.x, p.weight, p.bias, p.gates, p.experts)
-    grads = torch.autograd.grad(y, p.leaves, p.grad)
-    with torch.no_grad():
-        layer = (p.x, p.weight, p.bias, p.gates, p.experts)
-        torch.testing.assert_close(y, reference.expert_matmul(*layer), rtol=1e-4, atol=1e-5)
-        expected = (
-            *reference.backward_input(p.grad, *layer),
-            *reference.backward_weight(p.grad, p.x, p.gates, p.experts, 4),
-        )
-    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("peer", [SplitRbMLayer, SortedRbMLayer])
-@pytest.mark.parametrize("training", [True, False])
-def test_peer_layers_are_the_layer(peer, training):
-    torch.manual_seed(1)
-    layers = [kind(16, 8, 4, 2).train(training) for kind in (ReferenceRbMLayer, peer)]
-    with torch.no_grad():
-        layers[0].attention.normal_()
-    layers[1].load_state_dict(layers[0].state_dict())
-    layers[1].train(training)
-    if not training:
-        layers[1].eval()
-    x = clear_rows(60, layers[0].memory, 2)
-    torch.testing.assert_close(layers[1](x), layers[0](x), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(layers[1].memory, layers[0].memory)
 
 
 def test_a_peer_may_not_serve_a_dtype_but_ours_must(suite):

@@ -1,0 +1,60 @@
+"""The layer as others would write it: the reference layer with its experts run on the rows that use them alone."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.peers.experts import gate_of_expert, sorted_addmm
+from rbm.reference import ReferenceRbMLayer
+from rbm_kernels.cosine_topk import reference as routing
+
+
+class _SparseRbMLayer(ReferenceRbMLayer):
+    """The reference layer with its experts run on the rows that use them alone: by ``_combine`` of what is below."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Rows ``[B, in_features]`` to ``[B, out_features]``."""
+        gates, experts, _ = routing.cosine_topk(h, self.memory.detach(), self.top_k)
+        gates = gates.detach()
+        y = self._combine(h, gates, experts)
+        if self.training:
+            chosen = torch.zeros_like(gate_of_expert(gates, experts, self.num_experts), dtype=torch.bool)
+            chosen.scatter_(1, experts.long(), True)
+            rows = h.detach().to(self.memory.dtype)
+            self._move_memory(rows, gate_of_expert(gates, experts, self.num_experts), chosen)
+        return y
+
+
+class SplitRbMLayer(_SparseRbMLayer):
+    """The way of the released code: attention multiplies activations, and each expert's rows are split off for it."""
+
+    def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        y = h.new_zeros(h.shape[0], self.out_features)
+        for expert in range(self.num_experts):
+            rows, choice = torch.nonzero(experts == expert, as_tuple=True)
+            if len(rows):
+                scaled = h[rows] * self.attention[expert].exp()
+                out = F.linear(scaled, self.weight[expert], self.bias[expert])
+                y = y.index_add(0, rows, out * gates[rows, choice, None].to(h.dtype))
+        return self.log_scale.exp() * y
+
+
+class SortedRbMLayer(_SparseRbMLayer):
+    """Attention and scale folded into the weights, once for serving, and sorted experts."""
+
+    folded: tuple[Tensor, Tensor] | None = None
+
+    def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        weight, bias = self._fold() if self.training else (self.folded or self._fold())
+        return sorted_addmm(h, weight, bias, gates, experts)
+
+    def eval(self) -> "SortedRbMLayer":
+        """For serving: the weights are folded now and kept."""
+        super().eval()
+        with torch.no_grad():
+            self.folded = self._fold()
+        return self
+
+    def _fold(self) -> tuple[Tensor, Tensor]:
+        scale = self.log_scale.exp()
+        return self.weight * (scale * self.attention.exp())[:, None, :], self.bias * scale

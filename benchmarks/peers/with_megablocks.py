@@ -1,0 +1,30 @@
+"""MegaBlocks' dropless experts by its grouped GEMM: gather, multiply, scatter with gates. Read: 0.11, not tried.
+
+Its layers have two products; these are the operators that they are made of, with one product, so that the operations
+are those of ``expert_matmul``. Biases, which it does not have, are added by PyTorch. Its grouped GEMM takes bfloat16
+alone and counts on the host, for which each call waits.
+"""
+
+import torch
+from megablocks import grouped_gemm_util, ops
+from torch import Tensor
+
+from benchmarks.peers.experts import gate_of_expert
+
+grouped_gemm_util.assert_grouped_gemm_is_available()
+
+
+def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    """The way of its ``grouped_forward_once``."""
+    if x.dtype != torch.bfloat16:
+        raise NotImplementedError("megablocks' grouped GEMM takes bfloat16 alone")
+    num_experts, k = weight.shape[0], experts.shape[1]
+    flat, gate = experts.flatten(), gates.to(x.dtype)
+    with torch.no_grad():
+        by_expert, pairs = ops.sort(flat, max(1, (num_experts - 1).bit_length()))
+        counts = ops.histogram(flat, num_experts)
+        ends = ops.inclusive_cumsum(counts, 0).view(-1)
+    rows = ops.gather(x, pairs, by_expert, ends, k)
+    out = grouped_gemm_util.ops.gmm(rows, weight, counts.cpu().long(), trans_b=True)
+    y = ops.scatter(out, pairs, by_expert, gate.flatten(), ends, k)
+    return y + gate_of_expert(gate, experts, num_experts) @ bias

@@ -1,0 +1,39 @@
+"""SonicMoE: two products with SwiGLU between them, for Hopper and Blackwell. Read: 0.1.2.post1, not tried.
+
+``concat_layout`` takes the halves of ``up`` one after the other, as ours are; its versions before 0.1.2 do not have it.
+Which row each pair belongs to is a function of the shape, and is prepared before.
+"""
+
+from functools import cache
+
+import torch
+from sonicmoe import moe_general_routing_inputs
+from sonicmoe.enums import ActivationType
+from torch import Tensor
+
+
+def ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    """Its entry for routing decided elsewhere."""
+    if x.dtype == torch.float32:
+        raise NotImplementedError("sonicmoe multiplies 16 bits alone")
+    y, _ = moe_general_routing_inputs(
+        x,
+        gates.flatten(),
+        _row_of_pair(*experts.shape, x.device),
+        experts.flatten(),
+        up.permute(1, 2, 0),
+        None,
+        down.permute(1, 2, 0),
+        None,
+        up.shape[0],
+        torch.cuda.current_stream().cuda_stream if x.is_cuda else 0,
+        ActivationType.SWIGLU,
+        is_inference_mode_enabled=not torch.is_grad_enabled(),
+        concat_layout=True,
+    )
+    return y
+
+
+@cache
+def _row_of_pair(rows: int, k: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device, dtype=torch.int32).repeat_interleave(k)

@@ -1,0 +1,103 @@
+"""Experts of two products with SwiGLU between them: what some libraries compute, and ours made of two calls.
+
+``N`` of the shape is the hidden width. There are no biases: not every library has them.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.measure.device import HERE
+from benchmarks.measure.shapes import DEVICE, FEWEST, MOST, PRECISIONS, Problem, Shape, Workload, for_this_machine
+from benchmarks.peers import ffn_peers
+from benchmarks.peers.ffn import cost_backward, cost_forward, eager_ffn
+
+# Three times the operations of an expert matmul: on a CPU of few rows alone, and in float32.
+SHAPES = (for_this_machine(MOST)[0], Shape(FEWEST)) if HERE.is_gpu else (Shape(FEWEST),)
+WORKLOADS = [
+    Workload(shape, precision)
+    for shape in dict.fromkeys(SHAPES)
+    for precision in (PRECISIONS if HERE.is_gpu else PRECISIONS[:1])
+]
+COMPARED = 4096  # rows of results that are compared with float64; all rows are in the weights' gradient
+PART = 16_384  # rows that are multiplied in float64 at a time
+
+
+@dataclass(frozen=True)
+class FfnProblem:
+    """What an FFN takes, and the gradient that arrives at its result."""
+
+    x: Tensor
+    up: Tensor
+    down: Tensor
+    gates: Tensor
+    experts: Tensor
+    grad: Tensor
+
+    @classmethod
+    def of(cls, workload: Workload) -> "FfnProblem":
+        """Fresh random tensors; all but experts and the gradient require one."""
+        shape, p = workload.shape, Problem.of(workload)
+
+        def normal(*size: int) -> Tensor:
+            scaled = torch.randn(size, device=DEVICE, dtype=p.x.dtype) * size[-1] ** -0.5
+            return scaled.requires_grad_()
+
+        up = normal(shape.experts, 2 * shape.outputs, shape.features)
+        down = normal(shape.experts, shape.features, shape.outputs)
+        return cls(p.x, up, down, p.gates, p.experts, torch.randn_like(p.x))
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """What gets a gradient."""
+        return self.x, self.gates, self.up, self.down
+
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in vars(self).values())
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=str)
+def test_ffn(suite, workload: Workload):
+    run = suite("ffn", workload)
+    shape = workload.shape
+    problems = run.buffers(lambda: FfnProblem.of(workload), FfnProblem.nbytes)
+    implementations = ffn_peers(compiled=run.compiles)
+    first = problems[0]
+    some = torch.linspace(0, shape.rows - 1, min(shape.rows, COMPARED), device=first.x.device).long()
+
+    def forward(f, p: FfnProblem) -> Tensor:
+        return f(p.x, p.up, p.down, p.gates, p.experts)
+
+    def forward_and_backward(f, p: FfnProblem) -> tuple[Tensor, ...]:
+        y = forward(f, p)
+        return y, *torch.autograd.grad(y, p.leaves, p.grad)
+
+    def compared(f, p: FfnProblem) -> tuple[Tensor, ...]:
+        y, grad_x, grad_gates, *weights = forward_and_backward(f, p)
+        return y[some], grad_x[some], grad_gates[some], *weights
+
+    exact = in_float64(first, some)
+    sizes = (shape.rows, shape.features, shape.outputs, shape.experts, shape.top_k, run.dtype)
+    with torch.no_grad():
+        right = run.check("forward", implementations, lambda f, p: (forward(f, p)[some],), first, exact[:1])
+        run.time("forward", right, forward, problems, cost_forward(*sizes))
+    right = run.check("forward + backward", right, compared, first, exact)
+    both = cost_forward(*sizes) + cost_backward(*sizes)
+    run.time("forward + backward", right, forward_and_backward, problems, both)
+    run.saved_bytes(right, forward, first, (first.experts, *first.leaves))
+
+
+def in_float64(p: FfnProblem, some: Tensor) -> tuple[Tensor, ...]:
+    """y, grad_x and grad_gates of some rows, and the weights' gradients from all, a part at a time."""
+    up, down = (t.detach().double().requires_grad_() for t in (p.up, p.down))
+    parts, weights = [], None
+    for start in range(0, p.x.shape[0], PART):
+        rows = slice(start, start + PART)
+        x, gates = (t[rows].detach().double().requires_grad_() for t in (p.x, p.gates))
+        y = eager_ffn(x, up, down, gates, p.experts[rows])
+        grad_x, grad_gates, *grads = torch.autograd.grad(y, (x, gates, up, down), p.grad[rows].double())
+        parts.append((y.detach(), grad_x, grad_gates))
+        weights = grads if weights is None else [a + b for a, b in zip(weights, grads, strict=True)]
+    return *(torch.cat(part)[some] for part in zip(*parts, strict=True)), *weights
