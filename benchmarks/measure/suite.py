@@ -38,7 +38,7 @@ class Ceilings:
     def flops(self, precision: str) -> float:
         """Operations a second of the best square ``torch.mm``."""
         if precision not in self._known:
-            sizes = (4096, 8192) if HERE.is_gpu else (512, 1024, 2048)
+            sizes = HERE.product_sizes
             with multiplying_as(precision):
                 self._known[precision] = max(self._product(size, precision) for size in sizes[: self._many(3)])
             self._add("torch.mm", precision, "FLOP/s", self._known[precision])
@@ -47,7 +47,7 @@ class Ceilings:
     def bandwidth(self) -> float:
         """Bytes a second, read and written, of a copy that no cache holds."""
         if "copy" not in self._known:
-            source = torch.randn(self._many(64) << 22, device=DEVICE)
+            source = torch.randn(HERE.copied_numbers * self._many(64) // 64, device=DEVICE)
             target = torch.empty_like(source)
             seconds = self._time(lambda: target.copy_(source))
             self._known["copy"] = 2 * source.nbytes / seconds
@@ -89,11 +89,12 @@ class Suite:
     def compiles(self) -> bool:
         """Whether compiled peers take part: at the first shape, as they take seconds to compile, and as layers.
 
-        Routing does not change their code.
+        Routing does not change their code. On a GPU, whose time comes in pieces, in the first precision alone.
         """
         shape, precision, routing = self.workload.shape, self.workload.precision, self.workload.routing
         chosen = shape == for_this_machine(MOST)[0] or (self.operator == "layer" and precision == PRECISIONS[0])
-        return self.seconds >= 0.5 and routing == "uniform" and chosen
+        worth = not HERE.is_gpu or precision in (PRECISIONS[0], "int32")
+        return self.seconds >= 0.5 and routing == "uniform" and chosen and worth
 
     def buffers(self, make: Callable[[], T], nbytes: Callable[[T], int]) -> list[T]:
         """Sets of tensors to be used in turn, as many as it takes for none to be found in a cache."""
