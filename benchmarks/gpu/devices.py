@@ -18,7 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 GPU, HOST = torch.device("cpu:0"), torch.device("cpu")
 # What may take tensors of both: copies, look-ups by indices of the host, and what only asks or binds.
-_MAY_MIX = ("copy_", "set_", "__getitem__", "__setitem__", "__set__", "__get__", "index_copy_", "save", "load")
+_MAY_MIX = {
+    *("copy_", "set_", "__getitem__", "__setitem__", "__set__", "__get__", "is_set_to"),
+    *("_has_compatible_shallow_copy_type", "save", "load"),
+}
 # What a GPU's tensor refuses: the host cannot read it.
 _HOST_ALONE = ("numpy", "__array__")
 _MOVES = ("to", "cpu")

@@ -1,4 +1,4 @@
-"""What a call of ``gpu.sh`` does and in which order: the stages by their worth, and the options that choose among them."""
+"""What a call of ``gpu.sh`` does and in which order: its options, and the stages by their worth."""
 
 import argparse
 import os
@@ -55,7 +55,7 @@ def suites() -> list[str]:
     return [name for name in ORDER if name in found] + sorted(found - {*ORDER})
 
 
-def test_files(*, rehearse: bool = False) -> dict[str, list[Path]]:
+def operators(*, rehearse: bool) -> dict[str, list[Path]]:
     """The files of GPU tests by operator: all of ``tests/gpu``, and whatever else is marked ``gpu``.
 
     ``test_expert_matmul.py`` and ``test_expert_matmul_widths.py`` are of ``expert_matmul``. A rehearsal has those of
@@ -94,12 +94,14 @@ def plan(options: Options, known: Sequence[str]) -> list[Step]:
     steps += [Step("suite", name, "all") for name in chosen]
     if wants_all and not asked["sanitize"]:
         steps.append(Step("sanitize"))
+    if options.rehearse:  # CI runs these tests by themselves; here they must not cost a stage its turn
+        steps.sort(key=lambda step: step == Step("tests", part="rest"))
     return steps
 
 
 def tested(options: Options) -> dict[str, list[Path]]:
     """The tests that a call runs: of every operator, or of those that the chosen suites are about."""
-    files = test_files(rehearse=options.rehearse)
+    files = operators(rehearse=options.rehearse)
     wanted = {TESTED_AS.get(name, name) for name in options.only} - {*STAGES}
     if not wanted or "tests" in options.only:
         return files
@@ -110,10 +112,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     """Options of a command line; exits with status 2 and a sentence where one is wrong."""
     parser = argparse.ArgumentParser(
         prog="gpu.sh",
-        description="Everything that minutes on a GPU can tell, the most worth first: builds, tests, measures, sums up. "
-        "Every figure is in OUT_DIR/results.csv as soon as it is measured.",
-        epilog="Status: 0 where all that ran succeeded, 1 where something failed, 2 where it could not begin. PYTHON names "
-        "the Python to use, RBM_COMMIT the commit of a tree without its .git.",
+        description="Everything that minutes on a GPU can tell, the most worth first: builds, tests, measures, sums "
+        "up. Every figure is in OUT_DIR/results.csv as soon as it is measured.",
+        epilog="Status: 0 where all that ran succeeded, 1 where something failed, 2 where it could not begin. PYTHON "
+        "names the Python to use, RBM_COMMIT the commit of a tree without its .git.",
     )
     stages = f"{', '.join(STAGES)}, or a suite: {', '.join(suites())}"
     parser.add_argument("out", metavar="OUT_DIR", type=Path, help="gets at most 8 files of at most 16 MiB")

@@ -1,4 +1,4 @@
-"""Ten small cases, every operator among them, for compute-sanitizer: ``python -m benchmarks.gpu.sanitized_cases [NAME...]``.
+"""Every operator in ten small cases, for compute-sanitizer: ``python -m benchmarks.gpu.sanitized_cases [NAME...]``.
 
 Names are the beginnings of cases: ``memory_update`` runs both of that operator. Each case is compared with the
 operator on the CPU, so that what a sanitizer sees is the real thing; the status is 1 where one is wrong.

@@ -79,7 +79,7 @@ print(", ".join(f"librbm_{name}" for name in wanted), "loaded")
 
 
 def tests(run: Run, step: Step) -> bool:
-    """A part of the GPU tests, every operator's in processes of its own: one that breaks its process breaks no other."""
+    """A part of the GPU tests, each operator's in processes of its own: one that breaks its process breaks no other."""
     waiting = {name: files for name, files in tested(run.options).items() if not run.state.tested(name, step.part)}
     if not waiting:
         run.say("   every operator was tested before")
@@ -184,18 +184,17 @@ def tune(run: Run, step: Step) -> bool:
     earlier = run.options.state and run.options.state.parent / "tune.csv"
     if earlier and earlier.is_file() and not (run.out / "tune.csv").exists():
         shutil.copyfile(earlier, run.out / "tune.csv")
-    for operator in ("expert_matmul", "cosine_topk"):
+    (run.out / "tune.txt").unlink(missing_ok=True)  # made anew from tune.csv, whose times are not measured again
+    for operator, entry in {"expert_matmul": "_FORWARD", "cosine_topk": "forward"}.items():
         if run.left() < LEAST_SECONDS:
             run.note(f"not run, out of time: tune {operator}")
             continue
-        command = run.python("-m", "benchmarks.tuning.tune", "--operator", operator, "--jobs", str(run.jobs))
+        command = [*_program(run, "benchmarks.tuning.tune"), "--operator", operator, "--jobs", str(run.jobs)]
         command += ["--out", str(run.out / "tune.csv"), "--table", str(run.out / "tune.txt")]
         command += ["--budget", f"{run.left():.0f}"]
-        environment = run.environment()
         if run.options.rehearse:
-            command += ["--limit", "2", "--precision", "float32"]
-            environment["TRITON_INTERPRET"] = "1"
-        ended = run.call(command, run.left(), environment)
+            command += ["--entry", entry, "--limit", "2", "--precision", "float32"]
+        ended = run.call(command, run.left())
         if ended.status == TIMED_OUT:
             run.note(f"cut off: tune {operator}")
         elif ended.status:
@@ -206,27 +205,20 @@ def tune(run: Run, step: Step) -> bool:
     return True
 
 
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "Occupancy", "LaunchStats")
+
+
 def ncu(run: Run, step: Step) -> bool:
     """Every kernel once under Nsight Compute, its clocks left as they are."""
-    command, environment = run.python("-m", "benchmarks.compiled.profile_launches"), run.environment()
-    if run.options.rehearse:
-        environment["TRITON_INTERPRET"] = "1"
-    elif shutil.which("ncu") is None:
-        run.note("profiles: ncu is missing")
-        return True
-    else:
+    command = _program(run, "benchmarks.compiled.profile_launches")
+    if not run.options.rehearse:
+        if shutil.which("ncu") is None:
+            run.note("profiles: ncu is missing")
+            return True
         profiler = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"]
         profiler += ["--page", "details", "--print-details", "all"]
-        for section in (
-            "SpeedOfLight",
-            "MemoryWorkloadAnalysis",
-            "ComputeWorkloadAnalysis",
-            "Occupancy",
-            "LaunchStats",
-        ):
-            profiler += ["--section", section]
-        command = [*profiler, *command]
-    ended = run.call(command, run.left(), environment)
+        command = [*profiler, *(part for name in SECTIONS for part in ("--section", name)), *command]
+    ended = run.call(command, run.left())
     if not run.options.rehearse:
         run.keep(ended.output, "ncu.csv")
     if ended.status:
@@ -245,12 +237,11 @@ SANITIZERS = {
 
 def sanitize(run: Run, step: Step) -> bool:
     """Every operator on small tensors under compute-sanitizer; memory is the driver's, so that it knows each tensor."""
-    program = run.python("-m", "benchmarks.gpu.sanitized_cases")
+    program = _program(run, "benchmarks.gpu.sanitized_cases")
     environment = run.environment(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     tool = shutil.which("compute-sanitizer")
     if run.options.rehearse:
         tools = {"cases": program}
-        environment["TRITON_INTERPRET"] = "1"
     elif tool is None:
         run.note("sanitizers: compute-sanitizer is missing")
         return True
@@ -277,6 +268,11 @@ def sanitize(run: Run, step: Step) -> bool:
 
 
 STAGES = {"build": build, "tests": tests, "suite": suite, "tune": tune, "ncu": ncu, "sanitize": sanitize}
+
+
+def _program(run: Run, module: str) -> list[str]:
+    """A program that launches kernels: on the GPU, or in Triton's interpreter."""
+    return run.python("-m", *(["benchmarks.gpu.interpreted"] if run.options.rehearse else []), module)
 
 
 def _has(module: str) -> bool:

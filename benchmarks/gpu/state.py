@@ -31,7 +31,7 @@ class State:
             return [row for row in csv.DictReader(file) if None not in row.values() and row["median"]]
 
     def carry(self, earlier: Path) -> tuple[int, int]:
-        """Take over the rows of an earlier piece: how many, and how many of another commit, device or PyTorch were left.
+        """Take over the rows of an earlier piece: how many, and how many were left as of another commit or machine.
 
         Raises:
             ValueError: nobody knows this commit, so that no row can be known to be of it.

@@ -156,8 +156,8 @@ class Graph:
 class Rehearsal(Gpu):
     """CPU tensors in the place of a GPU's: every way of a GPU is taken, none of its figures mean anything.
 
-    Where the whole process rehearses its name is ``cpu:0``, which PyTorch takes for the CPU and which programs that name
-    no device, or ``cpu``, do not say: by it :mod:`benchmarks.gpu.devices` knows the tensors that a GPU would hold.
+    Where the whole process rehearses its name is ``cpu:0``, which PyTorch takes for the CPU. Programs that name no
+    device, or ``cpu``, do not say it: by it :mod:`benchmarks.gpu.devices` knows the tensors that a GPU would hold.
     """
 
     name = "cpu:0" if REHEARSES else "cpu"

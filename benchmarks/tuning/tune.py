@@ -282,7 +282,7 @@ def main(
     precision: Annotated[list[str] | None, typer.Option(help="Only bfloat16, tf32 or float32; repeatable.")] = None,
     limit: Annotated[int | None, typer.Option(help="The first candidates alone.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes that compile.")] = 1,
-    table: Annotated[Path | None, typer.Option(help="File of the rows to paste, written anew.")] = None,
+    table: Annotated[Path | None, typer.Option(help="File that gets the rows to paste.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds after which no entry is begun.")] = float("inf"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the candidates that fit; needs no GPU.")] = False,
     architecture: Annotated[int, typer.Option(help="With --dry-run: 80, 90, 100 or 120.")] = 90,
