@@ -17,10 +17,12 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._pytree import tree_leaves
 
 GPU, HOST = torch.device("cpu:0"), torch.device("cpu")
+# Storages that are remembered before those that were freed are forgotten.
+PURGE_AT = 10_000
 # What may take tensors of both: copies, look-ups by indices of the host, and what only asks or binds.
 _MAY_MIX = {
     *("copy_", "set_", "__getitem__", "__setitem__", "__set__", "__get__", "is_set_to"),
-    *("_has_compatible_shallow_copy_type", "save", "load"),
+    *("_has_compatible_shallow_copy_type", "to", "cpu"),
 }
 # What a GPU's tensor refuses: the host cannot read it.
 _HOST_ALONE = ("numpy", "__array__")
@@ -40,7 +42,7 @@ class TwoDevices(TorchFunctionMode):
         super().__init__()
         # By the address of a storage. A weak reference keeps the address from being used again while it is held.
         self._on_gpu: dict[int, StorageWeakRef] = {}
-        self._purge_at = 10_000
+        self._purge_at = PURGE_AT
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Whether a tensor stands for one of the GPU."""
@@ -76,7 +78,7 @@ class TwoDevices(TorchFunctionMode):
                         self._on_gpu.setdefault(storage._cdata, StorageWeakRef(storage))
         if len(self._on_gpu) > self._purge_at:
             self._on_gpu = {address: held for address, held in self._on_gpu.items() if not held.expired()}
-            self._purge_at = 2 * len(self._on_gpu) + 10_000
+            self._purge_at = max(PURGE_AT, 2 * len(self._on_gpu))
 
     def unwatched(self, function: Callable) -> Callable:
         """A function that runs without the watch, its results noted: what PyTorch's compiler has made."""
