@@ -55,6 +55,7 @@ def _run(options: Options) -> int:
                 break
         return int(run.failed)
     finally:
+        run.stop()
         _sum_up(run)
         run.close()
 

@@ -131,23 +131,34 @@ class Run:
         )
         return self._programs[-1]
 
-    def call(self, command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Ended:
-        """A program to its end; its output goes to the log."""
+    def call(
+        self,
+        command: Sequence[str],
+        seconds: float,
+        environment: Mapping[str, str] | None = None,
+        *,
+        logged: bool = True,
+    ) -> Ended:
+        """A program to its end; its output goes to the log, unless it is kept elsewhere."""
         program = self.start(command, seconds, environment)
         while (ended := program.poll()) is None:
             time.sleep(0.05)
-        self.log(ended.output)
+        if logged:
+            self.log(ended.output)
         return ended
 
     def python(self, *arguments: str) -> list[str]:
         """A command of the Python that this is."""
         return [sys.executable, *arguments]
 
-    def close(self) -> None:
-        """End what still runs, and remove what nobody reads."""
+    def stop(self) -> None:
+        """End what still runs: nobody writes results after this."""
         for program in self._programs:
             if program.poll() is None:
                 program.stop()
+
+    def close(self) -> None:
+        """Remove what nobody reads."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._log.close()
 

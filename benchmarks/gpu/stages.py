@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import time
@@ -20,6 +21,7 @@ CORE_SECONDS, TEST_SECONDS, WORKLOAD_SECONDS = 180, 120, 180
 LEAST_SECONDS = 10
 # Pytest: all passed, or nothing was chosen.
 _GOOD = (0, 5)
+_LAST_LINE = re.compile(r"\d (passed|failed|skipped|deselected|errors?)\b.* in \d|no tests ran in \d")
 _QUIET = ("-q", "--tb=short", "-p", "no:cacheprovider")
 
 
@@ -165,7 +167,7 @@ def suite(run: Run, step: Step) -> bool:
     while True:
         begun = _lines(run.begun)
         ended = run.call(command, run.left(), environment)
-        told = next((line for line in reversed(ended.output.splitlines()) if " in " in line), "").strip("= ")
+        told = next(filter(_LAST_LINE.search, reversed(ended.output.splitlines())), "").strip("= ")
         run.say(f"   {told or f'status {ended.status}'}")
         if ended.status in _GOOD:
             return True
@@ -174,8 +176,9 @@ def suite(run: Run, step: Step) -> bool:
             return True
         run.say(ended.tail())
         run.note(f"failed (status {ended.status}): {step}", failed=True)
-        # 1: some workloads failed, all were begun. Otherwise one took the process with it: the others have a new one.
-        if ended.status == 1 or _lines(run.begun) == begun or run.left() < LEAST_SECONDS:
+        # Where pytest came to its last line every workload was begun. If one took the process with it, or hung, the
+        # others have a new one.
+        if told or _lines(run.begun) == begun or run.left() < LEAST_SECONDS:
             return True
 
 
@@ -218,7 +221,7 @@ def ncu(run: Run, step: Step) -> bool:
         profiler = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"]
         profiler += ["--page", "details", "--print-details", "all"]
         command = [*profiler, *(part for name in SECTIONS for part in ("--section", name)), *command]
-    ended = run.call(command, run.left())
+    ended = run.call(command, run.left(), logged=run.options.rehearse)
     if not run.options.rehearse:
         run.keep(ended.output, "ncu.csv")
     if ended.status:

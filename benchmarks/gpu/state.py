@@ -34,15 +34,21 @@ class State:
         """Take over the rows of an earlier piece: how many, and how many were left as of another commit or machine.
 
         Raises:
-            ValueError: nobody knows this commit, so that no row can be known to be of it.
+            ValueError: nobody knows this commit, so that no row can be known to be of it; or the results of this run
+                would lose rows of another.
         """
         here = machine()
         if not here["commit"]:
-            raise ValueError("--state needs to know the commit: this tree has no .git, so name it in RBM_COMMIT")
+            raise ValueError(
+                f"{earlier} cannot be taken up without knowing the commit: this tree has no .git, name it in RBM_COMMIT"
+            )
         known = ("commit", "device", "torch")
         found = State(earlier).rows()
         same = [row for row in found if all(row[name] == here[name] for name in known)]
-        self._write([*self.rows(), *same] if earlier != self.path else same)
+        if earlier != self.path:
+            self._write([*self.rows(), *same])
+        elif len(same) < len(found):
+            raise ValueError(f"{earlier} has rows of another commit, device or torch: name another OUT_DIR, or move it")
         return len(same), len(found) - len(same)
 
     def add_tests(self, operator: str, part: str, outcomes: Iterable[str]) -> None:

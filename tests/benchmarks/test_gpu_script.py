@@ -53,7 +53,19 @@ def test_the_usage_names_every_option(capsys):
     with pytest.raises(SystemExit, match="0"):
         plan.parse(["--help"])
     usage = capsys.readouterr().out
-    named = "budget only state compare skip-tests skip-build prebuilt tune ncu sanitize rehearse".split()
+    named = [
+        "budget",
+        "only",
+        "state",
+        "compare",
+        "skip-tests",
+        "skip-build",
+        "prebuilt",
+        "tune",
+        "ncu",
+        "sanitize",
+        "rehearse",
+    ]
     assert all(f"--{name}" in usage for name in named)
 
 

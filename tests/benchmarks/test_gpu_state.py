@@ -93,8 +93,11 @@ def test_an_earlier_piece_is_carried_if_it_is_of_this_commit(tmp_path, commit):
     commit("aaa")
     assert new.carry(old) == (3, 1)
     assert new.tested("layer", "core")
-    assert State(old).carry(old) == (3, 1)  # a run that takes up its own folder
-    assert "expert_matmul" not in verified(old)
+    assert State(new.path).carry(new.path) == (3, 0)  # a run that takes up its own folder
+    before = old.read_text()
+    with pytest.raises(ValueError, match="name another OUT_DIR"):
+        State(old).carry(old)
+    assert old.read_text() == before
 
 
 def test_a_tree_without_a_name_is_of_no_commit(tmp_path, commit, monkeypatch):
