@@ -157,6 +157,8 @@ def suite(run: Run, step: Step) -> bool:
     environment = run.environment(**to_environment(verdicts))
     if run.options.rehearse:
         environment["RBM_DATA_ROOT"] = str(ROOT / "no-such-folder")  # the machine with the GPU has no datasets
+        if step.name == "cold_start":  # its processes would have a C++ compiler at work for minutes
+            environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
     command = run.python("-m", "pytest", *_QUIET, "--show-capture=no", f"--seconds={run.options.compare}")
     command += ["-p", "benchmarks.gpu.workloads", f"--part={step.part}", f"--begun={run.begun}"]
     command += [f"--results={run.state.path}", f"benchmarks/test_{step.name}.py"]
