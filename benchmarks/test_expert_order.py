@@ -35,7 +35,7 @@ def test_expert_order(suite, workload: Workload):
     first = problems[0]
     by_expert = first.flatten().sort().values, torch.bincount(first.flatten(), minlength=shape.experts).cumsum(0)
     with torch.no_grad():
-        right = run.check("forward", ours, step, first, reference.expert_order(first.cpu(), shape.experts, TILE))
+        right = run.check("forward", ours, step, first, reference.expert_order(first, shape.experts, TILE))
         pairs = run.check("forward", {"sort of pairs": sort_pairs}, sorted_experts, first, by_expert)
         sizes = (shape.rows, shape.experts, shape.top_k, TILE)
         run.time("forward", {**right, **pairs}, lambda f, e: f(e, shape.experts, TILE), problems, cost.forward(*sizes))

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.device import HERE
-from benchmarks.measure.shapes import DEVICE, PRECISIONS, REFERENCE, Problem, Shape, Workload
+from benchmarks.measure.shapes import COAUTHOR_CS, CORA, DEVICE, PRECISIONS, REFERENCE, Problem, Shape, Workload
 from benchmarks.measure.suite import Suite
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer
 from rbm import FusedRbMLayer
 from rbm.reference import ReferenceRbMLayer
 from rbm_kernels.expert_matmul import cost
 
-ROWS = (1, 8, 64, 4096, 65536) if not HERE.is_gpu else (REFERENCE.rows, 1, 64, 2_708, 18_333)
+ROWS = (1, 8, 64, 4096, 65536) if not HERE.is_gpu else (REFERENCE.rows, 1, 64, CORA, COAUTHOR_CS)
 LAYERS = {"rbm": FusedRbMLayer, "eager": ReferenceRbMLayer, "split": SplitRbMLayer, "sorted": SortedRbMLayer}
 WORKLOADS = [Workload(Shape(rows), precision) for rows in ROWS for precision in PRECISIONS if precision != "float16"]
 if not HERE.is_gpu:
@@ -62,7 +62,7 @@ def test_layer_forward(suite, workload: Workload):
         run.time("forward", right, step, problems, cost.forward(*sizes))
 
 
-@pytest.mark.parametrize("workload", [w for w in WORKLOADS if w.shape.rows >= 2_708], ids=str)
+@pytest.mark.parametrize("workload", [w for w in WORKLOADS if w.shape.rows >= CORA], ids=str)
 def test_layer_training(suite, workload: Workload):
     run = suite("layer", workload)
     problems = run.buffers(lambda: Problem.of(workload), Problem.nbytes)

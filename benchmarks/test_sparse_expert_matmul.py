@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.device import HERE
-from benchmarks.measure.shapes import DEVICE, Problem, Shape, Workload
+from benchmarks.measure.shapes import COAUTHOR_CS, CORA, DEVICE, PHYSICS, Problem, Shape, Workload, width
 from rbm_kernels import expert_matmul, sparse_expert_matmul
 from rbm_kernels.sparse_expert_matmul import reference
 
 # Cora, Coauthor-CS and Coauthor Physics, and how many of a row's features are not zero.
-ENTRIES = {Shape(2_708, 1_433): 18, Shape(18_333, 6_805): 60, Shape(34_493, 8_415): 33}
+ENTRIES = {Shape(CORA, width(1_433)): 18, Shape(COAUTHOR_CS, width(6_805)): 60, Shape(PHYSICS, width(8_415)): 33}
 # Beyond so many numbers dense rows would only show how slow they are.
 DENSE = 20_000_000 if not HERE.is_gpu else 10**9
 

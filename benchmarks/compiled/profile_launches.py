@@ -6,9 +6,8 @@ launched.
 
 import sys
 
-import torch
-
-from benchmarks.compiled.cases import CASES, Case, Tensors, labels, launches
+from benchmarks.compiled.cases import CASES, Case, Tensors, at_hand, labels, launches
+from benchmarks.measure.device import HERE
 from benchmarks.measure.precision import multiplying_as
 from rbm_kernels import memory_statistics, memory_update_
 
@@ -21,10 +20,10 @@ def main(*, dry_run: bool) -> None:
             print(f"{case.operator} {case.precision} {case}: {'; '.join(labels(case))}")
             continue
         with multiplying_as(case.precision):
-            for launch in launches(case, Tensors.of(case, "cuda")).values():
+            for launch in launches(at_hand(case), Tensors.of(at_hand(case), HERE.name)).values():
                 profiled(launch)
     if not dry_run:
-        t = Tensors.of(Case("memory_statistics", "bfloat16"), "cuda")
+        t = Tensors.of(at_hand(Case("memory_statistics", "bfloat16")), HERE.name)
         sums = memory_statistics(t.x, t.gates, t.experts, t.memory.shape[0])
         profiled(lambda: memory_statistics(t.x, t.gates, t.experts, t.memory.shape[0]))
         profiled(lambda: memory_update_(t.memory, *sums, 0.9))
@@ -32,11 +31,7 @@ def main(*, dry_run: bool) -> None:
 
 def profiled(launch) -> None:
     launch()  # compiles, and is not profiled
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    launch()
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+    HERE.profiled(launch)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Call = Callable[[], object]
+REHEARSES = os.environ.get("RBM_REHEARSE") == "1"
 
 
 class Device:
@@ -23,6 +24,9 @@ class Device:
 
     name = "cpu"
     is_gpu = False
+    # What the ceilings are measured with: square products, and how many float32 numbers are copied.
+    product_sizes: tuple[int, ...] = (512, 1024, 2048)
+    copied_numbers = 64 << 22
 
     def synchronize(self) -> None:
         """Wait for everything that was launched."""
@@ -39,6 +43,7 @@ class Gpu(Device):
 
     name = "cuda"
     is_gpu = True
+    product_sizes = (4096, 8192)
 
     def synchronize(self) -> None:
         """Wait for the GPU."""
@@ -131,6 +136,14 @@ class Gpu(Device):
         self.synchronize()
         return torch.cuda.max_memory_allocated() - before
 
+    def profiled(self, call: Call) -> None:
+        """Make a call between the marks that a profiler waits for (``ncu --profile-from-start off``)."""
+        self.synchronize()
+        torch.cuda.profiler.start()
+        call()
+        self.synchronize()
+        torch.cuda.profiler.stop()
+
 
 class Graph:
     """A captured call: :meth:`replay` runs it again, on the same tensors; ``results`` are what it returned."""
@@ -141,16 +154,23 @@ class Graph:
 
 
 class Rehearsal(Gpu):
-    """CPU tensors in the place of a GPU's: every way of a GPU is taken, none of its figures mean anything."""
+    """CPU tensors in the place of a GPU's: every way of a GPU is taken, none of its figures mean anything.
 
-    name = "cpu"
+    Where the whole process rehearses its name is ``cpu:0``, which PyTorch takes for the CPU. Programs that name no
+    device, or ``cpu``, do not say it: by it :mod:`benchmarks.gpu.devices` knows the tensors that a GPU would hold.
+    """
+
+    name = "cpu:0" if REHEARSES else "cpu"
+    product_sizes = (16, 32)
+    copied_numbers = 1 << 10
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
     def seconds(self, turn: Call) -> float:
-        """By the wall."""
-        return Device.seconds(self, turn)
+        """One second, whatever it took: no time of a rehearsal can be taken for a measurement."""
+        turn()
+        return 1.0
 
     def architecture(self) -> int:
         """The one that the operators' launch functions assume of CPU tensors."""
@@ -205,6 +225,10 @@ class Rehearsal(Gpu):
         call()
         return 0
 
+    def profiled(self, call: Call) -> None:
+        """No profiler."""
+        call()
+
 
 @contextmanager
 def _side_stream() -> Iterator[torch.cuda.Stream]:
@@ -228,6 +252,5 @@ def _copy(old: Any, new: Any) -> None:
             _copy(one, other)
 
 
-REHEARSES = os.environ.get("RBM_REHEARSE") == "1"
 # Where the suites of this process run.
 HERE: Device = Rehearsal() if REHEARSES else Gpu() if torch.cuda.is_available() else Device()

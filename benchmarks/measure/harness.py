@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.device import HERE, Call, Device, Gpu, Rehearsal
+from benchmarks.measure.verdicts import verdict_of
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -30,6 +31,7 @@ Name = TypeVar("Name", bound=Hashable)
 COLUMNS = (
     *("operator", "shape", "dtype", "routing", "implementation", "metric", "median", "p20", "p80"),
     *("device", "driver", "torch", "triton", "commit", "date"),
+    "verified",  # whether the operator passed its tests, see benchmarks.measure.verdicts
 )
 
 
@@ -68,8 +70,10 @@ def interleave(
     :func:`buffer_sets`). Each is called before, to allocate and to build what it keeps, and once more by the clock. A
     variant that answers sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant
     before it left would be measured otherwise. On a GPU the clock is the GPU's; with ``graphs`` a variant's calls are
-    captured and replayed, so that no time of the host is in it.
+    captured and replayed, so that no time of the host is in it. In a rehearsal each takes one turn.
     """
+    if isinstance(device, Rehearsal):
+        seconds, least = 0.0, 1
     clock = device.seconds
     turns: dict[Name, tuple[Call, int, int]] = {}
     times: dict[Name, list[float]] = {}
@@ -184,14 +188,22 @@ class Results:
         timing = value if isinstance(value, Timing) else Timing(value, value, value)
         row = dict(zip(COLUMNS, (operator, shape, dtype, routing, implementation, metric), strict=False))
         row |= {name: f"{getattr(timing, name):.4g}" for name in ("median", "p20", "p80")} | machine(device)
-        is_new = not self.path.exists()
+        row["verified"] = verdict_of(operator)
+        columns = self._columns()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if is_new:
+            writer = csv.DictWriter(file, columns or COLUMNS, lineterminator="\n", extrasaction="ignore")
+            if not columns:
                 writer.writeheader()
             writer.writerow(row)
         self.rows.append(row)
+
+    def _columns(self) -> list[str]:
+        """The columns that a file has, which an older version may have begun; none where there is no file."""
+        if not self.path.exists():
+            return []
+        with open(self.path, newline="") as file:
+            return next(csv.reader(file), [])
 
 
 @cache

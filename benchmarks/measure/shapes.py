@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.measure.device import HERE
+from benchmarks.measure.device import HERE, REHEARSES
 from benchmarks.measure.precision import DTYPES
 
 DEVICE = HERE.name
@@ -17,13 +17,23 @@ ROUTINGS = ("uniform", "skewed", "clustered")
 MOST = 10**13 if HERE.is_gpu else 4 * 10**9
 
 
+def width(features: int) -> int:
+    """How many features are measured in the place of so many: as many. A sixteenth in a rehearsal, odd if they are."""
+    return features // 16 | features % 2 if REHEARSES else features
+
+
+def batch(rows: int) -> int:
+    """How many rows are measured in the place of so many: as many. In a rehearsal few, more for more, one for one."""
+    return round(rows**0.4) if REHEARSES else rows
+
+
 @dataclass(frozen=True)
 class Shape:
     """``rows`` rows of ``features`` to ``outputs`` through ``top_k`` of ``experts``."""
 
     rows: int
-    features: int = 256
-    outputs: int = 256
+    features: int = width(256)
+    outputs: int = width(256)
     experts: int = 8
     top_k: int = 3
 
@@ -37,28 +47,28 @@ class Shape:
 
 
 # The graphs of the paper by their nodes: ogbn-arxiv, Coauthor-CS, Cora, Coauthor Physics, ogbn-products.
-REFERENCE = Shape(169_343)
-FEWEST = 2_708
+ARXIV, COAUTHOR_CS, CORA, PHYSICS, PRODUCTS = map(batch, (169_343, 18_333, 2_708, 34_493, 2_449_029))
+REFERENCE = Shape(ARXIV)
 SHAPES = (
     REFERENCE,
-    Shape(18_333),
-    Shape(FEWEST),
-    Shape(FEWEST, 1_433),
-    Shape(18_333, 128, 128, 4),
-    Shape(34_493, 512, 512, 5),
-    Shape(169_343, 256, 256, 3),
-    Shape(169_343, 256, 256, 16),
-    Shape(169_343, 256, 256, 32),
-    Shape(169_343, 256, 256, 64, 8),
-    Shape(169_343, 1_024, 1_024),
-    Shape(34_493, 8_415),
-    Shape(2_449_029),
+    Shape(COAUTHOR_CS),
+    Shape(CORA),
+    Shape(CORA, width(1_433)),
+    Shape(COAUTHOR_CS, width(128), width(128), 4),
+    Shape(PHYSICS, width(512), width(512), 5),
+    Shape(ARXIV, experts=3),
+    Shape(ARXIV, experts=16),
+    Shape(ARXIV, experts=32),
+    Shape(ARXIV, experts=64, top_k=8),
+    Shape(ARXIV, width(1_024), width(1_024)),
+    Shape(PHYSICS, width(8_415)),
+    Shape(PRODUCTS),
 )
 
 
 def for_this_machine(most_multiplications: int) -> tuple[Shape, ...]:
     """The shapes that take at most so many multiplications forward; the rows of larger ones are cut to Cora's."""
-    cut = [s if s.multiplications <= most_multiplications else replace(s, rows=FEWEST) for s in SHAPES[1:]]
+    cut = [s if s.multiplications <= most_multiplications else replace(s, rows=CORA) for s in SHAPES[1:]]
     fitting = (shape for shape in (REFERENCE, *cut) if shape.multiplications <= most_multiplications)
     return tuple(dict.fromkeys(fitting))
 

@@ -40,7 +40,7 @@ class Ceilings:
     def flops(self, precision: str) -> float:
         """Operations a second of the best square ``torch.mm``."""
         if precision not in self._known:
-            sizes = (4096, 8192) if HERE.is_gpu else (512, 1024, 2048)
+            sizes = HERE.product_sizes
             self._known[precision] = 0.0
             with multiplying_as(precision):
                 for size in sizes[: self._many(3)]:
@@ -53,7 +53,7 @@ class Ceilings:
     def bandwidth(self) -> float:
         """Bytes a second, read and written, of a copy that no cache holds."""
         if "copy" not in self._known:
-            source = torch.randn(self._many(64) << 22, device=DEVICE)
+            source = torch.randn(HERE.copied_numbers * self._many(64) // 64, device=DEVICE)
             target = torch.empty_like(source)
             seconds = self._time(lambda: target.copy_(source))
             self._known["copy"] = 2 * source.nbytes / seconds
@@ -98,12 +98,13 @@ class Suite:
     def compiles(self) -> bool:
         """Whether compiled peers take part: at the first shape, as they take seconds to compile, and as layers.
 
-        Routing does not change their code. On a GPU, where compiling costs a lent machine's time, in bfloat16 alone.
+        Routing does not change their code. On a GPU, where compiling costs a lent machine's time, in bfloat16 alone
+        (the order of rows knows no other than int32).
         """
         shape, precision, routing = self.workload.shape, self.workload.precision, self.workload.routing
         chosen = shape == for_this_machine(MOST)[0] or (self.operator == "layer" and precision == PRECISIONS[0])
-        wanted = self.seconds >= SMOKE and routing == "uniform" and chosen
-        return wanted and not (HERE.is_gpu and precision != "bfloat16") and self.may_compile
+        worth = not HERE.is_gpu or precision in ("bfloat16", "int32")
+        return self.seconds >= SMOKE and routing == "uniform" and chosen and worth and self.may_compile
 
     @property
     def may_compile(self) -> bool:

@@ -1,29 +1,34 @@
-"""Ten lines about a run on a GPU: ``python -m benchmarks.report.summary results.csv --status status.txt``."""
+"""Ten lines about a run on a GPU, which ``gpu.sh`` ends with."""
 
 import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from benchmarks.measure.shapes import REFERENCE
+from benchmarks.measure.verdicts import CORE, FAILED, NOT_TESTED, PASSED, tested_as
 from benchmarks.report.tables import Figures
 
 DTYPE = "bfloat16"
 
 
-def lines(results: Path, status: list[str]) -> list[str]:
-    """Always ten, whatever was measured."""
+def lines(
+    results: Path, notes: Sequence[str], verdicts: Mapping[str, str] | None = None, counts: tuple[int, int] = (0, 0)
+) -> list[str]:
+    """Always ten, whatever was measured.
+
+    ``verdicts`` say of each operator whether it passed its tests, ``counts`` how many tests passed and failed.
+    """
     figures, known = Figures(results), {}
     if results.exists():
         with results.open(newline="") as file:
             known = next(csv.DictReader(file), {})
     versions = ", ".join(f"{name} {known[name]}" for name in ("driver", "torch", "triton", "commit") if known.get(name))
-    ended = [line for line in status if not line.startswith(("libraries", "correctness"))]
+    ended = [line for line in notes if not line.startswith("libraries")]
+    measured = sum(bool(tested_as(key.operator)) for key in figures.medians)
     return [
         f"{known.get('device', 'no device')}; {versions or 'nothing measured'}",
-        next((line for line in status if line.startswith("libraries")), "libraries: unknown"),
-        next((line for line in reversed(status) if line.startswith("correctness")), "correctness: not tested"),
+        next((line for line in notes if line.startswith("libraries")), "libraries: unknown"),
+        correctness(verdicts or {}, counts),
         f"reference shape {REFERENCE}, {DTYPE}:",
         *(
             f"  {operator} {metric}: {against(figures, operator, metric)}"
@@ -34,9 +39,21 @@ def lines(results: Path, status: list[str]) -> list[str]:
             )
         ),
         f"  of the roofline: {shares(figures)}",
-        f"not complete: {'; '.join(ended)}" if ended else "complete: every suite ran to its end",
-        f"{len(figures.medians)} figures in {results}",
+        f"not complete: {'; '.join(ended)}" if ended else "complete: every step ran to its end",
+        f"{measured} figures of operators that did not fail in {results}",
     ]
+
+
+def correctness(verdicts: Mapping[str, str], counts: tuple[int, int]) -> str:
+    """Which operators failed, first; then which passed."""
+    if not verdicts:
+        return "correctness: not tested"
+    words = {FAILED: "FAILED", PASSED: "passed", CORE: "passed in the core tests alone", NOT_TESTED: "not tested"}
+    told = []
+    for verdict, word in words.items():
+        if names := [name for name, found in verdicts.items() if found == verdict]:
+            told.append(f"{word}: {', '.join(names)}")
+    return f"correctness: {'; '.join(told)} ({counts[0]} tests passed, {counts[1]} failed)"
 
 
 def against(figures: Figures, operator: str, metric: str) -> str:
@@ -59,17 +76,3 @@ def shares(figures: Figures) -> str:
         told += [f"{operator} {100 * share:.0f} %"] if share is not None else []
     best = figures.of("ceiling", "best found", "torch.mm", "FLOP/s", DTYPE)
     return ", ".join(told + ([f"torch.mm {best / 1e12:.0f} TFLOP/s"] if best else [])) or "not measured"
-
-
-def main(
-    results: Annotated[Path, typer.Argument(help="Results, which need not exist.")],
-    status: Annotated[Path, typer.Option(help="Notes of gpu.sh, a line each.")],
-) -> None:
-    """Print ten lines."""
-    noted = status.read_text().splitlines() if status.exists() else []
-    for line in lines(results, noted):
-        typer.echo(line)
-
-
-if __name__ == "__main__":
-    typer.run(main)

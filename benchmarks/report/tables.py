@@ -180,8 +180,9 @@ def cpu_experts() -> str:
     return markdown(["", "shape", "", "`rbm`", *map(headed, MATMUL_PEERS), "of the roofline"], table, 3)
 
 
-def gpu() -> str:
-    figures, table = Figures(GPU), []
+def gpu(path: Path | None = None) -> str:
+    """The experts and the layer at the reference shape, from the committed results or those at ``path``."""
+    figures, table = Figures(path or GPU), []
     names = {"expert_matmul": "experts", "layer": "layer"}
     for operator, metrics in {
         "expert_matmul": ("forward", "route + forward", "forward + backward"),
@@ -194,9 +195,9 @@ def gpu() -> str:
     return markdown(header, table) + ("" if figures.medians else "\n" + NOT_MEASURED)
 
 
-def gpu_libraries() -> str:
+def gpu_libraries(path: Path | None = None) -> str:
     """Other projects' kernels; the two products with SwiGLU are a suite of their own."""
-    figures, table = Figures(GPU), []
+    figures, table = Figures(path or GPU), []
     names = {"expert_matmul": "experts", "ffn": "two products, SwiGLU"}
     for operator, about in names.items():
         for metric in ("forward", "forward + backward"):
@@ -205,8 +206,9 @@ def gpu_libraries() -> str:
     return markdown([f"{REFERENCE}, bfloat16", "`rbm`", *LIBRARY_PEERS], table)
 
 
-def gpu_kernels() -> str:
-    figures, table = Figures(GPU), []
+def gpu_kernels(path: Path | None = None) -> str:
+    """Each operator at the reference shape, from the committed results or those at ``path``."""
+    figures, table = Figures(path or GPU), []
     for operator, metric in (
         ("cosine_topk", "forward"),
         ("cosine_topk", "forward + backward"),

@@ -4,10 +4,12 @@
 operator's configuration, precision and shape a bounded set of candidates is compiled ahead of time; those that spill or
 do not fit are dropped. The others are checked against the reference in float64, then timed in turn, round after round,
 each over buffers that do not fit in the L2 cache together. Every outcome is a line of the CSV at once; a second call
-with the same file takes up where the first ended. ``--dry-run`` stops before the GPU is needed.
+with the same file takes up where the first ended. ``--table FILE`` keeps what is printed, the rows of config.py, with
+the times of all candidates behind each. ``--dry-run`` stops before the GPU is needed.
 """
 
 import csv
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -28,9 +30,14 @@ from benchmarks.tuning.tunables import TUNABLES, Candidate, Tunable
 from rbm_kernels._ahead_of_time import Compiled, compile_launches
 
 # float16 shares the tables' rows with bfloat16; a served batch is small.
-TUNED = (
-    *(case for case in CASES if case.precision != "float16"),
-    *(Case(operator, "bfloat16", rows=64) for operator in ("cosine_topk", "expert_matmul")),
+TUNED = tuple(
+    dict.fromkeys(
+        cases.at_hand(case)
+        for case in (
+            *(case for case in CASES if case.precision != "float16"),
+            *(Case(operator, "bfloat16", rows=64) for operator in ("cosine_topk", "expert_matmul")),
+        )
+    )
 )
 console = Console()
 
@@ -212,9 +219,20 @@ def measure(
 
 
 def tune(
-    tunable: Tunable, case: Case, architecture: int, outcomes: Outcomes, *, limit: int | None, jobs: int, dry_run: bool
+    tunable: Tunable,
+    case: Case,
+    architecture: int,
+    outcomes: Outcomes,
+    *,
+    limit: int | None,
+    jobs: int,
+    dry_run: bool,
+    table: Path | None = None,
 ) -> None:
-    """One entry at one case: print the candidates that fit or, timed, the row to paste."""
+    """One entry at one case: print the candidates that fit or, timed, the row to paste.
+
+    The file ``table`` grows by the row, and by the times of the other candidates as comments.
+    """
     about = f"{tunable.name}, {case}, {case.precision}, sm_{architecture}"
     with console.status(f"compiling candidates: {about}"):
         fitting = survey(tunable, case, architecture, outcomes, limit, jobs)
@@ -240,7 +258,17 @@ def tune(
     stands = [timed[candidate] for candidate in timed if tunable.holding(candidate, 1) == tunable.holding(now, 1)]
     beside = f"; as it stands {stands[0]:.1f}" if stands else ""
     line = tunable.line(best, case, architecture)
-    _say(f"    {line}  # {timed[best]:.1f} us{beside}")
+    row = f"    {line}  # {timed[best]:.1f} us{beside}"
+    _say(row)
+    if table is not None:
+        others = sorted((candidate for candidate in timed if candidate != best), key=timed.__getitem__)
+        lines = [
+            f"# {about}",
+            row,
+            *(f"    # {timed[c]:.1f} us: {tunable.line(c, case, architecture)}" for c in others),
+        ]
+        with table.open("a") as file:
+            file.write("\n".join(lines) + "\n")
 
 
 def _say(line: str) -> None:
@@ -254,6 +282,8 @@ def main(
     precision: Annotated[list[str] | None, typer.Option(help="Only bfloat16, tf32 or float32; repeatable.")] = None,
     limit: Annotated[int | None, typer.Option(help="The first candidates alone.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes that compile.")] = 1,
+    table: Annotated[Path | None, typer.Option(help="File that gets the rows to paste.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds after which no entry is begun.")] = float("inf"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the candidates that fit; needs no GPU.")] = False,
     architecture: Annotated[int, typer.Option(help="With --dry-run: 80, 90, 100 or 120.")] = 90,
 ) -> None:
@@ -270,11 +300,16 @@ def main(
     if not chosen:
         known = ", ".join(f"{tunable.operator} {tunable.name}" for tunable in TUNABLES)
         raise typer.BadParameter(f"nothing to tune at {operator} {' '.join(entry or [])}: there are {known}")
-    outcomes = Outcomes(out)
-    for tunable in chosen:
-        for case in TUNED:
-            if case.operator == operator and (not precision or case.precision in precision):
-                tune(tunable, case, architecture, outcomes, limit=limit, jobs=jobs, dry_run=dry_run)
+    outcomes, end = Outcomes(out), time.monotonic() + budget
+    options = {"limit": limit, "jobs": jobs, "dry_run": dry_run, "table": table}
+    wanted = [c for c in TUNED if c.operator == operator and (not precision or c.precision in precision)]
+    # Case by case: where time is short, every entry of the first cases is worth more than one entry of all.
+    for case in wanted:
+        for tunable in chosen:
+            if time.monotonic() > end:
+                _say(f"# out of time: {tunable.name}, {case}, {case.precision}")
+            else:
+                tune(tunable, case, architecture, outcomes, **options)
 
 
 if __name__ == "__main__":

@@ -92,11 +92,11 @@ def test_graphs_are_compared_with_graphs(tmp_path, monkeypatch):
     assert "| experts: forward | 0.10 ms |  |  | 3.0 x |  |  |  | 5.0 x |\n" in page
     assert "Nothing has been measured" not in page
 
-    told = summary.lines(path, ["libraries: built here", "correctness: 12 passed", "cut off: test_layer.py"])
+    told = summary.lines(path, ["libraries: built here", "cut off: layer"], {"layer": "passed"}, (12, 0))
     assert len(told) == 10
     assert "  expert_matmul forward: 0.10 ms; split 3 x, dense 5 x" in told
-    assert told[2] == "correctness: 12 passed"
-    assert told[8] == "not complete: cut off: test_layer.py"
+    assert told[2] == "correctness: passed: layer (12 tests passed, 0 failed)"
+    assert told[8] == "not complete: cut off: layer"
 
 
 def test_a_summary_of_nothing_has_ten_lines_too(tmp_path):

@@ -1,0 +1,27 @@
+"""Run a module in Triton's interpreter, for a rehearsal: ``python -m benchmarks.gpu.interpreted MODULE ARGUMENT...``.
+
+The interpreter is mended as for the tests, by the function of ``tests/conftest.py`` that says what of it differs from a
+GPU.
+"""
+
+import os
+import runpy
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+from benchmarks.gpu.plan import ROOT
+
+
+def main() -> None:
+    """Mend, then run the module as the program."""
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+    found = spec_from_file_location("conftest_of_tests", ROOT / "tests" / "conftest.py")
+    conftest = module_from_spec(found)
+    found.loader.exec_module(conftest)
+    conftest._mend_interpreter()
+    sys.argv[:] = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

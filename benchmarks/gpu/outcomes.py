@@ -1,0 +1,53 @@
+"""Pytest plugin of ``gpu.sh`` for tests (``-p benchmarks.gpu.outcomes``): each outcome is a line of a CSV file at once.
+
+A line says which operator and part a test is of, its name, its outcome (``passed``, ``failed`` or ``skipped``) and its
+seconds. A test whose process died is failed too.
+"""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+COLUMNS = ("operator", "part", "test", "outcome", "seconds")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, required=True, help="CSV file that grows by a line a test")
+    parser.addoption("--about", required=True, help="operator and part, with a slash between them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # of pytest-xdist's processes the first alone hears of all outcomes
+        config.pluginmanager.register(_Outcomes(config.getoption("--outcomes"), config.getoption("--about")))
+
+
+class _Outcomes:
+    def __init__(self, path: Path, about: str) -> None:
+        self._path, (self._operator, self._part) = path, about.split("/")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Of a test's three reports: its call's, and whatever failed or was skipped before or after it."""
+        if report.when != "call" and report.passed:
+            return
+        line = (self._operator, self._part, report.nodeid, report.outcome, round(report.duration, 3))
+        with self._path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(line)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be imported fails as a whole."""
+        if report.failed:
+            with self._path.open("a", newline="") as file:
+                line = (self._operator, self._part, report.nodeid, "failed", 0)
+                csv.writer(file, lineterminator="\n").writerow(line)
+
+
+def read(path: Path, operator: str, part: str) -> list[str]:
+    """The outcomes of a part of an operator's tests: the worst of each test."""
+    worst: dict[str, str] = {}
+    if path.exists():
+        with path.open(newline="") as file:
+            for line in csv.DictReader(file):
+                if (line["operator"], line["part"]) == (operator, part) and worst.get(line["test"]) != "failed":
+                    worst[line["test"]] = line["outcome"]
+    return list(worst.values())

@@ -1,0 +1,162 @@
+"""What a call of ``gpu.sh`` does and in which order: its options, and the stages by their worth."""
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# The operators whose reference shape in bfloat16 is worth the first minutes, and the layer made of them.
+FIRST = ("expert_matmul", "layer", "cosine_topk", "expert_order", "memory_update")
+# Suites in the order of their worth. One that is not named here comes after them.
+ORDER = (*FIRST, "routed_matmul", "launches", "cold_start", "student", "sparse_expert_matmul", "distillation_epoch")
+# Read on a CPU alone, as Linux counts memory.
+NOT_ON_A_GPU = ("peak_memory",)
+STAGES = ("tests", "tune", "ncu", "sanitize")
+# Whose tests decide on a suite's figures, where the suite has another name.
+TESTED_AS = {"student": "students", "distillation_epoch": "students", "cold_start": "layer"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do. ``part`` is ``core`` or ``rest`` of the tests, ``first`` or ``all`` of a suite."""
+
+    stage: str
+    name: str = ""
+    part: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.name or self.stage, self.part and f"({self.part})")))
+
+
+@dataclass(frozen=True)
+class Options:
+    """A call's options, see :func:`parse`."""
+
+    out: Path
+    only: tuple[str, ...] = ()
+    state: Path | None = None
+    budget: float = 540.0
+    compare: float = 0.5
+    skip_tests: bool = False
+    skip_build: bool = False
+    prebuilt: bool = False
+    tune: bool = False
+    ncu: bool = False
+    sanitize: bool = False
+    rehearse: bool = False
+
+
+def suites() -> list[str]:
+    """Every suite that a GPU runs, the most worth first."""
+    found = {path.stem.removeprefix("test_") for path in (ROOT / "benchmarks").glob("test_*.py")} - {*NOT_ON_A_GPU}
+    return [name for name in ORDER if name in found] + sorted(found - {*ORDER})
+
+
+def operators(*, rehearse: bool) -> dict[str, list[Path]]:
+    """The files of GPU tests by operator: all of ``tests/gpu``, and whatever else is marked ``gpu``.
+
+    ``test_expert_matmul.py`` and ``test_expert_matmul_widths.py`` are of ``expert_matmul``. A rehearsal has those of
+    ``tests/gpu`` alone, which run on CPU tensors too.
+    """
+    tests = ROOT / "tests"
+    paths = sorted((tests / "gpu").glob("test_*.py"))
+    if not rehearse:
+        marked = (path for path in sorted(tests.rglob("test_*.py")) if path not in paths)
+        paths += [path for path in marked if re.search(r"mark\.gpu\b", path.read_text())]
+    stems = {path.stem.removeprefix("test_") for path in paths}
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        own = path.stem.removeprefix("test_")
+        shorter = (stem for stem in sorted({*stems, *ORDER}, key=len) if own == stem or own.startswith(f"{stem}_"))
+        found.setdefault(next(shorter), []).append(path)
+    known = [name for name in ORDER if name in found]
+    return {name: found[name] for name in [*known, *sorted(found.keys() - {*known})]}
+
+
+def plan(options: Options, known: Sequence[str]) -> list[Step]:
+    """The steps of a call over the suites that there are."""
+    chosen = [name for name in known if not options.only or name in options.only]
+    wants_all = not options.only
+    tests = not options.skip_tests and (wants_all or "tests" in options.only or bool(chosen))
+    asked = {
+        "tune": options.tune or (options.rehearse and wants_all) or "tune" in options.only,
+        "ncu": options.ncu or (options.rehearse and wants_all) or "ncu" in options.only,
+        "sanitize": options.sanitize or "sanitize" in options.only,
+    }
+    steps = [Step("build")]
+    steps += [Step("tests", part="core")] * tests
+    steps += [Step("suite", name, "first") for name in FIRST if name in chosen]
+    steps += [Step(stage) for stage, is_asked in asked.items() if is_asked]
+    steps += [Step("tests", part="rest")] * tests
+    steps += [Step("suite", name, "all") for name in chosen]
+    if wants_all and not asked["sanitize"]:
+        steps.append(Step("sanitize"))
+    if options.rehearse:  # CI runs these tests by themselves; here they must not cost a stage its turn
+        steps.sort(key=lambda step: step == Step("tests", part="rest"))
+    return steps
+
+
+def tested(options: Options) -> dict[str, list[Path]]:
+    """The tests that a call runs: of every operator, or of those that the chosen suites are about."""
+    files = operators(rehearse=options.rehearse)
+    wanted = {TESTED_AS.get(name, name) for name in options.only} - {*STAGES}
+    if not wanted or "tests" in options.only:
+        return files
+    return {name: paths for name, paths in files.items() if name in wanted}
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Options of a command line; exits with status 2 and a sentence where one is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="gpu.sh",
+        description="Everything that minutes on a GPU can tell, the most worth first: builds, tests, measures, sums "
+        "up. Every figure is in OUT_DIR/results.csv as soon as it is measured.",
+        epilog="Status: 0 where all that ran succeeded, 1 where something failed, 2 where it could not begin. PYTHON "
+        "names the Python to use, RBM_COMMIT the commit of a tree without its .git.",
+    )
+    stages = f"{', '.join(STAGES)}, or a suite: {', '.join(suites())}"
+    parser.add_argument("out", metavar="OUT_DIR", type=Path, help="gets at most 8 files of at most 16 MiB")
+    parser.add_argument("--budget", metavar="S", type=_seconds, default=540.0, help="seconds in all (540)")
+    parser.add_argument("--only", metavar="NAME,...", type=_names, default=(), help=f"these alone: {stages}")
+    state_help = "results.csv of an earlier piece of time: what it has of this commit is kept and not measured again"
+    parser.add_argument("--state", metavar="FILE", type=Path, help=state_help)
+    parser.add_argument("--compare", metavar="S", type=_seconds, default=0.5, help="seconds of each comparison (0.5)")
+    flags = {
+        "--skip-tests": "no tests: figures say what --state knows of them",
+        "--skip-build": "use the libraries that an earlier call on this machine built",
+        "--prebuilt": "use libraries that were built elsewhere and lie in rbm_kernels/lib",
+        "--tune": "time candidate tiles, after the reference shape: tune.txt has the table to paste",
+        "--ncu": "profile each kernel with Nsight Compute, after the reference shape",
+        "--sanitize": "run compute-sanitizer after the reference shape, and not only if time is left",
+        "--rehearse": "every stage on CPU tensors of tiny shapes, which needs no GPU; figures mean nothing",
+    }
+    for flag, help_ in flags.items():
+        parser.add_argument(flag, action="store_true", help=help_)
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.only if name not in (*STAGES, *suites())]
+    if unknown:
+        parser.error(f"--only names {', '.join(unknown)}, expected {stages}")
+    if options.state is not None and not options.state.is_file():
+        parser.error(f"--state names {options.state}, which is no file: give the results.csv of an earlier piece")
+    if options.skip_build and options.prebuilt:
+        parser.error("--skip-build and --prebuilt say two things of one build: give one of them")
+    paths = {"out": options.out.absolute(), "state": options.state and options.state.absolute()}
+    return Options(**{**vars(options), **paths})
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected a number of seconds such as 540")
+    return float(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

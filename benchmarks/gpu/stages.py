@@ -1,0 +1,288 @@
+"""The stages of ``gpu.sh``: each does one step of the plan and notes what the summary must say of it."""
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.gpu import outcomes
+from benchmarks.gpu.plan import FIRST, ROOT, TESTED_AS, Step, tested
+from benchmarks.gpu.run import TIMED_OUT, Run
+from benchmarks.measure.device import HERE
+from benchmarks.measure.harness import Results
+from benchmarks.measure.verdicts import FAILED, to_environment
+
+# Of the core tests in all, and of one test or workload. A kernel's first launch compiles it.
+CORE_SECONDS, TEST_SECONDS, WORKLOAD_SECONDS = 180, 120, 180
+# Under which nothing is started.
+LEAST_SECONDS = 10
+# Pytest: all passed, or nothing was chosen.
+_GOOD = (0, 5)
+_LAST_LINE = re.compile(r"\d (passed|failed|skipped|deselected|errors?)\b.* in \d|no tests ran in \d")
+_QUIET = ("-q", "--tb=short", "-p", "no:cacheprovider")
+
+
+def build(run: Run, step: Step) -> bool:
+    """Build for the GPU at hand alone, and load: False where there are no libraries to go on with."""
+    options, library = run.options, ROOT / "rbm_kernels" / "lib"
+    told = "built elsewhere" if options.prebuilt else "built before" if options.skip_build else "built here"
+    if options.prebuilt or options.skip_build:
+        needed = ["librbm_cpu.so"] + ["librbm_cuda.so"] * (not options.rehearse)
+        if missing := [name for name in needed if not (library / name).is_file()]:
+            run.note(f"libraries: {library} has no {' and no '.join(missing)}, so they must be built", failed=True)
+            return False
+    elif not _build(run):
+        return False
+    ended = run.call(run.python("-c", _LOAD), run.left())
+    if ended.status:
+        run.say(ended.tail())
+        run.note("libraries: not loaded, see log.txt", failed=True)
+        return False
+    run.note(f"libraries: {told}; {ended.tail(1)}")
+    Results(run.state.path).add("build", "libraries", told, "loaded", 1, dtype="", routing="")
+    return True
+
+
+def _build(run: Run) -> bool:
+    """By CMake as ``setup.py`` has it, without pip: nothing is installed, and a second call builds what changed."""
+    architecture = str(HERE.architecture())
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    about = {"PATH": path, "RBM_CUDA_ARCHITECTURES": architecture}
+    about["RBM_BUILD_CUDA"] = "auto" if run.options.rehearse else "1"
+    environment = run.environment(**about)
+    cmake = shutil.which("cmake", path=path)
+    if cmake is None:
+        run.note("libraries: not built, cmake is missing", failed=True)
+        return False
+    folder = str(ROOT / "build" / f"gpu-{architecture}")
+    configure = [cmake, "-S", str(ROOT), "-B", folder, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
+    for command in (configure, [cmake, "--build", folder]):
+        ended = run.call(command, run.left(), environment)
+        if ended.status:
+            run.say(ended.tail())
+            run.note("libraries: not built, see log.txt", failed=True)
+            return False
+    return True
+
+
+# In a process of its own: this one loads no library that it may have to build.
+_LOAD = """
+import rbm_kernels
+from benchmarks.measure.device import HERE, Rehearsal
+from rbm_kernels import _native
+found = _native.status()
+wanted = ["cpu"] if isinstance(HERE, Rehearsal) else ["cpu", "cuda"]
+assert all(found[name]["loaded"] for name in wanted), found
+print(", ".join(f"librbm_{name}" for name in wanted), "loaded")
+"""
+
+
+def tests(run: Run, step: Step) -> bool:
+    """A part of the GPU tests, each operator's in processes of its own: one that breaks its process breaks no other."""
+    waiting = {name: files for name, files in tested(run.options).items() if not run.state.tested(name, step.part)}
+    if not waiting:
+        run.say("   every operator was tested before")
+        return True
+    # The tests that are not core must leave time for figures.
+    limit = min(CORE_SECONDS, run.left()) if step.part == "core" else run.left() / 2
+    end = time.monotonic() + limit
+    kept = run.out / "tests.csv"
+    if not kept.exists():
+        kept.write_text(",".join(outcomes.COLUMNS) + "\n")
+    at_once = min(len(waiting), max(1, run.jobs))
+    workers = max(1, 3 * run.jobs // (2 * at_once))
+    running: dict = {}
+    while waiting or running:
+        while waiting and len(running) < at_once and time.monotonic() < end:
+            operator = next(iter(waiting))
+            running[operator] = _start_tests(run, operator, waiting.pop(operator), step.part, kept, end, workers)
+        if time.monotonic() >= end and waiting:
+            run.note(f"not run, out of time: tests of {', '.join(waiting)} ({step.part})")
+            waiting.clear()
+        for operator, program in list(running.items()):
+            if (ended := program.poll()) is not None:
+                del running[operator]
+                run.log(ended.output)
+                _tested(run, operator, step.part, kept, ended)
+        time.sleep(0.05)
+    run.state.mark()
+    return True
+
+
+def _start_tests(run: Run, operator: str, files: list[Path], part: str, kept: Path, end: float, workers: int):
+    where = "not gpu" if run.options.rehearse else "gpu"
+    command = run.python("-m", "pytest", *_QUIET, "-p", "benchmarks.gpu.outcomes", "-m")
+    command += [f"{where} and {'core' if part == 'core' else 'not core'}", "--about", f"{operator}/{part}"]
+    command += ["--outcomes", str(kept)]
+    if _has("pytest_timeout"):  # by a thread, which ends the process: a kernel that hangs hears no signal
+        command += ["--timeout", str(TEST_SECONDS), "--timeout-method", "thread"]
+    if _has("xdist") and workers > 1:
+        command += ["-n", str(workers), "--dist", "worksteal"]
+    threads = str(max(1, run.jobs // workers))
+    # GPU tests rehearse by themselves, whatever the process does.
+    environment = {**run.environment(), "OMP_NUM_THREADS": threads}
+    environment.pop("RBM_REHEARSE", None)
+    return run.start([*command, *(str(path) for path in files)], end - time.monotonic(), environment)
+
+
+def _tested(run: Run, operator: str, part: str, kept: Path, ended) -> None:
+    found = outcomes.read(kept, operator, part)
+    failures = found.count("failed")
+    if ended.status not in (*_GOOD, TIMED_OUT) and not failures:
+        found.append("failed")  # no test, but the process itself broke
+        failures = 1
+    if failures or ended.status != TIMED_OUT:
+        run.state.add_tests(operator, part, found)
+    told = f"{found.count('passed')} passed" + f", {failures} failed" * bool(failures)
+    run.say(f"   {operator}: {told}, {ended.seconds:.0f} s")
+    if failures:
+        run.say(ended.tail())
+        run.note(f"tests failed: {operator} ({part}), {failures} of {len(found)}", failed=True)
+    elif ended.status == TIMED_OUT:
+        run.note(f"cut off: tests of {operator} ({part})")
+
+
+def suite(run: Run, step: Step) -> bool:
+    """A suite, but for workloads that are measured already; not where its operator failed."""
+    verdicts = run.state.verdicts()
+    operator = TESTED_AS.get(step.name, step.name)
+    if verdicts.get(operator) == FAILED:
+        run.note(f"not timed, its tests failed: {step.name}")
+        return True
+    if step.part == "first" and step.name not in FIRST:
+        return True
+    environment = run.environment(**to_environment(verdicts))
+    if run.options.rehearse:
+        environment["RBM_DATA_ROOT"] = str(ROOT / "no-such-folder")  # the machine with the GPU has no datasets
+        if step.name == "cold_start":  # its processes would have a C++ compiler at work for minutes
+            environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    command = run.python("-m", "pytest", *_QUIET, "--show-capture=no", f"--seconds={run.options.compare}")
+    command += ["-p", "benchmarks.gpu.workloads", f"--part={step.part}", f"--begun={run.begun}"]
+    command += [f"--results={run.state.path}", f"benchmarks/test_{step.name}.py"]
+    if run.options.rehearse:
+        command += ["-p", "benchmarks.gpu.rehearsing"]
+    if _has("pytest_timeout"):
+        command += ["--timeout", str(WORKLOAD_SECONDS), "--timeout-method", "thread"]
+    while True:
+        begun = _lines(run.begun)
+        ended = run.call(command, run.left(), environment)
+        told = next(filter(_LAST_LINE.search, reversed(ended.output.splitlines())), "").strip("= ")
+        run.say(f"   {told or f'status {ended.status}'}")
+        if ended.status in _GOOD:
+            return True
+        if ended.status == TIMED_OUT:
+            run.note(f"cut off: {step}")
+            return True
+        run.say(ended.tail())
+        run.note(f"failed (status {ended.status}): {step}", failed=True)
+        # Where pytest came to its last line every workload was begun. If one took the process with it, or hung, the
+        # others have a new one.
+        if told or _lines(run.begun) == begun or run.left() < LEAST_SECONDS:
+            return True
+
+
+def tune(run: Run, step: Step) -> bool:
+    """The fastest tiles among the candidates: ``tune.txt`` to paste, ``tune.csv`` to go on with."""
+    earlier = run.options.state and run.options.state.parent / "tune.csv"
+    if earlier and earlier.is_file() and not (run.out / "tune.csv").exists():
+        shutil.copyfile(earlier, run.out / "tune.csv")
+    (run.out / "tune.txt").unlink(missing_ok=True)  # made anew from tune.csv, whose times are not measured again
+    for operator, entry in {"expert_matmul": "_FORWARD", "cosine_topk": "forward"}.items():
+        if run.left() < LEAST_SECONDS:
+            run.note(f"not run, out of time: tune {operator}")
+            continue
+        command = [*_program(run, "benchmarks.tuning.tune"), "--operator", operator, "--jobs", str(run.jobs)]
+        command += ["--out", str(run.out / "tune.csv"), "--table", str(run.out / "tune.txt")]
+        command += ["--budget", f"{run.left():.0f}"]
+        if run.options.rehearse:
+            command += ["--entry", entry, "--limit", "2", "--precision", "float32"]
+        ended = run.call(command, run.left())
+        if ended.status == TIMED_OUT:
+            run.note(f"cut off: tune {operator}")
+        elif ended.status:
+            run.say(ended.tail())
+            run.note(f"failed (status {ended.status}): tune {operator}", failed=True)
+        else:
+            run.say(ended.tail(4))
+    return True
+
+
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "Occupancy", "LaunchStats")
+
+
+def ncu(run: Run, step: Step) -> bool:
+    """Every kernel once under Nsight Compute, its clocks left as they are."""
+    command = _program(run, "benchmarks.compiled.profile_launches")
+    if not run.options.rehearse:
+        if shutil.which("ncu") is None:
+            run.note("profiles: ncu is missing")
+            return True
+        profiler = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"]
+        profiler += ["--page", "details", "--print-details", "all"]
+        command = [*profiler, *(part for name in SECTIONS for part in ("--section", name)), *command]
+    ended = run.call(command, run.left(), logged=run.options.rehearse)
+    if not run.options.rehearse:
+        run.keep(ended.output, "ncu.csv")
+    if ended.status:
+        run.say(ended.tail(5))
+        run.note(f"profiles: failed (status {ended.status})", failed=ended.status != TIMED_OUT)
+    return True
+
+
+# Tool, its options, and which cases it sees.
+SANITIZERS = {
+    "memcheck": (["--leak-check", "no"], ()),
+    "initcheck": ([], ()),
+    "racecheck": ([], ("memory_update",)),
+}
+
+
+def sanitize(run: Run, step: Step) -> bool:
+    """Every operator on small tensors under compute-sanitizer; memory is the driver's, so that it knows each tensor."""
+    program = _program(run, "benchmarks.gpu.sanitized_cases")
+    environment = run.environment(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    tool = shutil.which("compute-sanitizer")
+    if run.options.rehearse:
+        tools = {"cases": program}
+    elif tool is None:
+        run.note("sanitizers: compute-sanitizer is missing")
+        return True
+    else:
+        tools = {
+            name: [tool, "--tool", name, "--error-exitcode", "86", *options, *program, *cases]
+            for name, (options, cases) in SANITIZERS.items()
+        }
+    told, report = [], []
+    for name, command in tools.items():
+        if run.left() < LEAST_SECONDS:
+            told.append(f"{name} out of time")
+            continue
+        ended = run.call(command, run.left(), environment)
+        run.failed |= ended.status not in (0, TIMED_OUT)
+        verdict = {0: "clean", TIMED_OUT: "cut off"}.get(ended.status, f"FAILED (status {ended.status})")
+        told.append(f"{name} {verdict}")
+        report.append(f"== {name}\n{ended.output}")
+        run.keep("\n".join(report), "sanitizer.txt")
+        if ended.status not in (0, TIMED_OUT):
+            run.say(ended.tail())
+    run.note(f"sanitizers: {', '.join(told)}")
+    return True
+
+
+STAGES = {"build": build, "tests": tests, "suite": suite, "tune": tune, "ncu": ncu, "sanitize": sanitize}
+
+
+def _program(run: Run, module: str) -> list[str]:
+    """A program that launches kernels: on the GPU, or in Triton's interpreter."""
+    return run.python("-m", *(["benchmarks.gpu.interpreted"] if run.options.rehearse else []), module)
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _lines(path: Path) -> set[str]:
+    return set(path.read_text().splitlines()) if path.exists() else set()

@@ -1,0 +1,109 @@
+"""What is known of a run: results, verdicts and finished workloads, all of them rows of one ``results.csv``.
+
+Beside figures it has rows ``suite`` (a workload of a suite has been measured to its end) and ``correctness`` (how many
+tests of an operator passed, or failed), so that the file alone is what a later piece of time takes up.
+"""
+
+import csv
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.measure.harness import COLUMNS, Results, machine
+from benchmarks.measure.verdicts import CORE, FAILED, NOT_TESTED, PASSED, verdict_of
+
+# Of which operator's tests, in the column `shape`; which part of them, in `implementation`.
+TESTS, WORKLOAD = "correctness", "suite"
+PARTS = ("core", "rest")
+
+
+class State:
+    """The results of this run, read and marked. Suites append to the same file while they run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rows(self) -> list[dict[str, str]]:
+        """All rows; a last one that was cut off by a kill is dropped."""
+        if not self.path.exists():
+            return []
+        whole, end, _ = self.path.read_text().rpartition("\n")
+        return list(csv.DictReader(f"{whole}{end}".splitlines()))
+
+    def carry(self, earlier: Path) -> tuple[int, int]:
+        """Take over the rows of an earlier piece: how many, and how many were left as of another commit or machine.
+
+        Raises:
+            ValueError: nobody knows this commit, so that no row can be known to be of it; or the results of this run
+                would lose rows of another.
+        """
+        here = machine()
+        if not here["commit"]:
+            raise ValueError(
+                f"{earlier} cannot be taken up without knowing the commit: this tree has no .git, name it in RBM_COMMIT"
+            )
+        known = ("commit", "device", "torch")
+        found = State(earlier).rows()
+        same = [row for row in found if all(row[name] == here[name] for name in known)]
+        if earlier != self.path:
+            self._write([*self.rows(), *same])
+        elif len(same) < len(found):
+            raise ValueError(f"{earlier} has rows of another commit, device or torch: name another OUT_DIR, or move it")
+        return len(same), len(found) - len(same)
+
+    def add_tests(self, operator: str, part: str, outcomes: Iterable[str]) -> None:
+        """Note that a part of an operator's tests ran to its end: how many passed, and how many failed."""
+        outcomes = list(outcomes)
+        for outcome in ("passed", "failed"):
+            count = outcomes.count(outcome)
+            Results(self.path).add(TESTS, operator, part, f"tests {outcome}", count, dtype="", routing="")
+
+    def tested(self, operator: str, part: str) -> bool:
+        """Whether a part of an operator's tests ran to its end."""
+        return part in self._tests().get(operator, {})
+
+    def verdicts(self) -> dict[str, str]:
+        """Of every operator that was tested at all whether it passed."""
+        found = {}
+        for operator, parts in self._tests().items():
+            if any(counts.get("tests failed") for counts in parts.values()):
+                found[operator] = FAILED
+            elif not any(counts.get("tests passed") for counts in parts.values()):
+                found[operator] = NOT_TESTED  # all of them were skipped
+            else:
+                found[operator] = PASSED if parts.keys() >= {*PARTS} else CORE
+        return found
+
+    def counts(self) -> tuple[int, int]:
+        """How many tests passed, and how many failed."""
+        every = [counts for parts in self._tests().values() for counts in parts.values()]
+        passed, failed = (sum(int(c.get(f"tests {name}", 0)) for c in every) for name in ("passed", "failed"))
+        return passed, failed
+
+    def mark(self) -> None:
+        """Write into every row what is now known of its operator."""
+        verdicts = self.verdicts()
+        rows = self.rows()
+        for row in rows:
+            row["verified"] = verdict_of(row["operator"], verdicts)
+        if rows:
+            self._write(rows)
+
+    def _tests(self) -> dict[str, dict[str, dict[str, float]]]:
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for row in self.rows():
+            if row["operator"] == TESTS:
+                counts = found.setdefault(row["shape"], {}).setdefault(row["implementation"], {})
+                counts[row["metric"]] = float(row["median"])
+        return found
+
+    def _write(self, rows: list[dict[str, str]]) -> None:
+        """In one step: whoever is killed here leaves the old file or the new one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Hidden, so that a kill between the two steps leaves no ninth file that anybody counts.
+        new = self.path.with_name(f".{self.path.name}.new")
+        with new.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore", restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(new, self.path)
