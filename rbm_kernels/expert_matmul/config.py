@@ -13,6 +13,9 @@ from math import comb
 from operator import index
 from typing import NamedTuple
 
+import torch
+
+from rbm_kernels._launching import prepared
 from rbm_kernels.expert_order import pass_columns
 
 # Features of the bias that the backward kernel multiplies at once: the smallest tile of a matrix instruction.
@@ -145,6 +148,18 @@ def tile_rows(rows: int) -> int:
     if rows >= 128 * 132:
         return 128
     return 64 if rows >= 64 * 64 else 16
+
+
+def order_of(rows: int, num_experts: int, k: int) -> tuple[int, int]:
+    """Height of a tile of ordered rows, and passes: how :func:`rbm_kernels.expert_order` is asked for an order."""
+    if torch.compiler.is_compiling():  # Symbols are not remembered.
+        return tile_rows(rows), passes(rows, num_experts, k)
+    return _order_of(index(rows), index(num_experts), index(k))
+
+
+@prepared
+def _order_of(rows: int, num_experts: int, k: int) -> tuple[int, int]:
+    return tile_rows(rows), passes(rows, num_experts, k)
 
 
 def passes(rows: int, num_experts: int, k: int) -> int:
