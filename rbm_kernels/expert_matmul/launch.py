@@ -236,6 +236,7 @@ def _prepare_weight(
             weight_kernels.expert_matmul_bwd_weight_kernel,
             (shares * weight_tiles,),
             **of_sums,
+            SUM_BY_SLICES=precision == "ieee",
             **_tile_constants(tile, precision),
         ),
         reduce=launcher(weight_kernels.expert_matmul_bwd_reduce_kernel, reduce_grid, BLOCK=_REDUCE_BLOCK, **of_sums),
@@ -251,7 +252,8 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
     y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)
     if rows == 0:
         return y
-    launches = _prepare_multiply(*machine(x), rows, in_features, out_features, bias is not None, *routing.shape)
+    sizes = (rows, in_features, out_features)
+    launches = _prepare_multiply(*machine(x), x.dtype, *sizes, bias is not None, *routing.shape)
     for launch, (routed, _, before, after) in zip(launches, routing.passes(y), strict=True):
         launch(
             x,
@@ -275,6 +277,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
 def _prepare_multiply(
     architecture: int,
     precision: str,
+    dtype: torch.dtype,
     rows: int,
     in_features: int,
     out_features: int,
@@ -283,7 +286,8 @@ def _prepare_multiply(
     passes: int,
     block_m: int,
 ) -> list[Launch]:
-    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, passes)
+    gates_products = dtype == torch.float16
+    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, passes, gates_products)
     grid = (_parts(block_m, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
     constants = _constants(top_k, passes, has_bias, tile, precision)
     return [launcher(kernels.expert_matmul_fwd_kernel, grid, **those) for those in constants]
