@@ -51,6 +51,12 @@ def gates_for(expert, b_gates, b_experts):
 
 
 @triton.jit
+def uses(expert, b_experts):
+    """Which rows use one expert: ``[BLOCK_M]``."""
+    return tl.max((b_experts == expert).to(tl.int32), axis=1) != 0
+
+
+@triton.jit
 def _load_slice(x_ptr, stride_x, b_rows, m_rows, b_k, in_features):
     """Features ``b_k [BLOCK_K]`` of the rows: ``[BLOCK_M, BLOCK_K]``."""
     m_x = m_rows[:, None] & (b_k < in_features)[None, :]
@@ -147,9 +153,9 @@ def expert_matmul_fwd_kernel(
             if HAS_BIAS:
                 b_bias = tl.load(bias_ptr + expert * out_features + b_column, mask=m_column, other=0.0)
                 b_product += b_bias.to(tl.float32)[None, :]
-            m_uses = tl.max((b_experts == expert).to(tl.int32), axis=1) != 0
+            # Rows that do not use the expert take nothing of it: zero times infinity would be NaN.
             b_gated = gates_for(expert, b_gates, b_experts)[:, None] * b_product
-            b_y += tl.where(m_uses[:, None], b_gated, 0.0)
+            b_y += tl.where(uses(expert, b_experts)[:, None], b_gated, 0.0)
     else:
         # The biases are one more slice of the product, gates [BLOCK_M, union] by biases [union, BLOCK_N]: added as
         # rows, they would take the accumulator through a change of layout. No pipeline: one step is all there is, and

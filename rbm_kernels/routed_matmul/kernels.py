@@ -9,7 +9,7 @@ from rbm_kernels._launching import launcher, machine_of, prepared
 from rbm_kernels.cosine_topk.blocks import choose, dots_and_squares, load_rows
 from rbm_kernels.cosine_topk.kernels import addressable
 from rbm_kernels.cosine_topk.reference import EPS
-from rbm_kernels.expert_matmul.kernels import gates_for
+from rbm_kernels.expert_matmul.kernels import gates_for, uses
 from rbm_kernels.expert_matmul.launch import machine
 from rbm_kernels.routed_matmul import config
 
@@ -84,7 +84,9 @@ def routed_matmul_fwd_kernel(
             b_bias = tl.load(bias_ptr + expert * N + columns, mask=columns < tl.where(start == 0, N, 0), other=0.0)
             b_product += b_bias.to(tl.float32)[None, :]
         # The gate multiplies the product, not the row: that would round the row once more in half precision.
-        b_y += gates_for(expert, b_gates, b_experts)[:, None] * b_product
+        # Rows that do not use the expert take nothing of it: zero times infinity would be NaN.
+        m_uses = uses(expert, b_experts)
+        b_y += tl.where(m_uses[:, None], gates_for(expert, b_gates, b_experts)[:, None] * b_product, 0.0)
 
     y_ptr += tl.cast(first, tl.int64) * N
     tl.store(
