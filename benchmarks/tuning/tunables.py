@@ -15,6 +15,7 @@ import triton
 
 from benchmarks.compiled.cases import Case
 from benchmarks.measure.precision import DTYPES
+from rbm_kernels._launching import Machine, forget_prepared, machine_of
 from rbm_kernels.cosine_topk import config as cosine_topk_config
 from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.expert_matmul import config
@@ -119,8 +120,8 @@ class RoutingConfiguration(Tunable):
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """Tiles of rows by features, warps and stages; programs follow from the tile as in config.py."""
-        here = torch.cuda.is_available() and cosine_topk_config.machine_of(torch.device("cuda"))
-        machine = here or cosine_topk_config.Machine(architecture, 132)
+        here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
+        machine = here or Machine(architecture, 132)
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
         found = [cosine_topk_config.configuration(*shape, machine, backward=self.backward)]
         widths = [width for width in (32, 64, 128, 256) if width <= triton.next_power_of_2(case.in_features)]
@@ -155,10 +156,12 @@ TUNABLES = (
 
 @contextmanager
 def replaced(table: dict, key: Any, value: Any) -> Iterator[None]:
-    """Put a value in place of another for a while."""
+    """Put a value in place of another for a while: launches are prepared anew, with it and after it."""
     before = table[key]
     table[key] = value
+    forget_prepared()
     try:
         yield
     finally:
         table[key] = before
+        forget_prepared()

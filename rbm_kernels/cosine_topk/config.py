@@ -1,10 +1,11 @@
 """How the routing kernels are cut, by shape. Reasons stand beside the numbers; what is not yet measured says so."""
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
+
+from rbm_kernels._launching import Machine
 
 
 class Configuration(NamedTuple):
@@ -16,13 +17,6 @@ class Configuration(NamedTuple):
     num_warps: int
     num_stages: int
     programs: int
-
-
-class Machine(NamedTuple):
-    """Architecture, such as 90, and number of multiprocessors."""
-
-    architecture: int
-    multiprocessors: int
 
 
 def configuration(
@@ -61,13 +55,3 @@ def configuration(
         # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
         programs=min(tiles, 2 * machine.multiprocessors) if whole_row else tiles,
     )
-
-
-@cache
-def machine_of(device: torch.device) -> Machine:
-    """The machine that ``device`` is. The interpreter, on the CPU, takes an H200, and so does what has no size."""
-    if device.type == "cpu":
-        return Machine(90, 132)
-    major, minor = torch.cuda.get_device_capability(device)
-    known = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-    return Machine(10 * major + minor, known)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rbm_kernels._launching import Machine, launcher, machine_of, prepared
 from rbm_kernels.cosine_topk.blocks import (
     below_each_other,
     choose,
@@ -16,7 +17,7 @@ from rbm_kernels.cosine_topk.blocks import (
     split,
     square_norm,
 )
-from rbm_kernels.cosine_topk.config import configuration, machine_of
+from rbm_kernels.cosine_topk.config import configuration
 from rbm_kernels.cosine_topk.reference import EPS
 
 
@@ -168,24 +169,24 @@ def addressable(x: Tensor) -> Tensor:
 def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """Launch: ``h [B, D]``, ``memory [E, D]`` float32 -> gates, experts, cosines, each ``[B, k]``."""
     rows, features = h.shape
-    num_experts = memory.shape[0]
-    gates = torch.empty((rows, k), dtype=torch.float32, device=h.device)
-    experts = torch.empty((rows, k), dtype=torch.int32, device=h.device)
+    device = h.device
+    gates = torch.empty((rows, k), dtype=torch.float32, device=device)
+    experts = torch.empty((rows, k), dtype=torch.int32, device=device)
     cosines = torch.empty_like(gates)
     if rows == 0:
         return gates, experts, cosines
     h, memory = addressable(h), addressable(memory)
-    config = configuration(rows, features, num_experts, h.dtype, machine_of(h.device), backward=False)
-    cosine_topk_fwd_kernel[(config.programs,)](
-        h,
-        memory,
-        gates,
-        experts,
-        cosines,
-        rows,
-        h.stride(0),
-        memory.stride(0),
-        temperature,
+    launch = _prepare_forward(rows, features, memory.shape[0], k, h.dtype, machine_of(device))
+    launch(h, memory, gates, experts, cosines, rows, h.stride(0), memory.stride(0), temperature)
+    return gates, experts, cosines
+
+
+@prepared
+def _prepare_forward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dtype, machine: Machine):
+    config = configuration(rows, features, num_experts, dtype, machine, backward=False)
+    return launcher(
+        cosine_topk_fwd_kernel,
+        (config.programs,),
         D=features,
         E=num_experts,
         K=k,
@@ -196,9 +197,7 @@ def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tupl
         BLOCK_K=triton.next_power_of_2(k),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        enable_fp_fusion=True,
     )
-    return gates, experts, cosines
 
 
 def backward(
@@ -213,15 +212,14 @@ def backward(
 ) -> Tensor:
     """Launch the backward kernel: the gradient with respect to ``h``, contiguous ``[B, D]`` in its dtype."""
     rows, features = h.shape
-    num_experts = memory.shape[0]
     grad_h = torch.empty((rows, features), dtype=h.dtype, device=h.device)
     if grad_h.numel() == 0:
         return grad_h
     if grad_gates is None and grad_cosines is None:
         return grad_h.zero_()
     h, memory = addressable(h), addressable(memory)
-    config = configuration(rows, features, num_experts, h.dtype, machine_of(h.device), backward=True)
-    cosine_topk_bwd_kernel[(config.programs,)](
+    launch = _prepare_backward(rows, features, memory.shape[0], experts.shape[1], h.dtype, machine_of(h.device))
+    launch(
         None if grad_gates is None else grad_gates.contiguous(),
         None if grad_cosines is None else grad_cosines.contiguous(),
         h,
@@ -234,15 +232,23 @@ def backward(
         h.stride(0),
         memory.stride(0),
         temperature,
+    )
+    return grad_h
+
+
+@prepared
+def _prepare_backward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dtype, machine: Machine):
+    config = configuration(rows, features, num_experts, dtype, machine, backward=True)
+    return launcher(
+        cosine_topk_bwd_kernel,
+        (config.programs,),
         D=features,
         E=num_experts,
-        K=experts.shape[1],
+        K=k,
         EPS=EPS,
         BLOCK_M=config.block_m,
         BLOCK_D=config.block_d,
         BLOCK_E=config.block_e,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        enable_fp_fusion=True,
     )
-    return grad_h

@@ -38,8 +38,12 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit, ``k`` out of range or a temperature that is not positive.
     """
-    check_routing("cosine_topk", "h", h, memory, k, temperature)
-    return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)
+    try:
+        return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)
+    except RuntimeError:
+        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        _check(h, memory, k, temperature=temperature)
+        raise
 
 
 def check_routing(op: str, rows: str, h: Tensor, memory: Tensor, k: int, temperature: float) -> None:
@@ -53,13 +57,18 @@ def check_routing(op: str, rows: str, h: Tensor, memory: Tensor, k: int, tempera
         raise ValueError(f"rbm::{op}: temperature is {temperature}, expected a positive number")
 
 
-def _eager(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def _check(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> None:
     check_routing("cosine_topk", "h", h, memory, k, temperature)
+
+
+@implement_everywhere("cosine_topk")
+def _eager(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    _check(h, memory, k, temperature=temperature)
     return reference.cosine_topk(h, memory, k, temperature)
 
 
 def _fake(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    check_routing("cosine_topk", "h", h, memory, k, temperature)
+    _check(h, memory, k, temperature=temperature)
     dtype = checks.accumulation_dtype(h, memory)
     shape = (h.shape[0], k)
     return h.new_empty(shape, dtype=dtype), h.new_empty(shape, dtype=torch.int32), h.new_empty(shape, dtype=dtype)
@@ -69,6 +78,7 @@ def _fake_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines,
     return torch.empty_like(h, memory_format=torch.contiguous_format)
 
 
+@implement_everywhere("cosine_topk_backward")
 def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
     return reference.cosine_topk_backward(
         grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature
@@ -80,15 +90,16 @@ def served_by_triton(h: Tensor, memory: Tensor) -> bool:
     return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
 
 
+@implement_cuda("cosine_topk", _check)
 def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    check_routing("cosine_topk", "h", h, memory, k, temperature)
     if not served_by_triton(h, memory):
-        return reference.cosine_topk(h, memory, k, temperature)
+        return _eager(h, memory, k, temperature=temperature)
     from rbm_kernels.cosine_topk import kernels
 
     return kernels.forward(h, memory, k, temperature)
 
 
+@implement_cuda("cosine_topk_backward")
 def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
     if not served_by_triton(h, memory):
         return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)
@@ -97,12 +108,11 @@ def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines,
     return kernels.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature)
 
 
-def _setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
-    h, memory, _ = inputs
+def _save(ctx, output, h, memory, k, *, temperature=1.0) -> None:
     gates, experts, cosines = output
     # A copy of the memory: its owner moves it in place between this forward and its backward.
     ctx.save_for_backward(h, memory.clone(), gates, experts, cosines)
-    ctx.temperature = keyword_only_inputs["temperature"]
+    ctx.temperature = temperature
     ctx.mark_non_differentiable(experts)
     ctx.set_materialize_grads(False)
 
@@ -116,10 +126,6 @@ def _backward(ctx, grad_gates, _grad_experts, grad_cosines):
     return grad_h, None, None
 
 
-implement_everywhere("cosine_topk", _eager)
-implement_everywhere("cosine_topk_backward", _eager_backward)
-implement_cuda("cosine_topk", _cuda)
-implement_cuda("cosine_topk_backward", _cuda_backward)
 implement_fake("cosine_topk", _fake)
 implement_fake("cosine_topk_backward", _fake_backward)
-implement_autograd("cosine_topk", _backward, _setup_context)
+implement_autograd("cosine_topk", _backward, _save)

@@ -51,6 +51,34 @@ def gates_for(expert, b_gates, b_experts):
 
 
 @triton.jit
+def uses(expert, b_experts):
+    """Which rows use one expert: ``[BLOCK_M]``."""
+    return tl.max((b_experts == expert).to(tl.int32), axis=1) != 0
+
+
+@triton.jit
+def _load_slice(x_ptr, stride_x, b_rows, m_rows, b_k, in_features):
+    """Features ``b_k [BLOCK_K]`` of the rows: ``[BLOCK_M, BLOCK_K]``."""
+    m_x = m_rows[:, None] & (b_k < in_features)[None, :]
+    return tl.load(x_ptr + b_rows[:, None] * stride_x + b_k[None, :], mask=m_x, other=0.0)
+
+
+@triton.jit
+def _load_weight(
+    weight_ptr, expert, b_k, b_column, m_column, in_features, out_features, stride_weight_out, stride_weight_in
+):
+    """The expert's weights between features ``b_k`` and outputs ``b_column``: ``[BLOCK_K, BLOCK_N]``."""
+    return tl.load(
+        weight_ptr
+        + expert.to(tl.int64) * in_features * out_features
+        + b_k[:, None] * stride_weight_in
+        + b_column[None, :] * stride_weight_out,
+        mask=(b_k < in_features)[:, None] & m_column[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
 def expert_matmul_fwd_kernel(
     x_ptr,
     weight_ptr,
@@ -101,45 +129,74 @@ def expert_matmul_fwd_kernel(
         b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     else:
         b_y = tl.load(sums_ptr + b_offset, mask=m_y, other=0.0)
-    # The biases are one more slice of the product, gates [BLOCK_M, union] by biases [union, BLOCK_N]: added as rows,
-    # they would take the accumulator through a change of layout. No pipeline: one step is all there is, and its
-    # prefetch costs registers.
-    if HAS_BIAS:
-        for first in tl.range(0, union_size, BLOCK_UNION, num_stages=1):
-            b_slot = first + tl.arange(0, BLOCK_UNION)
-            m_slot = b_slot < union_size
-            b_union = tl.load(union_ptr + b_slot, mask=m_slot, other=-2)
-            b_union_gates = tl.zeros((BLOCK_M, BLOCK_UNION), tl.float32)
-            for choice in tl.static_range(TOP_K):
-                b_expert = tl.load(experts_ptr + b_rows * STRIDE_ROUTING + choice, mask=m_rows, other=-1)
-                b_gate = tl.load(gates_ptr + b_rows * STRIDE_ROUTING + choice, mask=m_rows, other=0.0)
-                b_union_gates += tl.where(b_expert[:, None] == b_union[None, :], b_gate[:, None], 0.0)
-            b_bias = tl.load(
-                bias_ptr + b_union[:, None] * out_features + b_column[None, :],
-                mask=m_slot[:, None] & m_column[None, :],
-                other=0.0,
-            )
-            b_y = tl.dot(b_union_gates.to(b_bias.dtype), b_bias, b_y, input_precision=INPUT_PRECISION)
+    if x_ptr.dtype.element_ty == tl.float16:
+        # A gate times a row of float16 would often lie below its smallest normal number, where bits are missing: the
+        # gate multiplies the expert's whole product, in float32. That takes a second accumulator, hence smaller tiles.
+        for slot in range(union_size):
+            expert = tl.load(union_ptr + slot)
+            b_product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            for start in range(0, in_features, BLOCK_K):
+                b_k = start + tl.arange(0, BLOCK_K)
+                b_x = _load_slice(x_ptr, stride_x, b_rows, m_rows, b_k, in_features)
+                b_weight = _load_weight(
+                    weight_ptr,
+                    expert,
+                    b_k,
+                    b_column,
+                    m_column,
+                    in_features,
+                    out_features,
+                    stride_weight_out,
+                    stride_weight_in,
+                )
+                b_product = tl.dot(b_x, b_weight, b_product, input_precision=INPUT_PRECISION)
+            if HAS_BIAS:
+                b_bias = tl.load(bias_ptr + expert * out_features + b_column, mask=m_column, other=0.0)
+                b_product += b_bias.to(tl.float32)[None, :]
+            # Rows that do not use the expert take nothing of it: zero times infinity would be NaN.
+            b_gated = gates_for(expert, b_gates, b_experts)[:, None] * b_product
+            b_y += tl.where(uses(expert, b_experts)[:, None], b_gated, 0.0)
+    else:
+        # The biases are one more slice of the product, gates [BLOCK_M, union] by biases [union, BLOCK_N]: added as
+        # rows, they would take the accumulator through a change of layout. No pipeline: one step is all there is, and
+        # its prefetch costs registers.
+        if HAS_BIAS:
+            for first in tl.range(0, union_size, BLOCK_UNION, num_stages=1):
+                b_slot = first + tl.arange(0, BLOCK_UNION)
+                m_slot = b_slot < union_size
+                b_union = tl.load(union_ptr + b_slot, mask=m_slot, other=-2)
+                b_union_gates = tl.zeros((BLOCK_M, BLOCK_UNION), tl.float32)
+                for choice in tl.static_range(TOP_K):
+                    b_expert = tl.load(experts_ptr + b_rows * STRIDE_ROUTING + choice, mask=m_rows, other=-1)
+                    b_gate = tl.load(gates_ptr + b_rows * STRIDE_ROUTING + choice, mask=m_rows, other=0.0)
+                    b_union_gates += tl.where(b_expert[:, None] == b_union[None, :], b_gate[:, None], 0.0)
+                b_bias = tl.load(
+                    bias_ptr + b_union[:, None] * out_features + b_column[None, :],
+                    mask=m_slot[:, None] & m_column[None, :],
+                    other=0.0,
+                )
+                b_y = tl.dot(b_union_gates.to(b_bias.dtype), b_bias, b_y, input_precision=INPUT_PRECISION)
 
-    # One flat loop over (expert, slice of the features) keeps the pipeline of loads full from one expert to the next,
-    # and a scaled x keeps one accumulator: a second one, for the expert at hand, would spill at 128 x 256.
-    b_feature = tl.arange(0, BLOCK_K)
-    slices = tl.cdiv(in_features, BLOCK_K)
-    for step in range(union_size * slices):
-        expert = tl.load(union_ptr + step // slices)
-        b_k = (step % slices) * BLOCK_K + b_feature
-        m_k = b_k < in_features
-        b_x = tl.load(x_ptr + b_rows[:, None] * stride_x + b_k[None, :], mask=m_rows[:, None] & m_k[None, :], other=0.0)
-        b_weight = tl.load(
-            weight_ptr
-            + expert.to(tl.int64) * in_features * out_features
-            + b_k[:, None] * stride_weight_in
-            + b_column[None, :] * stride_weight_out,
-            mask=m_k[:, None] & m_column[None, :],
-            other=0.0,
-        )
-        b_scaled = (b_x * gates_for(expert, b_gates, b_experts)[:, None]).to(b_x.dtype)
-        b_y = tl.dot(b_scaled, b_weight, b_y, input_precision=INPUT_PRECISION)
+        # One flat loop over (expert, slice of the features) keeps the pipeline of loads full from one expert to the
+        # next, and a scaled x keeps one accumulator: a second one, for the expert at hand, would spill at 128 x 256.
+        slices = tl.cdiv(in_features, BLOCK_K)
+        for step in range(union_size * slices):
+            expert = tl.load(union_ptr + step // slices)
+            b_k = (step % slices) * BLOCK_K + tl.arange(0, BLOCK_K)
+            b_x = _load_slice(x_ptr, stride_x, b_rows, m_rows, b_k, in_features)
+            b_weight = _load_weight(
+                weight_ptr,
+                expert,
+                b_k,
+                b_column,
+                m_column,
+                in_features,
+                out_features,
+                stride_weight_out,
+                stride_weight_in,
+            )
+            b_scaled = (b_x * gates_for(expert, b_gates, b_experts)[:, None]).to(b_x.dtype)
+            b_y = tl.dot(b_scaled, b_weight, b_y, input_precision=INPUT_PRECISION)
 
     tl.store(y_ptr + b_offset, b_y.to(y_ptr.dtype.element_ty), mask=m_y)
 

@@ -1,16 +1,18 @@
 """Launching the kernels: outputs, grids and configurations, all known from shapes. Nothing waits for the device.
 
 The functions have the signatures of the operators and take tensors of any device: Triton's interpreter runs them on CPU
-tensors. ``x`` and ``grad`` may have any row stride; whatever else is not contiguous is copied.
+tensors. ``x`` and ``grad`` may have any row stride; whatever else is not contiguous is copied. What a launch owes to
+shapes alone, the ``_prepare_...`` functions work out once for each shape.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from rbm_kernels._launching import launcher, machine_of, prepared
 from rbm_kernels.expert_matmul import config, kernels, weight_kernels
 from rbm_kernels.expert_order import expert_order, pass_columns
 
@@ -19,9 +21,11 @@ _REDUCE_BLOCK = 1024
 # Consecutive rows that one program of the counting sort looks at.
 _LIST_BLOCK = 1024
 
+Launch = Callable[..., None]
+
 
 class _Routing(NamedTuple):
-    """Where the rows go: gates and experts by row, and for each pass rows by tile and experts by tile."""
+    """Where the rows go: gates and experts by row, rows by tile and experts by tile, those for each pass or for one."""
 
     gates: Tensor
     experts: Tensor
@@ -30,8 +34,16 @@ class _Routing(NamedTuple):
     tile_counts: Tensor
     block_m: int
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts of a row, passes, height of a tile: what the launches depend on."""
+        return self.experts.shape[1], 1 if self.order.dim() == 1 else self.order.shape[0], self.block_m
+
     def passes(self, result: Tensor) -> Iterator["_Pass"]:
         """What kernels take, pass by pass; float32 sums go from one to the next, in the result where it is float32."""
+        if self.order.dim() == 1:
+            yield _Pass(self[:5], slice(None), None, result)
+            return
         last = self.order.shape[0] - 1
         sums = result
         if last > 0 and result.dtype != torch.float32:
@@ -91,11 +103,9 @@ def backward_input(
     grad_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
     if rows == 0:
         return grad_x, grad_gates
-    architecture, precision = machine(x)
-    tile = config.backward_tile(architecture, precision, rows, in_features, out_features)
-    grid = (_parts(routing, rows, tile.block_m),)
-    for routed, columns, before, after in routing.passes(grad_x):
-        kernels.expert_matmul_bwd_kernel[grid](
+    launches = _prepare_backward(*machine(x), rows, in_features, out_features, bias is not None, *routing.shape)
+    for launch, (routed, columns, before, after) in zip(launches, routing.passes(grad_x), strict=True):
+        launch(
             grad,
             x,
             weight,
@@ -111,9 +121,26 @@ def backward_input(
             num_experts,
             grad.stride(0),
             x.stride(0),
-            **_constants(routing, columns, bias is not None, tile, precision),
         )
     return grad_x, grad_gates
+
+
+@prepared
+def _prepare_backward(
+    architecture: int,
+    precision: str,
+    rows: int,
+    in_features: int,
+    out_features: int,
+    has_bias: bool,
+    top_k: int,
+    passes: int,
+    block_m: int,
+) -> list[Launch]:
+    tile = config.backward_tile(architecture, precision, rows, in_features, out_features)
+    grid = (_parts(block_m, rows, tile.block_m),)
+    constants = _constants(top_k, passes, has_bias, tile, precision)
+    return [launcher(kernels.expert_matmul_bwd_kernel, grid, **those) for those in constants]
 
 
 def backward_weight(
@@ -126,62 +153,94 @@ def backward_weight(
     grad_bias = torch.empty((num_experts, out_features) if with_bias else 0, dtype=x.dtype, device=x.device)
     if rows == 0:
         return grad_weight.zero_(), grad_bias.zero_()
-    listed_rows, listed_gates, ends = _rows_by_expert(gates.contiguous(), experts.contiguous(), num_experts)
-
-    architecture, precision = machine(x)
-    tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
-    weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
-    share_rows = config.share_rows(architecture, tile, weight_tiles, rows * experts.shape[1], num_experts)
-    shares = triton.cdiv(rows * experts.shape[1], share_rows) + num_experts
-    partial = torch.empty((shares, (in_features + 1) * out_features), dtype=torch.float32, device=x.device)
-    shape = {"HAS_BIAS": with_bias, "BLOCK_E": triton.next_power_of_2(num_experts)}
-    weight_kernels.expert_matmul_bwd_weight_kernel[(shares * weight_tiles,)](
+    gates, experts = gates.contiguous(), experts.contiguous()
+    launches = _prepare_weight(*machine(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
+    device, pairs = x.device, experts.numel()
+    # Rows by expert and their gates, and where each expert's rows of each block of rows end.
+    counts = torch.empty(num_experts * launches.blocks, dtype=torch.int32, device=device)
+    listed_rows = torch.empty(pairs, dtype=torch.int32, device=device)
+    listed_gates = torch.empty(pairs, dtype=gates.dtype, device=device)
+    launches.count(experts, counts, rows, launches.blocks)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    launches.list_rows(gates, experts, ends, listed_rows, listed_gates, rows, launches.blocks)
+    # The shares' sums of grad_weight, and behind each its sums of grad_bias.
+    partial = torch.empty((launches.shares, (in_features + 1) * out_features), dtype=torch.float32, device=device)
+    launches.multiply(
         grad,
         x,
         listed_rows,
         listed_gates,
         ends,
         partial,
-        ends.shape[1],
-        share_rows,
+        launches.blocks,
+        launches.share_rows,
         in_features,
         out_features,
         num_experts,
         grad.stride(0),
         x.stride(0),
-        **shape,
-        **_tile_constants(tile, precision),
     )
-    weight_kernels.expert_matmul_bwd_reduce_kernel[(triton.cdiv(partial.shape[1], _REDUCE_BLOCK), num_experts)](
+    launches.reduce(
         partial,
         ends,
         grad_weight,
         grad_bias,
-        ends.shape[1],
-        share_rows,
+        launches.blocks,
+        launches.share_rows,
         num_experts,
         in_features * out_features,
         out_features,
-        BLOCK=_REDUCE_BLOCK,
-        **shape,
     )
     return grad_weight, grad_bias
 
 
-def _rows_by_expert(gates: Tensor, experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows by expert and their gates, ``[B * k]``, and where each expert's rows of each block of rows end."""
-    rows, top_k = experts.shape
+class _WeightLaunches(NamedTuple):
+    """The four launches of the weight's gradient, and what they cut the rows into."""
+
+    blocks: int
+    shares: int
+    share_rows: int
+    count: Launch
+    list_rows: Launch
+    multiply: Launch
+    reduce: Launch
+
+
+@prepared
+def _prepare_weight(
+    architecture: int,
+    precision: str,
+    rows: int,
+    in_features: int,
+    out_features: int,
+    top_k: int,
+    num_experts: int,
+    with_bias: bool,
+) -> _WeightLaunches:
+    tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
+    weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
+    share_rows = config.share_rows(architecture, tile, weight_tiles, rows * top_k, num_experts)
+    shares = triton.cdiv(rows * top_k, share_rows) + num_experts
     blocks = triton.cdiv(rows, _LIST_BLOCK)
-    counts = torch.empty((num_experts, blocks), dtype=torch.int32, device=experts.device)
-    listed_rows = torch.empty(rows * top_k, dtype=torch.int32, device=experts.device)
-    listed_gates = torch.empty(rows * top_k, dtype=gates.dtype, device=experts.device)
-    shape = {"TOP_K": top_k, "BLOCK_TOP_K": triton.next_power_of_2(top_k), "BLOCK_ROWS": _LIST_BLOCK}
-    weight_kernels.expert_matmul_bwd_count_kernel[(blocks, num_experts)](experts, counts, rows, blocks, **shape)
-    ends = counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
-    weight_kernels.expert_matmul_bwd_list_kernel[(blocks, num_experts)](
-        gates, experts, ends, listed_rows, listed_gates, rows, blocks, **shape
+    of_list = {"TOP_K": top_k, "BLOCK_TOP_K": triton.next_power_of_2(top_k), "BLOCK_ROWS": _LIST_BLOCK}
+    of_sums = {"HAS_BIAS": with_bias, "BLOCK_E": triton.next_power_of_2(num_experts)}
+    list_grid = (blocks, num_experts)
+    reduce_grid = (triton.cdiv((in_features + 1) * out_features, _REDUCE_BLOCK), num_experts)
+    return _WeightLaunches(
+        blocks=blocks,
+        shares=shares,
+        share_rows=share_rows,
+        count=launcher(weight_kernels.expert_matmul_bwd_count_kernel, list_grid, **of_list),
+        list_rows=launcher(weight_kernels.expert_matmul_bwd_list_kernel, list_grid, **of_list),
+        multiply=launcher(
+            weight_kernels.expert_matmul_bwd_weight_kernel,
+            (shares * weight_tiles,),
+            **of_sums,
+            SUM_BY_SLICES=precision == "ieee",
+            **_tile_constants(tile, precision),
+        ),
+        reduce=launcher(weight_kernels.expert_matmul_bwd_reduce_kernel, reduce_grid, BLOCK=_REDUCE_BLOCK, **of_sums),
     )
-    return listed_rows, listed_gates, ends
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing, *, transposed: bool) -> Tensor:
@@ -193,11 +252,10 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
     y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)
     if rows == 0:
         return y
-    architecture, precision = machine(x)
-    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, routing.order.shape[0])
-    grid = (_parts(routing, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
-    for routed, columns, before, after in routing.passes(y):
-        kernels.expert_matmul_fwd_kernel[grid](
+    sizes = (rows, in_features, out_features)
+    launches = _prepare_multiply(*machine(x), x.dtype, *sizes, bias is not None, *routing.shape)
+    for launch, (routed, _, before, after) in zip(launches, routing.passes(y), strict=True):
+        launch(
             x,
             weight,
             bias,
@@ -211,24 +269,40 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
             num_experts,
             x.stride(0),
             *strides,
-            **_constants(routing, columns, bias is not None, tile, precision),
         )
     return y
 
 
+@prepared
+def _prepare_multiply(
+    architecture: int,
+    precision: str,
+    dtype: torch.dtype,
+    rows: int,
+    in_features: int,
+    out_features: int,
+    has_bias: bool,
+    top_k: int,
+    passes: int,
+    block_m: int,
+) -> list[Launch]:
+    gates_products = dtype == torch.float16
+    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, passes, gates_products)
+    grid = (_parts(block_m, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
+    constants = _constants(top_k, passes, has_bias, tile, precision)
+    return [launcher(kernels.expert_matmul_fwd_kernel, grid, **those) for those in constants]
+
+
 def _routing(gates, experts, num_experts, order, tile_experts, tile_counts, block_m) -> _Routing:
-    rows, top_k = experts.shape
     if order is None:
-        passes = config.passes(rows, num_experts, top_k)
-        order, tile_experts, tile_counts, block_m = expert_order(experts, num_experts, config.tile_rows(rows), passes)
-    if order.dim() == 1:
-        order, tile_experts, tile_counts = order[None], tile_experts[None], tile_counts[None]
+        height, passes = config.order_of(experts.shape[0], num_experts, experts.shape[1])
+        order, tile_experts, tile_counts, block_m = expert_order(experts, num_experts, height, passes)
     return _Routing(gates.contiguous(), experts.contiguous(), order, tile_experts, tile_counts, block_m)
 
 
-def _parts(routing: _Routing, rows: int, height: int) -> int:
-    """Programs over the rows: every tile in parts of ``height`` rows, the last tile too."""
-    return triton.cdiv(rows, routing.block_m) * triton.cdiv(routing.block_m, height)
+def _parts(block_m: int, rows: int, height: int) -> int:
+    """Programs over the rows: every tile of ``block_m`` in parts of ``height`` rows, the last tile too."""
+    return triton.cdiv(rows, block_m) * triton.cdiv(block_m, height)
 
 
 def _with_unit_columns(rows: Tensor) -> Tensor:
@@ -237,24 +311,25 @@ def _with_unit_columns(rows: Tensor) -> Tensor:
 
 def machine(x: Tensor) -> tuple[int, str]:
     """Architecture and precision. The interpreter, on CPU tensors, takes sm_90's configurations."""
-    major, minor = torch.cuda.get_device_capability(x.device) if x.device.type != "cpu" else (9, 0)
+    architecture = machine_of(x.device).architecture
     if x.dtype != torch.float32:
-        return 10 * major + minor, "half"
+        return architecture, "half"
     # PyTorch's own setting, whichever of its three interfaces the user set it through.
-    return 10 * major + minor, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    return architecture, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _constants(routing: _Routing, columns: slice, has_bias: bool, tile: config.Tile, precision: str) -> dict:
-    """What the kernels over ordered rows are compiled for."""
-    top_k = columns.stop - columns.start
-    return {
-        "HAS_BIAS": has_bias,
-        "BLOCK_UNION": config.UNION_BLOCK,
-        "STRIDE_ROUTING": routing.experts.shape[1],
-        "TOP_K": top_k,
-        "BLOCK_TOP_K": triton.next_power_of_2(top_k),
-        **_tile_constants(tile, precision),
-    }
+def _constants(top_k: int, passes: int, has_bias: bool, tile: config.Tile, precision: str) -> Iterator[dict]:
+    """What the kernels over ordered rows are compiled for, pass by pass."""
+    for columns in pass_columns(top_k, passes):
+        experts = columns.stop - columns.start
+        yield {
+            "HAS_BIAS": has_bias,
+            "BLOCK_UNION": config.UNION_BLOCK,
+            "STRIDE_ROUTING": top_k,
+            "TOP_K": experts,
+            "BLOCK_TOP_K": triton.next_power_of_2(experts),
+            **_tile_constants(tile, precision),
+        }
 
 
 def _tile_constants(tile: config.Tile, precision: str) -> dict:

@@ -1,5 +1,6 @@
 """``torch.ops.rbm.expert_matmul``: schema, checks, fake implementation, derivative."""
 
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -54,14 +55,18 @@ def expert_matmul(
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit.
     """
-    _check(x, weight, bias, gates, experts)
-    if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():
-        # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it again.
-        # An exported program has no backward pass, and its number of rows must not be compared with anything.
-        rows, num_experts = x.shape[0], weight.shape[0]
-        passes = config.passes(rows, num_experts, experts.shape[1])
-        order = expert_order(experts, num_experts, config.tile_rows(rows), passes)
-    return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
+    try:
+        if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():
+            # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it
+            # again. An exported program has no backward pass, and its number of rows must not be compared with
+            # anything.
+            num_experts = weight.shape[0]
+            order = expert_order(experts, num_experts, *config.order_of(x.shape[0], num_experts, experts.shape[1]))
+        return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
+    except (RuntimeError, IndexError):
+        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        _check(x, weight, bias, gates, experts)
+        raise
 
 
 def _kernels_serve(x: Tensor) -> bool:
@@ -80,7 +85,7 @@ def check_weights(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> No
         checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor, *_order) -> None:
     op = "expert_matmul"
     check_weights(op, x, weight, bias)
     checks.check_dtype(op, "gates", gates, (checks.accumulation_dtype(x),))
@@ -89,6 +94,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, expert
     checks.check_shape(op, "experts", experts, tuple(gates.shape), "the shape of gates")
 
 
+@implement_everywhere("expert_matmul")
 def _eager(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
     _check(x, weight, bias, gates, experts)
     return reference.expert_matmul(x, weight, bias, gates, experts)
@@ -99,13 +105,14 @@ def _fake(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_c
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
+@implement_cuda("expert_matmul", _check)
 def _cuda(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
     if not _kernels_serve(x):
         return _eager(x, weight, bias, gates, experts)
-    _check(x, weight, bias, gates, experts)
     return _launch().expert_matmul(x, weight, bias, gates, experts, order, tile_experts, tile_counts, block_m)
 
 
+@implement_everywhere("expert_matmul_backward_input")
 def _eager_backward_input(
     grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
 ) -> tuple[Tensor, Tensor]:
@@ -119,6 +126,7 @@ def _fake_backward_input(
     return x.new_empty(x.shape), gates.new_empty(gates.shape if with_gates else 0)
 
 
+@implement_cuda("expert_matmul_backward_input")
 def _cuda_backward_input(
     grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
 ) -> tuple[Tensor, Tensor]:
@@ -129,6 +137,7 @@ def _cuda_backward_input(
     )
 
 
+@implement_everywhere("expert_matmul_backward_weight")
 def _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
     grad_weight, grad_bias = reference.backward_weight(grad, x, gates, experts, num_experts)
     return grad_weight, grad_bias if with_bias else x.new_empty(0)
@@ -141,12 +150,14 @@ def _fake_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) 
     )
 
 
+@implement_cuda("expert_matmul_backward_weight")
 def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
     if not _kernels_serve(x):
         return _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias)
     return _launch().backward_weight(grad, x, gates, experts, num_experts, with_bias)
 
 
+@cache
 def _launch() -> ModuleType:
     """The kernels' launch functions, imported at the first call: Triton takes a second, and CPU users may lack it."""
     from rbm_kernels.expert_matmul import launch
@@ -154,8 +165,9 @@ def _launch() -> ModuleType:
     return launch
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, weight, bias, gates, experts, order, tile_experts, tile_counts, block_m = inputs
+def _save(
+    ctx, output, x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0
+) -> None:
     ctx.save_for_backward(x, weight, bias, gates, experts, order, tile_experts, tile_counts)
     ctx.block_m = block_m
 
@@ -181,13 +193,7 @@ def _backward(ctx, grad):
     )
 
 
-implement_everywhere("expert_matmul", _eager)
-implement_everywhere("expert_matmul_backward_input", _eager_backward_input)
-implement_everywhere("expert_matmul_backward_weight", _eager_backward_weight)
-implement_cuda("expert_matmul", _cuda)
-implement_cuda("expert_matmul_backward_input", _cuda_backward_input)
-implement_cuda("expert_matmul_backward_weight", _cuda_backward_weight)
 implement_fake("expert_matmul", _fake)
 implement_fake("expert_matmul_backward_input", _fake_backward_input)
 implement_fake("expert_matmul_backward_weight", _fake_backward_weight)
-implement_autograd("expert_matmul", _backward, _setup_context)
+implement_autograd("expert_matmul", _backward, _save)

@@ -102,6 +102,7 @@ def expert_matmul_bwd_weight_kernel(
     stride_grad,
     stride_x,
     HAS_BIAS: tl.constexpr,
+    SUM_BY_SLICES: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -111,7 +112,7 @@ def expert_matmul_bwd_weight_kernel(
     """One share of one expert's rows: ``sum_b gate grad[b]^T x[b]`` on a BLOCK_M x BLOCK_N tile of ``[N, D]``.
 
     ``partial [shares, N * D + N]`` float32 takes it, and behind it the share's part of the bias' gradient. The product
-    runs over BLOCK_K rows at a time.
+    runs over BLOCK_K rows at a time; with SUM_BY_SLICES each slice's product is summed by itself first.
     """
     column_tiles = tl.cdiv(in_features, BLOCK_N)
     weight_tiles = tl.cdiv(out_features, BLOCK_M) * column_tiles
@@ -142,7 +143,18 @@ def expert_matmul_bwd_weight_kernel(
         b_scaled = b_grad * b_gates[:, None]
         if HAS_BIAS:
             b_bias += tl.sum(b_scaled, axis=0)
-        b_weight = tl.dot(tl.trans(b_scaled.to(b_x.dtype)), b_x, b_weight, input_precision=INPUT_PRECISION)
+        if b_x.dtype == tl.float16:
+            # Gradients in float16 are small, often below its smallest normal number, where bits are missing: rows of x,
+            # which are not, take the gate.
+            b_left, b_right = b_grad, (b_x * b_gates[:, None]).to(b_x.dtype)
+        else:
+            b_left, b_right = b_scaled.to(b_x.dtype), b_x
+        if SUM_BY_SLICES:
+            # A slice is summed by itself, then added: the error of a share grows with its slices, not with its rows.
+            # Without the last argument, which means nothing to float32, Triton's compiler makes one chain of both.
+            b_weight += tl.dot(tl.trans(b_left), b_right, input_precision=INPUT_PRECISION, max_num_imprecise_acc=1)
+        else:
+            b_weight = tl.dot(tl.trans(b_left), b_right, b_weight, input_precision=INPUT_PRECISION)
 
     partial_ptr += share.to(tl.int64) * (in_features + 1) * out_features
     tl.store(partial_ptr + b_n[:, None] * in_features + b_d[None, :], b_weight, mask=m_n[:, None] & m_d[None, :])

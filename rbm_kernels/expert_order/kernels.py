@@ -4,13 +4,16 @@ Every row gets the rank of its set; its place is the number of rows that come be
 which way that number is found.
 """
 
+from collections.abc import Callable
 from math import comb
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from rbm_kernels._launching import launcher, prepared
 
 # Rows of a block. Within a block all pairs are compared, that many comparisons a row.
 BLOCK = 256
@@ -29,6 +32,7 @@ def path(rows: int, num_experts: int, k: int) -> Literal["compare", "count", "so
     return "count" if comb(num_experts, k) <= 4096 else "sort"
 
 
+@prepared
 def fits(num_experts: int, k: int) -> bool:
     """Whether the kernels serve these shapes: ranks within 64 bits on the way, and a tile's experts in registers."""
     return _widest(num_experts, k) < 2**63 and num_experts <= 2048
@@ -151,58 +155,74 @@ def expert_order_tiles_kernel(
     tl.store(tile_counts_ptr + tile, b_count)
 
 
+class _Launches(NamedTuple):
+    """Ranks of the rows and their dtype, the launches that order them by rank, and the list of each tile's experts."""
+
+    tiles: int
+    integer: torch.dtype
+    rank: Callable[..., None]
+    compare: Callable[..., None] | None
+    # The table of a counting sort, sets by blocks of rows, and its two launches.
+    table: tuple[int, int]
+    count: Callable[..., None] | None
+    scatter: Callable[..., None] | None
+    list_experts: Callable[..., None]
+
+
 def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     """Launch: ``experts [B, k]`` int32 -> ``order [B]``, ``tile_experts [tiles, E]``, ``tile_counts [tiles]``."""
     rows, k = experts.shape
-    tiles = triton.cdiv(rows, block_m)
-    order = torch.empty((rows,), dtype=torch.int32, device=experts.device)
-    tile_experts = torch.empty((tiles, num_experts), dtype=torch.int32, device=experts.device)
-    tile_counts = torch.empty((tiles,), dtype=torch.int32, device=experts.device)
+    device = experts.device
+    launches = _prepare(rows, num_experts, k, block_m)
+    order = torch.empty((rows,), dtype=torch.int32, device=device)
+    tile_experts = torch.empty((launches.tiles, num_experts), dtype=torch.int32, device=device)
+    tile_counts = torch.empty((launches.tiles,), dtype=torch.int32, device=device)
     if rows == 0:
         return order, tile_experts, tile_counts
     experts = experts if experts.stride(1) == 1 else experts.contiguous()
-    ranks = _ranks(experts, num_experts)
-    match path(rows, num_experts, k):
-        case "compare":
-            # Small blocks: a multiprocessor each, and few comparisons one after the other.
-            expert_order_compare_kernel[(triton.cdiv(rows, 64),)](ranks, order, rows, BLOCK=64, num_warps=4)
-        case "count":
-            _counting_sort(ranks, comb(num_experts, k), order)
-        case "sort":
-            order = torch.sort(ranks, stable=True).indices.to(torch.int32)
-
-    block_e = triton.next_power_of_2(num_experts)
-    expert_order_tiles_kernel[(tiles,)](
-        experts,
-        order,
-        tile_experts,
-        tile_counts,
-        rows,
-        experts.stride(0),
-        K=k,
-        E=num_experts,
-        TILE=block_m,
-        BLOCK_M=min(triton.next_power_of_2(block_m), max(1, 2048 // block_e)),
-        BLOCK_E=block_e,
-        num_warps=4,
-    )
+    stride = experts.stride(0)
+    ranks = torch.empty((rows,), dtype=launches.integer, device=device)
+    launches.rank(experts, ranks, rows, stride)
+    if launches.compare is not None:
+        launches.compare(ranks, order, rows)
+    elif launches.count is not None:
+        counts = torch.zeros(launches.table, dtype=torch.int32, device=device)
+        launches.count(ranks, counts, rows)
+        launches.scatter(ranks, counts.view(-1).cumsum(0, dtype=torch.int32), order, rows)
+    else:
+        order = torch.sort(ranks, stable=True).indices.to(torch.int32)
+    launches.list_experts(experts, order, tile_experts, tile_counts, rows, stride)
     return order, tile_experts, tile_counts
 
 
-def _ranks(experts: Tensor, num_experts: int) -> Tensor:
-    rows, k = experts.shape
-    integer = torch.int32 if _widest(num_experts, k) < 2**31 else torch.int64
-    ranks = torch.empty((rows,), dtype=integer, device=experts.device)
-    expert_order_rank_kernel[(triton.cdiv(rows, BLOCK),)](
-        experts, ranks, rows, experts.stride(0), K=k, BLOCK=BLOCK, num_warps=4
+@prepared
+def _prepare(rows: int, num_experts: int, k: int, block_m: int) -> _Launches:
+    blocks, tiles = triton.cdiv(rows, BLOCK), triton.cdiv(rows, block_m)
+    way, sets = path(rows, num_experts, k), comb(num_experts, k)
+    compare = count = scatter = None
+    if way == "compare":
+        # Small blocks: a multiprocessor each, and few comparisons one after the other.
+        compare = launcher(expert_order_compare_kernel, (triton.cdiv(rows, 64),), BLOCK=64, num_warps=4)
+    elif way == "count":
+        count = launcher(expert_order_count_kernel, (blocks,), SETS=sets, BLOCK=BLOCK, num_warps=8)
+        scatter = launcher(expert_order_scatter_kernel, (blocks,), SETS=sets, BLOCK=BLOCK, num_warps=8)
+    block_e = triton.next_power_of_2(num_experts)
+    return _Launches(
+        tiles=tiles,
+        integer=torch.int32 if _widest(num_experts, k) < 2**31 else torch.int64,
+        rank=launcher(expert_order_rank_kernel, (blocks,), K=k, BLOCK=BLOCK, num_warps=4),
+        compare=compare,
+        table=(sets, blocks),
+        count=count,
+        scatter=scatter,
+        list_experts=launcher(
+            expert_order_tiles_kernel,
+            (tiles,),
+            K=k,
+            E=num_experts,
+            TILE=block_m,
+            BLOCK_M=min(triton.next_power_of_2(block_m), max(1, 2048 // block_e)),
+            BLOCK_E=block_e,
+            num_warps=4,
+        ),
     )
-    return ranks
-
-
-def _counting_sort(ranks: Tensor, sets: int, order: Tensor) -> None:
-    rows = ranks.shape[0]
-    blocks = triton.cdiv(rows, BLOCK)
-    counts = torch.zeros((sets, blocks), dtype=torch.int32, device=ranks.device)
-    expert_order_count_kernel[(blocks,)](ranks, counts, rows, SETS=sets, BLOCK=BLOCK, num_warps=8)
-    ends = counts.view(-1).cumsum(0, dtype=torch.int32)
-    expert_order_scatter_kernel[(blocks,)](ranks, ends, order, rows, SETS=sets, BLOCK=BLOCK, num_warps=8)

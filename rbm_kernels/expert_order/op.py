@@ -56,9 +56,18 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
         ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, ``block_m < 1``, or
             ``passes`` is not between 1 and k.
     """
-    _check(experts, num_experts, block_m)
+    try:
+        return _in_passes(experts, num_experts, block_m, passes)
+    except RuntimeError:
+        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        _check(experts, num_experts, block_m)
+        raise
+
+
+def _in_passes(experts: Tensor, num_experts: int, block_m: int, passes: int) -> ExpertOrder:
     if passes == 1:
         return ExpertOrder(*torch.ops.rbm.expert_order(experts, num_experts, block_m), block_m)
+    _check(experts, num_experts, block_m)
     if not 1 < passes <= experts.shape[-1]:
         raise ValueError(
             f"rbm::expert_order: passes is {passes}, expected between 1 and the experts of a row, {experts.shape[-1]}"
@@ -78,17 +87,18 @@ def _check(experts: Tensor, num_experts: int, block_m: int) -> None:
         raise ValueError(f"rbm::expert_order: block_m is {block_m}, expected at least 1")
 
 
+@implement_everywhere("expert_order")
 def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     _check(experts, num_experts, block_m)
     return reference.expert_order(experts, num_experts, block_m)
 
 
+@implement_cuda("expert_order", _check)
 def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     from rbm_kernels.expert_order import kernels
 
-    _check(experts, num_experts, block_m)
     if not kernels.fits(num_experts, experts.shape[1]):
-        return reference.expert_order(experts, num_experts, block_m)
+        return _eager(experts, num_experts, block_m)
     return kernels.expert_order(experts, num_experts, block_m)
 
 
@@ -102,6 +112,4 @@ def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tens
     )
 
 
-implement_everywhere("expert_order", _eager)
-implement_cuda("expert_order", _cuda)
 implement_fake("expert_order", _fake)

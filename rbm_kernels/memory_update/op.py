@@ -48,8 +48,12 @@ def memory_statistics(
         ValueError: shapes that do not fit, or ``num_experts < 1``.
         RuntimeError: on the CPU, an expert out of range.
     """
-    _check_statistics(h, gates, experts, num_experts)
-    return torch.ops.rbm.memory_statistics(h, gates, experts, num_experts, normalize=normalize)
+    try:
+        return torch.ops.rbm.memory_statistics(h, gates, experts, num_experts, normalize=normalize)
+    except RuntimeError:
+        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        _check_statistics(h, gates, experts, num_experts)
+        raise
 
 
 def memory_update_(
@@ -71,8 +75,11 @@ def memory_update_(
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit, or a decay outside [0, 1].
     """
-    _check_update(memory, weighted_sum, total, decay)
-    torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
+    try:
+        torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
+    except RuntimeError:
+        _check_update(memory, weighted_sum, total, decay)
+        raise
 
 
 def _check_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: int) -> None:
@@ -99,6 +106,7 @@ def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
         raise ValueError(f"rbm::{op}: decay is {decay}, expected between 0 and 1")
 
 
+@implement_everywhere("memory_statistics")
 def _eager_statistics(
     h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -106,6 +114,7 @@ def _eager_statistics(
     return reference.memory_statistics(h, gates, experts, num_experts, normalize)
 
 
+@implement_everywhere("memory_update_")
 def _eager_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
     _check_update(memory, weighted_sum, total, decay)
     reference.memory_update_(memory, weighted_sum, total, decay, normalize)
@@ -133,8 +142,6 @@ def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:
     torch.autograd.graph.increment_version(memory)
 
 
-implement_everywhere("memory_statistics", _eager_statistics)
-implement_everywhere("memory_update_", _eager_update)
 implement_fake("memory_statistics", _fake_statistics)
 implement_fake("memory_update_", _fake_update)
 stop_gradient("memory_statistics", num_outputs=2)

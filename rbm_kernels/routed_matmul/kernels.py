@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rbm_kernels._launching import launcher, machine_of, prepared
 from rbm_kernels.cosine_topk.blocks import choose, dots_and_squares, load_rows
-from rbm_kernels.cosine_topk.config import machine_of
 from rbm_kernels.cosine_topk.kernels import addressable
 from rbm_kernels.cosine_topk.reference import EPS
-from rbm_kernels.expert_matmul.kernels import gates_for
+from rbm_kernels.expert_matmul.kernels import gates_for, uses
 from rbm_kernels.expert_matmul.launch import machine
 from rbm_kernels.routed_matmul import config
 
@@ -84,7 +84,9 @@ def routed_matmul_fwd_kernel(
             b_bias = tl.load(bias_ptr + expert * N + columns, mask=columns < tl.where(start == 0, N, 0), other=0.0)
             b_product += b_bias.to(tl.float32)[None, :]
         # The gate multiplies the product, not the row: that would round the row once more in half precision.
-        b_y += gates_for(expert, b_gates, b_experts)[:, None] * b_product
+        # Rows that do not use the expert take nothing of it: zero times infinity would be NaN.
+        m_uses = uses(expert, b_experts)
+        b_y += tl.where(m_uses[:, None], gates_for(expert, b_gates, b_experts)[:, None] * b_product, 0.0)
 
     y_ptr += tl.cast(first, tl.int64) * N
     tl.store(
@@ -101,11 +103,9 @@ def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: i
     if y.numel() == 0:
         return y
     x, memory = addressable(x), addressable(memory)
-    tile = config.choose_tile(
-        rows, in_features, out_features, num_experts, x.dtype, machine_of(x.device).multiprocessors
-    )
-    _, precision = machine(x)
-    routed_matmul_fwd_kernel[(triton.cdiv(out_features, tile.block_n), triton.cdiv(rows, config.BLOCK_M))](
+    multiprocessors = machine_of(x.device).multiprocessors
+    launch = _prepare(rows, in_features, out_features, num_experts, k, x.dtype, multiprocessors, machine(x)[1])
+    launch(
         x,
         memory,
         weight.contiguous(),
@@ -116,6 +116,25 @@ def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: i
         x.stride(0),
         memory.stride(0),
         temperature,
+    )
+    return y
+
+
+@prepared
+def _prepare(
+    rows: int,
+    in_features: int,
+    out_features: int,
+    num_experts: int,
+    k: int,
+    dtype: torch.dtype,
+    multiprocessors: int,
+    precision: str,
+):
+    tile = config.choose_tile(rows, in_features, out_features, num_experts, dtype, multiprocessors)
+    return launcher(
+        routed_matmul_fwd_kernel,
+        (triton.cdiv(out_features, tile.block_n), triton.cdiv(rows, config.BLOCK_M)),
         D=in_features,
         E=num_experts,
         K=k,
@@ -129,6 +148,4 @@ def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: i
         BLOCK_TOP_K=triton.next_power_of_2(k),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        enable_fp_fusion=True,
     )
-    return y

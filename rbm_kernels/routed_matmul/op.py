@@ -58,13 +58,14 @@ def routed_matmul(
         raise
 
 
-def _check(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float) -> None:
+def _check(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float = 1.0) -> None:
     op = "routed_matmul"
     check_weights(op, x, weight, bias)
     check_routing(op, "x", x, memory, k, temperature)
     checks.check_shape(op, "memory", memory, (weight.shape[0], x.shape[1]), "experts of weight by the features of x")
 
 
+@implement_everywhere("routed_matmul")
 def _eager(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     _check(x, memory, weight, bias, k, temperature)
     return reference.routed_matmul(x, memory, weight, bias, k, temperature)
@@ -75,8 +76,8 @@ def _fake(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
+@implement_cuda("routed_matmul", _check)
 def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
-    _check(x, memory, weight, bias, k, temperature)
     if serves(x, memory):
         from rbm_kernels.routed_matmul import kernels
 
@@ -85,8 +86,8 @@ def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     return torch.ops.rbm.expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, memory, weight, bias, ctx.k, ctx.temperature = inputs
+def _save(ctx, output, x, memory, weight, bias, k, temperature=1.0) -> None:
+    ctx.k, ctx.temperature = k, temperature
     # A copy of the memory: its owner moves it in place between this forward and its backward.
     ctx.save_for_backward(x, memory.clone(), weight, bias)
 
@@ -110,8 +111,6 @@ def _backward(ctx, grad):
     return grad_x, None, grad_weight, grad_bias if needs_bias else None, None, None
 
 
-implement_everywhere("routed_matmul", _eager)
-implement_cuda("routed_matmul", _cuda)
 implement_fake("routed_matmul", _fake)
-implement_autograd("routed_matmul", _backward, _setup_context)
+implement_autograd("routed_matmul", _backward, _save)
 _operator = torch.ops.rbm.routed_matmul.default

@@ -96,6 +96,7 @@ def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:
     checks.check_shape(op, "crow", crow, (gates.shape[0] + 1,), "where each row begins, and the end")
 
 
+@implement_everywhere("sparse_expert_matmul")
 def _eager(crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
     _check(crow, col, values, weight, bias, scale, gates, experts)
     return reference.sparse_expert_matmul(crow, col, values, weight, bias, scale, gates, experts)
@@ -115,8 +116,8 @@ def _fake_backward_weight(grad, crow, col, values, weight, scale, gates, experts
     return values.new_empty(weight.shape), values.new_empty((0 if scale is None else num_experts, features))
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
+def _save(ctx, output, *arguments) -> None:
+    ctx.save_for_backward(*arguments)
 
 
 def _backward(ctx, grad):
@@ -136,10 +137,9 @@ def _backward(ctx, grad):
     return None, None, None, grad_weight, grad_bias, grad_scale if needs_scale else None, grad_gates, None
 
 
-implement_everywhere("sparse_expert_matmul", _eager)
-implement_everywhere("sparse_expert_matmul_backward_gates", reference.backward_gates)
-implement_everywhere("sparse_expert_matmul_backward_weight", reference.backward_weight)
+implement_everywhere("sparse_expert_matmul_backward_gates")(reference.backward_gates)
+implement_everywhere("sparse_expert_matmul_backward_weight")(reference.backward_weight)
 implement_fake("sparse_expert_matmul", _fake)
 implement_fake("sparse_expert_matmul_backward_gates", _fake_backward_gates)
 implement_fake("sparse_expert_matmul_backward_weight", _fake_backward_weight)
-implement_autograd("sparse_expert_matmul", _backward, _setup_context)
+implement_autograd("sparse_expert_matmul", _backward, _save)

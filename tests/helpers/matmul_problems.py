@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import torch
 
+from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.expert_matmul import op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,16 +41,23 @@ def check_error(name, got, exact, eager):
     assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
 
 
+MATMULS = ("expert_matmul", "expert_matmul_backward_input", "expert_matmul_backward_weight")
+
+
 @contextmanager
-def serving_kernels(monkeypatch):
+def serving_kernels(monkeypatch, names=MATMULS):
     """Let the operators reach the kernels from CPU tensors, through the dispatcher and with autograd."""
     if DEVICE == "cuda":
         yield
         return
     library = torch.library.Library("rbm", "IMPL")
-    library.impl("expert_matmul", op._cuda, "CPU")
-    library.impl("expert_matmul_backward_input", op._cuda_backward_input, "CPU")
-    library.impl("expert_matmul_backward_weight", op._cuda_backward_weight, "CPU")
+    for name in names:
+        library.impl(name, TRITON_OPERATORS[name], "CPU")
     monkeypatch.setattr(op, "_kernels_serve", lambda x: x.dtype != torch.float64)
     yield
     library._destroy()
+
+
+def error_of_share(rows, slice_rows, std):
+    """Standard deviation of a float32 sum of ``rows`` random products, added by slices: see its test for why."""
+    return 2**-24 * std * (rows * (rows / slice_rows + slice_rows) / 6) ** 0.5

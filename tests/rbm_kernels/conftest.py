@@ -1,7 +1,19 @@
 """Fixtures of the operators' tests."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from rbm_kernels._launching import forget_prepared
+
+
+@pytest.fixture(autouse=True)
+def _prepare_anew() -> Iterator[None]:
+    """Tests replace configurations: no launch may outlive the one that it was prepared with."""
+    forget_prepared()
+    yield
+    forget_prepared()
 
 
 @pytest.fixture

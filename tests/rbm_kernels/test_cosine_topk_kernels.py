@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from benchmarks.compiled.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk
-from rbm_kernels.cosine_topk import config, kernels, op, reference
+from rbm_kernels._launching import Machine
+from rbm_kernels.cosine_topk import kernels, op, reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Each shape exists for a reason: (B, D, E, k)
@@ -75,7 +76,7 @@ def test_forward_and_backward(shape, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("poisoned_empty")
 def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
-    monkeypatch.setattr(kernels, "machine_of", lambda device: config.Machine(90, 1))
+    monkeypatch.setattr(kernels, "machine_of", lambda device: Machine(90, 1))
     h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
     outputs = kernels.forward(h, memory, k)
     check_forward(h, memory, k, 1.0, outputs)

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from benchmarks.compiled.cases import ARCHITECTURES, CASES
 from benchmarks.compiled.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
-from rbm_kernels.cosine_topk.config import Machine
+from rbm_kernels._launching import Machine
 from rbm_kernels.routed_matmul import config, kernels, op, reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,0 +1,215 @@
+"""What the host does before a GPU has anything to do: seconds of Python of a training step's launches. Needs no GPU.
+
+Tensors are the CPU's, the Triton operators serve the CPU's dispatch key, and nothing is launched:
+``triton.runtime.JITFunction.run`` is replaced by a function that does nothing. What is left is the host's work: the
+layer, autograd, the dispatcher, argument checks, configurations, allocations of outputs, and the calls of ``run`` with
+all their arguments. Left out is Triton's own work inside ``run`` (argument binding, the key of its cache, the driver's
+call), which ``test_tritons_own_launcher`` times by itself, and the query of the current CUDA device. The two operators
+of the memory update, which are C++ on a GPU, are replaced by Python functions that allocate their outputs.
+
+Seconds are the thread's CPU time, so that a busy machine spoils them little. Shapes are tiny, so that PyTorch's own
+operators (folding, running sums) take no longer than their launches would.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.measure.device import Call, Device
+from benchmarks.measure.harness import Results, interleave
+from benchmarks.measure.shapes import Shape
+from rbm import FusedRbMLayer
+from rbm_kernels import cosine_topk, expert_matmul, expert_order
+from rbm_kernels._library import TRITON_OPERATORS
+from rbm_kernels.expert_matmul import config
+from rbm_kernels.expert_matmul import op as expert_matmul_op
+
+triton = pytest.importorskip("triton")
+
+# One row beyond what the order of the rows takes another way for: as at every graph's size.
+SHAPE = Shape(1025, 16, 16)
+
+
+class Processor(Device):
+    """The CPU, by the time that a thread has had of it: what else the machine does is not counted."""
+
+    def seconds(self, turn: Call) -> float:
+        """The turn's own CPU time."""
+        start = time.thread_time()
+        turn()
+        return time.thread_time() - start
+
+
+CPU = Processor()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Operators:
+    """The operators as CUDA has them, on CPU tensors and with a launcher that does nothing, which counts its calls.
+
+    While ``idle`` they return what they returned first: what is left of a step then is what launches have no part in.
+    """
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.idle = False
+        self._returned: dict[str, tuple[Tensor, ...] | Tensor | None] = {}
+
+    @contextmanager
+    def serving(self) -> Iterator["Operators"]:
+        library = torch.library.Library("rbm", "IMPL")
+        try:
+            for name, implementation in TRITON_OPERATORS.items():
+                library.impl(name, self._switched(name, implementation), "CPU")
+            library.impl("memory_statistics", _memory_statistics, "CPU")
+            library.impl("memory_update_", lambda *_, **__: None, "CPU")
+            with (
+                mock.patch.object(expert_matmul_op, "_kernels_serve", lambda x: x.dtype != torch.float64),
+                mock.patch.object(triton.runtime.JITFunction, "run", self._launch_nothing),
+            ):
+                yield self
+        finally:
+            library._destroy()
+
+    def _launch_nothing(self, *args, **kwargs) -> None:
+        self.launches += 1
+
+    def _switched(self, name: str, implementation: Callable) -> Callable:
+        def call(*args, **kwargs):
+            if self.idle:
+                return _aliases(self._returned[name])
+            result = implementation(*args, **kwargs)
+            if name not in self._returned:
+                self._returned[name] = result
+            return result
+
+        return call
+
+
+def _memory_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, **_) -> tuple[Tensor, Tensor]:
+    return gates.new_empty(num_experts, h.shape[1]), gates.new_empty(num_experts)
+
+
+def _aliases(tensors: tuple[Tensor, ...] | Tensor) -> tuple[Tensor, ...] | Tensor:
+    if isinstance(tensors, tuple):
+        return tuple([tensor.detach() for tensor in tensors])
+    return tensors.detach()
+
+
+@pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")
+def test_training_step(benchmark, results: Results, seconds: float):
+    layer = FusedRbMLayer(SHAPE.features, SHAPE.outputs, SHAPE.experts, SHAPE.top_k)
+    x = torch.randn(SHAPE.rows, SHAPE.features, requires_grad=True)
+    grad = torch.randn(SHAPE.rows, SHAPE.outputs)
+    inputs = [x, *layer.parameters()]
+
+    def step(operators: Operators, idle: bool) -> tuple[Tensor, ...]:
+        operators.idle = idle
+        return torch.autograd.grad(layer(x), inputs, grad)
+
+    with Operators().serving() as operators:
+        step(operators, idle=False)
+        _add(results, "launches of a training step", operators.launches)
+        assert operators.launches == 11
+        variants = {"rbm": lambda: step(operators, False), "no launches": lambda: step(operators, True)}
+        timings = interleave(variants, seconds=seconds, device=CPU)
+        benchmark.pedantic(variants["rbm"], rounds=3)
+    for name, timing in timings.items():
+        _add(results, "training step host seconds", timing, name)
+    _add(results, "training step launch host seconds", timings["rbm"].median - timings["no launches"].median)
+
+
+@pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")
+def test_operators(results: Results, seconds: float):
+    """Each operator called as a training step calls it, without a derivative; the rows' order is made by itself."""
+    x, grad = torch.randn(SHAPE.rows, SHAPE.features), torch.randn(SHAPE.rows, SHAPE.outputs)
+    memory = torch.randn(SHAPE.experts, SHAPE.features)
+    weight = torch.randn(SHAPE.experts, SHAPE.outputs, SHAPE.features)
+    bias = torch.randn(SHAPE.experts, SHAPE.outputs)
+    gates = torch.rand(SHAPE.rows, SHAPE.top_k)
+    experts = torch.zeros(SHAPE.rows, SHAPE.top_k, dtype=torch.int32)
+    height = config.tile_rows(SHAPE.rows)
+    ops = torch.ops.rbm
+    with Operators().serving():
+        order = expert_order(experts, SHAPE.experts, height)
+        arguments = (x, weight, bias, gates, experts)
+        variants = {
+            "cosine_topk": lambda: cosine_topk(x, memory, SHAPE.top_k),
+            "expert_order": lambda: expert_order(experts, SHAPE.experts, height),
+            "expert_matmul": lambda: expert_matmul(*arguments, order),
+            "expert_matmul_backward_input": lambda: ops.expert_matmul_backward_input(grad, *arguments, False, *order),
+            "expert_matmul_backward_weight": lambda: ops.expert_matmul_backward_weight(
+                grad, x, gates, experts, SHAPE.experts, True
+            ),
+        }
+        for name, timing in interleave(variants, seconds=seconds, device=CPU).items():
+            _add(results, f"{name} host seconds", timing)
+
+
+# Binding the arguments, the key of the cache of compiled kernels, and everything else up to the C of the driver's call.
+TRITONS_OWN = """
+import json, time
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from benchmarks.measure.harness import interleave
+from benchmarks.test_launches import CPU
+from rbm_kernels.expert_matmul import launch
+
+class AbsentGpu:
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+
+def nothing(*args): pass
+
+def not_loaded(kernel):
+    kernel._run, kernel.function = nothing, 0
+
+triton.runtime.driver.set_active(AbsentGpu())
+CompiledKernel._init_handles = not_loaded
+run, made = triton.runtime.JITFunction.run, []
+
+def noted(self, *args, **kwargs):
+    made.append((self, args, kwargs))
+    return run(self, *args, **kwargs)
+
+triton.runtime.JITFunction.run = noted
+x, weight = torch.randn(1025, 16), torch.randn(8, 16, 16)
+bias, gates, experts = torch.randn(8, 16), torch.rand(1025, 3), torch.zeros(1025, 3, dtype=torch.int32)
+launch.expert_matmul(x, weight, bias, gates, experts, experts[:, 0].contiguous(), experts[:65], experts[:65, 0], 16)
+triton.runtime.JITFunction.run = run
+(kernel, args, kwargs), = made
+timing = interleave({"": lambda: kernel.run(*args, **kwargs)}, seconds=SECONDS, device=CPU)[""]
+print(json.dumps(vars(timing)))
+"""
+
+
+def test_tritons_own_launcher(results: Results, seconds: float):
+    """``JITFunction.run`` of the forward kernel, compiled for sm_90; only the driver's call is left out."""
+    if seconds < 0.5:
+        pytest.skip("a smoke run compiles nothing")
+    program = TRITONS_OWN.replace("SECONDS", str(seconds))
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    timing = mock.Mock(**json.loads(ran.stdout))
+    _add(results, "Triton's own launcher host seconds a launch", timing.median)
+
+
+def _add(results: Results, metric: str, value, implementation: str = "rbm") -> None:
+    results.add("launches", str(SHAPE), implementation, metric, value, device=CPU)

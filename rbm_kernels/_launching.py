@@ -1,0 +1,58 @@
+"""What launches of Triton kernels share: machines, launches prepared once for each shape, the options of all kernels.
+
+Whatever a launch owes to shapes alone (grid, tiles, constants) is worked out at the first call with these shapes and
+kept: a training step launches the same dozen kernels again and again, and the host must stay ahead of the GPU.
+"""
+
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
+from typing import NamedTuple, TypeVar
+
+import torch
+
+Prepare = TypeVar("Prepare", bound=Callable)
+
+# Of every kernel. Sums of products may be fused, in Triton's own words: on, which is its default; said, so that
+# nobody's environment says otherwise.
+OPTIONS = {"enable_fp_fusion": True}
+# Shapes that a function remembers: a server's batch sizes, a few layers.
+_REMEMBERED = 1024
+_prepared: list[Callable] = []
+
+
+class Machine(NamedTuple):
+    """Architecture, such as 90, and number of multiprocessors."""
+
+    architecture: int
+    multiprocessors: int
+
+
+@cache
+def machine_of(device: torch.device) -> Machine:
+    """The machine that ``device`` is. The interpreter, on the CPU, takes an H200, and so does what has no size."""
+    if device.type == "cpu":
+        return Machine(90, 132)
+    major, minor = torch.cuda.get_device_capability(device)
+    known = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return Machine(10 * major + minor, known)
+
+
+def prepared(function: Prepare) -> Prepare:
+    """Keep what ``function``, of numbers and dtypes alone, returned for its latest arguments."""
+    remembering = lru_cache(maxsize=_REMEMBERED)(function)
+    _prepared.append(remembering)
+    return remembering
+
+
+def forget_prepared() -> None:
+    """Prepare everything anew: for those who change a configuration, as the tuner and the tests do."""
+    for remembering in _prepared:
+        remembering.cache_clear()
+
+
+def launcher(kernel, grid: tuple[int, ...], **constants) -> Callable[..., None]:
+    """The one way in which kernels are launched: ``kernel`` at ``grid`` with its constants, warps and stages.
+
+    What is returned takes the remaining arguments, tensors and numbers, in their order.
+    """
+    return partial(kernel[grid], **constants, **OPTIONS)

@@ -1,0 +1,196 @@
+"""What stands between an operator's call and its kernels: checks, devices, and launches prepared once a shape."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from matmul_problems import problem, serving_kernels
+from torch.fx.experimental.proxy_tensor import make_fx
+
+pytest.importorskip("triton")
+
+import rbm_kernels
+from rbm_kernels import _launching, cosine_topk, expert_matmul, expert_order, memory_statistics, memory_update_
+from rbm_kernels._library import TRITON_OPERATORS
+from rbm_kernels.cosine_topk import op as cosine_topk_op
+from rbm_kernels.expert_matmul import launch
+from rbm_kernels.expert_matmul import op as expert_matmul_op
+
+SOURCES = [path for path in Path(rbm_kernels.__file__).parent.rglob("*.py") if path.name != "_launching.py"]
+
+
+def arguments_of_every_operator():
+    """Arguments that each Triton operator serves, by name, and the places of its tensors."""
+    x, weight, bias, gates, experts, grad = problem((9, 6, 5, 4, 2))
+    memory = torch.randn(4, 6, device=x.device)
+    routed = gates, experts, gates
+    return {
+        "cosine_topk": (x, memory, 2),
+        "cosine_topk_backward": (None, gates, x, memory, *routed),
+        "expert_order": (experts, 4, 16),
+        "expert_matmul": (x, weight, bias, gates, experts),
+        "expert_matmul_backward_input": (grad, x, weight, bias, gates, experts),
+        "expert_matmul_backward_weight": (grad, x, gates, experts, 4),
+        "routed_matmul": (x, memory, weight, bias, 2),
+    }
+
+
+def test_tensors_on_two_devices_get_a_sentence():
+    """What a kernel would take for an address. Each tensor but the first, after a call that was right."""
+    every = arguments_of_every_operator()
+    assert every.keys() == TRITON_OPERATORS.keys()
+    for name, arguments in every.items():
+        operator = TRITON_OPERATORS[name]
+        operator(*arguments)
+        names = [argument.name for argument in getattr(torch.ops.rbm, name).default._schema.arguments]
+        places = [place for place, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
+        for place in places[1:]:
+            elsewhere = list(arguments)
+            elsewhere[place] = elsewhere[place].to("meta")
+            first = names[places[0]]
+            wanted = (
+                f"rbm::{name}: {names[place]} is on meta and {first} on {arguments[places[0]].device}, expected all"
+                f" tensors on one device: move one, as {names[place]}.to({first}.device) does"
+            )
+            with pytest.raises(ValueError, match=re.escape(wanted)):
+                operator(*elsewhere)
+        operator(*arguments)
+
+
+def mistakes():
+    """Calls that are wrong by dtype, by shape and by number, the front function's and the operator's."""
+    x, weight, bias, gates, experts, _ = problem((9, 6, 5, 4, 2))
+    memory, ops = torch.randn(4, 6, device=x.device), torch.ops.rbm
+    for wrong in (
+        (x, weight.double(), bias, gates, experts),
+        (x, weight[:, :, :5], bias, gates, experts),
+        (x, weight, bias[:3], gates, experts),
+        (x, weight, bias, gates[:8], experts),
+        (x, weight, bias, gates, experts.long()),
+        (x[0], weight, bias, gates, experts),
+        (x, weight[0], bias, gates, experts),
+    ):
+        yield partial(expert_matmul, *wrong), partial(ops.expert_matmul, *wrong)
+    for wrong in ((x, memory, 5), (x, memory, 0), (x, memory[:, :5], 2), (x, memory.half(), 2), (x[0], memory, 2)):
+        yield partial(cosine_topk, *wrong), partial(ops.cosine_topk, *wrong)
+    yield partial(cosine_topk, x, memory, 2, temperature=0.0), partial(ops.cosine_topk, x, memory, 2, temperature=0.0)
+    for wrong in ((experts.long(), 4, 16), (experts, 1, 16), (experts, 4, 0), (experts[0], 4, 16)):
+        yield partial(expert_order, *wrong), partial(ops.expert_order, *wrong)
+
+
+def test_front_functions_and_operators_raise_alike_where_kernels_serve(monkeypatch):
+    """Arguments are checked once, in the implementation; both see the same error, again and again."""
+    with serving_kernels(monkeypatch, TRITON_OPERATORS):
+        for front, operator in mistakes():
+            for _ in range(2):
+                with pytest.raises((TypeError, ValueError)) as by_operator:
+                    operator()
+                with pytest.raises((TypeError, ValueError)) as by_front:
+                    front()
+                assert by_front.type is by_operator.type
+                assert str(by_front.value) == str(by_operator.value)
+                assert str(by_front.value).startswith("rbm::")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the operators of the CPU")
+def test_front_functions_tell_kinds_of_errors_on_the_cpu():
+    """The C++ raises RuntimeError alone, with the same words; the functions raise TypeError and ValueError."""
+    x, _, _, gates, experts, _ = problem((9, 6, 5, 4, 2))
+    sums = torch.randn(4, 6), torch.rand(4)
+    ops = torch.ops.rbm
+    others = (
+        (
+            partial(memory_statistics, x, gates, experts.long(), 4),
+            partial(ops.memory_statistics, x, gates, experts.long(), 4),
+        ),
+        (partial(memory_update_, sums[0], *sums, 2.0), partial(ops.memory_update_, sums[0], *sums, 2.0)),
+    )
+    for front, operator in (*mistakes(), *others):
+        with pytest.raises((TypeError, ValueError), match=r"^rbm::"):
+            front()
+        with pytest.raises(RuntimeError, match=r"^rbm::"):
+            operator()
+
+
+def test_a_combination_is_checked_once(monkeypatch):
+    checked = []
+    real = expert_matmul_op._check
+    bind = rbm_kernels._library.implement_cuda
+
+    def count(*arguments):
+        checked.append(arguments)
+        real(*arguments)
+
+    monkeypatch.setattr(rbm_kernels._library.LIBRARY, "impl", lambda *_: None)
+    monkeypatch.setitem(TRITON_OPERATORS, "expert_matmul", None)
+    operator = bind("expert_matmul", count)(lambda *arguments: None)
+    x, *rest, _ = problem((9, 6, 5, 4, 2))
+    operator(x, *rest)
+    operator(x + 1, *rest)
+    assert len(checked) == 1
+    with pytest.raises(TypeError):
+        operator(x.half(), *rest)
+    with pytest.raises(TypeError):
+        operator(x.half(), *rest)
+    assert len(checked) == 3
+    operator(x, *rest)
+    assert len(checked) == 3
+
+
+def test_every_kernel_is_launched_in_one_way():
+    """By ``launcher``, which says what all kernels are compiled with, and nowhere by ``kernel[grid]``."""
+    kernels = {name for path in SOURCES for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M)}
+    assert len(kernels) == 14
+    launched = set()
+    for path in SOURCES:
+        text = path.read_text()
+        assert not re.search(r"_kernel\[", text), path
+        assert "enable_fp_fusion" not in text, path
+        launched.update(re.findall(r"launcher\(\s*(?:\w+\.)?(\w+_kernel),", text))
+    assert launched == kernels
+    assert _launching.OPTIONS == {"enable_fp_fusion": True}
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: (grid, args, kwargs)
+
+    said = _launching.launcher(Kernel(), (3,), BLOCK=4, num_warps=8)("tensor", 5)
+    assert said == ((3,), ("tensor", 5), {"BLOCK": 4, "num_warps": 8, "enable_fp_fusion": True})
+
+
+def test_launches_are_prepared_once_for_each_shape():
+    x, weight, bias, gates, experts, _ = problem((20, 6, 5, 4, 2))
+    for _ in range(2):
+        launch.expert_matmul(x, weight, bias, gates, experts)
+    assert (launch._prepare_multiply.cache_info().misses, launch._prepare_multiply.cache_info().hits) == (1, 1)
+    launch.expert_matmul(x[:19], weight, bias, gates[:19], experts[:19])
+    assert launch._prepare_multiply.cache_info().misses == 2
+    _launching.forget_prepared()
+    assert launch._prepare_multiply.cache_info().currsize == 0
+
+
+def test_symbols_enter_no_cache(monkeypatch):
+    """A trace with symbols for the rows goes by the fake implementations, and works for any number of them."""
+    with serving_kernels(monkeypatch):
+        x, weight, bias, gates, experts, _ = problem((20, 6, 5, 4, 2))
+
+        def layer(x, gates, experts):
+            return expert_matmul(x, weight, bias, gates, experts)
+
+        traced = make_fx(layer, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x, gates, experts)
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        for rows in (20, 13):
+            some = x[:rows], gates[:rows], experts[:rows]
+            torch.testing.assert_close(traced(*some), layer(*some))
+            torch.testing.assert_close(compiled(*some), layer(*some))
+
+
+def test_no_autocast_in_what_kernels_leave_to_the_reference():
+    """More experts than a tile holds: the reference routes them on CUDA, in float32 all the same."""
+    x, memory = torch.randn(9, 6), torch.randn(130, 6)
+    expected = cosine_topk_op._cuda(x, memory, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for got, want in zip(cosine_topk_op._cuda(x, memory, 2), expected, strict=True):
+            assert torch.equal(got, want)
