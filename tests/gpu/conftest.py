@@ -1,0 +1,35 @@
+"""The fixture ``gpu``: each test of this folder runs on an NVIDIA GPU, and once more as a rehearsal on CPU tensors."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from on_gpu import RealGpu, RehearsedGpu
+
+REAL = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@pytest.fixture(params=[pytest.param(RealGpu, id="gpu", marks=REAL), pytest.param(RehearsedGpu, id="rehearsal")])
+def gpu(request, device) -> Iterator[RealGpu | RehearsedGpu]:
+    """The GPU, or the rehearsal with every Triton operator served by the interpreter."""
+    under_test = request.param()
+    if not under_test.rehearses:
+        yield under_test
+        torch.cuda.empty_cache()  # other processes test on the same GPU
+        return
+    pytest.importorskip("triton")
+    if device != "cpu":
+        pytest.skip("Triton compiles in this process: rehearsals need one that interprets, without a GPU")
+    from triton_on_cpu import serving_kernels
+
+    with serving_kernels():
+        yield under_test
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Drop the rehearsals of parameters that are for a GPU alone (``full_only``)."""
+    items[:] = [item for item in items if not (_rehearses(item) and item.get_closest_marker("gpu"))]
+
+
+def _rehearses(item: pytest.Item) -> bool:
+    return hasattr(item, "callspec") and item.callspec.params.get("gpu") is RehearsedGpu
