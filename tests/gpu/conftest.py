@@ -10,8 +10,8 @@ REAL = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 
 
 @pytest.fixture(params=[pytest.param(RealGpu, id="gpu", marks=REAL), pytest.param(RehearsedGpu, id="rehearsal")])
-def gpu(request, device) -> Iterator[RealGpu | RehearsedGpu]:
-    """The GPU, or the rehearsal with every Triton operator served by the interpreter."""
+def bare_gpu(request, device) -> Iterator[RealGpu | RehearsedGpu]:
+    """The GPU, or CPU tensors that the CPU's own operators serve until a test asks for ``kernels()``."""
     under_test = request.param()
     if not under_test.rehearses:
         yield under_test
@@ -20,10 +20,14 @@ def gpu(request, device) -> Iterator[RealGpu | RehearsedGpu]:
     pytest.importorskip("triton")
     if device != "cpu":
         pytest.skip("Triton compiles in this process: rehearsals need one that interprets, without a GPU")
-    from triton_on_cpu import serving_kernels
+    yield under_test
 
-    with serving_kernels():
-        yield under_test
+
+@pytest.fixture
+def gpu(bare_gpu) -> Iterator[RealGpu | RehearsedGpu]:
+    """The GPU, or the rehearsal with every Triton operator served by the interpreter."""
+    with bare_gpu.kernels():
+        yield bare_gpu
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,4 +36,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rehearses(item: pytest.Item) -> bool:
-    return hasattr(item, "callspec") and item.callspec.params.get("gpu") is RehearsedGpu
+    return hasattr(item, "callspec") and item.callspec.params.get("bare_gpu") is RehearsedGpu

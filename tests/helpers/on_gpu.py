@@ -6,8 +6,9 @@ rehearsal (``gpu.size(full, small)``), and mark parameters that the rehearsal le
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,10 +28,15 @@ class RealGpu(Gpu):
     """The current CUDA device."""
 
     rehearses = False
+    compiler = "inductor"
 
     def size(self, full: Size, small: Size) -> Size:
         """``full``: a size as users have it."""
         return full
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """The operators as they are: CUDA tensors are served by the kernels."""
+        return nullcontext()
 
     def sleep(self) -> None:
         """Keep the current stream busy for some 10 ms: what does not wait for it is wrong, not lucky."""
@@ -53,13 +59,20 @@ class RealGpu(Gpu):
 
 
 class RehearsedGpu(Rehearsal):
-    """CPU tensors in a GPU's place: the Triton kernels run in the interpreter."""
+    """CPU tensors in a GPU's place."""
 
     rehearses = True
+    compiler = "aot_eager"
 
     def size(self, full: Size, small: Size) -> Size:
         """``small``: the interpreter takes milliseconds for each tile."""
         return small
+
+    def kernels(self) -> AbstractContextManager[Counter]:
+        """The Triton kernels for CPU tensors, in the interpreter; counts their calls."""
+        from triton_on_cpu import serving_kernels
+
+        return serving_kernels()
 
     def sleep(self) -> None:
         """Nothing runs beside the caller."""
@@ -167,7 +180,7 @@ def check_peak(gpu: Gpu, call: Call, draw: Draw, allowed: int) -> None:
 def check_compiled(gpu: Gpu, call: Call, draw: Draw) -> None:
     """``torch.compile(fullgraph=True)`` gives the bits of the call itself, for a second set of arguments too."""
     torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager" if gpu.rehearses else "inductor")
+    compiled = torch.compile(call, fullgraph=True, backend=gpu.compiler)
     for seed in (0, 1):
         same_bits(compiled(*draw(seed)), call(*draw(seed)), "compiled")
     torch._dynamo.reset()
