@@ -163,8 +163,13 @@ class TestStudents:
 QUICK = {
     "encoding.deepwalk": "false",
     **{f"{network}.dropout": 0 for network in ("teacher", "mlp", "rbm")},
-    "teacher.hidden_channels": 32, "mlp.hidden_channels": 32, "rbm.hidden_channels": 16,
-    "teacher.max_epochs": 20, "mlp.max_epochs": 8, "rbm.max_epochs": 8, "rbm.pretrain_epochs": 2,
+    "teacher.hidden_channels": 32,
+    "mlp.hidden_channels": 32,
+    "rbm.hidden_channels": 16,
+    "teacher.max_epochs": 20,
+    "mlp.max_epochs": 8,
+    "rbm.max_epochs": 8,
+    "rbm.pretrain_epochs": 2,
 }
 
 
