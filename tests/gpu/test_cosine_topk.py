@@ -4,6 +4,7 @@ import pytest
 import torch
 from on_gpu import (
     check_compiled,
+    check_devices,
     check_graph,
     check_no_wait,
     check_peak,
@@ -280,3 +281,14 @@ def test_opcheck(gpu):
     torch.library.opcheck(
         torch.ops.rbm.cosine_topk_backward.default, (outputs[0], outputs[2], h.detach(), memory, *outputs)
     )
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_two_devices(direction, gpu):
+    h, memory = drawn(gpu, 6, 16, 4)
+    if direction == "forward":
+        check_devices(gpu, "cosine_topk", dict(h=h, memory=memory, k=2))
+        return
+    gates, experts, cosines = cosine_topk(h, memory, 2)
+    arguments = dict(grad_gates=gates, grad_cosines=cosines, h=h, memory=memory)
+    check_devices(gpu, "cosine_topk_backward", dict(**arguments, gates=gates, experts=experts, cosines=cosines))

@@ -4,10 +4,11 @@ from itertools import combinations
 
 import pytest
 import torch
-from matmul_on_gpu import DTYPES, NAMES, by_operators, check, check_operators
-from matmul_problems import problem
+from matmul_on_gpu import DTYPES, NAMES, by_operators, by_reference, check, check_operators
+from matmul_problems import check_error, in_float64, problem
 from on_gpu import (
     check_compiled,
+    check_devices,
     check_graph,
     check_no_wait,
     check_peak,
@@ -315,3 +316,48 @@ def test_opcheck(operator, gpu):
         backward = torch.ops.rbm.expert_matmul_backward_weight.default
         for wanted in (False, True):
             torch.library.opcheck(backward, (grad, x, gates, experts, 4, wanted))
+
+
+@pytest.mark.parametrize("operator", ["forward", "backward input", "backward weight"])
+def test_two_devices(operator, gpu):
+    x, weight, bias, gates, experts, grad = problem((6, 8, 5, 4, 2), device=gpu.name)
+    routed = dict(x=x, weight=weight, bias=bias, gates=gates, experts=experts)
+    if operator == "forward":
+        order, tile_experts, tile_counts, block_m = expert_order(experts, 4, 16)
+        ordered = dict(order=order, tile_experts=tile_experts, tile_counts=tile_counts, block_m=block_m)
+        check_devices(gpu, "expert_matmul", routed | ordered)
+    elif operator == "backward input":
+        check_devices(gpu, "expert_matmul_backward_input", dict(grad=grad) | routed)
+    else:
+        arguments = dict(grad=grad, x=x, gates=gates, experts=experts, num_experts=4)
+        check_devices(gpu, "expert_matmul_backward_weight", arguments)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("bad", [float("inf"), *full_only(float("nan"))])
+@pytest.mark.parametrize("precision", ["bfloat16", *full_only("ieee", "float16")])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
+def test_bad_experts_do_not_reach_other_rows(precision, bad, gpu):
+    """Infinity and NaN in an expert's weight and bias stay with the rows that chose it, of the same tile too."""
+    rows = gpu.size(3_000, 20)
+    x, weight, bias, gates, experts, grad = problem((rows, 40, 36, 6, 2), DTYPES[precision], device=gpu.name)
+    clean = by_operators(x, weight, bias, gates, experts, grad)
+    weight[4, 3, 7] = bias[4, 5] = bad
+    got = by_operators(x, weight, bias, gates, experts, grad)
+    others = (experts != 4).all(-1)
+    assert 0 < others.sum() < rows
+    for name, a, b in zip(NAMES[:4], got, clean, strict=False):
+        torch.testing.assert_close(a[others], b[others], rtol=1e-6, atol=1e-6, msg=name)
+    assert not got[0][~others][:, [3, 5]].isfinite().any()
+    same_bits(got[4:], clean[4:], "gradients of weight and bias, which do not see the weight")
+
+
+@pytest.mark.parametrize("k", [1, *full_only(3)])
+def test_float16_with_small_gates(k, gpu):
+    """Gates times rows are below 6e-8, float16's smallest number: their products with large weights are not lost."""
+    x, weight, bias, gates, experts, grad = problem((gpu.size(3_000, 20), 64, 36, 6, k), torch.float16, device=gpu.name)
+    arguments = (x * 1e-3, weight * 2e3, bias * 1e-3, gates * 1e-5, experts, grad * 1e-3)
+    exact, eager = by_reference(*in_float64(arguments)), by_reference(*arguments)
+    got = by_operators(*arguments)
+    for place in (0, 3):  # what one accumulator forms: y, and grad_x where the gates want no gradient
+        check_error(NAMES[place], got[place], exact[place], eager[place])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from on_gpu import (
     check_compiled,
+    check_devices,
     check_graph,
     check_no_wait,
     check_peak,
@@ -179,3 +180,14 @@ def test_beyond_31_bits(gpu):
         torch.testing.assert_close(weighted_sum[:, 0].double(), counts.double(), rtol=1e-6, atol=0)
 
     gpu.with_memory(8 * rows * features, work)
+
+
+def test_two_devices(gpu):
+    """librbm_cuda looks for itself, and names the arguments alone; in the rehearsal the meta device would answer."""
+    memory, h, gates, experts = drawn(gpu, 6, 16, 4, 2)
+    if gpu.rehearses:
+        pytest.skip("the dispatcher gives tensors of two devices to CUDA, and nothing else has this check")
+    check_devices(gpu, "memory_statistics", dict(h=h, gates=gates, experts=experts, num_experts=4), named=False)
+    weighted_sum, total = memory_statistics(h, gates, experts, 4)
+    arguments = dict(memory=memory, weighted_sum=weighted_sum, total=total, decay=0.9)
+    check_devices(gpu, "memory_update_", arguments, named=False)

@@ -5,6 +5,7 @@ import torch
 from matmul_problems import check_float32_sums
 from on_gpu import (
     check_compiled,
+    check_devices,
     check_graph,
     check_no_wait,
     check_peak,
@@ -208,3 +209,25 @@ def test_autocast_changes_nothing(gpu):
 
 def test_opcheck(gpu):
     torch.library.opcheck(torch.ops.rbm.routed_matmul.default, (*problem(gpu, (4, 12, 5, 4)), 2))
+
+
+def test_two_devices(gpu):
+    x, memory, weight, bias = problem(gpu, (6, 16, 8, 4))
+    check_devices(gpu, "routed_matmul", dict(x=x, memory=memory, weight=weight, bias=bias, k=2))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("rows", [20, *full_only(2_000)])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
+def test_bad_experts_do_not_reach_other_rows(rows, bad, gpu):
+    """Infinity and NaN in an expert's weight and bias stay with the rows that chose it."""
+    x, memory, weight, bias = problem(gpu, (rows, 40, 12, 6))
+    experts = routing.cosine_topk(x, memory, 2)[1]
+    others = (experts != 4).all(-1)
+    with torch.no_grad():
+        clean = routed_matmul(x, memory, weight, bias, 2)
+        weight[4, 3, 7] = bias[4, 5] = bad
+        got = routed_matmul(x, memory, weight, bias, 2)
+    assert 0 < others.sum() < rows
+    torch.testing.assert_close(got[others], clean[others], rtol=1e-6, atol=1e-6)
+    assert not got[~others][:, [3, 5]].isfinite().any()

@@ -191,3 +191,24 @@ def _refill(tensors: Iterable[Tensor | None], fresh: Iterable[Tensor | None]) ->
         for old, new in zip(tensors, fresh, strict=True):
             if old is not None:
                 old.copy_(new)
+
+
+def check_devices(gpu: Gpu, operator: str, arguments: dict[str, object], *, named: bool = True) -> None:
+    """A tensor on another device than the first gets a sentence: operator, both arguments, both devices if ``named``.
+
+    On a GPU tensors go to the CPU. In the rehearsal, where the dispatcher would take the meta device's part, the
+    operator's implementation for CUDA is called.
+    """
+    call, elsewhere = getattr(torch.ops.rbm, operator), "cpu"
+    if gpu.rehearses:
+        from triton_on_cpu import KERNELS
+
+        call, elsewhere = KERNELS[operator], "meta"
+    first, *others = (name for name, value in arguments.items() if isinstance(value, Tensor))
+    assert others
+    for name in others:
+        moved = {**arguments, name: arguments[name].to(elsewhere)}
+        with pytest.raises((ValueError, RuntimeError)) as refusal:
+            call(*moved.values())
+        for part in (f"rbm::{operator}: ", name, first, *([elsewhere, gpu.name] if named else [])):
+            assert part in str(refusal.value)
