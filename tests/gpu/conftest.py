@@ -30,10 +30,13 @@ def gpu(bare_gpu) -> Iterator[RealGpu | RehearsedGpu]:
         yield bare_gpu
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drop the rehearsals of parameters that are for a GPU alone (``full_only``)."""
-    items[:] = [item for item in items if not (_rehearses(item) and item.get_closest_marker("gpu"))]
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Leave out the rehearsals of parameters that are for a GPU alone (``full_only``)."""
+    report = yield
+    report.result = [node for node in report.result or [] if not (_rehearses(node) and node.get_closest_marker("gpu"))]
+    return report
 
 
-def _rehearses(item: pytest.Item) -> bool:
-    return hasattr(item, "callspec") and item.callspec.params.get("bare_gpu") is RehearsedGpu
+def _rehearses(node: pytest.Item | pytest.Collector) -> bool:
+    return hasattr(node, "callspec") and node.callspec.params.get("bare_gpu") is RehearsedGpu

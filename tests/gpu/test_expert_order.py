@@ -132,6 +132,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("rows", "num_experts", "k"), WAYS)
 class TestOperator:
     """What holds for each operator, whatever it computes."""
@@ -144,11 +145,9 @@ class TestOperator:
     def call(self, num_experts):
         return lambda experts: torch.ops.rbm.expert_order(experts, num_experts, 64)
 
-    @pytest.mark.core
     def test_repeats(self, call, draw, gpu):
         check_repeats(call, draw, gpu.size(20, 3))
 
-    @pytest.mark.core
     def test_graph_with_new_inputs(self, call, draw, gpu):
         check_graph(gpu, call, draw)
 

@@ -56,10 +56,16 @@ def check(x, memory, weight, bias, k, temperature=1.0, precision="ieee") -> None
 
 @pytest.mark.parametrize("precision", ["bfloat16", "ieee", *full_only("tf32", "float16")])
 @pytest.mark.parametrize("rows", [8, *full_only(1, 64)])
-@pytest.mark.parametrize("features", [pytest.param(256, marks=pytest.mark.core), 47, *full_only(1_433, 8_415)])
+@pytest.mark.parametrize("features", [256, 47, *full_only(1_433, 8_415)])
 def test_widths(features, rows, precision, gpu):
     shape = (rows, features, gpu.size(256, 20), gpu.size(8, 4))
     check(*problem(gpu, shape, DTYPES[precision]), 3, 0.7, precision)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("precision", ["bfloat16", "ieee"])
+def test_reference_width(precision, gpu):
+    check(*problem(gpu, (gpu.size(64, 4), gpu.size(256, 20), gpu.size(256, 20), 8), DTYPES[precision]), 3)
 
 
 # (B, D, N, E, k); in the rehearsal with fewer outputs.
@@ -150,7 +156,7 @@ def test_gradients_take_the_two_operators(wanted, gpu):
 
 # (B, D, N, E): the kernel, and the two operators.
 DRAWN = [
-    pytest.param((8, 256, 256, 8), id="kernel"),
+    pytest.param((8, 256, 256, 8), id="kernel", marks=pytest.mark.core),
     pytest.param((2_000, 256, 256, 8), id="two operators", marks=pytest.mark.gpu),
 ]
 
@@ -172,11 +178,9 @@ class TestOperator:
 
         return call
 
-    @pytest.mark.core
     def test_repeats(self, call, draw, gpu):
         check_repeats(call, draw, gpu.size(20, 3))
 
-    @pytest.mark.core
     def test_graph_with_new_inputs(self, call, draw, gpu):
         check_graph(gpu, call, draw)
 
@@ -195,8 +199,14 @@ class TestOperator:
         routed = 0 if len(x) <= 64 else len(x) * (12 * 3 + 200)
         check_peak(gpu, call, draw, len(x) * weight.shape[1] * x.itemsize + routed)
 
-    def test_compiled(self, call, draw, gpu):
-        check_compiled(gpu, call, draw)
+
+@pytest.mark.parametrize("rows", [8, *full_only(2_000)])
+def test_compiled(rows, gpu):
+    def call(*arguments):
+        with torch.no_grad():
+            return (routed_matmul(*arguments, 3),)
+
+    check_compiled(gpu, call, lambda seed: problem(gpu, (gpu.size(rows, 5), 16, 12, 4), seed=seed))
 
 
 def test_autocast_changes_nothing(gpu):
