@@ -72,10 +72,10 @@ def implement_cuda(name: str, check: Callable | None = None) -> Callable[[Callab
                 checked.add(signature)
             # A kernel runs on the current device, whatever the device of its arguments. Only the derivative of the
             # routing begins with optional tensors, two of them.
-            index = (args[2] if args[0] is None else args[0]).device.index
-            if index is None or index == torch.cuda.current_device():
+            device = (args[2] if args[0] is None else args[0]).device
+            if device.type != "cuda" or device.index == torch.cuda.current_device():
                 return function(*args, **kwargs)
-            with torch.cuda.device(index):
+            with torch.cuda.device(device):
                 return function(*args, **kwargs)
 
         if find_spec("triton") is not None:

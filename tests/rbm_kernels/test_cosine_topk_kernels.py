@@ -8,7 +8,6 @@ pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from benchmarks.compiled.static_report import compiled_everywhere
-from rbm_kernels import cosine_topk
 from rbm_kernels._launching import Machine
 from rbm_kernels.cosine_topk import kernels, op, reference
 
@@ -220,42 +219,3 @@ def test_compiled_code(architecture):
         assert row.atomics == 0, row
         if case == Case("cosine_topk", "bfloat16") and architecture == 90:
             assert row.programs >= 2, "two programs share a multiprocessor, each with rows in flight"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-class TestOnGpu:
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_full_size(self, dtype):
-        h = torch.randn(169343, 256, device="cuda").to(dtype)
-        memory = torch.randn(8, 256, device="cuda")
-        check_forward(h, memory, 3, 1.0, cosine_topk(h, memory, 3))
-
-    def test_offsets_beyond_31_bits(self):
-        h = torch.randn(2**31 // 256 + 100, 256, device="cuda", dtype=torch.bfloat16)
-        memory = torch.randn(8, 256, device="cuda")
-        got = cosine_topk(h, memory, 3)
-        for a, b in zip(got, cosine_topk(h[-100:], memory, 3), strict=True):
-            torch.testing.assert_close(a[-100:], b)
-
-    def test_training_step_in_a_graph_without_synchronisation(self):
-        h = torch.randn(5000, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        memory = torch.randn(8, 256, device="cuda")
-
-        def step():
-            gates, experts, cosines = cosine_topk(h, memory, 3)
-            (grad,) = torch.autograd.grad((gates * cosines).sum(), h)
-            return gates, experts, cosines, grad
-
-        expected = step()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = step()
-        graph.replay()
-        assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))

@@ -42,7 +42,7 @@ def allocated(monkeypatch):
 
 @pytest.fixture
 def kernels_serve(monkeypatch):
-    with serving_kernels(monkeypatch):
+    with serving_kernels():
         yield
 
 

@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES
 from benchmarks.compiled.static_report import compiled_everywhere
-from rbm_kernels import expert_order
 from rbm_kernels.expert_order import kernels, op, reference
 
 PATHS = ["compare", "count", "sort"]
@@ -128,31 +127,3 @@ def test_compiled_code(architecture):
         assert row.spilled_bytes == 0, row
         assert row.shared_bytes <= 16 * 1024, row
         assert row.atomics == 0, row
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-class TestOnGpu:
-    @pytest.mark.parametrize(("num_experts", "k"), [(8, 3), (16, 4), (64, 8)])
-    def test_full_size(self, num_experts, k):
-        experts = random_sets(169343, num_experts, k, "cuda")
-        got = expert_order(experts, num_experts)
-        check(got[:3], experts, num_experts, 128)
-        for _ in range(20):
-            assert all(torch.equal(a, b) for a, b in zip(got[:3], expert_order(experts, num_experts)[:3], strict=True))
-
-    @pytest.mark.parametrize(("rows", "num_experts", "k"), [(500, 8, 3), (20000, 8, 3), (20000, 64, 8)])
-    def test_in_a_graph_without_synchronisation(self, rows, num_experts, k):
-        experts = random_sets(rows, num_experts, k, "cuda")
-        expected = expert_order(experts, num_experts)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            expert_order(experts, num_experts)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = expert_order(experts, num_experts)
-        graph.replay()
-        assert all(torch.equal(a, b) for a, b in zip(captured[:3], expected[:3], strict=True))

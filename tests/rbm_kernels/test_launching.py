@@ -82,7 +82,7 @@ def mistakes():
 
 def test_front_functions_and_operators_raise_alike_where_kernels_serve(monkeypatch):
     """Arguments are checked once, in the implementation; both see the same error, again and again."""
-    with serving_kernels(monkeypatch, TRITON_OPERATORS):
+    with serving_kernels(TRITON_OPERATORS):
         for front, operator in mistakes():
             for _ in range(2):
                 with pytest.raises((TypeError, ValueError)) as by_operator:
@@ -173,7 +173,7 @@ def test_launches_are_prepared_once_for_each_shape():
 
 def test_symbols_enter_no_cache(monkeypatch):
     """A trace with symbols for the rows goes by the fake implementations, and works for any number of them."""
-    with serving_kernels(monkeypatch):
+    with serving_kernels():
         x, weight, bias, gates, experts, _ = problem((20, 6, 5, 4, 2))
 
         def layer(x, gates, experts):

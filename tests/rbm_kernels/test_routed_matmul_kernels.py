@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES, CASES
 from benchmarks.compiled.static_report import compiled_everywhere
-from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
+from rbm_kernels import cosine_topk, expert_matmul
 from rbm_kernels._launching import Machine
 from rbm_kernels.routed_matmul import config, kernels, op, reference
 
@@ -186,28 +186,3 @@ def test_compiled_code(architecture):
         # Weights are read 16 bytes at a time, unless rows of an odd width stand nowhere on four.
         assert case.in_features % 8 or row.wide_loads > 0, row
         assert row.atomics == 0, row
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-class TestOnGpu:
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("rows", [1, 8, 64])
-    @pytest.mark.parametrize("features", [256, 1433, 8415])
-    def test_full_size(self, rows, features, dtype):
-        arguments = problem((rows, features, 256, 8, 3), dtype, "cuda")
-        check(routed_matmul(*arguments), *arguments)
-
-    def test_captured_without_synchronisation(self):
-        arguments = problem((8, 256, 256, 8, 3), torch.bfloat16, "cuda")
-        expected = routed_matmul(*arguments)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            routed_matmul(*arguments)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = routed_matmul(*arguments)
-        graph.replay()
-        assert torch.equal(captured, expected)

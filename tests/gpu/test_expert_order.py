@@ -1,0 +1,185 @@
+"""The order of rows on a GPU: integers, equal to the reference's to the last one, by each way that it is found."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from on_gpu import (
+    check_compiled,
+    check_graph,
+    check_no_wait,
+    check_peak,
+    check_repeats,
+    check_second_device,
+    check_side_stream,
+    full_only,
+)
+
+from rbm_kernels import expert_order
+from rbm_kernels.expert_order import pass_columns, reference
+
+# (B, E, k). The way is chosen by shape: compare, count or sort.
+SHAPES = {
+    "reference, count": (169_343, 8, 3),
+    "16 experts, count": (169_343, 16, 4),
+    "64 experts, sort": (169_343, 64, 8),
+    "33 experts, sort": (2_449_029, 33, 3),
+    "few rows, compare": (1_024, 8, 3),
+    "ranks beyond 31 bits, compare": (1_000, 64, 8),
+    "one expert": (20_000, 1, 1),
+    "one row": (1, 3, 2),
+    "all experts": (20_000, 4, 4),
+    "a row more than compare takes": (1_025, 8, 3),
+}
+
+
+def small(rows: int) -> int:
+    """Rows of the rehearsal: few, and few beyond the 1,024 that are compared where it were more."""
+    return 1_030 if rows > 1_024 else min(rows, 60)
+
+
+CORE = ("reference, count", "64 experts, sort", "few rows, compare")
+SLOW = ("16 experts, count", "33 experts, sort", "few rows, compare", "one expert", "all experts")
+CASES = [
+    pytest.param(*shape, id=name, marks=[pytest.mark.core] * (name in CORE) + [pytest.mark.gpu] * (name in SLOW))
+    for name, shape in SHAPES.items()
+]
+
+
+def random_sets(gpu, rows, num_experts, k, seed=0) -> torch.Tensor:
+    generator = torch.Generator(gpu.name).manual_seed(seed)
+    experts = torch.rand(rows, num_experts, generator=generator, device=gpu.name).argsort(-1)
+    return experts[:, :k].int().contiguous()
+
+
+def check(got, experts, num_experts, block_m) -> None:
+    for a, b in zip(got[:3], reference.expert_order(experts, num_experts, block_m), strict=True):
+        assert a.dtype == torch.int32
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("rows", "num_experts", "k"), CASES)
+def test_shapes(rows, num_experts, k, gpu):
+    experts = random_sets(gpu, gpu.size(rows, small(rows)), num_experts, k)
+    check(expert_order(experts, num_experts), experts, num_experts, 128)
+
+
+@pytest.mark.parametrize("k", [1, 8, *full_only(2, 3, 4, 5, 6, 7)])
+def test_top_k(k, gpu):
+    """C(16, 8) sets take the sort, all others the counts."""
+    experts = random_sets(gpu, gpu.size(20_000, 100), 16, k)
+    check(expert_order(experts, 16), experts, 16, 128)
+
+
+@pytest.mark.parametrize("block_m", [7, *full_only(1, 16, 32, 64, 128, 200, 4_096)])
+@pytest.mark.parametrize("rows", [pytest.param(20_001, id="many rows"), pytest.param(300, id="few rows")])
+def test_any_height_of_tile(rows, block_m, gpu):
+    rows = gpu.size(rows, min(rows, 400))
+    experts = random_sets(gpu, rows, 9, 4)
+    check(expert_order(experts, 9, block_m), experts, 9, block_m)
+
+
+@pytest.mark.parametrize("passes", [2, *full_only(3, 8)])
+def test_passes(passes, gpu):
+    """Each pass orders its own columns, which are a view with the stride of all of them."""
+    experts = random_sets(gpu, gpu.size(20_000, 60), 64, 8)
+    got = expert_order(experts, 64, 128, passes)
+    for number, columns in enumerate(pass_columns(8, passes)):
+        check([part[number] for part in got[:3]], experts[:, columns], 64, 128)
+
+
+@pytest.mark.parametrize("rows", [pytest.param(20_000, id="count"), *full_only(800)])
+def test_every_set_and_one_set(rows, gpu):
+    every_set = torch.tensor(list(combinations(range(7), 3)), dtype=torch.int32, device=gpu.name)
+    shuffled = every_set.repeat(gpu.size(rows, 70) // 35, 1)
+    shuffled = shuffled[torch.randperm(len(shuffled), device=gpu.name)]
+    check(expert_order(shuffled, 7, 16), shuffled, 7, 16)
+    one_set = torch.tensor([[4, 1, 6]], dtype=torch.int32, device=gpu.name).expand(len(shuffled), 3)
+    order, tile_experts, tile_counts, _ = expert_order(one_set, 7, 16)
+    assert torch.equal(order, torch.arange(len(shuffled), dtype=torch.int32, device=gpu.name))
+    assert (tile_counts == 3).all()
+    assert (tile_experts[:, :3] == torch.tensor([1, 4, 6], device=gpu.name)).all()
+
+
+@pytest.mark.parametrize("rows", [pytest.param(20_000, id="count"), *full_only(800)])
+def test_strides(rows, gpu):
+    wide = random_sets(gpu, gpu.size(rows, 80), 9, 6)
+    for experts in (wide[:, :3], wide[::2, :3], wide[:, ::2], wide.T.contiguous().T):
+        check(expert_order(experts, 9, 16), experts.contiguous(), 9, 16)
+
+
+@pytest.mark.parametrize("num_experts", [6, *full_only(64)], ids=["count", "sort"])
+def test_forbidden_sets_still_give_a_permutation(num_experts, gpu):
+    """An expert named twice, or one that does not exist: no write may leave the tensors."""
+    rows = gpu.size(20_000, 1_030)
+    experts = random_sets(gpu, rows, num_experts, 3)
+    experts[10], experts[20], experts[30] = 2, num_experts + 3, -1
+    order = expert_order(experts, num_experts, 16).order
+    assert torch.equal(order.sort().values, torch.arange(rows, dtype=torch.int32, device=gpu.name))
+
+
+def test_no_rows(gpu):
+    order, tile_experts, tile_counts, _ = expert_order(random_sets(gpu, 0, 6, 3), 6, 16)
+    assert order.shape == tile_counts.shape == (0,)
+    assert tile_experts.shape == (0, 6)
+
+
+# Of each way one: (B, E, k).
+WAYS = [
+    pytest.param(20_000, 8, 3, id="count"),
+    pytest.param(500, 8, 3, id="compare"),
+    pytest.param(20_000, 64, 8, id="sort", marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("rows", "num_experts", "k"), WAYS)
+class TestOperator:
+    """What holds for each operator, whatever it computes."""
+
+    @pytest.fixture
+    def draw(self, rows, num_experts, k, gpu):
+        return lambda seed: (random_sets(gpu, gpu.size(rows, small(rows)), num_experts, k, seed),)
+
+    @pytest.fixture
+    def call(self, num_experts):
+        return lambda experts: torch.ops.rbm.expert_order(experts, num_experts, 64)
+
+    def test_repeats(self, call, draw, gpu):
+        check_repeats(call, draw, gpu.size(20, 3))
+
+    def test_graph_with_new_inputs(self, call, draw, gpu):
+        check_graph(gpu, call, draw)
+
+    def test_waits_for_nothing(self, call, draw, gpu):
+        check_no_wait(gpu, call, draw)
+
+    def test_side_stream(self, call, draw, gpu):
+        check_side_stream(gpu, call, draw)
+
+    def test_second_device(self, call, draw, gpu):
+        check_second_device(gpu, call, draw)
+
+    def test_peak_memory(self, call, draw, num_experts, k, gpu):
+        """Results, ranks, and what the way needs; of no size that grows with the square of the rows.
+
+        The order, int32, and ranks of up to 8 bytes: 12 B. A table of sets by blocks of 256 rows, twice (counts and
+        their running sum), is at most 2 * 16 entries of 4 bytes a row by the rule of the ways. The sort has int64
+        indices, sorted ranks and as much again for itself: 32 B. cumsum and sort keep a scratch of their own, below
+        1 MiB and 16 B.
+        """
+        (experts,) = draw(0)
+        rows, tiles = len(experts), -(-len(experts) // 64)
+        check_peak(gpu, call, draw, rows * (12 + 128 + 32 + 16) + tiles * (num_experts + 1) * 4 + 2**20)
+
+
+def test_compiled(gpu):
+    check_compiled(
+        gpu,
+        lambda experts: torch.ops.rbm.expert_order(experts, 6, 64),
+        lambda seed: (random_sets(gpu, 60, 6, 3, seed),),
+    )
+
+
+def test_opcheck(gpu):
+    torch.library.opcheck(torch.ops.rbm.expert_order.default, (random_sets(gpu, 30, 6, 3), 6, 16))
