@@ -41,7 +41,7 @@ def _poison(monkeypatch):
 
 
 @pytest.fixture
-def kernels_serve(monkeypatch):
+def kernels_serve():
     with serving_kernels():
         yield
 

@@ -41,7 +41,7 @@ def allocated(monkeypatch):
 
 
 @pytest.fixture
-def kernels_serve(monkeypatch):
+def kernels_serve():
     with serving_kernels():
         yield
 
