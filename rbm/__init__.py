@@ -7,6 +7,7 @@
 
 from importlib import import_module
 
+from rbm import moe as _moe  # noqa: F401, registers its student
 from rbm.layer import FusedRbMLayer, Routing
 from rbm.students import MLPStudent, RbMStudent
 from rbm_kernels import __version__

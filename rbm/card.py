@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rbm.config import Config
-from rbm.report import results_markdown
-from rbm.students import count_parameters
+from rbm.parameters import count_parameters
 
 _TAGS = ["graph-neural-networks", "knowledge-distillation", "mixture-of-experts", "node-classification"]
 
@@ -35,7 +34,7 @@ def model_card(
     data: dict[str, Any] = {"library_name": "rbm-kernels", "tags": _TAGS}
     kind, inputs, figures = type(student).__name__, f"{student.in_channels} features", []
     if run is not None:
-        summary, timings, method, split = _read(run, tensors)
+        summary, table, method, split = _read(run, tensors)
         if encodings := student.in_channels - summary["features"]:
             inputs = f"{summary['features']} features and, behind them, {encodings} encodings of its place in the graph"
         data |= {"model_name": f"{kind} of {summary['dataset']}", "metrics": ["accuracy"]}
@@ -43,7 +42,7 @@ def model_card(
         figures = [
             "## Figures\n",
             f"The row of this student is that of the method `{method}`; *test* means {split} nodes.\n",
-            results_markdown(summary, timings),
+            table,
         ]
     total, active = count_parameters(student)
     lines = [
@@ -59,19 +58,23 @@ def model_card(
     return ModelCard("\n".join(lines))
 
 
-def _read(run: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any], str, str]:
-    """Summary and timings of a run, which of its methods made these weights, and what its test nodes are."""
-    for name in ("config.yaml", "summary.json", "timings.json"):
+def _read(run: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], str, str, str]:
+    """Summary and table of a run, which of its methods made these weights, and what its test nodes are."""
+    for name in ("config.yaml", "summary.json"):
         if not (run / name).is_file():
             raise FileNotFoundError(f"{run} holds no {name}: it is no run folder, or its run is not finished")
-    summary, timings = (json.loads((run / name).read_text()) for name in ("summary.json", "timings.json"))
+    summary = json.loads((run / "summary.json").read_text())
     evaluate_on = Config.from_yaml(run / "config.yaml").evaluate_on
-    # A graph of one's own is a path; where it lies is nobody's affair.
-    summary["dataset"] = Path(summary["dataset"]).stem
+    # Of a graph given as a file only the file's name is published.
+    dataset = Path(summary["dataset"]).stem
+    # Version 0.1.0 wrote results.md from the command line alone, and the file's folder into it.
+    file = run / "results.md"
+    table = file.read_text().replace(summary["dataset"], dataset) if file.is_file() else ""
+    summary["dataset"] = dataset
     for method in (key for key, value in summary.items() if isinstance(value, dict) and key != "teacher"):
         file = run / f"{method}.safetensors"
         if file.is_file() and _equal(load_file(file), tensors):
-            return summary, timings, method, "held-out validation" if evaluate_on == "validation" else "test"
+            return summary, table, method, "held-out validation" if evaluate_on == "validation" else "test"
     raise ValueError(f"run is {run}, but none of its students has these weights, so its figures belong to others")
 
 

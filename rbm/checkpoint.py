@@ -5,10 +5,8 @@ Nothing is ever unpickled: finished models are safetensors files, the state of a
 """
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,9 +14,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rbm.config import Config
-
-if TYPE_CHECKING:
-    from rbm.events import Events
+from rbm.files import write_atomically, write_json
+from rbm.hub import STUDENTS
 
 METADATA_KEY = "rbm"
 # All that a run leaves in its folder.
@@ -37,22 +34,14 @@ _WRITTEN = (
 )
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then move it there in one step; none stays of a failure."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        write(partial)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+class MetricsWriter(Protocol):
+    """Receives what is written to ``metrics.jsonl``, such as :class:`rbm.events.Events`."""
 
+    def add(self, record: dict[str, Any]) -> None:
+        """A line was appended."""
 
-def write_json(path: Path, content: Any) -> None:
-    text = json.dumps(content, indent=2) + "\n"
-    write_atomically(path, lambda partial: partial.write_text(text))
+    def rewrite(self, records: list[dict[str, Any]]) -> None:
+        """These lines are all there are."""
 
 
 class RunFolder:
@@ -66,6 +55,7 @@ class RunFolder:
     ``student.json``            method, class and arguments that rebuild the student
     ``summary.json``            results, equal for equal seeds
     ``timings.json``            seconds and latencies, which are not
+    ``results.md``              both as a table
     ``checkpoint.pt``           state of the unfinished phase; gone when the run is complete
     ``student*.pt2``, ``.onnx`` the student for other runtimes, by ``rbm export``
     ``latency.json``            how long predictions take, by ``rbm latency``
@@ -74,7 +64,7 @@ class RunFolder:
     ==========================  ==========================================================================
 
     Attributes:
-        events: what is told of every line of metrics, or None.
+        events: receives every line of metrics, or None.
 
     Raises:
         FileExistsError: the folder holds a run and neither ``resume`` nor ``overwrite`` is given.
@@ -82,7 +72,7 @@ class RunFolder:
         ValueError: ``resume`` with another configuration than the run was started with.
     """
 
-    events: "Events | None" = None
+    events: MetricsWriter | None = None
 
     def __init__(self, path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = Path(path)
@@ -191,8 +181,6 @@ def load(folder: Path | str) -> nn.Module:
         FileNotFoundError: the folder holds no finished student.
         ValueError: a file of it is corrupt or was not written by this package.
     """
-    from rbm.methods import STUDENTS  # which stand on this module
-
     folder = Path(folder)
     description = folder / "student.json"
     _check_there(folder, description)

@@ -13,23 +13,25 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.cache import Cache
-from rbm.checkpoint import RunFolder, save_student, write_json
+from rbm.checkpoint import RunFolder, save_student
 from rbm.config import Config, EncodingConfig
 from rbm.datasets import num_classes, validate_data
 from rbm.distributed import forked, from_first, is_first, on_first, once
 from rbm.encodings import Encodings, encode
 from rbm.events import check_tensorboard, events
+from rbm.files import write_atomically, write_json
 from rbm.learners import student_inputs
 from rbm.lessons import Learned, Lesson, fit_phase
 from rbm.matmul import fast_float32
 from rbm.methods import METHODS, Method
+from rbm.parameters import count_parameters
 from rbm.presets import teacher_settings
 from rbm.progress import Progress
 from rbm.sampling import check_sampling
 from rbm.serving.latency import student_latency, teacher_latency
 from rbm.sparse import Rows
 from rbm.splits import GraphSplit, split_graph, without_test_set
-from rbm.students import count_parameters
+from rbm.summary import results_markdown
 from rbm.teacher_training import teacher_training
 from rbm.teachers import check_teacher
 from rbm.teaching import (
@@ -213,6 +215,8 @@ def distill(
             run.save_tensors("encodings", {"encodings": found.encodings.full})
         write_json(run.path / "summary.json", summary)
         write_json(run.path / "timings.json", timings)
+        text = results_markdown(summary, timings)
+        write_atomically(run.path / "results.md", lambda partial: partial.write_text(text))
     return Distillation(
         {method: found.student for method, found in learned.items()},
         teacher,

@@ -1,6 +1,8 @@
-"""What everything that reads or writes files says in the same words: their endings, YAML, packages that some need."""
+"""Files: endings, YAML, atomic writing, and the optional packages that some formats need."""
 
-from collections.abc import Iterable
+import json
+import os
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -36,3 +38,25 @@ def optional(package: str, extra: str, what: str, otherwise: str = "") -> Module
         raise ModuleNotFoundError(
             f"{what} needs {package}, which is not installed: pip install 'rbm-kernels[{extra}]'{hint}"
         ) from error
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then rename it: a kill leaves the old file or the new one.
+
+    A failure of ``write`` leaves no temporary file.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON, atomically."""
+    text = json.dumps(content, indent=2) + "\n"
+    write_atomically(path, lambda partial: partial.write_text(text))

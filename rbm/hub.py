@@ -14,12 +14,25 @@ from types import ModuleType
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from rbm.files import write_atomically, write_json
+
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 _PLAIN = (int, float, str, bool, type(None))
 
 
+# Classes that a saved student may have, by name. ``import rbm`` registers this package's; a plugin registers its own.
+STUDENTS: dict[str, type["HubMixin"]] = {}
+
+
 class HubMixin:
-    """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` for a module that plain arguments rebuild."""
+    """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` for a module that plain arguments rebuild.
+
+    A class that inherits from it can be named by a run folder or by ``config.json``: see :data:`STUDENTS`.
+    """
+
+    def __init_subclass__(cls, **options) -> None:
+        super().__init_subclass__(**options)
+        STUDENTS[cls.__name__] = cls
 
     def __new__(cls, *args, **kwargs):
         """Remember the arguments: they are all that rebuilds the module for its weights."""
@@ -91,7 +104,6 @@ class HubMixin:
 
     def _save(self, folder: Path, place: str, run: Path | str | None) -> None:
         from rbm.card import model_card
-        from rbm.checkpoint import write_atomically, write_json
         from rbm_kernels import __version__
 
         if self._arguments is None:
@@ -153,8 +165,6 @@ def _rebuilt(config: Path, kind: type[HubMixin] | None) -> HubMixin:
         content = json.loads(config.read_text())
         name, arguments = content["class"], dict(content["arguments"])
         if kind is None:
-            from rbm.methods import STUDENTS  # with all that they are trained by
-
             kind = STUDENTS[name]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{config} does not describe a student of this package: {error!r}") from error

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rbm.baselines.cohop import CoHOpStudent, learn_cohop
+from rbm.baselines.cohop import learn_cohop
 from rbm.baselines.ensemble import learn_ensemble
 from rbm.baselines.glnn import learn_glnn
 from rbm.baselines.krd import learn_krd
 from rbm.baselines.mlp import learn_mlp
-from rbm.baselines.moe import MoEStudent, learn_moe
+from rbm.baselines.moe import learn_moe
 from rbm.baselines.nosmog import learn_nosmog
 from rbm.config import Config
 from rbm.learners import RbMTraining
 from rbm.lessons import Learned, Lesson
-from rbm.students import EnsembleStudent, MLPStudent, RbMStudent
+from rbm.students import RbMStudent
 
 _RECIPE = ("distill", "reliability", "encoding")
 
@@ -76,9 +76,6 @@ _FROM_CONFIG = (
     "normalize_memory",
     "normalize_memory_input",
 )
-
-# Classes that a run folder's student may be rebuilt as.
-STUDENTS = {kind.__name__: kind for kind in (RbMStudent, MLPStudent, MoEStudent, EnsembleStudent, CoHOpStudent)}
 
 METHODS = {
     "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), learn_mlp, data_parallel=True),

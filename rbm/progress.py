@@ -2,14 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-
-if TYPE_CHECKING:
-    from rbm.training import Accuracies
 
 
 class Bar:
@@ -19,8 +15,8 @@ class Bar:
         self._rich = rich
         self._task = rich.add_task(title, total=total, status="")
 
-    def update(self, epochs: int, loss: float, accuracies: "Accuracies") -> None:
-        status = f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}"
+    def update(self, epochs: int, status: str) -> None:
+        """So many epochs are done; ``status`` is shown behind them."""
         self._rich.update(self._task, completed=epochs, status=status)
 
     def finish(self) -> None:

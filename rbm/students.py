@@ -19,7 +19,7 @@ from rbm.distributed import joint_sum, world_size
 from rbm.dropout import dropout
 from rbm.hub import HubMixin
 from rbm.layer import FusedRbMLayer, Routing
-from rbm.sparse import Features, Linear, Rows, as_rows
+from rbm.sparse import Features, Linear, Rows, SparseRows, as_rows
 from rbm.stored import StoredRows
 
 NORMS = ("none", "batch", "layer")
@@ -264,6 +264,31 @@ class RbMStudent(MixtureStudent):
             layer.decay = decay
 
 
+class CoHOpStudent(HubMixin, nn.Module):
+    """The student of CoHOp: a linear map; or, with two layers, BatchNorm, linear, ReLU, BatchNorm, dropout, linear."""
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 1, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.linear = in_channels, num_layers == 1
+        if self.linear:
+            self.layers = nn.ModuleList([Linear(in_channels, out_channels)])
+            return
+        self.layers = nn.ModuleList([Linear(in_channels, hidden_channels), Linear(hidden_channels, out_channels)])
+        self.norms = nn.ModuleList([BatchNorm(in_channels), BatchNorm(hidden_channels)])
+        self.dropout = dropout
+
+    def forward(self, x: Features) -> Tensor:
+        """Logits ``[B, C]`` of rows ``[B, F]``."""
+        rows = as_rows(x)
+        if self.linear:
+            return self.layers[0](rows)
+        rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
+        hidden = self.norms[1](self.layers[0](self.norms[0](rows)).relu())
+        return self.layers[1](dropout(hidden, self.dropout, self.training))
+
+
 def predict(student: nn.Module, x: Rows | StoredRows, rows: slice | None = None) -> Tensor:
     """Logits of all rows of ``x [N, F]``, or of a slice of them; of many a chunk at a time, so that neither hidden
     layers nor stored features of all of them need to fit into memory.
@@ -274,19 +299,3 @@ def predict(student: nn.Module, x: Rows | StoredRows, rows: slice | None = None)
         return student(x)
     starts = range(rows.start, max(rows.stop, rows.start + 1), _CHUNK_ROWS)
     return torch.cat([student(x[start : min(start + _CHUNK_ROWS, rows.stop)]) for start in starts])
-
-
-def count_parameters(student: nn.Module) -> tuple[int, int]:
-    """Numbers that a student holds and that one node's prediction uses: ``(total, active)``.
-
-    What a router compares a row with counts in both: all memory vectors are looked at. Of the experts' weights, biases
-    and attentions ``top_k`` of ``num_experts`` are active.
-    """
-    total = sum(p.numel() for p in student.parameters())
-    idle = 0
-    for layer in student.layers if isinstance(student, MixtureStudent) else ():
-        if isinstance(layer, FusedRbMLayer):
-            total += layer.memory.numel()
-        experts = (layer.weight, layer.bias, getattr(layer, "attention", None))
-        idle += (layer.num_experts - layer.top_k) * sum(p[0].numel() for p in experts if p is not None)
-    return total, total - idle

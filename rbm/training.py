@@ -149,7 +149,7 @@ def fit(
             selection.see(epoch, accuracies, learner.model, epoch >= first)
             seconds = time.perf_counter() - started
 
-            bar.update(epoch + 1, loss, accuracies)
+            bar.update(epoch + 1, f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}")
             if folder:
                 record = _record(phase, epoch, loss, accuracies, seconds)
                 if folder.events is not None and (loads := learner.expert_loads()):

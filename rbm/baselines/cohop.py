@@ -14,22 +14,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 from scipy.sparse.csgraph import dijkstra
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from rbm import losses
 from rbm.config import CoHOpConfig
-from rbm.dropout import dropout
 from rbm.encodings import Encodings, label_propagation
 from rbm.encodings.graph import in_matrix
-from rbm.hub import HubMixin
 from rbm.learners import NodeTraining
 from rbm.lessons import Learned, Lesson
 from rbm.metrics import accuracy
 from rbm.soft_targets import Neighborhood
-from rbm.sparse import Features, Linear, SparseRows, as_rows
 from rbm.splits import GraphSplit
-from rbm.students import BatchNorm
+from rbm.students import CoHOpStudent
 
 _EXACT_ENTRIES = 50_000_000
 _SMOOTHINGS = torch.linspace(0.0, 1.0, 101)
@@ -87,31 +84,6 @@ def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig
     full = label_histograms(split.graph.edge_index, split.graph.y, mask, num_classes, config)
     full[nodes] = rows
     return Encodings(rows, full)
-
-
-class CoHOpStudent(HubMixin, nn.Module):
-    """A linear map; or, with two layers, BatchNorm, linear, ReLU, BatchNorm, dropout, linear."""
-
-    def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 1, dropout: float = 0.0
-    ) -> None:
-        super().__init__()
-        self.in_channels, self.linear = in_channels, num_layers == 1
-        if self.linear:
-            self.layers = nn.ModuleList([Linear(in_channels, out_channels)])
-            return
-        self.layers = nn.ModuleList([Linear(in_channels, hidden_channels), Linear(hidden_channels, out_channels)])
-        self.norms = nn.ModuleList([BatchNorm(in_channels), BatchNorm(hidden_channels)])
-        self.dropout = dropout
-
-    def forward(self, x: Features) -> Tensor:
-        """Logits ``[B, C]`` of rows ``[B, F]``."""
-        rows = as_rows(x)
-        if self.linear:
-            return self.layers[0](rows)
-        rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
-        hidden = self.norms[1](self.layers[0](self.norms[0](rows)).relu())
-        return self.layers[1](dropout(hidden, self.dropout, self.training))
 
 
 def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:

@@ -102,10 +102,10 @@ def distill(
 
 def _report(result, path, plots) -> None:
     from rbm.checkpoint import read_metrics
-    from rbm.report import results_markdown, results_table, write_plots
+    from rbm.report import write_plots
+    from rbm.summary import results_table
 
     console.print(results_table(result.summary, result.timings))
-    (path / "results.md").write_text(results_markdown(result.summary, result.timings))
     if plots:
         with status.status("plots"):
             write_plots(result, read_metrics(path), path)

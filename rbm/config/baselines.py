@@ -9,7 +9,7 @@ from rbm.config.section import Section
 
 @dataclass(frozen=True)
 class MoEConfig(Network):
-    """The sparse mixture of experts with a learned cosine router: see :class:`rbm.baselines.moe.MoELayer`.
+    """The sparse mixture of experts with a learned cosine router: see :class:`rbm.moe.MoELayer`.
 
     Defaults follow the paper's text. The released code uses one expert more than ``top_k`` (``extra_experts = 1``),
     gates that are shares of all experts (``gates_over = "all"``), and pretrains by giving each expert a part of the

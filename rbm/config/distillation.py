@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from rbm.config.section import Section
-from rbm.losses import TEMPERATURE_MODES
+
+TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from rbm.config.section import Section
-from rbm.students import NORMS
+
+NORMS = ("none", "batch", "layer")
 
 
 @dataclass(frozen=True)

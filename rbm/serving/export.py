@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from rbm.checkpoint import load, write_atomically
-from rbm.files import check_ending, optional
+from rbm.checkpoint import load
+from rbm.files import check_ending, optional, write_atomically
 from rbm.serving.plain import plain
 
 # A written file must answer as the student does, within this share of the largest logit. Other libraries add up in

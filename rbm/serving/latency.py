@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
-from rbm.checkpoint import load, load_encodings, load_weights, write_json
+from rbm.checkpoint import load, load_encodings, load_weights
 from rbm.config import Config
 from rbm.datasets import load_dataset, num_classes, unseen_fraction
+from rbm.files import write_json
 from rbm.methods import METHODS
 from rbm.metrics import evaluating
 from rbm.progress import Progress

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm.baselines.moe import MoELayer
 from rbm.folding import fold, input_scale
 from rbm.layer import FusedRbMLayer
+from rbm.moe import MoELayer
 
 
 def plain(student: nn.Module) -> nn.Module:
@@ -64,7 +64,7 @@ class PlainRbMLayer(nn.Module):
 
 
 class PlainMoELayer(nn.Module):
-    """The answer of a :class:`~rbm.baselines.moe.MoELayer`, ``[..., D]`` to ``[..., N]``."""
+    """The answer of a :class:`~rbm.moe.MoELayer`, ``[..., D]`` to ``[..., N]``."""
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__()

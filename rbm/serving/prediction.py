@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from rbm.checkpoint import load, load_encodings, write_atomically
-from rbm.files import check_ending, optional
+from rbm.checkpoint import load, load_encodings
+from rbm.files import check_ending, optional, write_atomically
 from rbm.progress import Progress
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors

@@ -13,8 +13,8 @@ from typing import Any
 from rbm.datasets.registry import is_path
 from rbm.plugins import load_plugin, loaded_plugins
 from rbm.tuning.folder import STUDY, finished
-from rbm.tuning.run import Session
 from rbm.tuning.search import Search
+from rbm.tuning.session import Session
 
 METRIC = "accuracy"
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rbm.checkpoint import write_atomically
 from rbm.config import Config
+from rbm.files import write_atomically
 from rbm.presets import preset_config
 from rbm.tuning.search import Search, Tuned
 from rbm.tuning.space import flat, import_optuna, nested, with_values

@@ -1,8 +1,6 @@
 """The search itself: settings are tried one after another, each chosen in the light of those before (Optuna)."""
 
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +11,11 @@ from rbm.progress import count_runs
 from rbm.teachers import check_teacher
 from rbm.tuning.folder import claim, finished, open_study, summary, write
 from rbm.tuning.search import Search, Tuned
+from rbm.tuning.session import Session
 from rbm.tuning.space import default_space, import_optuna
 from rbm.workers import worker_pool
 
 if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.samplers import BaseSampler
-    from optuna.storages import BaseStorage
     from optuna.trial import Trial
 
 
@@ -95,29 +91,6 @@ def tune(
         if len(finished(study)) < trials:
             run(Session(search, study, storage, trials, jobs, None if cache is None else Path(cache), device, note))
         return summary(search, finished(study))
-
-
-@dataclass(frozen=True)
-class Session:
-    """A search at work: what :func:`tune` was given, Optuna's study, the file that it lies in, and whom to tell of each
-    finished trial.
-    """
-
-    search: Search
-    study: "Study"
-    storage: "BaseStorage"
-    trials: int
-    jobs: int
-    cache: Path | None
-    device: str
-    note: Callable[[], None]
-
-    def sampler(self) -> "BaseSampler":
-        """A sampler that depends on the number of trials so far alone, not on whether a kill lies between them."""
-        optuna = import_optuna()
-        running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-        seed = 1_000_003 * self.search.start.seed + len(finished(self.study)) + len(running)
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=self.jobs > 1)
 
 
 def run_here(session: Session) -> None:

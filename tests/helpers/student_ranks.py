@@ -19,11 +19,12 @@ from torch_geometric.data import Data
 
 import rbm
 from rbm import FusedRbMLayer, training
-from rbm.baselines.moe import MoEStudent, MoETraining
+from rbm.baselines.moe import MoETraining
 from rbm.config import Config
 from rbm.distributed import joined, part, world_size
 from rbm.learners import RbMTraining, StudentTraining
 from rbm.methods import rbm_arguments
+from rbm.moe import MoEStudent
 from rbm.splits import split_graph
 from rbm.students import MLPStudent, RbMStudent
 from rbm.teaching import Teaching

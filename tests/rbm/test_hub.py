@@ -11,10 +11,9 @@ import torch
 
 import rbm
 from rbm import MLPStudent, RbMStudent, hub
-from rbm.baselines.cohop import CoHOpStudent
-from rbm.baselines.moe import MoEStudent
 from rbm.config import Config
-from rbm.students import EnsembleStudent, MixtureStudent
+from rbm.moe import MoEStudent
+from rbm.students import CoHOpStudent, EnsembleStudent, MixtureStudent
 
 SIZES = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3}
 STUDENTS = {

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import rbm
-from rbm.baselines.cohop import CoHOpStudent, CoHOpTraining, contrast_loss, histogram_encodings
+from rbm.baselines.cohop import CoHOpTraining, contrast_loss, histogram_encodings
 from rbm.checkpoint import RunFolder
 from rbm.config import CoHOpConfig
 from rbm.encodings import Encodings
+from rbm.parameters import count_parameters
 from rbm.soft_targets import Neighborhood
 from rbm.splits import split_graph
-from rbm.students import count_parameters
+from rbm.students import CoHOpStudent
 
 
 def in_neighbors(edge_index, node) -> list[int]:

@@ -6,11 +6,12 @@ import torch
 from torch.nn import functional as F
 
 import rbm
-from rbm.baselines.moe import MoELayer, MoEStudent, MoETraining, balance_loss
+from rbm.baselines.moe import MoETraining
 from rbm.layer import Routing
+from rbm.moe import MoELayer, MoEStudent, balance_loss
+from rbm.parameters import count_parameters
 from rbm.sparse import SparseRows
 from rbm.splits import split_graph
-from rbm.students import count_parameters
 from rbm.teaching import teaching_from_logits
 
 EXPERTS, ROWS = 5, 23

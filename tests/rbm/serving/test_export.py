@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import rbm
-from rbm.baselines.moe import MoEStudent
 from rbm.checkpoint import RunFolder, save_student
 from rbm.config import Config
 from rbm.datasets import unseen_fraction
 from rbm.methods import METHODS
+from rbm.moe import MoEStudent
 from rbm.presets import preset_config
 from rbm.serving.export import FORMATS, export_student, trace
 from rbm.serving.plain import plain

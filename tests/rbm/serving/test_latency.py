@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import rbm
-from rbm.baselines.moe import MoEStudent
 from rbm.checkpoint import load
 from rbm.config import Config
+from rbm.moe import MoEStudent
 from rbm.serving import latency
 from rbm.serving.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
 from rbm.students import EnsembleStudent
