@@ -24,6 +24,7 @@ _WRITTEN = (
     "*.json",
     "*.jsonl",
     "*.png",
+    "results.md",
     "*.partial",
     "checkpoint.pt",
     "config.yaml",
