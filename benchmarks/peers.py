@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rbm.reference import ReferenceRbMLayer
+from rbm.nn.reference import ReferenceRbMLayer
 from rbm_kernels.cosine_topk import reference as routing
 
 LIBRARIES = ("scattermoe", "megablocks", "tutel", "liger_kernel")

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.measure.harness import Results
 from benchmarks.measure.shapes import DEVICE, Shape, Workload
-from rbm.students import MLPStudent, RbMStudent
+from rbm.nn.students import MLPStudent, RbMStudent
 
 ROOT = Path(os.environ.get("RBM_DATA_ROOT", "../shared/data"))
 CORA = Workload(Shape(1, 1_433, 7), "float32")

@@ -13,7 +13,7 @@ from benchmarks.measure.harness import Results, Timing, interleave, relative_err
 from benchmarks.measure.shapes import Problem, Shape, Workload, clear_rows, for_this_machine, route, workloads
 from benchmarks.measure.suite import Ceilings, Suite
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, peers
-from rbm.reference import ReferenceRbMLayer
+from rbm.nn.reference import ReferenceRbMLayer
 from rbm_kernels.cost import Cost
 from rbm_kernels.expert_matmul import reference
 

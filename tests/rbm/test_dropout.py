@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm.dropout import Dropout, dropout
+from rbm.nn.dropout import Dropout, dropout
 
 ENTRIES = 400_000
 

@@ -9,6 +9,21 @@ import pytest
 import rbm
 
 PACKAGE = Path(rbm.__file__).parent
+# A folder of rbm/ imports from folders of smaller numbers alone.
+FLOORS = {
+    "utils": 0,
+    "config": 1,
+    "nn": 1,
+    "datasets": 2,
+    "training": 3,
+    "teachers": 4,
+    "distillation": 5,
+    "serving": 6,
+    "experiments": 6,
+    "cli": 7,
+}
+# Former names of modules, kept for one version.
+ALIASES = {"layer", "students", "hub", "methods", "lessons", "splits", "baselines"}
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -40,6 +55,23 @@ def imports(package: Path) -> dict[str, set[str]]:
 def test_no_circle():
     # prepare() raises CycleError, which names the modules of a circle.
     TopologicalSorter(imports(PACKAGE)).prepare()
+
+
+def test_folders_import_downwards():
+    wrong = []
+    for name, named in imports(PACKAGE).items():
+        room = name.split(".")[1] if "." in name else ""
+        for other in named:
+            target = other.split(".")[1] if "." in other else ""
+            down = room == target or (room in FLOORS and target in FLOORS and FLOORS[target] < FLOORS[room])
+            if not down and room in FLOORS:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+
+
+def test_nothing_else_stands_at_the_top():
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert found == {"__init__", "__main__", *FLOORS, *ALIASES}
 
 
 def test_a_circle_is_found(tmp_path):

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from rbm import RbMStudent, losses
+from rbm import RbMStudent
+from rbm.nn import losses
 from rbm_kernels.cosine_topk import op as cosine_topk
 from rbm_kernels.expert_matmul import op as expert_matmul
 from rbm_kernels.expert_order import op as expert_order

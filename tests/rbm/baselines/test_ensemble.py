@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import rbm
-from rbm.parameters import count_parameters
-from rbm.students import EnsembleStudent, MLPStudent
+from rbm.nn.parameters import count_parameters
+from rbm.nn.students import EnsembleStudent, MLPStudent
 
 
 @pytest.fixture(scope="module")

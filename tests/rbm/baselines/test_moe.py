@@ -6,13 +6,13 @@ import torch
 from torch.nn import functional as F
 
 import rbm
-from rbm.baselines.moe import MoETraining
-from rbm.layer import Routing
-from rbm.moe import MoELayer, MoEStudent, balance_loss
-from rbm.parameters import count_parameters
-from rbm.sparse import SparseRows
-from rbm.splits import split_graph
-from rbm.teaching import teaching_from_logits
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.moe import MoETraining
+from rbm.nn.moe import MoELayer, MoEStudent, balance_loss
+from rbm.nn.parameters import count_parameters
+from rbm.nn.rbm_layer import Routing
+from rbm.nn.sparse_rows import SparseRows
+from rbm.teachers.outputs import teaching_from_logits
 
 EXPERTS, ROWS = 5, 23
 

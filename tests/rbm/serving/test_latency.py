@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import rbm
-from rbm.checkpoint import load
 from rbm.config import Config
-from rbm.moe import MoEStudent
+from rbm.nn.moe import MoEStudent
+from rbm.nn.students import EnsembleStudent
 from rbm.serving import latency
 from rbm.serving.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
-from rbm.students import EnsembleStudent
 from rbm.teachers import build_teacher
+from rbm.training.run_folder import load
 
 SHORT = {"max_epochs": 2, "min_epochs": 0}
 QUICK = {"teacher": SHORT, "mlp": SHORT, "rbm": {**SHORT, "pretrain_epochs": 0}, "encoding": {"deepwalk": False}}
@@ -80,7 +80,7 @@ def test_the_mlp_is_as_wide_as_an_expert():
 def test_a_run_is_measured_on_its_own_graph(run, monkeypatch):
     asked = {"student": set(), "teacher": set()}
     forward = rbm.RbMStudent.forward
-    known = torch.cat([rbm.load_dataset("digits").x, rbm.checkpoint.load_encodings(run)], dim=1)
+    known = torch.cat([rbm.load_dataset("digits").x, rbm.training.run_folder.load_encodings(run)], dim=1)
 
     def spy(student, x):
         assert all((row == known).all(1).any() for row in x[:2]), "features and encodings of nodes of the graph"
