@@ -41,7 +41,7 @@ def test_one_node_of_amazon_computers(suite, results: Results):
     if not (ROOT / "Amazon" / "Computers").exists():
         pytest.skip(f"Amazon-Computers is not in {ROOT}; name its root in RBM_DATA_ROOT")
     from rbm.datasets import load_dataset, num_classes
-    from rbm.serving.latency import teacher_latency
+    from rbm.distillation.latency import teacher_latency
     from rbm.teachers import build_teacher
 
     graph = load_dataset("computers", root=ROOT).to(DEVICE)

@@ -49,7 +49,7 @@ def commands(text):
 def _registries():
     """A page may add methods, teachers and datasets of its own; other tests do not see them."""
     from rbm import datasets, teachers
-    from rbm.distillation.distill import registry as methods
+    from rbm.distillation import registry as methods
 
     registries = (methods.METHODS, teachers.TEACHERS, datasets.DATASETS)
     before = [dict(registry) for registry in registries]

@@ -95,9 +95,9 @@ def table(
     plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
 ) -> None:
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
+    from rbm.experiments import tables
     from rbm.experiments.paper_tables import render, table_of
     from rbm.experiments.results import ACCURACIES, read_rows
-    from rbm.experiments.runner import tables
     from rbm.experiments.tables import main_table, variants_table
 
     if not file.is_file():

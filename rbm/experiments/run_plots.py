@@ -7,7 +7,7 @@ import torch
 
 from rbm.distillation.distill import Distillation
 from rbm.distillation.summary import ROWS
-from rbm.experiments.runner import plots
+from rbm.experiments import plots
 from rbm.nn.sparse_rows import SparseRows
 from rbm.nn.students import MixtureStudent
 from rbm.training.metrics import expert_loads

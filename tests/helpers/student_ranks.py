@@ -27,7 +27,7 @@ from rbm.distillation.trainer import RbMTraining, StudentTraining
 from rbm.nn.moe import MoEStudent
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm.teachers.outputs import Teaching
-from rbm.training.loop import loop as training
+from rbm.training import loop as training
 from rbm.utils.distributed import joined, part, world_size
 
 NODES, FEATURES, CLASSES = 25, 12, 3

@@ -19,7 +19,7 @@ from rbm.nn import losses
 from rbm.teachers import TEACHERS, AttentionTeacher, LabelInput, Teacher
 from rbm.teachers.outputs import build_configured_teacher, cached_teacher, training_labels
 from rbm.teachers.training import AttentionTraining, teacher_training
-from rbm.training.loop import loop as training
+from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder
 from rbm.utils.cache import Cache
 from rbm.utils.precision import fast_float32

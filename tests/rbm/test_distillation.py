@@ -17,7 +17,7 @@ from rbm.config import Config, RbMConfig
 from rbm.datasets.splits import split_graph
 from rbm.distillation.trainer import RbMTraining, annealed_decay
 from rbm.teachers.outputs import teaching_from_logits
-from rbm.training.loop import loop as training
+from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder, load_student, read_metrics
 
 QUICK = {

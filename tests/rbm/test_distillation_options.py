@@ -11,7 +11,7 @@ from rbm.datasets.splits import split_graph
 from rbm.distillation.trainer import RbMTraining, StudentTraining, student_inputs
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm.teachers.outputs import Teaching, teaching_from_logits, teaching_from_module
-from rbm.training.loop import loop as training
+from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder
 
 QUICK = {

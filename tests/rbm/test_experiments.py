@@ -11,10 +11,10 @@ import pytest
 
 from rbm.config import PROTOCOLS
 from rbm.distillation.distill import distill as distillation
+from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import read_table, table_names
 from rbm.experiments.results import COLUMNS, config_fingerprint, read_rows
 from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
-from rbm.experiments.runner import runner as experiments
 from rbm.experiments.statistics import Summary, paired_test
 from rbm.experiments.tables import group_rows, main_table, paper_tables, percent, variants_table
 

@@ -13,7 +13,7 @@ from benchmarks import large_graph
 from rbm.config import Config
 from rbm.datasets import own
 from rbm.datasets.splits import split_graph
-from rbm.distillation.distill import soft_targets
+from rbm.distillation import soft_targets
 from rbm.distillation.registry import rbm_arguments
 from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
 from rbm.distillation.trainer import RbMTraining

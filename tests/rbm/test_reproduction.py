@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from rbm.distillation.registry import METHODS
+from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import lines_of, read_table, render, table_names, table_of, write_outputs
 from rbm.experiments.results import read_rows
 from rbm.experiments.runner import run_experiment
-from rbm.experiments.runner import runner as experiments
 from rbm.experiments.tables import paper_tables
 
 QUICK = {

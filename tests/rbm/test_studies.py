@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rbm.config.presets import preset_config
+from rbm.experiments import analysis as studies
 from rbm.experiments.analysis import study
-from rbm.experiments.runner import analysis as studies
 from rbm.training.metrics import class_share
 
 QUICK = {

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from rbm.config import Config
+from rbm.training import loop as training
 from rbm.training.loop import Accuracies, fit
-from rbm.training.loop import loop as training
 from rbm.training.run_folder import RunFolder, read_metrics
 from rbm.utils.progress import Progress
 

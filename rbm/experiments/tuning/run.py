@@ -70,7 +70,7 @@ def tune(
     search.data(search.seeds[0], device)  # a graph that is not there is missed before the folder is made
     run = run_here
     if ray:
-        from rbm.experiments.tuning import cluster
+        from rbm.experiments.tuning import ray as cluster
 
         cluster.check_ray()
         run = cluster.run_on_ray

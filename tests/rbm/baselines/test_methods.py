@@ -11,7 +11,7 @@ from rbm.config import SETTINGS
 from rbm.datasets.splits import split_graph
 from rbm.distillation.registry import METHODS
 from rbm.nn.students import EnsembleStudent
-from rbm.training.loop import loop as training
+from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder, read_metrics
 
 # Whatever a method may draw in an epoch is drawn here.
