@@ -29,10 +29,10 @@ import torch
 import rbm
 from rbm.config import Config
 from rbm.datasets import validate_data
-from rbm.learners import RbMTraining
-from rbm.methods import rbm_arguments
-from rbm.splits import split_graph
-from rbm.teaching import teaching_from_logits
+from rbm.datasets.splits import split_graph
+from rbm.distillation.registry import rbm_arguments
+from rbm.distillation.trainer import RbMTraining
+from rbm.teachers.outputs import teaching_from_logits
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -23,10 +23,10 @@ import torch
 
 from rbm import RbMStudent, load_dataset
 from rbm.config import Config
-from rbm.learners import RbMTraining
-from rbm.splits import split_graph
-from rbm.teaching import teaching_from_logits
-from rbm.training import Selection
+from rbm.datasets.splits import split_graph
+from rbm.distillation.trainer import RbMTraining
+from rbm.teachers.outputs import teaching_from_logits
+from rbm.training.loop import Selection
 
 COLUMNS = ("date", "commit", "torch", "threads", "load", "features", "process", "epoch", "seconds", "peak_mib", "loss")
 KINDS = {"sparse": "always", "dense": "never"}

@@ -18,7 +18,7 @@ START = "import torch; x = torch.randn({rows}, {features}, device='{device}', re
 LAYERS = {
     "rbm": "from rbm import FusedRbMLayer; f = FusedRbMLayer({features}, {outputs}, device='{device}')",
     "torch.nn.Linear": "f = torch.nn.Linear({features}, {outputs}, device='{device}')",
-    "eager compiled": "from rbm.reference import ReferenceRbMLayer; "
+    "eager compiled": "from rbm.nn.reference import ReferenceRbMLayer; "
     "f = torch.compile(ReferenceRbMLayer({features}, {outputs}, device='{device}'))",
 }
 CALLS = {

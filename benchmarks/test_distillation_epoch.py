@@ -31,14 +31,14 @@ SPENT_ON = {
 
 def learners(name: str) -> dict:
     """Two learners of a graph's student in the hyperparameters of the paper, which differ in their forwards alone."""
+    from rbm.config.presets import preset_config
     from rbm.datasets import load_dataset
-    from rbm.encodings import Encodings
-    from rbm.learners import RbMTraining
-    from rbm.methods import rbm_arguments
-    from rbm.presets import preset_config
-    from rbm.splits import split_graph
-    from rbm.students import RbMStudent
-    from rbm.teaching import teaching_from_logits
+    from rbm.datasets.encodings import Encodings
+    from rbm.datasets.splits import split_graph
+    from rbm.distillation.registry import rbm_arguments
+    from rbm.distillation.trainer import RbMTraining
+    from rbm.nn.students import RbMStudent
+    from rbm.teachers.outputs import teaching_from_logits
 
     graph = load_dataset(name, ROOT).to(DEVICE)
     split = split_graph(graph)

@@ -12,7 +12,7 @@ from benchmarks.measure.shapes import COAUTHOR_CS, CORA, DEVICE, PRECISIONS, REF
 from benchmarks.measure.suite import Suite
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer
 from rbm import FusedRbMLayer
-from rbm.reference import ReferenceRbMLayer
+from rbm.nn.reference import ReferenceRbMLayer
 from rbm_kernels.expert_matmul import cost
 
 ROWS = (1, 8, 64, 4096, 65536) if not HERE.is_gpu else (REFERENCE.rows, 1, 64, CORA, COAUTHOR_CS)

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.measure.harness import Results
 from benchmarks.measure.shapes import DEVICE, Shape, Workload
-from rbm.students import MLPStudent, RbMStudent
+from rbm.nn.students import MLPStudent, RbMStudent
 
 ROOT = Path(os.environ.get("RBM_DATA_ROOT", "../shared/data"))
 CORA = Workload(Shape(1, 1_433, 7), "float32")
@@ -41,7 +41,7 @@ def test_one_node_of_amazon_computers(suite, results: Results):
     if not (ROOT / "Amazon" / "Computers").exists():
         pytest.skip(f"Amazon-Computers is not in {ROOT}; name its root in RBM_DATA_ROOT")
     from rbm.datasets import load_dataset, num_classes
-    from rbm.serving.latency import teacher_latency
+    from rbm.distillation.latency import teacher_latency
     from rbm.teachers import build_teacher
 
     graph = load_dataset("computers", root=ROOT).to(DEVICE)

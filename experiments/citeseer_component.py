@@ -16,9 +16,9 @@ from rich.console import Console
 from torch_geometric.transforms import LargestConnectedComponents
 
 import rbm
-from rbm.experiments import Experiment, run_experiment
-from rbm.methods import METHODS
-from rbm.presets import preset_config
+from rbm.config.presets import preset_config
+from rbm.distillation.registry import METHODS
+from rbm.experiments.runner import Experiment, run_experiment
 
 STUDENTS = ("glnn", "krd", "nosmog", "cohop", "mlp", "rbm")
 

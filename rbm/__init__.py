@@ -7,23 +7,25 @@
 
 from importlib import import_module
 
-from rbm.layer import FusedRbMLayer, Routing
-from rbm.students import MLPStudent, RbMStudent
+from rbm import hub as hub
+from rbm.nn import moe as _moe  # noqa: F401, registers its student
+from rbm.nn.rbm_layer import FusedRbMLayer, Routing
+from rbm.nn.students import MLPStudent, RbMStudent
 from rbm_kernels import __version__
 
 # What stands on PyTorch Geometric and scikit-learn is imported when it is first asked for: who wants the layer alone
 # does not wait for them.
 _LAZY = {
     "Config": "config",
-    "Distillation": "distillation",
-    "distill": "distillation",
+    "Distillation": "distillation.distill",
+    "distill": "distillation.distill",
     "export_student": "serving.export",
-    "load": "checkpoint",
+    "load": "training.run_folder",
     "load_dataset": "datasets",
     "load_graph": "datasets",
-    "load_released": "released",
-    "load_student": "checkpoint",
-    "preset_config": "presets",
+    "load_released": "nn.original_checkpoint",
+    "load_student": "training.run_folder",
+    "preset_config": "config.presets",
 }
 
 __all__ = ["FusedRbMLayer", "MLPStudent", "RbMStudent", "Routing", "__version__", *_LAZY]

@@ -48,7 +48,8 @@ def commands(text):
 @pytest.fixture
 def _registries():
     """A page may add methods, teachers and datasets of its own; other tests do not see them."""
-    from rbm import datasets, methods, teachers
+    from rbm import datasets, teachers
+    from rbm.distillation import registry as methods
 
     registries = (methods.METHODS, teachers.TEACHERS, datasets.DATASETS)
     before = [dict(registry) for registry in registries]

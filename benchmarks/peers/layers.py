@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.peers.experts import gate_of_expert, sorted_addmm
-from rbm.reference import ReferenceRbMLayer
+from rbm.nn.reference import ReferenceRbMLayer
 from rbm_kernels.cosine_topk import reference as routing
 
 

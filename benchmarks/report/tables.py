@@ -146,8 +146,8 @@ def epoch_shares() -> str:
 
 def experiment(name: str) -> str:
     """What ``results/NAME.csv`` comes to, beside the paper's figures."""
-    from rbm.rows import read_rows  # not needed where no graph library is
-    from rbm.tables import main_table
+    from rbm.experiments.results import read_rows  # not needed where no graph library is
+    from rbm.experiments.tables import main_table
 
     rows = [row for row in read_rows(RUNS / f"{name}.csv") if (row["teacher"], row["variant"]) == ("sage", "")]
     return main_table(rows) if rows else ""
@@ -155,8 +155,8 @@ def experiment(name: str) -> str:
 
 def students() -> str:
     """The paper's main table on the graphs where every student has run, over the seeds that all of them have."""
-    from rbm.reproduction import read_table, render
-    from rbm.rows import read_rows
+    from rbm.experiments.paper_tables import read_table, render
+    from rbm.experiments.results import read_rows
 
     table, runs = read_table("main"), defaultdict(dict)
     for row in read_rows(RUNS / "paper.csv"):

@@ -4,7 +4,7 @@ import re
 
 from griffe import Extension, Object
 
-# :class:`~rbm.layer.Routing` is `Routing`, :func:`rbm.distill` is `rbm.distill`.
+# :class:`~rbm.nn.rbm_layer.Routing` is `Routing`, :func:`rbm.distill` is `rbm.distill`.
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):`(?:~[\w.]*\.(?=\w+`))?([^`]+)`")
 _MATH = re.compile(r":math:`([^`]+)`")
 _TABLE = re.compile(r"(?m)^( *)=+ +=+[= ]*\n(?:.+\n)+\1=+ +=+[= ]*$")

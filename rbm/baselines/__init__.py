@@ -1,1 +1,1 @@
-"""The students that the paper compares RbM with: one file each, to be read from top to bottom."""
+"""The former name of :mod:`rbm.distillation.methods`, kept for one version."""

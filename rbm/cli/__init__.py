@@ -22,7 +22,7 @@ def common(
     ] = None,
 ) -> None:
     """Distil a graph neural network into a Routing-by-Memory student that needs no graph."""
-    from rbm.plugins import load_plugin
+    from rbm.utils.plugins import load_plugin
 
     for path in plugin or []:
         load_plugin(path)
@@ -30,7 +30,7 @@ def common(
 
 def info() -> None:
     """Tell what was built, what is installed, and which implementation serves each operator."""
-    from rbm.info import tables
+    from rbm.cli.info import tables
 
     for shown in tables():
         console.print(shown)

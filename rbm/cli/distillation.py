@@ -62,8 +62,8 @@ def distill(
     Under torchrun --nproc-per-node N -m rbm distill, N processes train the students together.
     """
     from rbm.datasets import load_dataset, unseen_fraction
-    from rbm.distillation import distill as run_distillation
-    from rbm.distributed import is_first, joined
+    from rbm.distillation.distill import distill as run_distillation
+    from rbm.utils.distributed import is_first, joined
 
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     methods = [name.strip() for name in method.split(",")]
@@ -101,11 +101,11 @@ def distill(
 
 
 def _report(result, path, plots) -> None:
-    from rbm.checkpoint import read_metrics
-    from rbm.report import results_markdown, results_table, write_plots
+    from rbm.distillation.summary import results_table
+    from rbm.experiments.run_plots import write_plots
+    from rbm.training.run_folder import read_metrics
 
     console.print(results_table(result.summary, result.timings))
-    (path / "results.md").write_text(results_markdown(result.summary, result.timings))
     if plots:
         with status.status("plots"):
             write_plots(result, read_metrics(path), path)
@@ -113,8 +113,8 @@ def _report(result, path, plots) -> None:
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
-    from rbm.distributed import launched
-    from rbm.experiments import Experiment, parse_seeds
+    from rbm.experiments.runner import Experiment, parse_seeds
+    from rbm.utils.distributed import launched
 
     if launched() > 1:
         raise ValueError(

@@ -17,7 +17,7 @@ def experiment(
     jobs: Jobs = 1,
 ) -> None:
     """Run all that a file describes and the CSV file does not hold yet; a run that was killed goes on."""
-    from rbm.experiments import Experiment
+    from rbm.experiments.runner import Experiment
 
     run_and_show(Experiment.from_yaml(file), out or Path("results") / f"{file.stem}.csv", root, cache, jobs)
 
@@ -45,10 +45,10 @@ def reproduce(
     """
     from dataclasses import replace
 
-    from rbm.experiments import parse_seeds, run_experiment
-    from rbm.reproduction import read_table, render, write_outputs
-    from rbm.rows import read_rows
-    from rbm.studies import STUDIES, study
+    from rbm.experiments.analysis import STUDIES, study
+    from rbm.experiments.paper_tables import read_table, render, write_outputs
+    from rbm.experiments.results import read_rows
+    from rbm.experiments.runner import parse_seeds, run_experiment
 
     command = f"rbm {' '.join(sys.argv[1:])}"
     if table in STUDIES:
@@ -95,10 +95,10 @@ def table(
     plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
 ) -> None:
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
-    from rbm import tables
-    from rbm.reproduction import render, table_of
-    from rbm.rows import ACCURACIES, read_rows
-    from rbm.tables import main_table, variants_table
+    from rbm.experiments import tables
+    from rbm.experiments.paper_tables import render, table_of
+    from rbm.experiments.results import ACCURACIES, read_rows
+    from rbm.experiments.tables import main_table, variants_table
 
     if not file.is_file():
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
@@ -110,16 +110,16 @@ def table(
     else:
         print(variants_table(rows, column=column) if variants else main_table(rows), end="")
     if variants and plot is not None:
-        from rbm.plots import plot_variants
+        from rbm.experiments.plots import plot_variants
 
         plot_variants(tables.variants(rows, column=column), plot, ylabel=column.replace("_", " "))
 
 
 def run_and_show(chosen, out, root, cache, jobs) -> None:
     """Run an experiment, and print what it came to."""
-    from rbm.experiments import run_experiment
-    from rbm.reproduction import render, table_of
-    from rbm.tables import main_table
+    from rbm.experiments.paper_tables import render, table_of
+    from rbm.experiments.runner import run_experiment
+    from rbm.experiments.tables import main_table
 
     rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
     print(main_table(rows, teacher=chosen.teacher) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")

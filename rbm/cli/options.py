@@ -31,8 +31,8 @@ Run = Annotated[Path, typer.Argument(help="Run folder of a finished distillation
 def configuration(dataset, teacher, preset, given, config_file, assignments, *, resumed=None):
     """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
     from rbm.config import Config, parse_assignments, read_changes
+    from rbm.config.presets import preset_config
     from rbm.datasets import dataset_name
-    from rbm.presets import preset_config
 
     given = {key: value for key, value in given.items() if value is not None}
     if resumed is not None and not any((given, dataset, teacher, preset, config_file, assignments)):

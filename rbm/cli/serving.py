@@ -50,7 +50,7 @@ def latency(
     device: Device = None,
 ) -> None:
     """Time a run's student, an MLP and the teacher on the run's own graph; latency.json and .png go into its folder."""
-    from rbm.plots import plot_latency
+    from rbm.experiments.plots import plot_latency
     from rbm.serving.latency import latency_table, measure_run
 
     try:

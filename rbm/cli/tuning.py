@@ -26,7 +26,7 @@ from rbm.cli.options import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rbm.tuning.search import Tuned
+    from rbm.experiments.tuning.search import Tuned
 
 
 def tune(
@@ -60,9 +60,9 @@ def tune(
 
     The same command goes on where a search was killed, and with more --trials where it was done.
     """
-    from rbm.experiments import parse_seeds
-    from rbm.tuning.run import tune as search
-    from rbm.tuning.space import read_space
+    from rbm.experiments.runner import parse_seeds
+    from rbm.experiments.tuning.run import tune as search
+    from rbm.experiments.tuning.space import read_space
 
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     start = configuration(dataset, teacher, preset, given, config, set_)

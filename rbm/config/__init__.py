@@ -1,6 +1,6 @@
 """Everything a run can be told, as one tree of dataclasses: typed, validated, written to and read from YAML.
 
-Where the values of a named dataset and of a preset come from stands in :mod:`rbm.presets`.
+Where the values of a named dataset and of a preset come from stands in :mod:`rbm.config.presets`.
 """
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig

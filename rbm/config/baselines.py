@@ -9,7 +9,7 @@ from rbm.config.section import Section
 
 @dataclass(frozen=True)
 class MoEConfig(Network):
-    """The sparse mixture of experts with a learned cosine router: see :class:`rbm.baselines.moe.MoELayer`.
+    """The sparse mixture of experts with a learned cosine router: see :class:`rbm.nn.moe.MoELayer`.
 
     Defaults follow the paper's text. The released code uses one expert more than ``top_k`` (``extra_experts = 1``),
     gates that are shares of all experts (``gates_over = "all"``), and pretrains by giving each expert a part of the
@@ -50,7 +50,7 @@ class EnsembleConfig(Section):
 
 @dataclass(frozen=True)
 class GLNNConfig(Network):
-    """Graph-less neural network: see :mod:`rbm.baselines.glnn`.
+    """Graph-less neural network: see :mod:`rbm.distillation.methods.glnn`.
 
     ``label_weight`` is the weight of the true labels' pass. At zero that pass is left out; ``zero_weight_pass`` keeps
     it, as its code does, for what Adam's momentum and weight decay then do by themselves.
@@ -72,8 +72,8 @@ class GLNNConfig(Network):
 @dataclass(frozen=True)
 class NOSMOGConfig(GLNNConfig):
     """GLNN with positions, disturbed inputs and similarity to the teacher's hidden layer: see
-    :mod:`rbm.baselines.nosmog`. Learning rate and weight decay are those that its code uses for every dataset; those in
-    its configuration files it never reads.
+    :mod:`rbm.distillation.methods.nosmog`. Learning rate and weight decay are those that its code uses for every
+    dataset; those in its configuration files it never reads.
     """
 
     adversarial_weight: float = 0.1
@@ -92,7 +92,7 @@ class NOSMOGConfig(GLNNConfig):
 
 @dataclass(frozen=True)
 class KRDConfig(Network):
-    """Knowledge-inspired reliable distillation: see :mod:`rbm.baselines.krd`.
+    """Knowledge-inspired reliable distillation: see :mod:`rbm.distillation.methods.krd`.
 
     Until ``reliability.update_start_epoch`` all neighbours teach; from there on those that are drawn by how reliable
     they are.
@@ -114,7 +114,7 @@ class KRDConfig(Network):
 
 @dataclass(frozen=True)
 class CoHOpConfig(Network):
-    """Contrastive learning and histograms of labels around a node, without a teacher: see :mod:`rbm.baselines.cohop`.
+    """Contrastive learning and histograms of the labels around a node: see :mod:`rbm.distillation.methods.cohop`.
 
     One layer is the linear model that it uses on small and medium graphs. ``histogram`` is ``exact`` (by distances),
     ``propagation`` (by random walks, for large graphs), or ``none``, which leaves features alone; ``auto`` takes the

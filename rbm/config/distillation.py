@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from rbm.config.section import Section
-from rbm.losses import TEMPERATURE_MODES
+
+TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,7 @@ class DistillConfig(Section):
     """How soft and hard labels mix, and whose soft labels a node learns from.
 
     ``label_weight`` is the weight of the true labels, the teacher's get the rest. ``neighbors`` adds the soft labels of
-    reliable neighbours (KRD); ``mean`` and ``draw`` are explained at :func:`rbm.soft_targets.weigh_pairs`.
+    reliable neighbours (KRD); ``mean`` and ``draw`` are explained at :func:`rbm.distillation.soft_targets.weigh_pairs`.
     ``forward`` is ``node`` (one student forward a node, against one aggregated target) or ``pair`` (one a pair).
 
     ``batch_size = 0`` takes all rows at once. ``reduction`` is ``global_mean``, where batches add up to the means of
@@ -20,7 +21,7 @@ class DistillConfig(Section):
     batch instead of one an epoch; ``shuffle`` draws the rows of batches anew each epoch.
 
     ``adversarial_weight`` adds the loss of inputs disturbed by projected gradient ascent (``adversarial_eps`` is the
-    largest disturbance), ``similarity_weight`` that of :func:`rbm.losses.similarity_loss`; both are off at zero.
+    largest disturbance), ``similarity_weight`` that of :func:`rbm.nn.losses.similarity_loss`; both are off at zero.
     """
 
     label_weight: float = 0.2
@@ -60,7 +61,7 @@ class DistillConfig(Section):
 
 @dataclass(frozen=True)
 class ReliabilityConfig(Section):
-    """How far each neighbour's soft label is trusted: see :mod:`rbm.reliability`.
+    """How far each neighbour's soft label is trusted: see :mod:`rbm.distillation.reliability`.
 
     The exponent is learned after epoch ``update_start_epoch`` and every ``update_every`` epochs from there;
     ``power_momentum`` is the share of the old one.
@@ -90,7 +91,7 @@ class ReliabilityConfig(Section):
 
 @dataclass(frozen=True)
 class EncodingConfig(Section):
-    """What a student sees of the graph beside a node's features: see :mod:`rbm.encodings`.
+    """What a student sees of the graph beside a node's features: see :mod:`rbm.datasets.encodings`.
 
     ``deepwalk`` appends ``embedding_dim`` coordinates learned from random walks (``walk_length`` nodes each), in which
     unseen nodes are placed by their neighbours (``fill``); ``label_propagation`` appends class shares of the training

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from rbm.config.section import Section
-from rbm.students import NORMS
+
+NORMS = ("none", "batch", "layer")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class TeacherConfig(Network):
 
 @dataclass(frozen=True)
 class SamplingConfig(Section):
-    """How a teacher is trained that is too large for one pass over its graph: see :mod:`rbm.sampling`.
+    """Training by sampled neighbourhoods, for graphs too large for one pass: see :mod:`rbm.teachers.neighbor_sampling`.
 
     ``batch_size`` training nodes make a batch and an optimiser step; 0, the default, takes the whole graph at once. Of
     each node's neighbours ``fan_out`` are drawn, in every layer alike (``"10"``) or in each its own number, from the
@@ -100,7 +101,7 @@ class AttentionConfig(Section):
     Each of the ``heads`` is ``teacher.hidden_channels`` wide; ``groups`` part the channels of a reversible layer
     (``revgat`` alone). ``label_mask_rate`` of the training labels are shown in training, and ``label_iterations``
     rounds of label reuse follow. RMSprop's learning rate rises to ``teacher.lr`` over ``warmup_epochs``. ``loss`` is
-    ``log``, where a label that cannot be learned costs little (:func:`rbm.losses.saturating_label_loss`), or
+    ``log``, where a label that cannot be learned costs little (:func:`rbm.nn.losses.saturating_label_loss`), or
     ``cross_entropy``.
     """
 

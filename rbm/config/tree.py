@@ -10,7 +10,7 @@ from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDCon
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
 from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
 from rbm.config.section import Section, updated
-from rbm.files import read_yaml
+from rbm.utils.files import read_yaml
 
 SETTINGS = ("transductive", "inductive")
 PROTOCOLS = ("rbm", "cpf")
@@ -25,7 +25,7 @@ class Config(Section):
 
     ``protocol`` says which form of a named graph and which split are meant: see :func:`rbm.datasets.load_dataset`.
     ``evaluate_on = "validation"`` is for choosing settings: half of the validation nodes stand for the test set, which
-    is taken away (see :func:`rbm.splits.without_test_set`).
+    is taken away (see :func:`rbm.datasets.splits.without_test_set`).
     ``inflate`` multiplies the hidden width of every student: 8 makes the paper's "+" variants.
     ``sparse_features`` says whether a named dataset's features come as a CSR tensor: see
     :func:`rbm.datasets.load_dataset`.

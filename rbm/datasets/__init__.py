@@ -1,8 +1,8 @@
 """Graphs: the ones the package knows by name, everyone else's from files, and checks for both."""
 
 from rbm.datasets.load import check_files, load_dataset
-from rbm.datasets.own import load_graph
 from rbm.datasets.registry import DATASETS, DatasetInfo, dataset_name, find_dataset, unseen_fraction
+from rbm.datasets.user_graph import load_graph
 from rbm.datasets.validation import num_classes, validate_data
 
 __all__ = [

@@ -5,16 +5,16 @@ from pathlib import Path
 from torch_geometric.data import Data
 
 from rbm.config import SPARSE_FEATURES
-from rbm.datasets.digits import read_digits
-from rbm.datasets.features import pack_features, row_normalized
-from rbm.datasets.npz import read_npz_graph
-from rbm.datasets.ogb import read_ogb
-from rbm.datasets.own import load_graph
-from rbm.datasets.planetoid import largest_component, read_attributed, read_planetoid
-from rbm.datasets.raw import find_raw_folder
+from rbm.datasets.readers.digits import read_digits
+from rbm.datasets.readers.features import pack_features, row_normalized
+from rbm.datasets.readers.npz import read_npz_graph
+from rbm.datasets.readers.ogb import read_ogb
+from rbm.datasets.readers.planetoid import largest_component, read_attributed, read_planetoid
+from rbm.datasets.readers.raw import find_raw_folder
 from rbm.datasets.registry import CPF_CITESEER, DatasetInfo, check_protocol, find_dataset, is_path
+from rbm.datasets.splits import per_class_masks
+from rbm.datasets.user_graph import load_graph
 from rbm.datasets.validation import num_classes, validate_data
-from rbm.splits import per_class_masks
 
 _SPLIT_RNG = {"rbm": "pcg64", "cpf": "mt19937"}
 
@@ -56,11 +56,11 @@ def load_dataset(
             may be read-only.
         protocol: ``"rbm"`` or ``"cpf"``.
         seed: seed of the per-class split.
-        split_rng: ``"pcg64"`` or ``"mt19937"``, see ``rbm.splits.per_class_masks``; None is the protocol's: the first
-            for ``rbm``, the second for ``cpf``.
+        split_rng: ``"pcg64"`` or ``"mt19937"``, see ``rbm.datasets.splits.per_class_masks``; None is the protocol's:
+            the first for ``rbm``, the second for ``cpf``.
         normalize_features: divide each row of the features by its sum; None does as the protocol says.
         binarize: Amazon and Coauthor only: features as PyG gives them, 1 where the raw value is positive.
-        keep_duplicates: ogbn graphs only: see :func:`rbm.datasets.ogb.read_ogb`.
+        keep_duplicates: ogbn graphs only: see :func:`rbm.datasets.readers.ogb.read_ogb`.
         sparse_features: ``"always"`` gives ``x`` as a CSR tensor, ``"never"`` as a dense one, ``"auto"`` as CSR where
             at most one entry in fifty is not zero and a dense ``x`` would hold 2^24 numbers or more (64 MiB): the two
             Coauthor graphs. Small graphs train quickly either way, and everyone's code takes dense tensors.

@@ -17,7 +17,7 @@ class DatasetInfo:
     """What a dataset is and where its raw files lie.
 
     Attributes:
-        name: the key in ``DATASETS`` and in the hyperparameter files of ``rbm/configs``.
+        name: the key in ``DATASETS`` and in the hyperparameter files of ``rbm/config/configs``.
         kind: how it is loaded: ``"digits"``, ``"planetoid"``, ``"attributed"``, ``"amazon"``, ``"coauthor"`` or
             ``"ogb"``.
         description: one line for people.

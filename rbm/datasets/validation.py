@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from rbm.sparse import SparseRows
+from rbm.nn.sparse_rows import SparseRows
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 

@@ -1,6 +1,6 @@
 """A student as one file for production: for PyTorch alone, compiled ahead of time, or for ONNX runtimes.
 
-All formats are written from one program, :func:`rbm.serving.plain.plain` traced with any batch size, so that the
+All formats are written from one program, :func:`rbm.serving.standard_ops.plain` traced with any batch size, so that the
 loading side needs neither this package nor its operators: whoever can import ``rbm_kernels`` is better served by
 :func:`rbm.load`, which needs no export.
 """
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from rbm.checkpoint import load, write_atomically
-from rbm.files import check_ending, optional
-from rbm.serving.plain import plain
+from rbm.serving.standard_ops import plain
+from rbm.training.run_folder import load
+from rbm.utils.files import check_ending, optional, write_atomically
 
 # A written file must answer as the student does, within this share of the largest logit. Other libraries add up in
 # another order; an operator that is wrong, or a wrong expert, is off by orders of magnitude more.

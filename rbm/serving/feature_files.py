@@ -14,10 +14,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from rbm.datasets.features import UNREADABLE, csr_from_scipy
-from rbm.datasets.text import read_chunks
-from rbm.files import check_ending, optional
-from rbm.sparse import Rows, SparseRows
+from rbm.datasets.readers.features import UNREADABLE, csr_from_scipy
+from rbm.datasets.readers.text import read_chunks
+from rbm.nn.sparse_rows import Rows, SparseRows
+from rbm.utils.files import check_ending, optional
 
 _PIECE_NUMBERS, _PIECE_ROWS = 2**22, 2**14
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rbm.datasets.text import read_table
-from rbm.encodings import transfer
-from rbm.files import check_ending
+from rbm.datasets.encodings import transfer
+from rbm.datasets.readers.text import read_table
+from rbm.utils.files import check_ending
 
 _EDGES_AT_ONCE = 2**22
 
@@ -58,7 +58,7 @@ class Neighbors:
             self._edges = edges[self._order]
 
     def encodings(self, start: int, stop: int) -> Tensor:
-        """Those of the rows ``start`` to ``stop - 1``, ``[stop - start, D]``: see :func:`rbm.encodings.transfer`.
+        """Those of rows ``start`` to ``stop - 1``, ``[stop - start, D]``: see :func:`rbm.datasets.encodings.transfer`.
 
         Calls go on where the last one stopped.
         """

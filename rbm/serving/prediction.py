@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from rbm.checkpoint import load, load_encodings, write_atomically
-from rbm.files import check_ending, optional
-from rbm.progress import Progress
+from rbm.nn.sparse_rows import Features, Rows, as_rows, beside
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors
-from rbm.sparse import Features, Rows, as_rows, beside
+from rbm.training.run_folder import load, load_encodings
+from rbm.utils.files import check_ending, optional, write_atomically
+from rbm.utils.progress import Progress
 
 
 def predict_file(

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from rbm.sparse import Features, SparseRows, in_single_precision
+from rbm.nn.sparse_rows import Features, SparseRows, in_single_precision
 from rbm.teachers.attention import AttentionTeacher
 from rbm.teachers.base import ConvTeacher, Teacher
 from rbm.teachers.drgat import DRGAT
 from rbm.teachers.gcn import GCN
-from rbm.teachers.labels import LabelInput
+from rbm.teachers.label_input import LabelInput
 from rbm.teachers.revgat import RevGAT
 from rbm.teachers.sage import GraphSAGE
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import add_self_loops, coalesce, degree, remove_self_loops, softmax
 
-from rbm.dropout import Dropout
-from rbm.sparse import Features, Linear, Rows, as_rows, dropout
+from rbm.nn.dropout import Dropout
+from rbm.nn.sparse_rows import Features, Linear, Rows, as_rows, dropout
 from rbm.teachers.base import NORMS, Teacher, check_settings
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.utils import to_torch_csr_tensor
 
-from rbm.dropout import Dropout
-from rbm.sparse import Features, Rows, as_rows
+from rbm.nn.dropout import Dropout
+from rbm.nn.sparse_rows import Features, Rows, as_rows
 
 # Rows -> adjacency -> (version of the rows, product); an entry goes with either.
 _products = WeakTensorKeyDictionary()
@@ -35,7 +35,7 @@ class Teacher(nn.Module, ABC):
         """Class logits.
 
         Args:
-            x: floating ``[N, F]``, dense or sparse (see :func:`rbm.sparse.as_rows`).
+            x: floating ``[N, F]``, dense or sparse (see :func:`rbm.nn.sparse_rows.as_rows`).
             edge_index: int64 ``[2, M]`` without self-loops, messages flow from row 0 to row 1; or ``adjacency`` of it.
 
         Returns:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GroupAddRev
 
-from rbm.dropout import dropout
+from rbm.nn.dropout import dropout
 from rbm.teachers.attention import AttentionConv, AttentionTeacher, Edges, build_norm, draw_seed
 
 

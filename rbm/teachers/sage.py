@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import add_self_loops, degree
 
-from rbm.sparse import Rows, SparseRows, linear
+from rbm.nn.sparse_rows import Rows, SparseRows, linear
 from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
 
 

@@ -9,8 +9,8 @@ from on_gpu import check_graph, check_no_wait, check_peak, check_repeats, check_
 from torch.nn import functional as F
 
 from rbm import FusedRbMLayer
-from rbm.dropout import dropout
-from rbm.reference import ReferenceRbMLayer
+from rbm.nn.dropout import dropout
+from rbm.nn.reference import ReferenceRbMLayer
 
 STEPS = 4
 OPTIONS = {

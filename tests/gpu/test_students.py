@@ -10,8 +10,10 @@ import torch
 from on_gpu import check_no_wait, check_repeats, same_bits
 from torch.nn import functional as F
 
-from rbm import MLPStudent, RbMStudent, load_student, losses, training
-from rbm.learners import RbMTraining, StudentTraining
+from rbm import MLPStudent, RbMStudent, load_student
+from rbm.distillation.trainer import RbMTraining, StudentTraining
+from rbm.nn import losses
+from rbm.training import loop as training
 
 ROWS, FEATURES, CLASSES, STEPS = 32, 12, 3, 6
 
@@ -177,8 +179,8 @@ QUICK = {
 @pytest.fixture
 def distill(monkeypatch, capsys):
     """Run ``rbm distill`` in this process, with a cache of its own; the records of its run folder."""
-    from rbm.checkpoint import read_metrics
     from rbm.cli import main
+    from rbm.training.run_folder import read_metrics
 
     def run(folder, device, *arguments, status=0):
         settings = [part for name, value in QUICK.items() for part in ("--set", f"{name}={value}")]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from rbm import RbMStudent, losses
+from rbm import RbMStudent
+from rbm.nn import losses
 
 SIZES = (1, 3, 16, 33, 64, 127)
 ROUND = 500

@@ -18,15 +18,17 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 import rbm
-from rbm import FusedRbMLayer, training
-from rbm.baselines.moe import MoEStudent, MoETraining
+from rbm import FusedRbMLayer
 from rbm.config import Config
-from rbm.distributed import joined, part, world_size
-from rbm.learners import RbMTraining, StudentTraining
-from rbm.methods import rbm_arguments
-from rbm.splits import split_graph
-from rbm.students import MLPStudent, RbMStudent
-from rbm.teaching import Teaching
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.moe import MoETraining
+from rbm.distillation.registry import rbm_arguments
+from rbm.distillation.trainer import RbMTraining, StudentTraining
+from rbm.nn.moe import MoEStudent
+from rbm.nn.students import MLPStudent, RbMStudent
+from rbm.teachers.outputs import Teaching
+from rbm.training import loop as training
+from rbm.utils.distributed import joined, part, world_size
 
 NODES, FEATURES, CLASSES = 25, 12, 3
 

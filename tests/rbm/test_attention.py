@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rbm.sparse import as_rows
+from rbm.nn.sparse_rows import as_rows
 from rbm.teachers import DRGAT, GCN, RevGAT, build_teacher
 from rbm.teachers.attention import AttentionConv, BatchNorm, Edges
 from rbm.teachers.drgat import EvolvingGate

@@ -9,20 +9,21 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 import rbm
-from rbm import losses, training
-from rbm.cache import Cache
-from rbm.checkpoint import RunFolder
 from rbm.config import ATTENTION_TEACHERS, Config
-from rbm.distillation import deterministic
-from rbm.lessons import fit_phase
-from rbm.matmul import fast_float32
-from rbm.presets import preset_config
-from rbm.progress import Progress
-from rbm.rows import config_fingerprint
-from rbm.splits import GraphSplit, split_graph
-from rbm.teacher_training import AttentionTraining, teacher_training
+from rbm.config.presets import preset_config
+from rbm.datasets.splits import GraphSplit, split_graph
+from rbm.distillation.distill import deterministic
+from rbm.distillation.task import fit_phase
+from rbm.experiments.results import config_fingerprint
+from rbm.nn import losses
 from rbm.teachers import TEACHERS, AttentionTeacher, LabelInput, Teacher
-from rbm.teaching import build_configured_teacher, cached_teacher, training_labels
+from rbm.teachers.outputs import build_configured_teacher, cached_teacher, training_labels
+from rbm.teachers.training import AttentionTraining, teacher_training
+from rbm.training import loop as training
+from rbm.training.run_folder import RunFolder
+from rbm.utils.cache import Cache
+from rbm.utils.precision import fast_float32
+from rbm.utils.progress import Progress
 
 QUICK = {
     "teacher": {"hidden_channels": 8, "num_layers": 4, "norm": "batch", "max_epochs": 30, "patience": 30},

@@ -7,8 +7,8 @@ from torch_geometric.data import Data
 
 import rbm
 from rbm.config import Config
-from rbm.distillation import Distillation
-from rbm.splits import per_class_masks
+from rbm.datasets.splits import per_class_masks
+from rbm.distillation.distill import Distillation
 
 NODES, CLASSES, WIDTH = 60, 3, 8
 TINY = {

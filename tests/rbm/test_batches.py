@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rbm import losses
-from rbm.adversarial import disturbed
-from rbm.batches import node_batches, pair_batches
 from rbm.config import DistillConfig
-from rbm.soft_targets import Neighborhood, SoftTargets, weigh_pairs
+from rbm.distillation.adversarial import disturbed
+from rbm.distillation.batches import node_batches, pair_batches
+from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
+from rbm.nn import losses
 
 NODES, CLASSES = 25, 4
 

@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from rbm.cache import Cache, fingerprint
+from rbm.utils.cache import Cache, fingerprint
 
 WANTS = """
 import sys, time, torch
-from rbm.cache import Cache
+from rbm.utils.cache import Cache
 
 def compute():
     with open(sys.argv[2], "a") as file:

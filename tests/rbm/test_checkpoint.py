@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from rbm import RbMStudent
-from rbm.checkpoint import RunFolder, load_student, read_metrics, save_student, write_atomically
 from rbm.config import Config
+from rbm.training.run_folder import RunFolder, load_student, read_metrics, save_student
+from rbm.utils.files import write_atomically
 
 ARGUMENTS = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3, "num_experts": 4, "top_k": 2}
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from rbm.config import PRESETS, Config, parse_assignments
+from rbm.config.presets import preset_config
 from rbm.datasets import DATASETS
-from rbm.presets import preset_config
 
 
 def test_yaml_round_trip(tmp_path):
@@ -43,7 +43,7 @@ OUR_EXPERTS = {("citeseer", "inductive"): 3, ("amazon-computers", "inductive"): 
 )
 def test_every_released_configuration_loads(preset, dataset, setting, teacher):
     config = preset_config(preset, dataset, setting, teacher)
-    released = yaml.safe_load((resources.files("rbm") / "configs" / "paper" / f"{dataset}.yaml").read_text())
+    released = yaml.safe_load((resources.files("rbm") / "config" / "configs" / "paper" / f"{dataset}.yaml").read_text())
     student = released[setting][teacher]["rbm"]["student"]
     assert config.rbm.load_balance_weight == float(student["load_balance_weight"])
     assert config.rbm.commitment_weight == float(student["commitment_weight"])
@@ -59,7 +59,7 @@ def test_preset_without_released_hyperparameters():
         preset_config("paper", "cora", "inductive", "gcn")
 
 
-BASELINES = yaml.safe_load((resources.files("rbm") / "configs" / "baselines.yaml").read_text())
+BASELINES = yaml.safe_load((resources.files("rbm") / "config" / "configs" / "baselines.yaml").read_text())
 
 
 @pytest.mark.parametrize("teacher", ["sage", "gcn"])

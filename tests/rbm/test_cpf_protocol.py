@@ -13,9 +13,9 @@ import torch
 from torch_geometric.data import Data
 
 from rbm.datasets import DATASETS, load, load_dataset, unseen_fraction, validate_data
-from rbm.datasets.planetoid import largest_component
+from rbm.datasets.readers.planetoid import largest_component
 from rbm.datasets.registry import CPF_CITESEER
-from rbm.splits import per_class_masks
+from rbm.datasets.splits import per_class_masks
 
 NODES, RING = 560, 550
 

@@ -13,12 +13,12 @@ from torch import nn
 from torch_geometric.nn import SAGEConv
 
 import rbm
-from rbm import training
-from rbm.checkpoint import RunFolder, load_student, read_metrics
 from rbm.config import Config, RbMConfig
-from rbm.learners import RbMTraining, annealed_decay
-from rbm.splits import split_graph
-from rbm.teaching import teaching_from_logits
+from rbm.datasets.splits import split_graph
+from rbm.distillation.trainer import RbMTraining, annealed_decay
+from rbm.teachers.outputs import teaching_from_logits
+from rbm.training import loop as training
+from rbm.training.run_folder import RunFolder, load_student, read_metrics
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},

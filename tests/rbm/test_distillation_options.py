@@ -5,14 +5,14 @@ import torch
 from torch_geometric.data import Data
 
 import rbm
-from rbm import training
-from rbm.checkpoint import RunFolder
 from rbm.config import Config
-from rbm.encodings import Encodings
-from rbm.learners import RbMTraining, StudentTraining, student_inputs
-from rbm.splits import split_graph
-from rbm.students import MLPStudent, RbMStudent
-from rbm.teaching import Teaching, teaching_from_logits, teaching_from_module
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import split_graph
+from rbm.distillation.trainer import RbMTraining, StudentTraining, student_inputs
+from rbm.nn.students import MLPStudent, RbMStudent
+from rbm.teachers.outputs import Teaching, teaching_from_logits, teaching_from_module
+from rbm.training import loop as training
+from rbm.training.run_folder import RunFolder
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},

@@ -5,9 +5,9 @@ import torch
 from student_ranks import CASES, CASES_OF_THREE, run_all, run_cases, spawn, train_layer
 
 from rbm import FusedRbMLayer
-from rbm.checkpoint import load_student, read_metrics
 from rbm.cli.distillation import distill_seeds
-from rbm.distributed import joined
+from rbm.training.run_folder import load_student, read_metrics
+from rbm.utils.distributed import joined
 
 # Processes start and import for longer than they train.
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rbm.dropout import Dropout, dropout
+from rbm.nn.dropout import Dropout, dropout
 
 ENTRIES = 400_000
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-import rbm.encodings
-from rbm.cache import Cache
-from rbm.encodings import deepwalk, encode, label_propagation, transfer
-from rbm.splits import split_graph
+import rbm.datasets.encodings
+from rbm.datasets.encodings import deepwalk, encode, label_propagation, transfer
+from rbm.datasets.splits import split_graph
+from rbm.utils.cache import Cache
 
 NODES, CLASSES = 40, 3
 SETTINGS = ("transductive", "inductive")
@@ -183,9 +183,9 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch) -> dict[str, Counted]:
-    found = {name: Counted(getattr(rbm.encodings, name)) for name in ("deepwalk", "label_propagation")}
+    found = {name: Counted(getattr(rbm.datasets.encodings, name)) for name in ("deepwalk", "label_propagation")}
     for name, function in found.items():
-        monkeypatch.setattr(rbm.encodings, name, function)
+        monkeypatch.setattr(rbm.datasets.encodings, name, function)
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbm.encodings import deepwalk, label_propagation, random_walks, transfer
+from rbm.datasets.encodings import deepwalk, label_propagation, random_walks, transfer
 
 NODES, CLASSES = 30, 4
 # A node 0 that ends walks, an edge that is there three times, a self-loop, and an isolated node 5.
@@ -133,7 +133,7 @@ class TestDeepWalk:
 
     def test_the_same_bits_in_every_process(self):
         code = (
-            "import torch; from rbm.encodings import deepwalk;"
+            "import torch; from rbm.datasets.encodings import deepwalk;"
             "edges = torch.stack([torch.arange(60) % 20, torch.arange(60) * 7 % 20]);"
             "print(deepwalk(edges, 20, dim=4, walk_length=6).numpy().tobytes().hex())"
         )
@@ -206,7 +206,7 @@ class TestLabelPropagation:
     def test_chunks_of_columns_add_up(self, monkeypatch):
         (labels, train), edges = labelled(), random_edges()
         whole = label_propagation(edges, labels, train, CLASSES, exclude_self=True)
-        module = sys.modules["rbm.encodings.label_propagation"]
+        module = sys.modules["rbm.datasets.encodings.label_propagation"]
         monkeypatch.setattr(module, "_COLUMN_NUMBERS", 5 * NODES)
         torch.testing.assert_close(label_propagation(edges, labels, train, CLASSES, exclude_self=True), whole)
 

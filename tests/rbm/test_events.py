@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rbm import distill
-from rbm.checkpoint import RunFolder, read_metrics
 from rbm.config import Config
-from rbm.events import events
-from rbm.metrics import expert_loads
+from rbm.training.metrics import expert_loads
+from rbm.training.run_folder import RunFolder, read_metrics
+from rbm.training.tensorboard import events
 
 CONFIG = Config().updated(
     {

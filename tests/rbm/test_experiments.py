@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rbm import distillation, experiments
 from rbm.config import PROTOCOLS
-from rbm.experiments import Experiment, check_rows, parse_seeds, run_experiment
-from rbm.reproduction import read_table, table_names
-from rbm.rows import COLUMNS, config_fingerprint, read_rows
-from rbm.statistics import Summary, paired_test
-from rbm.tables import group_rows, main_table, paper_tables, percent, variants_table
+from rbm.distillation.distill import distill as distillation
+from rbm.experiments import runner as experiments
+from rbm.experiments.paper_tables import read_table, table_names
+from rbm.experiments.results import COLUMNS, config_fingerprint, read_rows
+from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
+from rbm.experiments.statistics import Summary, paired_test
+from rbm.experiments.tables import group_rows, main_table, paper_tables, percent, variants_table
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
@@ -98,7 +99,7 @@ def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
 
 
 def test_processes_side_by_side_give_the_same_figures(tmp_path, monkeypatch, one_thread):
-    monkeypatch.setattr("rbm.workers.os.cpu_count", lambda: 2)  # a thread each, as this process has
+    monkeypatch.setattr("rbm.utils.parallel.os.cpu_count", lambda: 2)  # a thread each, as this process has
     figures = lambda rows: {(row["method"], row["seed"]): row["test_at_best_val"] for row in rows}  # noqa: E731
     alone = run_experiment(quick(), tmp_path / "one.csv")
     both = run_experiment(quick(), tmp_path / "two.csv", jobs=2, cache=tmp_path / "cache")
@@ -124,7 +125,7 @@ def test_rows_of_other_settings_are_not_taken_for_ours(tmp_path):
 
 ORPHANS = """
 import sys
-from rbm.experiments import Experiment, run_experiment
+from rbm.experiments.runner import Experiment, run_experiment
 if __name__ == "__main__":
     quick = {name: {"max_epochs": 1} for name in ("teacher", "mlp", "rbm")}
     changes = {**quick, "encoding": {"deepwalk": False}}

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import rbm
-from rbm import MLPStudent, RbMStudent, hub
-from rbm.baselines.cohop import CoHOpStudent
-from rbm.baselines.moe import MoEStudent
+from rbm import MLPStudent, RbMStudent
 from rbm.config import Config
-from rbm.students import EnsembleStudent, MixtureStudent
+from rbm.nn import pretrained as hub
+from rbm.nn.moe import MoEStudent
+from rbm.nn.students import CoHOpStudent, EnsembleStudent, MixtureStudent
 
 SIZES = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3}
 STUDENTS = {

@@ -6,7 +6,7 @@ from sklearn.cluster import KMeans
 from torch.nn import functional as F
 
 from rbm import RbMStudent
-from rbm.initialization import initialize_memory, kmeans_memory
+from rbm.nn.kmeans_init import initialize_memory, kmeans_memory
 
 
 def clusters(rows_each=20):

@@ -10,17 +10,18 @@ import torch
 
 import rbm
 from benchmarks import large_graph
-from rbm import soft_targets, students
 from rbm.config import Config
 from rbm.datasets import own
-from rbm.initialization import initialize_memory
-from rbm.learners import RbMTraining
-from rbm.methods import rbm_arguments
-from rbm.soft_targets import Neighborhood, SoftTargets, weigh_pairs
-from rbm.splits import split_graph
-from rbm.stored import StoredRows
-from rbm.students import predict
-from rbm.teaching import teaching_from_logits
+from rbm.datasets.splits import split_graph
+from rbm.distillation import soft_targets
+from rbm.distillation.registry import rbm_arguments
+from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
+from rbm.distillation.trainer import RbMTraining
+from rbm.nn import students
+from rbm.nn.half_rows import StoredRows
+from rbm.nn.kmeans_init import initialize_memory
+from rbm.nn.students import predict
+from rbm.teachers.outputs import teaching_from_logits
 
 PAGE = Path(large_graph.__file__).parent.parent / "docs" / "scale.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from rbm import FusedRbMLayer
-from rbm.dropout import dropout
-from rbm.reference import ReferenceRbMLayer
+from rbm.nn.dropout import dropout
+from rbm.nn.reference import ReferenceRbMLayer
 
 OPTIONS = {
     "defaults": {},

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from rbm import FusedRbMLayer, RbMStudent, folding
-from rbm import layer as layer_module
+from rbm import FusedRbMLayer, RbMStudent
+from rbm.nn import folded_weights as folding
+from rbm.nn import rbm_layer as layer_module
 
 
 def make(**options):

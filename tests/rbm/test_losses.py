@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm import FusedRbMLayer, losses
-from rbm.layer import Routing
+from rbm import FusedRbMLayer
+from rbm.nn import losses
+from rbm.nn.rbm_layer import Routing
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from rbm import distill, matmul
+from rbm import distill
 from rbm.config import Config
-from rbm.matmul import fast_float32
+from rbm.utils import precision as matmul
+from rbm.utils.precision import fast_float32
 
 QUICK = Config().updated(
     {section: {"max_epochs": 2, "min_epochs": 0} for section in ("teacher", "mlp")} | {"encoding": {"deepwalk": False}}
@@ -82,7 +83,7 @@ def test_training_uses_it_and_predictions_do_not(faster, monkeypatch, small_grap
 
         return call
 
-    import rbm.distillation as module
+    import rbm.distillation.distill as module
 
     monkeypatch.setattr(module, "teacher_training", note("training", module.teacher_training))
     monkeypatch.setattr(module, "student_latency", note("latency", module.student_latency))

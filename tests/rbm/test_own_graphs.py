@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 import rbm
 from rbm.datasets import dataset_name, load_dataset, load_graph, unseen_fraction, validate_data
 from rbm.datasets.registry import is_path
-from rbm.splits import per_class_masks
+from rbm.datasets.splits import per_class_masks
 
 NODES, CLASSES = 30, 3
 ALTERNATIVES = {

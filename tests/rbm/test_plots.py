@@ -7,7 +7,7 @@ import torch
 from matplotlib.colors import same_color
 from matplotlib.image import imread
 
-from rbm import plots
+from rbm.experiments import plots
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rbm.plugins import load_plugin
+from rbm.utils.plugins import load_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = [f"--set={section}.max_epochs=40" for section in ("teacher", "glnn")]

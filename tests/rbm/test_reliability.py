@@ -6,7 +6,8 @@ from torch import nn
 from torch_geometric.data import Data
 
 from rbm.config import ReliabilityConfig
-from rbm.reliability import Reliability, entropy_change, fit_power
+from rbm.distillation.reliability import Reliability, fit_power
+from rbm.teachers.outputs import entropy_change
 
 
 class OwnFeatures(nn.Module):

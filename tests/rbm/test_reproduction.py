@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from rbm import experiments
-from rbm.experiments import run_experiment
-from rbm.methods import METHODS
-from rbm.reproduction import lines_of, read_table, render, table_names, table_of, write_outputs
-from rbm.rows import read_rows
-from rbm.tables import paper_tables
+from rbm.distillation.registry import METHODS
+from rbm.experiments import runner as experiments
+from rbm.experiments.paper_tables import lines_of, read_table, render, table_names, table_of, write_outputs
+from rbm.experiments.results import read_rows
+from rbm.experiments.runner import run_experiment
+from rbm.experiments.tables import paper_tables
 
 QUICK = {
     "teacher": {"max_epochs": 3, "hidden_channels": 8},

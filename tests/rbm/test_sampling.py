@@ -11,15 +11,15 @@ import torch_geometric.loader
 from torch_geometric import typing
 from torch_geometric.data import Data
 
-from rbm.cache import Cache
 from rbm.config import Config
-from rbm.distillation import distill
-from rbm.progress import Progress
-from rbm.rows import config_fingerprint
-from rbm.sampling import NeighborBatches
-from rbm.splits import split_graph
-from rbm.teacher_training import SampledTraining, TeacherTraining, teacher_training
-from rbm.teaching import build_configured_teacher, cached_teacher
+from rbm.datasets.splits import split_graph
+from rbm.distillation.distill import distill
+from rbm.experiments.results import config_fingerprint
+from rbm.teachers.neighbor_sampling import NeighborBatches
+from rbm.teachers.outputs import build_configured_teacher, cached_teacher
+from rbm.teachers.training import SampledTraining, TeacherTraining, teacher_training
+from rbm.utils.cache import Cache
+from rbm.utils.progress import Progress
 
 QUICK = Config().updated(
     {

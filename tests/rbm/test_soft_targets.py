@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm import losses
 from rbm.config import DistillConfig
-from rbm.soft_targets import Neighborhood, Pairs, SoftTargets, list_pairs, weigh_pairs
+from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, list_pairs, weigh_pairs
+from rbm.nn import losses
 
 NODES, CLASSES = 30, 5
 

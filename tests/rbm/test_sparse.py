@@ -12,15 +12,15 @@ from torch.nn import functional as F
 import rbm
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
-from rbm.initialization import kmeans_memory
-from rbm.learners import RbMTraining, StudentTraining
+from rbm.datasets.splits import split_graph
+from rbm.distillation.trainer import RbMTraining, StudentTraining
+from rbm.nn.kmeans_init import kmeans_memory
+from rbm.nn.sparse_rows import SparseRows, as_rows, dropout, packed
 from rbm.serving.feature_files import open_features
 from rbm.serving.prediction import predict_probabilities
-from rbm.sparse import SparseRows, as_rows, dropout, packed
-from rbm.splits import split_graph
-from rbm.teacher_training import TeacherTraining
 from rbm.teachers import TEACHERS, build_teacher
-from rbm.teaching import teaching_from_logits
+from rbm.teachers.outputs import teaching_from_logits
+from rbm.teachers.training import TeacherTraining
 from rbm_kernels.sparse_expert_matmul.reference import csr
 
 D, DENSE = 23, 4

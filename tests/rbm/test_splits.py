@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from rbm.splits import per_class_masks, split_graph, without_test_set
+from rbm.datasets.splits import per_class_masks, split_graph, without_test_set
 
 NODES = 40
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import friedmanchisquare
 
-from rbm.statistics import median_scores, skillings_mack
-from rbm.tables import paper_tables
+from rbm.experiments.statistics import median_scores, skillings_mack
+from rbm.experiments.tables import paper_tables
 
 PRINTED = [
     (table, setting, method)

@@ -5,8 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
-from rbm.reference import ReferenceRbMLayer
-from rbm.students import NORMS, MixtureStudent, build_norm, count_parameters
+from rbm.nn.parameters import count_parameters
+from rbm.nn.reference import ReferenceRbMLayer
+from rbm.nn.students import NORMS, MixtureStudent, build_norm
 
 
 def make(**options):

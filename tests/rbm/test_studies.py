@@ -5,10 +5,10 @@ import csv
 import pytest
 import torch
 
-from rbm import studies
-from rbm.metrics import class_share
-from rbm.presets import preset_config
-from rbm.studies import study
+from rbm.config.presets import preset_config
+from rbm.experiments import analysis as studies
+from rbm.experiments.analysis import study
+from rbm.training.metrics import class_share
 
 QUICK = {
     "teacher": {"max_epochs": 2, "hidden_channels": 8},

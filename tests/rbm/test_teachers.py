@@ -12,7 +12,7 @@ from torch_geometric.nn import models as pyg_models
 from torch_geometric.utils import add_self_loops
 
 from rbm.datasets import load_dataset
-from rbm.distillation import deterministic
+from rbm.distillation.distill import deterministic
 from rbm.teachers import GCN, TEACHERS, GraphSAGE, base, build_teacher
 
 NODES = 30

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from rbm import training
-from rbm.checkpoint import RunFolder, read_metrics
 from rbm.config import Config
-from rbm.progress import Progress
-from rbm.training import Accuracies, fit
+from rbm.training import loop as training
+from rbm.training.loop import Accuracies, fit
+from rbm.training.run_folder import RunFolder, read_metrics
+from rbm.utils.progress import Progress
 
 
 class Script:

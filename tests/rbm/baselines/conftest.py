@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.splits import GraphSplit, split_graph
-from rbm.teaching import Teaching, teaching_from_logits
+from rbm.datasets.splits import GraphSplit, split_graph
+from rbm.teachers.outputs import Teaching, teaching_from_logits
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "min_epochs": 0},

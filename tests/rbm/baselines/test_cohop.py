@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import rbm
-from rbm.baselines.cohop import CoHOpStudent, CoHOpTraining, contrast_loss, histogram_encodings
-from rbm.checkpoint import RunFolder
 from rbm.config import CoHOpConfig
-from rbm.encodings import Encodings
-from rbm.soft_targets import Neighborhood
-from rbm.splits import split_graph
-from rbm.students import count_parameters
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.cohop import CoHOpTraining, contrast_loss, histogram_encodings
+from rbm.distillation.soft_targets import Neighborhood
+from rbm.nn.parameters import count_parameters
+from rbm.nn.students import CoHOpStudent
+from rbm.training.run_folder import RunFolder
 
 
 def in_neighbors(edge_index, node) -> list[int]:

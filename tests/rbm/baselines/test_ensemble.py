@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import rbm
-from rbm.students import EnsembleStudent, MLPStudent, count_parameters
+from rbm.nn.parameters import count_parameters
+from rbm.nn.students import EnsembleStudent, MLPStudent
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm.baselines.glnn import GLNNTraining
 from rbm.config import GLNNConfig
-from rbm.splits import split_graph
-from rbm.students import MLPStudent
-from rbm.teaching import teaching_from_logits
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.glnn import GLNNTraining
+from rbm.nn.students import MLPStudent
+from rbm.teachers.outputs import teaching_from_logits
 
 
 @pytest.fixture

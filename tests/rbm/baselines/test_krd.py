@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm.baselines.krd import KRDTraining
 from rbm.config import Config
-from rbm.splits import split_graph
-from rbm.students import MLPStudent
-from rbm.teaching import Teaching, teaching_from_logits
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.krd import KRDTraining
+from rbm.nn.students import MLPStudent
+from rbm.teachers.outputs import Teaching, teaching_from_logits
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rbm.baselines import cohop
-from rbm.baselines.cohop import histogram_encodings, label_histograms
 from rbm.config import CoHOpConfig
-from rbm.encodings import label_propagation
-from rbm.splits import split_graph
+from rbm.datasets.encodings import label_propagation
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods import cohop
+from rbm.distillation.methods.cohop import histogram_encodings, label_histograms
 
 
 def plain_histograms(edge_index, labels, nodes, classes, radius, hops) -> torch.Tensor:

@@ -6,12 +6,13 @@ import torch
 from torch.nn import functional as F
 
 import rbm
-from rbm.baselines.moe import MoELayer, MoEStudent, MoETraining, balance_loss
-from rbm.layer import Routing
-from rbm.sparse import SparseRows
-from rbm.splits import split_graph
-from rbm.students import count_parameters
-from rbm.teaching import teaching_from_logits
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.moe import MoETraining
+from rbm.nn.moe import MoELayer, MoEStudent, balance_loss
+from rbm.nn.parameters import count_parameters
+from rbm.nn.rbm_layer import Routing
+from rbm.nn.sparse_rows import SparseRows
+from rbm.teachers.outputs import teaching_from_logits
 
 EXPERTS, ROWS = 5, 23
 

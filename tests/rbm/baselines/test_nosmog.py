@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rbm.baselines.nosmog import NOSMOGTraining
 from rbm.config import NOSMOGConfig
-from rbm.encodings import Encodings
-from rbm.splits import split_graph
-from rbm.students import MLPStudent
-from rbm.teaching import teaching_from_module
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.nosmog import NOSMOGTraining
+from rbm.nn.students import MLPStudent
+from rbm.teachers.outputs import teaching_from_module
 
 EPS = 0.05
 

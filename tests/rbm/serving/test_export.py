@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import rbm
-from rbm.baselines.moe import MoEStudent
-from rbm.checkpoint import RunFolder, save_student
 from rbm.config import Config
+from rbm.config.presets import preset_config
 from rbm.datasets import unseen_fraction
-from rbm.methods import METHODS
-from rbm.presets import preset_config
+from rbm.distillation.registry import METHODS
+from rbm.nn.moe import MoEStudent
 from rbm.serving.export import FORMATS, export_student, trace
-from rbm.serving.plain import plain
+from rbm.serving.standard_ops import plain
+from rbm.training.run_folder import RunFolder, save_student
 
 SHORT = {"max_epochs": 3, "min_epochs": 0}
 QUICK = dict.fromkeys(("teacher", "mlp", "glnn", "krd", "nosmog", "cohop"), SHORT)

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 import rbm
-from rbm.baselines.moe import MoEStudent
-from rbm.checkpoint import load
 from rbm.config import Config
-from rbm.serving import latency
-from rbm.serving.latency import measure_run, milliseconds, neighborhood_answer, one_expert_mlp
-from rbm.students import EnsembleStudent
+from rbm.distillation import latency
+from rbm.distillation.latency import milliseconds, neighborhood_answer
+from rbm.nn.moe import MoEStudent
+from rbm.nn.students import EnsembleStudent
+from rbm.serving import latency as measuring
+from rbm.serving.latency import measure_run, one_expert_mlp
 from rbm.teachers import build_teacher
+from rbm.training.run_folder import load
 
 SHORT = {"max_epochs": 2, "min_epochs": 0}
 QUICK = {"teacher": SHORT, "mlp": SHORT, "rbm": {**SHORT, "pretrain_epochs": 0}, "encoding": {"deepwalk": False}}
@@ -80,7 +82,7 @@ def test_the_mlp_is_as_wide_as_an_expert():
 def test_a_run_is_measured_on_its_own_graph(run, monkeypatch):
     asked = {"student": set(), "teacher": set()}
     forward = rbm.RbMStudent.forward
-    known = torch.cat([rbm.load_dataset("digits").x, rbm.checkpoint.load_encodings(run)], dim=1)
+    known = torch.cat([rbm.load_dataset("digits").x, rbm.training.run_folder.load_encodings(run)], dim=1)
 
     def spy(student, x):
         assert all((row == known).all(1).any() for row in x[:2]), "features and encodings of nodes of the graph"
@@ -93,7 +95,7 @@ def test_a_run_is_measured_on_its_own_graph(run, monkeypatch):
         return lambda nodes: (asked["teacher"].add(nodes.shape), answer(nodes))
 
     monkeypatch.setattr(rbm.RbMStudent, "forward", spy)
-    monkeypatch.setattr(latency, "neighborhood_answer", spying_answer)
+    monkeypatch.setattr(measuring, "neighborhood_answer", spying_answer)
     found = measure_run(run, batch_sizes=(1, 7), repeats=5)
     assert asked == {"student": {(1, 67), (7, 67)}, "teacher": {(1,), (7,)}}
     assert json.loads((run / "latency.json").read_text()) == found
@@ -106,7 +108,7 @@ def test_a_run_is_measured_on_its_own_graph(run, monkeypatch):
 
 def test_percentiles(run, monkeypatch):
     times = iter([np.arange(1.0, 101.0)] * 3)
-    monkeypatch.setattr(latency, "milliseconds", lambda *_, **__: next(times).tolist())
+    monkeypatch.setattr(measuring, "milliseconds", lambda *_, **__: next(times).tolist())
     row = measure_run(run, batch_sizes=(1,))["rows"][0]
     assert (row["p50_ms"], row["p95_ms"], row["p99_ms"]) == (50.5, 95.05, 99.01)
 

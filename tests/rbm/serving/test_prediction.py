@@ -10,11 +10,11 @@ import scipy.sparse as sp
 import torch
 
 import rbm
-from rbm.checkpoint import RunFolder, save_student
 from rbm.config import Config
-from rbm.encodings import transfer
+from rbm.datasets.encodings import transfer
 from rbm.serving import feature_files, neighbors
 from rbm.serving.prediction import predict_file
+from rbm.training.run_folder import RunFolder, save_student
 
 F, D, ROWS, NODES = 6, 4, 23, 30
 SHAPE = {"in_channels": F, "hidden_channels": 8, "out_channels": 3}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rbm.config import Config
-from rbm.presets import preset_config
+from rbm.config.presets import preset_config
 
 QUICK = {
     "teacher": {"max_epochs": 4, "hidden_channels": 8},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rbm.tuning.run import tune
+from rbm.experiments.tuning.run import tune
 
 pytest.importorskip("optuna")
 ray = pytest.importorskip("ray")

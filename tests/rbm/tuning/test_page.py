@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rbm.config import Config
-from rbm.tuning.space import build_space, read_space
+from rbm.experiments.tuning.space import build_space, read_space
 
 pytest.importorskip("optuna")
 

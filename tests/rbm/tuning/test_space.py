@@ -3,9 +3,9 @@
 import pytest
 
 from rbm.config import Config
-from rbm.methods import METHODS
-from rbm.presets import preset_config
-from rbm.tuning.space import build_space, default_space, flat, nested, read_space, with_values
+from rbm.config.presets import preset_config
+from rbm.distillation.registry import METHODS
+from rbm.experiments.tuning.space import build_space, default_space, flat, nested, read_space, with_values
 
 distributions = pytest.importorskip("optuna").distributions
 START = Config()

@@ -14,10 +14,10 @@ import yaml
 
 from rbm.config import Config
 from rbm.datasets import load_dataset
-from rbm.distillation import distill
-from rbm.tuning import folder, search
-from rbm.tuning.run import tune
-from rbm.tuning.search import Search
+from rbm.distillation.distill import distill
+from rbm.experiments.tuning import folder, search
+from rbm.experiments.tuning.run import tune
+from rbm.experiments.tuning.search import Search
 
 pytest.importorskip("optuna")
 

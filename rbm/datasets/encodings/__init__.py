@@ -1,0 +1,176 @@
+"""Extra inputs of a student, beside the node features: where a node lies, and which labels lie near it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rbm.datasets.encodings.deepwalk import deepwalk, random_walks
+from rbm.datasets.encodings.graph import add_self_loops
+from rbm.datasets.encodings.label_propagation import label_propagation
+from rbm.datasets.encodings.transfer import FILLS, transfer
+from rbm.nn.sparse_rows import SparseRows, in_single_precision
+from rbm.utils.cache import Cache
+
+if TYPE_CHECKING:  # both import the configuration, which takes its choices from here
+    from rbm.config import EncodingConfig
+    from rbm.datasets.splits import GraphSplit
+
+# All seeds of a transductive experiment share one graph, and so its positions.
+_SHARED_SEED = 0
+
+
+class Encodings(NamedTuple):
+    """Columns that stand beside the node features.
+
+    Attributes:
+        observed: float32 ``[n_observed, d]`` in the order of the observed graph: what training sees.
+        full: float32 ``[N, d]`` in the order of the full graph; observed nodes have the same rows as in ``observed``.
+    """
+
+    observed: Tensor
+    full: Tensor
+
+
+def encode(
+    split: GraphSplit,
+    config: EncodingConfig,
+    num_classes: int,
+    *,
+    seed: int,
+    cache: Cache,
+    extra: Sequence[Tensor] = (),
+) -> Encodings | None:
+    """All encodings that ``config`` asks for, side by side: DeepWalk, label propagation, then ``extra`` as they are.
+
+    DeepWalk walks over the observed graph alone; an unseen node gets its neighbours' mean
+    (:func:`rbm.datasets.encodings.transfer`). In the transductive setting ``seed`` plays no part: one result
+    serves all seeds.
+
+    Label propagation reads labels under the observed graph's ``train_mask`` and no others. Rows of observed nodes come
+    from the observed graph, rows of unseen nodes from the full one.
+
+    Args:
+        split: the graph, and what training may see of it.
+        config: ``Config.encoding``. ``config.self_loops`` adds one to each node for all of this, as the released code
+            does on Planetoid and OGB; without it walks take the self-loops that the graph has, propagation takes none.
+        num_classes: C.
+        seed: of the run.
+        cache: where positions and propagated labels are kept, by graph, settings and seed.
+        extra: encodings of your own, floating ``[N, d]`` in the order of the full graph. What their unseen rows know,
+            and from where, is yours to answer for.
+
+    Returns:
+        The encodings on the CPU, or None where there are none.
+
+    Raises:
+        TypeError, ValueError: a wrong graph, label, setting or extra encoding; the message tells how to mend it.
+    """
+    parts = []
+    if config.deepwalk:
+        parts.append(_positions(split, config, seed, cache))
+    if config.label_propagation:
+        parts.append(_labels_nearby(split, config, num_classes, cache))
+    if config.relative_norm > 0:
+        parts = [_scaled(part, split, config.relative_norm) for part in parts]
+    for place, given in enumerate(extra):
+        rows = _given(given, place, split.graph.num_nodes)
+        parts.append(Encodings(rows[split.observed_nodes.cpu()], rows))
+    if not parts:
+        return None
+    return Encodings(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+
+
+def _positions(split: GraphSplit, config: EncodingConfig, seed: int, cache: Cache) -> Encodings:
+    graph, observed = split.graph, split.observed
+    transductive = split.setting == "transductive"
+
+    def edges_of(data) -> Tensor:
+        return add_self_loops(data.edge_index, data.num_nodes) if config.self_loops else data.edge_index
+
+    settings = {
+        "dim": config.embedding_dim,
+        "walk_length": config.walk_length,
+        "walks_per_node": config.walks_per_node,
+        "window_size": config.window_size,
+        "epochs": config.epochs,
+        "negative": config.negative,
+        "hierarchical_softmax": config.hierarchical_softmax,
+        "workers": config.workers,
+        "seed": _SHARED_SEED if transductive else seed,
+    }
+    edges, num_nodes = edges_of(observed), observed.num_nodes
+    rows = cache.tensors(
+        "deepwalk",
+        {**settings, "num_nodes": num_nodes, "gensim": version("gensim")},
+        [edges],
+        lambda: {"positions": deepwalk(edges, num_nodes, **settings)},
+    )["positions"]
+    if transductive:
+        return Encodings(rows, rows)
+    return Encodings(rows, transfer(rows, split.observed_nodes, edges_of(graph), graph.num_nodes, config.fill))
+
+
+def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, cache: Cache) -> Encodings:
+    graph, observed = split.graph, split.observed
+
+    def propagated(edges: Tensor, nodes: Tensor, num_nodes: int, exclude_self: bool) -> Tensor:
+        """From the observed training labels, which are those of ``nodes`` in the graph of ``edges``."""
+        settings = {
+            "num_classes": num_classes,
+            "decay": config.propagation_decay,
+            "hops": config.propagation_hops,
+            "exclude_self": exclude_self,
+            "self_loops": config.self_loops,
+        }
+        labels, mask = torch.full((num_nodes,), -1), torch.zeros(num_nodes, dtype=torch.bool)
+        labels[nodes], mask[nodes] = known, True
+        return cache.tensors(
+            "label_propagation",
+            settings,
+            [edges, labels],
+            lambda: {"labels": label_propagation(edges, labels, mask, **settings)},
+        )["labels"]
+
+    train_nodes = observed.train_mask.nonzero().flatten().cpu()
+    known = observed.y.cpu()[train_nodes]
+    rows = propagated(observed.edge_index, train_nodes, observed.num_nodes, config.exclude_self)
+    if split.setting == "transductive":
+        return Encodings(rows, rows)
+    # Unseen nodes have no label that could come back to them.
+    nodes = split.observed_nodes.cpu()
+    full = propagated(graph.edge_index, nodes[train_nodes], graph.num_nodes, False)
+    full[nodes] = rows
+    return Encodings(rows, full)
+
+
+def _scaled(part: Encodings, split: GraphSplit, relative_norm: float) -> Encodings:
+    """Rows whose mean norm over observed nodes is ``relative_norm`` times that of the features."""
+    features = in_single_precision(split.observed.x)
+    norms = features.squared_norms().sqrt() if isinstance(features, SparseRows) else features.norm(dim=1)
+    own = float(part.observed.norm(dim=1).mean())
+    factor = relative_norm * float(norms.mean()) / own if own > 0 else 1.0
+    return Encodings(*(factor * rows for rows in part))
+
+
+def _given(given: Tensor, place: int, num_nodes: int) -> Tensor:
+    if not isinstance(given, Tensor) or given.layout != torch.strided or not given.is_floating_point():
+        kind = f"a {given.layout} tensor of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
+        raise TypeError(
+            f"extra[{place}]: got {kind}, expected a dense floating tensor; use torch.as_tensor(...).float()"
+        )
+    if given.dim() != 2 or given.shape[0] != num_nodes:
+        raise ValueError(
+            f"extra[{place}]: got shape {list(given.shape)}, expected [{num_nodes}, width], one row for each node of"
+            " the full graph"
+        )
+    if not torch.isfinite(given).all():
+        raise ValueError(f"extra[{place}]: holds NaN or infinity, expected finite numbers; try torch.nan_to_num")
+    return given.detach().cpu().float()
+
+
+__all__ = ["FILLS", "Encodings", "deepwalk", "encode", "label_propagation", "random_walks", "transfer"]

@@ -1,0 +1,116 @@
+"""The citation graphs: Planetoid's pickles, and the CiteSeer of the CPF protocol.
+
+PyG's dataset classes write a ``processed`` folder beside the raw files and later unpickle what they find there. Its
+readers, which those classes call, do neither: they go from raw files to a graph in memory. So a read-only root works,
+nothing is written into anyone's folder, and no processed file of unknown origin is ever opened.
+"""
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch_geometric.data import Data
+from torch_geometric.io import read_planetoid_data
+from torch_geometric.transforms import LargestConnectedComponents
+
+from rbm.datasets.readers.edges import undirected
+from rbm.datasets.readers.features import UNREADABLE
+from rbm.datasets.readers.text import read_table
+from rbm.datasets.registry import DatasetInfo
+
+# All that Planetoid's pickles need: arrays, sparse matrices and a dictionary of lists, under old and new module names.
+_PICKLE_GLOBALS = {
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("scipy.sparse.csr", "csr_matrix"),
+    ("scipy.sparse._csr", "csr_matrix"),
+    ("collections", "defaultdict"),
+    ("__builtin__", "list"),
+    ("builtins", "list"),
+    ("_codecs", "encode"),
+}
+
+
+class _PlanetoidUnpickler(pickle.Unpickler):
+    """Refuses every name that Planetoid's files have no use for: a pickle may otherwise run any code."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _PICKLE_GLOBALS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no Planetoid file needs")
+        return super().find_class(module, name)
+
+
+def read_planetoid(info: DatasetInfo, folder: Path) -> Data:
+    """A Planetoid graph with its public split, features as stored.
+
+    Raises:
+        ValueError: a raw file is corrupt, or its pickle asks for more than arrays, sparse matrices and lists.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the files name SciPy's and NumPy's old modules
+        for file in info.raw_files:
+            if not file.endswith("test.index"):
+                _check_pickle(folder / file)
+        try:
+            return read_planetoid_data(str(folder), info.pyg_name)
+        except (ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
+            raise ValueError(f"root: the Planetoid files in {folder} do not fit together: {error}") from error
+
+
+def _check_pickle(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            part = _PlanetoidUnpickler(file, encoding="latin1").load()
+        if sp.issparse(part):
+            part.check_format(full_check=True)
+    except Exception as error:  # a broken pickle raises nearly anything
+        raise ValueError(f"root: {path} is not a Planetoid file: {error}. Fetch the original file again") from error
+
+
+def read_attributed(info: DatasetInfo, folder: Path) -> Data:
+    """A graph of PyG's ``AttributedGraphDataset``: undirected, without self-loops, classes numbered from 0.
+
+    Its files: ``attrs.npz`` (SciPy, a row a node), ``edgelist.txt`` (two ids a line), ``labels.txt`` (id and class).
+
+    Raises:
+        ValueError: a file is corrupt, or they do not fit together.
+    """
+    attributes, edge_list, label_list = (folder / file for file in info.raw_files)
+    try:
+        features = sp.load_npz(attributes).tocsr()
+        features.check_format(full_check=True)  # SciPy would write wherever wrong indices point
+    except (*UNREADABLE, KeyError) as error:
+        raise ValueError(f"root: {attributes} is no sparse matrix: {error}. Fetch the original file again") from error
+    num_nodes = features.shape[0]
+    edges, labels = (read_table(path, np.int64, columns=2) for path in (edge_list, label_list))
+    if not np.array_equal(np.sort(labels[:, 0]), np.arange(num_nodes)):
+        raise ValueError(f"root: {label_list} does not name each of the {num_nodes} nodes of {attributes.name} once")
+    _, classes = np.unique(labels[np.argsort(labels[:, 0]), 1], return_inverse=True)
+    return Data(
+        x=torch.from_numpy(features.toarray().astype(np.float32)),
+        edge_index=undirected(edges, num_nodes, edge_list),
+        y=torch.from_numpy(classes.astype(np.int64)),
+    )
+
+
+def largest_component(data: Data, info: DatasetInfo) -> Data:
+    """The largest connected component, which must be the one that the protocol ``cpf`` is about.
+
+    Raises:
+        ValueError: it has other numbers of nodes or edges.
+    """
+    data = LargestConnectedComponents()(data)
+    found = (data.num_nodes, data.num_edges // 2)
+    if found != info.component:
+        raise ValueError(
+            f"root: the largest component of {info.name} has {found[0]} nodes and {found[1]} undirected edges, "
+            f"expected {info.component[0]} and {info.component[1]}; these are not the files of the protocol 'cpf'"
+        )
+    return data

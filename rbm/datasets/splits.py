@@ -1,0 +1,201 @@
+"""Which nodes train, validate and test a student, and which of them training may see at all.
+
+Two settings of the paper. *Transductive*: training sees the whole graph, and only the labels of validation and test
+nodes are hidden. *Inductive*: some test nodes are hidden with all their edges; training sees the graph that remains,
+and the hidden ("unseen") nodes arrive afterwards, as new users of a deployed model do.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from rbm.config import SETTINGS
+from rbm.nn.sparse_rows import SparseRows
+
+_GENERATORS = {"pcg64": np.random.default_rng, "mt19937": np.random.RandomState}
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSplit:
+    """A graph, and the part of it that training may see.
+
+    Attributes:
+        setting: ``"transductive"`` or ``"inductive"``.
+        graph: the full graph.
+        observed: what training may see, with its own masks; the same object as ``graph`` when transductive.
+        observed_nodes: int64 ``[n_observed]``; row ``i`` of ``observed`` is node ``observed_nodes[i]`` of ``graph``.
+        unseen_nodes: int64 ``[n_unseen]``, ascending ids in ``graph`` of the test nodes hidden from training.
+    """
+
+    setting: str
+    graph: Data
+    observed: Data
+    observed_nodes: Tensor
+    unseen_nodes: Tensor
+
+
+def split_graph(
+    data: Data, setting: str = "transductive", *, unseen_fraction: float = 0.2, seed: int = 0
+) -> GraphSplit:
+    """Hide a part of the test nodes from training (inductive), or nothing (transductive).
+
+    The unseen nodes are the first ``int(unseen_fraction * n_test)`` entries of ``torch.randperm(n_test)`` under
+    ``seed``, taken as positions in the ascending list of test nodes: the rule of the RbM, GLNN, NOSMOG and CoHOp code.
+    With ``unseen_fraction=1.0`` (Planetoid's protocol) every test node is unseen, and ``observed`` has no test node.
+    Observed nodes are renumbered in the order training, validation, observed test, other nodes, each ascending. No edge
+    of ``observed`` touches an unseen node.
+
+    Args:
+        data: a graph with ``train_mask``, ``val_mask`` and ``test_mask`` (see ``rbm.datasets.validate_data``).
+        setting: ``"transductive"`` or ``"inductive"``.
+        unseen_fraction: share of the test nodes to hide, in (0, 1]; unused when transductive.
+        seed: seed of the permutation; unused when transductive.
+
+    Raises:
+        ValueError: an unknown setting, a fraction outside (0, 1], or a fraction that hides no node.
+    """
+    if setting not in SETTINGS:
+        raise ValueError(f"setting: got {setting!r}, expected one of {', '.join(SETTINGS)}")
+    num_nodes = data.num_nodes
+    if setting == "transductive":
+        empty = torch.empty(0, dtype=torch.int64)
+        return GraphSplit(setting, data, data, torch.arange(num_nodes), empty)
+
+    if not 0.0 < unseen_fraction <= 1.0:
+        raise ValueError(f"unseen_fraction: got {unseen_fraction}, expected a number in (0, 1]")
+    test_nodes = _nodes(data.test_mask)
+    count = int(unseen_fraction * test_nodes.numel())
+    if count == 0:
+        raise ValueError(
+            f"unseen_fraction: {unseen_fraction} of {test_nodes.numel()} test nodes hides no node at all; "
+            "pass a larger fraction or mark more nodes in data.test_mask"
+        )
+    permutation = torch.randperm(test_nodes.numel(), generator=torch.Generator().manual_seed(seed))
+    unseen = test_nodes[permutation[:count]].sort().values
+
+    observed_test = data.test_mask.cpu().clone()
+    observed_test[unseen] = False
+    other = ~(data.train_mask | data.val_mask | data.test_mask)
+    observed_nodes = torch.cat([_nodes(mask) for mask in (data.train_mask, data.val_mask, observed_test, other)])
+    return GraphSplit(setting, data, _induced_subgraph(data, observed_nodes), observed_nodes, unseen)
+
+
+def without_test_set(data: Data, setting: str = "transductive", *, unseen_fraction: float = 0.2, seed: int = 0) -> Data:
+    """A graph to choose hyperparameters on: half of the validation nodes, drawn by the seed, are its test nodes.
+
+    The nodes that :func:`split_graph` would hide are gone with their edges, and the labels of the other test nodes are
+    -1: what is chosen cannot have seen the test set. In the inductive setting hide all of its test nodes
+    (``unseen_fraction=1.0``): they then arrive as unseen nodes do, which validation nodes within the observed graph do
+    not. Arguments and what is raised as for :func:`split_graph`.
+    """
+    graph = copy.copy(split_graph(data, setting, unseen_fraction=unseen_fraction, seed=seed).observed)
+    validation = _nodes(graph.val_mask)
+    if validation.numel() < 2:
+        raise ValueError("data.val_mask: 1 node is marked, expected at least 2 to set half of them apart")
+    permutation = torch.randperm(validation.numel(), generator=torch.Generator().manual_seed(seed))
+    known = graph.get("num_classes")
+    graph.num_classes = int(data.y.max()) + 1 if known is None else known
+    graph.y = graph.y.masked_fill(graph.test_mask, -1)
+    graph.test_mask = torch.zeros_like(graph.val_mask)
+    graph.test_mask[validation[permutation[: validation.numel() // 2]]] = True
+    graph.val_mask = graph.val_mask & ~graph.test_mask
+    return graph
+
+
+def _nodes(mask: Tensor) -> Tensor:
+    return mask.nonzero().flatten().cpu()
+
+
+def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
+    """The subgraph on ``nodes``, its rows in exactly that order (PyG's ``Data.subgraph`` keeps ascending order)."""
+    nodes = nodes.to(data.edge_index.device)
+    new_id = torch.full((data.num_nodes,), -1, dtype=torch.int64, device=nodes.device)
+    new_id[nodes] = torch.arange(nodes.numel(), device=nodes.device)
+    edges = new_id[data.edge_index]
+    kept = (edges >= 0).all(dim=0)
+
+    observed = Data()
+    for key, value in data:
+        if key == "edge_index":
+            observed.edge_index = edges[:, kept]
+        elif key == "num_nodes":
+            observed.num_nodes = nodes.numel()
+        elif data.is_node_attr(key):
+            # PyTorch has no indexing of CSR tensors.
+            csr = isinstance(value, Tensor) and value.layout == torch.sparse_csr
+            observed[key] = SparseRows(value)[nodes].to_csr() if csr else value[nodes]
+        elif data.is_edge_attr(key):
+            observed[key] = value[kept]
+        else:
+            observed[key] = value
+    return observed
+
+
+def per_class_masks(
+    labels: Tensor,
+    *,
+    seed: int = 0,
+    train_per_class: int = 20,
+    val_per_class: int = 30,
+    split_rng: str = "pcg64",
+    small_classes: str = "error",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw a training and a validation set with equally many nodes of each class; the rest is the test set.
+
+    For each class in ascending order ``train_per_class`` of its nodes are drawn without replacement; then, again class
+    by class, ``val_per_class`` of the nodes left.
+
+    Args:
+        labels: int64 ``[N]``; nodes with a negative one, unknown, are in no set.
+        seed: seed of the generator.
+        train_per_class: training nodes of each class.
+        val_per_class: validation nodes of each class.
+        split_rng: ``"pcg64"`` (NumPy's ``default_rng(seed)``) gives the splits of the RbM code, ``"mt19937"``
+            (``RandomState(seed)``) those of GLNN and NOSMOG.
+        small_classes: a class that cannot fill both sets and leave a test node is an ``"error"``; or it may
+            ``"share"`` what it has: one node for testing, the others for training and validation in the proportion of
+            their sizes, rounded down for training, where there is at least one. Of 11 nodes 4 train and 6 validate, of
+            two nodes one trains and one tests, and a single one trains.
+
+    Returns:
+        Training, validation and test mask, bool ``[N]`` each.
+
+    Raises:
+        ValueError: an unknown option, a negative seed, no label at all, or a class too small.
+    """
+    if split_rng not in _GENERATORS:
+        raise ValueError(f"split_rng: got {split_rng!r}, expected one of {', '.join(_GENERATORS)}")
+    if seed < 0:
+        raise ValueError(f"seed: got {seed}, expected a non-negative integer")
+    if small_classes not in ("error", "share"):
+        raise ValueError(f"small_classes: got {small_classes!r}, expected error or share")
+    generator = _GENERATORS[split_rng](seed)
+    classes = labels.cpu().numpy()
+    free = classes >= 0
+    if not free.any():
+        raise ValueError("labels: no node has one (a class number from 0); a split by class needs some")
+    numbers, counts = np.unique(classes[free], return_counts=True)
+    both = train_per_class + val_per_class
+    if small_classes == "error" and counts.min() <= both:
+        smallest = counts.argmin()
+        raise ValueError(
+            f"labels: class {numbers[smallest]} has {counts[smallest]} nodes, expected more than {both} "
+            f"({train_per_class} for training, {val_per_class} for validation, the rest for testing); "
+            "use a larger graph, smaller train_per_class and val_per_class, or small_classes='share'"
+        )
+    shared = np.maximum(counts - 1, 1)
+    train = np.where(counts > both, train_per_class, np.maximum(1, shared * train_per_class // both))
+    val = np.where(counts > both, val_per_class, shared - train)
+    masks = []
+    for sizes in (train, val):
+        candidates = [np.flatnonzero((classes == number) & free) for number in numbers]
+        drawn = [generator.choice(nodes, size, replace=False) for nodes, size in zip(candidates, sizes, strict=True)]
+        mask = np.zeros(classes.size, dtype=bool)
+        mask[np.concatenate(drawn)] = True
+        free &= ~mask
+        masks.append(torch.from_numpy(mask))
+    return masks[0], masks[1], torch.from_numpy(free)

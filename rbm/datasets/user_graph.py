@@ -1,0 +1,201 @@
+"""`load_graph`: a graph of one's own, in the form that everything else here takes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from rbm.datasets.readers.features import pack_features
+from rbm.datasets.readers.user_files import as_tensor, read_parts
+from rbm.datasets.splits import per_class_masks
+from rbm.datasets.validation import MASKS
+
+# Fewer features are made float32 at once: everyone's code takes those.
+MIN_STORED_NUMEL = 2**24
+_SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
+
+
+def load_graph(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    split_rng: str = "pcg64",
+    small_classes: str = "share",
+    sparse_features: str = "auto",
+) -> Data:
+    """Load a graph from files: features, edges, labels, and if you have them masks and a teacher's logits.
+
+    ``path`` is one of
+
+    * a PyG ``Data`` (or a dictionary of tensors) as ``torch.save`` wrote it, ``.pt`` or ``.pth``; opened with
+      ``weights_only=True``, so that nothing in it can run;
+    * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one;
+    * a folder with a file for each part: ``.npy`` (mapped into memory, not read), ``.npz`` (one array, or
+      ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over). Features in
+      float16, 2^24 numbers or more, stay as they are: students read their batches from the file.
+
+    The parts have the same names everywhere:
+
+    * ``x`` or ``features``: numbers ``[N, F]``.
+    * ``edge_index`` or ``edges``: whole numbers ``[2, M]`` or ``[M, 2]``, from and to; ``[2, 2]`` is read as the first,
+      tables have an edge a row. Self-loops, duplicates and directions stay as they are; messages flow from the first
+      node of an edge to the second. Without edges, give an empty array.
+    * ``y`` or ``labels``: class numbers ``[N]`` from 0; -1 for unknown, outside the masks.
+    * ``train_mask``, ``val_mask`` and ``test_mask``, or ``train``, ``val`` and ``test``: true or false for each node,
+      or the ids of nodes; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without any, 20 training and 30
+      validation nodes are drawn of each class (:func:`rbm.datasets.splits.per_class_masks`) from the nodes with a
+      label.
+    * ``teacher_logits`` or ``logits``: a teacher's answers ``[N, C]``, for ``rbm distill --teacher logits``.
+
+    Args:
+        path: the file or folder.
+        seed: seed of the split, where the files have none.
+        split_rng: its generator.
+        small_classes: what to do there with a class of too few nodes, see :func:`rbm.datasets.splits.per_class_masks`.
+        sparse_features: as for :func:`rbm.datasets.load_dataset`.
+
+    Returns:
+        As :func:`rbm.datasets.load_dataset`, and ``teacher_logits`` float32 ``[N, C]`` where there are any.
+
+    Raises:
+        FileNotFoundError: nothing lies at ``path``.
+        ModuleNotFoundError: a Parquet file, without ``pyarrow``.
+        ValueError: a file cannot be read, a part is missing, or the parts do not fit together.
+    """
+    path = Path(path).expanduser()
+    parts = read_parts(path)
+    missing = [name for name in ("x", "edge_index", "y") if name not in parts]
+    if missing:
+        raise ValueError(
+            f"dataset: {path} lacks {', '.join(missing)}; expected x (or features), edge_index (or edges; an "
+            f"empty array where there are none) and y (or labels){_seen(parts)}"
+        )
+    x = _features(path, parts["x"])
+    num_nodes = x.size(0)
+    y = _whole(f"{path}, y", parts["y"])
+    y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
+    if y.shape != (num_nodes,):
+        raise ValueError(f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node")
+    data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"], num_nodes), y=y)
+    masks = _masks(path, parts, num_nodes)
+    if masks is None:
+        # A misspelt mask must not turn into a random split.
+        if doubtful := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
+            raise ValueError(
+                f"dataset: {path} holds {', '.join(doubtful)}, but no masks of a known name and form; call them "
+                "train_mask, val_mask and test_mask, or take them away for a split drawn by the seed"
+            )
+        masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
+    data.train_mask, data.val_mask, data.test_mask = masks
+    classes = max(int(y.max()) + 1, _class_count(path, parts["num_classes"]))
+    if "teacher_logits" in parts:
+        logits = as_tensor(parts["teacher_logits"], f"{path}, teacher_logits")
+        if logits.dim() != 2 or logits.size(0) != num_nodes or logits.size(1) < classes:
+            raise ValueError(
+                f"dataset: {path}, teacher_logits has shape {list(logits.shape)}, expected [{num_nodes}, {classes}]: a "
+                "row for each node, a column for each class"
+            )
+        data.teacher_logits = logits.to(torch.float32)
+        classes = logits.size(1)
+    data.num_classes = classes
+    return data
+
+
+def _seen(parts: dict[str, Any]) -> str:
+    return f" (it has {', '.join(parts['others'][:8])})" if parts["others"] else ""
+
+
+def _features(path: Path, x: Any) -> Tensor:
+    x = as_tensor(x, f"{path}, x", sparse=True)
+    if x.layout not in (torch.strided, torch.sparse_csr) or x.dim() != 2 or 0 in x.shape:
+        kind = f"shape {list(x.shape)}" if x.layout in (torch.strided, torch.sparse_csr) else f"layout {x.layout}"
+        raise ValueError(f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty")
+    if x.layout == torch.strided and x.dtype == torch.float16 and path.is_dir() and x.numel() >= MIN_STORED_NUMEL:
+        return x
+    return x.to(torch.float32) if x.layout == torch.sparse_csr else x.to(torch.float32).contiguous()
+
+
+def _whole(where: str, value: Any) -> Tensor:
+    """As int64; floating-point numbers, which tables often have, where they are whole."""
+    value = as_tensor(value, where)
+    if value.is_floating_point():
+        if not bool((value.isfinite() & (value == value.round())).all()):
+            raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones")
+    elif value.dtype == torch.bool:
+        raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers")
+    return value.to(torch.int64)
+
+
+def _class_count(path: Path, value: Any) -> int:
+    if value is None:
+        return 0
+    where = f"{path}, num_classes"
+    value = _whole(where, torch.tensor(value) if isinstance(value, int) else value)
+    if value.numel() != 1 or int(value) < 1:
+        raise ValueError(f"dataset: {where} is {value.tolist()}, expected one number, at least 1")
+    return int(value)
+
+
+def _edges(path: Path, edges: Any, num_nodes: int) -> Tensor:
+    edges = _whole(f"{path}, edge_index", edges)
+    if edges.numel() == 0:
+        return edges.new_empty(2, 0)
+    if edges.dim() != 2 or 2 not in edges.shape:
+        raise ValueError(f"dataset: {path}, edge_index has shape {list(edges.shape)}, expected [2, M] or [M, 2]")
+    _check_ids(f"{path}, edge_index", edges, num_nodes)
+    return (edges if edges.size(0) == 2 else edges.t()).contiguous()
+
+
+def _masks(path: Path, parts: dict[str, Any], num_nodes: int) -> list[Tensor] | None:
+    present = [name for name in MASKS if name in parts]
+    if "masks" in parts:
+        if present:
+            raise ValueError(f"dataset: {path} holds both masks and {present[0]}, expected one of them")
+        masks = as_tensor(parts["masks"], f"{path}, masks")
+        if masks.shape == (3, num_nodes) and num_nodes != 3:
+            masks = masks.t()
+        if masks.shape != (num_nodes, 3):
+            raise ValueError(f"dataset: {path}, masks has shape {list(masks.shape)}, expected [{num_nodes}, 3]")
+        return [_flags(f"{path}, masks", column) for column in masks.unbind(1)]
+    if not present:
+        return None
+    if absent := [name for name in MASKS if name not in parts]:
+        raise ValueError(
+            f"dataset: {path} has {', '.join(present)} but lacks {', '.join(absent)}; expected all or none"
+        )
+    return [_mask(f"{path}, {name}", parts[name], num_nodes) for name in MASKS]
+
+
+def _mask(where: str, value: Any, num_nodes: int) -> Tensor:
+    value = as_tensor(value, where)
+    if value.dim() != 1:
+        raise ValueError(
+            f"dataset: {where} has shape {list(value.shape)}, expected [{num_nodes}] or a list of node ids"
+        )
+    # So many distinct ids, none above 1, are there in no graph of more than two nodes.
+    if value.dtype == torch.bool or (value.numel() == num_nodes > 2 and bool(((value == 0) | (value == 1)).all())):
+        if value.numel() != num_nodes:
+            raise ValueError(
+                f"dataset: {where} has {value.numel()} entries, expected one for each of {num_nodes} nodes"
+            )
+        return _flags(where, value)
+    ids = _whole(where, value)
+    _check_ids(where, ids, num_nodes)
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[ids] = True
+    return mask
+
+
+def _check_ids(where: str, ids: Tensor, num_nodes: int) -> None:
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+        raise ValueError(
+            f"dataset: {where} holds node ids from {int(ids.min())} to {int(ids.max())}, expected 0 to {num_nodes - 1}"
+        )
+
+
+def _flags(where: str, value: Tensor) -> Tensor:
+    if not bool(((value == 0) | (value == 1)).all()):
+        raise ValueError(f"dataset: {where} holds other values than 0 and 1")
+    return value.to(torch.bool).clone()

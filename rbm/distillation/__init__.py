@@ -1,0 +1,1 @@
+"""From a teacher's outputs to students."""

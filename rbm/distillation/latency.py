@@ -1,0 +1,88 @@
+"""Clocks for predictions: of a student from rows alone, of a teacher with the neighbourhood that it needs.
+
+Times are wall-clock milliseconds of one call after another. The rows of a student are there before the clock starts. A
+teacher is given node ids; gathering their neighbourhood is part of its time.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import k_hop_subgraph
+
+from rbm.nn.half_rows import StoredRows
+from rbm.nn.sparse_rows import Features, as_rows
+from rbm.nn.students import predict
+from rbm.teachers import edges_for, features_for
+from rbm.training.metrics import evaluating
+
+# A slow call is timed this many times at least, however long that takes: of fewer a percentile says nothing.
+_FEWEST = 20
+
+
+def milliseconds(
+    call: Callable[[Any], object], inputs: Iterator[Any], repeats: int, *, seconds: float = float("inf")
+) -> list[float]:
+    """Times of ``call(next(inputs))``, the making of inputs not counted, after a warm-up call.
+
+    As many as ``repeats``; after ``seconds`` no further ones, but twenty at least. Waits for a CUDA device.
+    """
+
+    def timed() -> float:
+        given = next(inputs)
+        start = time.perf_counter()
+        call(given)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    timed()
+    end, times = time.perf_counter() + seconds, []
+    while len(times) < repeats and (len(times) < _FEWEST or time.perf_counter() < end):
+        times.append(timed())
+    return times
+
+
+@torch.no_grad()
+def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
+    """Median milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
+    x = x if isinstance(x, StoredRows) else as_rows(x)
+    with evaluating(student):
+        one = milliseconds(student, itertools.repeat(x[:1]), repeats)
+        every = milliseconds(lambda rows: predict(student, rows), itertools.repeat(x), 3)
+    return statistics.median(one), statistics.median(every)
+
+
+@torch.no_grad()
+def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats: int = 30) -> tuple[float, float]:
+    """Median milliseconds that a teacher takes for one node, its neighbourhood gathered, and for all nodes.
+
+    The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood.
+    """
+    x, edges = features_for(teacher, graph.x), edges_for(teacher, graph)
+    nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1, device=x.device).long().split(1))
+    with evaluating(teacher):
+        one = milliseconds(neighborhood_answer(teacher, graph, num_layers), nodes, repeats)
+        every = milliseconds(lambda edges: teacher(x, edges), itertools.repeat(edges), 3)
+    return statistics.median(one), statistics.median(every)
+
+
+def neighborhood_answer(teacher: nn.Module, graph: Data, num_layers: int) -> Callable[[Tensor], Tensor]:
+    """What a teacher does where a few nodes are asked for: a function from ids, int64 ``[B]``, to logits ``[B, C]``.
+
+    It gathers edges and features of their ``num_layers``-hop neighbourhood, and runs the teacher on that subgraph.
+    """
+    x = features_for(teacher, graph.x)
+
+    def answer(nodes: Tensor) -> Tensor:
+        subset, edges, position, _ = k_hop_subgraph(
+            nodes, num_layers, graph.edge_index, relabel_nodes=True, num_nodes=x.shape[0]
+        )
+        return teacher(x[subset], edges)[position]
+
+    return answer

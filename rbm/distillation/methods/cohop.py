@@ -1,0 +1,165 @@
+r"""CoHOp: a student without a teacher, which sees the labels around a node as a histogram (Winter et al., Classifying
+Nodes in Graphs without GNNs, 2024).
+
+.. math:: L = CE + \gamma \operatorname{mean}_v \operatorname{mean}_{u \to v} \Big( -\sum_c q_{vc} \log q_{uc} \Big)
+
+The input is the features beside ``H_i``, the classes of labelled nodes near ``i``, each weighed by ``r ^ distance``.
+Training goes in rounds, and this file is the place where that differs from other methods: after a round predictions are
+smoothed along the edges, and nodes whose class is then sure enough are labels of the next round, beside the true ones.
+Validation chooses the smoothing and the round; neither smoothing nor edges are needed to predict.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy.sparse.csgraph import dijkstra
+from torch import Tensor
+from torch.nn import functional as F
+
+from rbm.config import CoHOpConfig
+from rbm.datasets.encodings import Encodings, label_propagation
+from rbm.datasets.encodings.graph import in_matrix
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.soft_targets import Neighborhood
+from rbm.distillation.task import Learned, Lesson
+from rbm.distillation.trainer import NodeTraining
+from rbm.nn import losses
+from rbm.nn.students import CoHOpStudent
+from rbm.training.metrics import accuracy
+
+_EXACT_ENTRIES = 50_000_000
+_SMOOTHINGS = torch.linspace(0.0, 1.0, 101)
+
+
+def label_histograms(
+    edge_index: Tensor, labels: Tensor, train_mask: Tensor, num_classes: int, config: CoHOpConfig
+) -> Tensor:
+    """Share of each class among the labelled nodes near a node, ``[N, C]`` in float32; rows sum to almost 1, or to 0.
+
+    ``H_i = sum_j r ^ dist(j, i) onehot(y_j)`` over labelled ``j`` at most ``config.hops`` edges away, itself among
+    them; divided by its sum. For large graphs powers of the random walk take the distances' place
+    (:func:`rbm.datasets.encodings.label_propagation`, with one hop less).
+
+    Args:
+        edge_index: int64 ``[2, M]``; self-loops count for nothing.
+        labels: int64 ``[N]``, read under ``train_mask`` alone.
+        train_mask: bool ``[N]``.
+        num_classes: C.
+        config: ``smoothing_radius`` is ``r``.
+    """
+    nodes, num_nodes = train_mask.nonzero().flatten().cpu(), labels.shape[0]
+    exact = config.histogram == "exact"
+    if config.histogram == "auto":
+        exact = len(nodes) * num_nodes <= _EXACT_ENTRIES
+    if not exact:
+        return label_propagation(
+            edge_index, labels, train_mask, num_classes, decay=config.smoothing_radius, hops=max(1, config.hops - 1)
+        )
+    sources, targets = edge_index[:, edge_index[0] != edge_index[1]].cpu().numpy()
+    graph = in_matrix(targets, sources, (num_nodes, num_nodes), np.float32)
+    distances = dijkstra(graph, indices=nodes.numpy(), unweighted=True, limit=config.hops)
+    weights = np.where(np.isfinite(distances), config.smoothing_radius**distances, 0.0)
+    onehot = F.one_hot(labels.cpu()[nodes], num_classes).double().numpy()
+    histograms = weights.T @ onehot
+    return torch.from_numpy(histograms / (histograms.sum(1, keepdims=True) + 1e-6)).float()
+
+
+def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig) -> Encodings | None:
+    """Histograms of the observed nodes in the observed graph, of unseen nodes in the full one; the labels that count
+    are the observed training labels alone. None where the configuration wants none.
+    """
+    if config.histogram == "none":
+        return None
+    observed = split.observed
+    if config.histogram == "auto":
+        entries = int(observed.train_mask.sum()) * split.graph.num_nodes
+        config = replace(config, histogram="exact" if entries <= _EXACT_ENTRIES else "propagation")
+    rows = label_histograms(observed.edge_index, observed.y, observed.train_mask, num_classes, config)
+    if not len(split.unseen_nodes):
+        return Encodings(rows, rows)
+    nodes = split.observed_nodes.cpu()
+    mask = torch.zeros(split.graph.num_nodes, dtype=torch.bool)
+    mask[nodes[observed.train_mask.cpu()]] = True
+    full = label_histograms(split.graph.edge_index, split.graph.y, mask, num_classes, config)
+    full[nodes] = rows
+    return Encodings(rows, full)
+
+
+def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:
+    """Mean over nodes of the cross-entropy between a node's prediction and those of the nodes that point at it."""
+    sources, targets = log_probabilities[graph.sources], log_probabilities[graph.targets]
+    degrees = graph.crow.diff().clamp_min(1)
+    crossed = -(targets.exp() * sources).sum(-1)
+    return (crossed / degrees[graph.targets]).sum() / graph.num_nodes
+
+
+class CoHOpTraining(NodeTraining):
+    """One round: the labels so far, and neighbours that shall agree. Full batch."""
+
+    def __init__(
+        self, model: CoHOpStudent, split: GraphSplit, config: CoHOpConfig, encodings: Encodings | None, labels: Tensor
+    ) -> None:
+        super().__init__(model, split, config, encodings)
+        self.config = config
+        self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
+        self.labels = labels
+        self.labelled = (labels >= 0).nonzero().flatten()
+
+    def train_epoch(self, epoch: int) -> float:
+        self.optimizer.zero_grad()
+        logits = self.model(self.observed_x)
+        loss = losses.hard_label_loss(logits[self.labelled], self.labels[self.labelled])
+        if self.config.contrast_weight > 0:
+            loss = loss + self.config.contrast_weight * contrast_loss(logits.log_softmax(-1), self.graph)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def next_labels(self) -> Tensor:
+        """Pseudo-labels of the observed nodes, ``[N]``: -1 where the smoothed prediction is not sure enough."""
+        observed, graph = self.split.observed, self.graph
+        predicted = self.model(self.observed_x).softmax(-1)
+        truth = observed.y[self.train_nodes]
+        predicted[self.train_nodes] = F.one_hot(truth, predicted.shape[1]).to(predicted.dtype)
+        around = torch.zeros_like(predicted).index_add_(0, graph.targets, predicted[graph.sources])
+        around /= graph.crow.diff().clamp_min(1)[:, None]
+
+        def smoothed(own: float) -> Tensor:
+            return own * predicted + (1 - own) * around
+
+        known = observed.y[observed.val_mask]
+        scores = [accuracy(smoothed(own)[observed.val_mask], known) for own in _SMOOTHINGS.tolist()]
+        sure, labels = smoothed(float(_SMOOTHINGS[int(np.argmax(scores))])).max(-1)
+        labels = labels.masked_fill(sure <= self.config.threshold, -1)
+        labels[self.train_nodes] = truth
+        return labels
+
+
+def learn_cohop(lesson: Lesson) -> Learned:
+    """Train in rounds and keep the round with the best validation accuracy."""
+    config, split = lesson.config.cohop, lesson.split
+    encodings = histogram_encodings(split, lesson.classes, config)
+    arguments = {
+        "in_channels": lesson.width(encodings),
+        "hidden_channels": lesson.hidden(config),
+        "out_channels": lesson.classes,
+        "num_layers": config.num_layers,
+        "dropout": config.dropout,
+    }
+    student = lesson.start(CoHOpStudent, arguments)
+    observed = split.observed
+    labels = torch.where(observed.train_mask, observed.y, -1)
+    best, state, epochs, test_max = None, {}, 0, 0.0
+    for number in range(config.rounds):
+        lesson.seed(1 + number)  # a round that is taken from the run folder has drawn nothing
+        learner = CoHOpTraining(student, split, config, encodings, labels)
+        result = lesson.fit(f"cohop-{number}", learner, config)
+        labels = learner.next_labels()
+        if best is None or result["val_accuracy"] > best["val_accuracy"]:
+            best = {**result, "best_epoch": epochs + result["best_epoch"]}
+            state = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+        epochs, test_max = epochs + result["epochs"], max(test_max, result["test_max"])
+    student.load_state_dict(state)
+    return Learned(student, arguments, {**best, "epochs": epochs, "test_max": test_max}, encodings)

@@ -1,0 +1,82 @@
+r"""GLNN: an MLP that learns each node's soft label, by mini-batches (Zhang et al., Graph-less Neural Networks, ICLR
+2022).
+
+.. math:: L = \lambda \, CE(q_v, y_v) + (1 - \lambda) \, KL(p_v \,\|\, q_v)
+
+Its schedule differs from RbM's, and this file is the place where: an epoch is a pass over the labelled nodes, then one
+over all observed nodes, each in shuffled batches with a step of the optimiser after every one.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rbm.config import GLNNConfig
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.methods.mlp import mlp_arguments
+from rbm.distillation.task import Learned, Lesson
+from rbm.distillation.trainer import NodeTraining
+from rbm.nn import losses
+from rbm.nn.students import MLPStudent
+from rbm.teachers.outputs import Teaching
+
+
+class GLNNTraining(NodeTraining):
+    """Two passes an epoch, a step a batch. A method with the same schedule has a :meth:`batch_loss` of its own."""
+
+    def __init__(
+        self,
+        model: MLPStudent,
+        split: GraphSplit,
+        teaching: Teaching,
+        config: GLNNConfig,
+        encodings: Encodings | None = None,
+    ) -> None:
+        super().__init__(model, split, config, encodings)
+        self.teaching, self.config = teaching, config
+        self.observed_nodes = torch.arange(split.observed.num_nodes, device=split.observed.x.device)
+
+    def train_epoch(self, epoch: int) -> float:
+        weight, total = self.config.label_weight, 0.0
+        if weight > 0 or self.config.zero_weight_pass:
+            total += self._pass(self.train_nodes, self.hard_loss, weight)
+        if weight < 1 or self.config.zero_weight_pass:
+            total += self._pass(self.observed_nodes, self.soft_loss, 1 - weight)
+        return float(total)
+
+    def hard_loss(self, logits: Tensor, nodes: Tensor) -> Tensor:
+        return losses.hard_label_loss(logits, self.split.observed.y[nodes])
+
+    def soft_loss(self, logits: Tensor, nodes: Tensor) -> Tensor:
+        return losses.soft_label_loss(logits, self.teaching.soft_labels[nodes])
+
+    def batch_loss(self, nodes: Tensor, target) -> Tensor:
+        """The loss of a batch, where ``target(logits, nodes)`` is :meth:`hard_loss` or :meth:`soft_loss`."""
+        return target(self.model(self.observed_x[nodes]), nodes)
+
+    def _pass(self, nodes: Tensor, target, weight: float) -> Tensor:
+        total, count = torch.zeros((), device=nodes.device), 0
+        for batch in self._batches(nodes):
+            self.optimizer.zero_grad()
+            loss = weight * self.batch_loss(batch, target)
+            loss.backward()
+            self.optimizer.step()
+            total, count = total + loss.detach(), count + 1
+        return total / count
+
+    def _batches(self, nodes: Tensor) -> Iterator[Tensor]:
+        """Shuffled batches of one size; what is left over waits for another epoch's order."""
+        size = min(self.config.batch_size, len(nodes))
+        order = nodes[torch.randperm(len(nodes), device=nodes.device)]
+        return iter(order[: len(nodes) // size * size].split(size))
+
+
+def learn_glnn(lesson: Lesson) -> Learned:
+    """Train an MLP on features alone."""
+    config = lesson.config.glnn
+    arguments = mlp_arguments(lesson, config)
+    student = lesson.start(MLPStudent, arguments)
+    learner = GLNNTraining(student, lesson.split, lesson.teaching, config)
+    return Learned(student, arguments, lesson.fit("glnn", learner, config), None)

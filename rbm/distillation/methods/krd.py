@@ -1,0 +1,76 @@
+r"""KRD: an MLP that learns from reliable neighbours (Wu et al., Quantifying the Knowledge in GNNs for Reliable
+Distillation into MLPs, ICML 2023).
+
+.. math:: L = \lambda \, CE(q_v, y_v) + (1 - \lambda) \, \operatorname{mean}_{(v, u)} KL(p_u \,\|\, q_v)
+
+The pairs are every node with itself and with its neighbours: all of them in the first epochs; later those that are
+drawn with probability ``1 - d_u ^ power``, anew each epoch (:mod:`rbm.distillation.reliability`). Full batch,
+features alone.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rbm.config import Config, KRDConfig
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.methods.mlp import mlp_arguments
+from rbm.distillation.reliability import Reliability
+from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
+from rbm.distillation.task import Learned, Lesson
+from rbm.distillation.trainer import NodeTraining
+from rbm.nn import losses
+from rbm.nn.students import MLPStudent
+from rbm.teachers.outputs import Teaching
+
+
+class KRDTraining(NodeTraining):
+    """One step an epoch, with one student forward a node: pairs of a node share its aggregated target."""
+
+    def __init__(self, model: MLPStudent, split: GraphSplit, teaching: Teaching, config: Config) -> None:
+        super().__init__(model, split, config.krd, None)
+        self.teaching, self.config = teaching, config.krd
+        self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
+        self.teacher_logs = losses.log_probabilities(teaching.soft_labels, config.krd.temperature)
+        settings = config.krd.reliability
+        self.reliability = Reliability(teaching.entropy_change(settings, config.seed), settings)
+        self.epoch = 0
+
+    def train_epoch(self, epoch: int) -> float:
+        self.epoch, config = epoch, self.config
+        self.optimizer.zero_grad()
+        logits = self.model(self.observed_x)
+        labels = self.split.observed.y[self.train_nodes]
+        hard = losses.hard_label_loss(logits[self.train_nodes], labels)
+        soft = self._targets(epoch).loss(logits, None, config.temperature, "softmax")
+        loss = config.label_weight * hard + (1 - config.label_weight) * soft
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def _targets(self, epoch: int) -> SoftTargets:
+        trust = self.reliability.probabilities()
+        if epoch < self.config.reliability.update_start_epoch:
+            trust = torch.ones_like(trust)
+        pairs = weigh_pairs(self.graph, trust, mean="pairs", draw=self.config.draw)
+        return SoftTargets.of(pairs, self.graph, self.teacher_logs)
+
+    def notice(self, logits: Tensor) -> None:
+        if self.reliability.is_due(self.epoch):
+            self.reliability.learn(logits.argmax(-1) == self.teaching.soft_labels.argmax(-1))
+
+    def state(self) -> dict[str, Any]:
+        return self.reliability.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.reliability.restore(state)
+
+
+def learn_krd(lesson: Lesson) -> Learned:
+    """Train an MLP on features alone."""
+    config: KRDConfig = lesson.config.krd
+    arguments = mlp_arguments(lesson, config)
+    student = lesson.start(MLPStudent, arguments)
+    learner = KRDTraining(student, lesson.split, lesson.teaching, lesson.config)
+    return Learned(student, arguments, lesson.fit("krd", learner, config), None)

@@ -1,0 +1,76 @@
+r"""NOSMOG: GLNN with positions, robustness and similarity (Tian et al., Learning MLPs on Graphs, ICLR 2023).
+
+.. math:: L = L_{target}(x) + w_a L_{target}(x + \delta) + w_s \| E E^T - T T^T \|^2 / B^2
+
+The input is the features beside DeepWalk coordinates, ``delta`` a disturbance by projected gradient ascent, ``E`` a
+projection of the student's last hidden layer and ``T`` the teacher's hidden rows *of the same nodes* (its released code
+mixes rows up in the inductive setting). Both of GLNN's passes have this loss; the weight of the labels' pass is zero.
+"""
+
+from torch import Tensor, nn
+
+from rbm.config import NOSMOGConfig
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.adversarial import disturbed
+from rbm.distillation.methods.glnn import GLNNTraining
+from rbm.distillation.methods.mlp import mlp_arguments
+from rbm.distillation.task import Learned, Lesson
+from rbm.nn import losses
+from rbm.nn.dropout import dropout
+from rbm.nn.sparse_rows import SparseRows
+from rbm.nn.students import MLPStudent
+from rbm.teachers.outputs import Teaching
+
+
+class NOSMOGTraining(GLNNTraining):
+    """GLNN's schedule with NOSMOG's loss."""
+
+    def __init__(
+        self,
+        model: MLPStudent,
+        split: GraphSplit,
+        teaching: Teaching,
+        config: NOSMOGConfig,
+        encodings: Encodings | None = None,
+    ) -> None:
+        if config.similarity_weight > 0:
+            self.embedding = teaching.embedding("nosmog")
+            width = (model.layers[:-1] or model.layers)[-1].out_features
+            self.projection = nn.Linear(width, width).to(self.embedding.device)
+        super().__init__(model, split, teaching, config, encodings)
+
+    def batch_loss(self, nodes: Tensor, target) -> Tensor:
+        rows, config = self.observed_x[nodes], self.config
+        logits, trace = self.model(rows, return_trace=True)
+        loss = target(logits, nodes)
+        if config.adversarial_weight > 0:
+            x = rows.to_dense() if isinstance(rows, SparseRows) else rows
+            harder = disturbed(
+                x,
+                lambda x: target(self.model(x), nodes),
+                eps=config.adversarial_eps,
+                steps=config.adversarial_steps,
+            )
+            loss = loss + config.adversarial_weight * target(self.model(harder), nodes)
+        if self.projection is not None:
+            shown = dropout(self.projection(trace.last).relu(), config.dropout, self.model.training)
+            loss = loss + config.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
+        return loss
+
+    def state(self) -> dict:
+        return {} if self.projection is None else self.projection.state_dict()
+
+    def restore(self, state: dict) -> None:
+        if self.projection is not None:
+            self.projection.load_state_dict(state)
+
+
+def learn_nosmog(lesson: Lesson) -> Learned:
+    """Train an MLP on features and positions."""
+    config = lesson.config.nosmog
+    encodings = lesson.encode(config.encoding)
+    arguments = mlp_arguments(lesson, config, encodings)
+    student = lesson.start(MLPStudent, arguments)
+    learner = NOSMOGTraining(student, lesson.split, lesson.teaching, config, encodings)
+    return Learned(student, arguments, lesson.fit("nosmog", learner, config), encodings)

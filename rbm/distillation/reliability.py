@@ -1,0 +1,108 @@
+"""Which soft labels to trust: those whose entropy a disturbed input changes little.
+
+The reliability of Knowledge-inspired Reliable Distillation (KRD, Wu et al., ICML 2023), as the paper uses it. A node
+``u`` is drawn as somebody's neighbour with probability ``1 - d_u ** power``, where ``d_u`` in [0, 1] says how much the
+entropy of its soft label changes, and ``power`` is learned from where student and teacher agree.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import OptimizeWarning, curve_fit
+from torch import Tensor
+
+from rbm.config import ReliabilityConfig
+
+
+def fit_power(
+    change: Tensor,
+    agree: Tensor,
+    power: float = 1.0,
+    *,
+    num_bins: int = 50,
+    bin_offset: str = "released",
+    ignore_empty_bins: bool = False,
+) -> float | None:
+    """The exponent for which ``1 - d ** power`` comes closest to how often student and teacher agree at ``d``.
+
+    Nodes are counted in bins of ``d`` over [0, 1]; each bin's share of agreeing nodes, brought to [0, 1] over all bins,
+    is fitted by least squares.
+
+    Args:
+        change: ``d``, ``[N]`` in [0, 1].
+        agree: bool ``[N]``.
+        power: where the search starts.
+        num_bins: bins.
+        bin_offset: where in its bin a share is placed: ``center``, or ``released``, 0.05 right of its left edge (the
+            middle of ten bins, which the released code kept for its fifty).
+        ignore_empty_bins: leave empty bins out; otherwise they count as no agreement, as in the released code.
+
+    Returns:
+        The exponent, or None where nothing can be fitted: all bins alike, or no convergence.
+    """
+    edges = np.linspace(0.0, 1.0, num_bins + 1)
+    d, yes = change.double().cpu().numpy(), agree.cpu().numpy()
+    agreeing, others = (np.histogram(d[chosen], edges)[0].astype(float) for chosen in (yes, ~yes))
+    share = agreeing / (agreeing + others + 1e-6)
+    x = edges[:-1] + (0.5 / num_bins if bin_offset == "center" else 0.05)
+    if ignore_empty_bins:
+        share, x = share[agreeing + others > 0], x[agreeing + others > 0]
+    if share.size < 2 or np.ptp(share) == 0:
+        return None
+    share = (share - share.min()) / np.ptp(share)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OptimizeWarning)  # of a covariance that nobody asks for
+            (fitted,), _ = curve_fit(lambda d, a: 1 - d**a, x, share, p0=[power])
+    except (RuntimeError, ValueError):
+        return None
+    return float(fitted) if np.isfinite(fitted) and fitted > 0 else None
+
+
+@dataclass
+class Reliability:
+    """How far each soft label is trusted, and the exponent behind it, which training moves.
+
+    Attributes:
+        change: ``d``, ``[N]`` in [0, 1]: see :func:`entropy_change`. Zeros trust every node fully.
+        config: when and how the exponent is learned.
+        power: the exponent now.
+    """
+
+    change: Tensor
+    config: ReliabilityConfig
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.power = self.config.init_power
+
+    def probabilities(self) -> Tensor:
+        """``1 - d ** power``, ``[N]`` in [0, 1] (paper, Eq. 10 before it is normalised)."""
+        return (1 - self.change**self.power).clamp_(0.0, 1.0)
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the exponent is learned after this epoch."""
+        since = epoch - self.config.update_start_epoch
+        return since >= 0 and since % self.config.update_every == 0
+
+    def learn(self, agree: Tensor) -> None:
+        """Move the exponent towards the fit to ``agree [N]``; a fit that fails moves nothing."""
+        config = self.config
+        fitted = fit_power(
+            self.change,
+            agree,
+            self.power,
+            num_bins=config.num_bins,
+            bin_offset=config.bin_offset,
+            ignore_empty_bins=config.ignore_empty_bins,
+        )
+        if fitted is not None:
+            self.power = config.power_momentum * self.power + (1 - config.power_momentum) * fitted
+
+    def state(self) -> dict[str, Any]:
+        return {"power": self.power}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.power = state["power"]

@@ -1,0 +1,75 @@
+"""The results of a run as a table: for the terminal, and in Markdown."""
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from rbm.distillation.registry import METHODS
+
+ROWS = {"teacher": "Teacher", **{name: method.title for name, method in METHODS.items()}}
+_COLUMNS = ("Test", "Val", "Test max", "Params", "Active", "One node", "All nodes")
+CAPTION = (
+    "Test: accuracy at the epoch with the best validation accuracy (Val). Test max: maximum over epochs, as the paper's"
+    " code reports it. Active: parameters that one prediction uses. Times in milliseconds; the teacher's one node"
+    " includes gathering its neighbourhood."
+)
+
+
+def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
+    """The teacher and its students side by side, for the terminal."""
+    table = Table(
+        title=_title(summary), title_justify="left", caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("", no_wrap=True)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for name, *cells in _cells(summary, timings):
+        table.add_row(name, *cells, style="bold" if name == METHODS["rbm"].title else None)
+    return table
+
+
+def results_markdown(summary: dict[str, Any], timings: dict[str, Any]) -> str:
+    """The same table in Markdown."""
+    lines = [f"| {_title(summary)} | {' | '.join(_COLUMNS)} |", "|---|" + "---:|" * len(_COLUMNS)]
+    lines += [f"| {' | '.join(row)} |" for row in _cells(summary, timings)]
+    return "\n".join([*lines, "", CAPTION, ""])
+
+
+def _title(summary: dict[str, Any]) -> str:
+    teacher = summary["teacher"]["name"]
+    # Of a graph given as a file only the file's name is published.
+    dataset = Path(summary["dataset"]).stem
+    return f"{dataset}, {summary['setting']}, {teacher} teacher, seed {summary['seed']}"
+
+
+def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for key in summary:
+        if key not in ROWS:
+            continue
+        result, latency = summary[key], timings.get(key, {})
+        rows.append(
+            [
+                ROWS[key],
+                f"{result['test_accuracy']:.2%}",
+                f"{result['val_accuracy']:.2%}",
+                f"{result['test_max']:.2%}",
+                _count(result["parameters"]),
+                _count(result["active_parameters"]),
+                _milliseconds(latency, "one_node_ms", 2),
+                _milliseconds(latency, "all_nodes_ms", 1),
+            ]
+        )
+    return rows
+
+
+def _milliseconds(latency: dict[str, float], name: str, digits: int) -> str:
+    return f"{latency[name]:.{digits}f}" if name in latency else ""
+
+
+def _count(number: int | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"

@@ -1,0 +1,76 @@
+"""What a method is given to make a student, and what it hands back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from rbm.config import Config, EncodingConfig, Network
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit
+from rbm.teachers.outputs import Teaching
+from rbm.training.loop import Learner, fit_phase
+from rbm.training.run_folder import RunFolder
+from rbm.utils.progress import Progress
+
+
+class Learned(NamedTuple):
+    """A trained student.
+
+    Attributes:
+        student: at its best validation epoch, in eval mode.
+        arguments: those of its class that rebuild it.
+        result: accuracies and epochs, as in ``summary.json``.
+        encodings: columns that it takes beside the features, or None.
+    """
+
+    student: nn.Module
+    arguments: dict[str, Any]
+    result: dict[str, Any]
+    encodings: Encodings | None
+
+
+@dataclass
+class Lesson:
+    """One graph, one split and one teacher, which all methods of a run share.
+
+    Attributes:
+        split: the graph, and what training may see of it.
+        teaching: the teacher's answers.
+        config: the whole configuration.
+        classes: C.
+        encode: the columns that a section ``encoding`` asks for (None for none), computed once each.
+        folder: where phases are kept and taken up again, or None.
+        progress: where they are shown.
+    """
+
+    split: GraphSplit
+    teaching: Teaching
+    config: Config
+    classes: int
+    encode: Callable[[EncodingConfig], Encodings | None]
+    folder: RunFolder | None
+    progress: Progress
+
+    def width(self, encodings: Encodings | None = None) -> int:
+        """Columns of a student's input."""
+        return self.split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
+
+    def hidden(self, network: Network) -> int:
+        """Hidden width of a student, inflated where the run asks for it."""
+        return network.hidden_channels * self.config.inflate
+
+    def start(self, student: type[nn.Module], arguments: dict[str, Any], *, member: int = 0) -> nn.Module:
+        """A new student on the graph's device. Each starts from the seed, so that none depends on what ran before."""
+        self.seed(member)
+        return student(**arguments).to(self.split.graph.x.device)
+
+    def seed(self, part: int = 0) -> None:
+        """Let what is drawn from here on depend on the run's seed and on a part's number alone."""
+        torch.manual_seed(self.config.seed + 1_000_003 * part)
+
+    def fit(self, phase: str, learner: Learner, network: Network, *, warmup: int = 0) -> dict[str, Any]:
+        """Train a phase to its best validation epoch: see :func:`fit_phase`."""
+        return fit_phase(phase, learner, network, self.folder, self.progress, warmup=warmup)

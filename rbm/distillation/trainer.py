@@ -1,0 +1,324 @@
+"""What one epoch of a student is: the steps that :func:`rbm.training.loop.fit` repeats.
+
+:class:`StudentTraining` is the recipe that RbM shares with the plain MLP and the vanilla mixture of experts, which add
+to it what is theirs. Baselines with a recipe of their own (:mod:`rbm.distillation.methods`) build on
+:class:`NodeTraining` alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbm.config import Config, Network, RbMConfig
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.adversarial import disturbed
+from rbm.distillation.batches import Batch, node_batches, own_parts, pair_batches
+from rbm.distillation.reliability import Reliability
+from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
+from rbm.nn import losses
+from rbm.nn.dropout import dropout
+from rbm.nn.half_rows import StoredRows
+from rbm.nn.kmeans_init import initialize_memory
+from rbm.nn.sparse_rows import Features, Rows, beside, packed
+from rbm.nn.students import MixtureStudent, RbMStudent, Trace, predict
+from rbm.teachers.outputs import Teaching
+from rbm.training.loop import Accuracies, Training, build_adam, split_accuracies
+from rbm.training.metrics import expert_loads
+from rbm.utils.distributed import (
+    Replicas,
+    average_gradients,
+    from_first,
+    joint_rows,
+    joint_sum,
+    own_randomness,
+    part,
+    world_size,
+)
+
+
+class NodeTraining(Training):
+    """A student that sees a row a node: what all of them have, whatever they learn from.
+
+    Args:
+        model: the student.
+        split: the graph, and what training may see of it.
+        network: the student's section of the configuration.
+        encodings: columns beside the features.
+
+    Attributes:
+        observed_x, full_x: rows of the observed nodes, and of all.
+        train_nodes: int64, the labelled ones among the observed.
+        projection: trained beside the student, where a loss brings its hidden rows beside the teacher's; or None.
+    """
+
+    projection: nn.Linear | None = None
+
+    def __init__(self, model: nn.Module, split: GraphSplit, network: Network, encodings: Encodings | None) -> None:
+        self.model, self.split, self.network = model, split, network
+        self.observed_x, self.full_x = student_inputs(split, encodings)
+        self.train_nodes = split.observed.train_mask.nonzero().flatten()
+        self.optimizer = self.build_optimizer()
+
+    @torch.no_grad()
+    def evaluate(self) -> Accuracies:
+        logits = joint_rows(predict(self.model, self.full_x, part(self.full_x.shape[0])))
+        observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
+        self.notice(observed)
+        return split_accuracies(observed, logits, self.split)
+
+    def expert_loads(self) -> list[list[float]] | None:
+        if not isinstance(self.model, MixtureStudent) or self.model.pretraining:
+            return None
+        return expert_loads(self.model, self.full_x).tolist()
+
+    def notice(self, logits: Tensor) -> None:
+        """See the logits of the observed nodes after an epoch."""
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
+        groups = [{"params": parameters}, *self.further_groups()]
+        return build_adam(groups, lr=self.network.lr, weight_decay=self.network.weight_decay)
+
+    def further_groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimiser beside the parameters."""
+        return []
+
+
+class StudentTraining(NodeTraining):
+    """A student learns the soft and hard labels of the observed nodes from their features and encodings."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split: GraphSplit,
+        teaching: Teaching,
+        config: Config,
+        encodings: Encodings | None = None,
+        network: Network | None = None,
+    ) -> None:
+        self.teaching, self.config = teaching, config
+        self.model, self.split = model, split
+        self.projection = self._build_projection()
+        super().__init__(model, split, network or config.mlp, encodings)
+        distill = config.distill
+        self.replicas = Replicas(model)
+        self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
+        self.teacher_logs = losses.log_probabilities(
+            teaching.soft_labels, distill.temperature, distill.temperature_mode
+        )
+        self.reliability: Reliability | None = None
+        if distill.neighbors:
+            change = teaching.entropy_change(config.reliability, config.seed)
+            self.reliability = Reliability(change, config.reliability)
+        self.pairs: Pairs | None = None
+        self.targets: SoftTargets | None = None
+        self.epoch = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """What a kind of student does before an epoch."""
+
+    def inner_loss(self, trace: Trace, share: float) -> Tensor | None:
+        """A student's loss on what happened inside it, from the trace of a batch; None where there is none.
+
+        Means over the batch's rows weigh ``share`` (see :class:`rbm.distillation.batches.Batch`).
+        """
+
+    def hold_still(self, still: bool) -> None:
+        """Whether forwards from here on shall leave no trace in the student but gradients."""
+
+    def train_epoch(self, epoch: int) -> float:
+        self.epoch = epoch
+        self.begin_epoch(epoch)
+        self.aim()
+        batches = own_parts(self._batches(), self.graph.num_nodes, self.teacher_logs.device)
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.teacher_logs.device)
+        with own_randomness(epoch):
+            for batch in batches:
+                total = total + self._train_batch(batch)
+                if batch.ends_step:
+                    average_gradients(self.projection)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+        return float(joint_sum(total) / world_size())
+
+    def notice(self, logits: Tensor) -> None:
+        if self.reliability and self.reliability.is_due(self.epoch):
+            self.reliability.learn(logits.argmax(-1) == self.teaching.soft_labels.argmax(-1))
+            # Machines may round a fit differently, and all ranks must draw the same neighbours from it.
+            self.reliability.power = from_first(lambda: self.reliability.power)
+            self.pairs = None
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "reliability": self.reliability.state() if self.reliability else {},
+            "projection": self.projection.state_dict() if self.projection else {},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.reliability:
+            self.reliability.restore(state["reliability"])
+        if self.projection:
+            self.projection.load_state_dict(state["projection"])
+
+    def aim(self) -> None:
+        """Weights and targets of this epoch; where nothing is drawn, those of the last are good until trust moves."""
+        distill = self.config.distill
+        if self.pairs is not None and distill.draw == "expectation":
+            return
+        trust = self.reliability.probabilities() if self.reliability else None
+        self.pairs = weigh_pairs(self.graph, trust, mean=distill.mean, draw=distill.draw)
+        if distill.forward == "node":
+            self.targets = SoftTargets.of(self.pairs, self.graph, self.teacher_logs)
+
+    def _batches(self) -> Iterator[Batch]:
+        distill = self.config.distill
+        if distill.forward == "node":
+            return node_batches(distill, self.train_nodes, self.pairs, self.targets)
+        return pair_batches(distill, self.train_nodes, self.pairs, self.graph, self.teacher_logs)
+
+    def _train_batch(self, batch: Batch) -> Tensor:
+        """Add the gradients of a batch; its loss."""
+        some_unused = getattr(self.model, "pretraining", False)
+        adversarial = self.config.distill.adversarial_weight > 0
+        rows = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
+        with self.replicas.passing(ends_step=batch.ends_step and not adversarial, some_unused=some_unused) as student:
+            loss = self._batch_loss(batch, student, rows, similarity=self.projection is not None)
+            loss.backward()
+        loss = loss.detach()
+        if adversarial:
+            with self.replicas.passing(ends_step=batch.ends_step, some_unused=some_unused) as student:
+                loss = loss + self._train_adversarial(batch, student, rows)
+        return loss
+
+    def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
+        """The loss of a batch whose rows are ``x``; ``similarity`` holds the labelled ones to the teacher's."""
+        logits, trace = student(x, return_trace=True)
+        terms = []
+        if batch.soft is not None:
+            terms.append(batch.soft(logits))
+        if batch.labelled is not None:
+            nodes = batch.labelled if batch.nodes is None else batch.nodes[batch.labelled]
+            if len(nodes):
+                labels = self.split.observed.y[nodes]
+                terms.append(batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], labels))
+            if similarity:
+                terms.append(self._similarity_loss(trace.first[batch.labelled], nodes))
+        inner = self.inner_loss(trace, batch.share)
+        if inner is not None:
+            terms.append(batch.inner_weight * inner)
+        if not len(logits):
+            terms.append(logits.sum())  # a rank without rows adds nothing, and takes part in the backward
+        return sum(terms)
+
+    def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
+        shown = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
+        return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
+
+    def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
+        """Add the gradients of the same batch with its inputs disturbed."""
+        distill = self.config.distill
+        x = rows if isinstance(rows, Tensor) else rows.to_dense()
+        self.hold_still(not distill.update_memory_on_adversarial)
+        harder = disturbed(
+            x,
+            # Its gradient is the input's: nothing is to be averaged over ranks.
+            lambda x: self._batch_loss(batch, self.model, x),
+            eps=distill.adversarial_eps,
+            steps=distill.adversarial_steps,
+        )
+        loss = distill.adversarial_weight * self._batch_loss(batch, student, harder)
+        loss.backward()
+        self.hold_still(False)
+        return loss.detach()
+
+    def _build_projection(self) -> nn.Linear | None:
+        """Brings the student's first layer beside the teacher's embedding; only the similarity loss asks for it."""
+        if self.config.distill.similarity_weight == 0:
+            return None
+        self.embedding = self.teaching.embedding("distill")
+        width = self.model.layers[0].out_features
+        return nn.Linear(width, width).to(self.embedding.device)
+
+
+class RbMTraining(StudentTraining):
+    """An RbM student starts as its first experts alone (pretraining). Then these are cloned, the memory vectors are
+    placed by K-means, the optimiser starts anew, and routing begins (paper, section 4.2).
+    """
+
+    def __init__(
+        self,
+        model: RbMStudent,
+        split: GraphSplit,
+        teaching: Teaching,
+        config: Config,
+        encodings: Encodings | None = None,
+    ) -> None:
+        super().__init__(model, split, teaching, config, encodings, config.rbm)
+        model.pretraining = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        if epoch == self.config.rbm.pretrain_epochs:
+            self._begin_routing()
+        self.model.set_decay(annealed_decay(self.config.rbm, epoch))
+
+    def inner_loss(self, trace: Trace, share: float) -> Tensor | float | None:
+        if not trace.routings:
+            return None
+        rbm = self.config.rbm
+        return losses.embedding_loss(
+            trace.routings,
+            self.model.memories(),
+            commitment_weight=rbm.commitment_weight * share,
+            self_similarity_weight=rbm.self_similarity_weight,
+            load_balance_weight=rbm.load_balance_weight,
+        )
+
+    def hold_still(self, still: bool) -> None:
+        self.model.set_track_memory(not still)
+
+    def resume_at(self, epoch: int) -> None:
+        # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
+        if epoch > self.config.rbm.pretrain_epochs:
+            self.model.pretraining = False
+
+    def _begin_routing(self) -> None:
+        rbm = self.config.rbm
+        if rbm.pretrain_epochs > 0:
+            self.model.clone_experts()
+        self.model.pretraining = False
+        for memory, placed in zip(self.model.memories(), from_first(self._place_memory), strict=True):
+            memory.detach().copy_(placed)
+        if rbm.reset_optimizer:
+            self.optimizer = self.build_optimizer()
+
+    def _place_memory(self) -> list[Tensor]:
+        max_rows = self.config.rbm.kmeans_max_rows or None
+        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=max_rows)
+        return [memory.detach() for memory in self.model.memories()]
+
+    def further_groups(self) -> list[dict[str, Any]]:
+        rbm = self.config.rbm
+        if rbm.self_similarity_weight == 0:
+            return []
+        # The self-similarity loss is the one that moves memory vectors by gradient. Adam rescales that gradient,
+        # so weight decay on it would steer the memory by itself: it stays off unless asked for.
+        memories = [memory.requires_grad_() for memory in self.model.memories()]
+        return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
+
+
+def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows | StoredRows, Rows | StoredRows]:
+    """Rows of the observed nodes and of all nodes: features, and beside them the encodings."""
+    full = packed(split.graph.x)
+    observed = full if split.observed is split.graph else packed(split.observed.x)
+    if encodings is None:
+        return observed, full
+    return beside(observed, encodings.observed), beside(full, encodings.full)
+
+
+def annealed_decay(config: RbMConfig, epoch: int) -> float:
+    """Decay of the memory at an epoch: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 13)."""
+    return min(1.0, config.decay + (1 - config.decay) * config.anneal_delta * epoch / config.anneal_steps)

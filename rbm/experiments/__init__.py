@@ -1,0 +1,1 @@
+"""Many runs: experiments, their result rows, tables, plots and searches."""

@@ -1,0 +1,171 @@
+"""What the paper shows beside accuracies: how large and fast students are, and whether experts specialise."""
+
+import csv
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from rbm.config import Config
+from rbm.config.presets import preset_config
+from rbm.datasets import load_dataset, unseen_fraction
+from rbm.distillation.distill import Distillation, distill
+from rbm.distillation.registry import METHODS
+from rbm.nn.sparse_rows import SparseRows
+from rbm.training.metrics import class_share
+
+STUDIES = ("complexity", "representation")
+COUNTED = ("mlp", "ensemble", "moe", "rbm")
+MIXTURES = ("moe", "rbm")
+_COLUMNS = ("dataset", "method", "parameters", "active_parameters", "one_node_ms", "all_nodes_ms")
+_MADE = ("nodes", "date", "torch", "threads", "device")
+_FORMULAS = """\
+Of a layer from F to N numbers, with E experts of which k are active and an address of H numbers in the MoE's router:
+
+| | total | active |
+|---|---|---|
+| MLP | N(F + 1) | N(F + 1) |
+| ensemble of M | M N(F + 1) | M N(F + 1) |
+| MoE | E N(F + 1) + H(F + 1) + E H + 2 | k N(F + 1) + H(F + 1) + E H + 2 |
+| RbM | E N(F + 1) + 2 E F + 1 | k (N(F + 1) + F) + E F + 1 |
+
+(RbM without input attention: E F and k F less.)
+"""
+
+
+def study(
+    name: str,
+    datasets: Sequence[str],
+    folder: Path,
+    *,
+    command: str,
+    root: str | None = None,
+    seed: int = 0,
+    setting: str = "transductive",
+    cache: Path | str | None = None,
+    device: str = "cpu",
+    console: Console | None = None,
+) -> Path:
+    """Make ``<name>.md`` in a folder, and what it shows: a CSV file (``complexity``) or pictures (``representation``).
+
+    Args:
+        name: one of :data:`STUDIES`.
+        datasets: names of graphs.
+        folder: where files go; made where it is missing.
+        command: what the page says it was made by.
+        root: folder of the datasets.
+        seed: of splits and training.
+        setting: transductive or inductive.
+        cache: folder of trained teachers and encodings.
+        device: where models are trained and timed.
+        console: shows progress there.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: another name.
+    """
+    if name not in STUDIES:
+        raise ValueError(f"study is {name!r}, expected one of {', '.join(STUDIES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for dataset in datasets:
+        config = preset_config("clean", dataset, setting).updated({"seed": seed})
+        data = load_dataset(dataset, root, seed=seed).to(device)
+        methods = COUNTED if name == "complexity" else MIXTURES
+        result = distill(
+            data,
+            config=_short(config) if name == "complexity" else config,
+            methods=methods,
+            cache=cache,
+            unseen_fraction=unseen_fraction(dataset, config.protocol),
+            measure_latency=name == "complexity",
+            console=console,
+        )
+        parts.extend(complexity_rows(dataset, result) if name == "complexity" else _pictures(dataset, result, folder))
+    page = folder / f"{name}.md"
+    if name == "complexity":
+        _write_csv(parts, folder / "complexity.csv")
+        page.write_text(f"# Sizes and speed of students\n\n`{command}`\n\n{complexity_table(parts)}\n{_FORMULAS}")
+    else:
+        text = "\n".join(parts)
+        page.write_text(f"# What the last router sees, by expert and by class\n\n`{command}`\n\n{text}")
+    return page
+
+
+def _short(config: Config) -> Config:
+    """One epoch of each: neither numbers of parameters nor times depend on how well a student is trained."""
+    once = {"max_epochs": 1, "min_epochs": 0}
+    mixture = {**once, "pretrain_epochs": 0}
+    return config.updated({"teacher": once, "mlp": once, "moe": mixture, "rbm": mixture})
+
+
+def complexity_rows(dataset: str, result: Distillation) -> list[dict[str, Any]]:
+    """A row for the teacher and for each student: parameters, those that one node uses, and milliseconds."""
+    made = {
+        "nodes": result.summary["nodes"],
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": str(result.split.graph.x.device),
+    }
+    rows = []
+    for method in ("teacher", *result.students):
+        found = {**result.summary[method], **result.timings[method]}
+        figures = {name: found[name] for name in _COLUMNS[2:]}
+        rows.append({"dataset": dataset, "method": method, **figures, **made})
+    return rows
+
+
+def complexity_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown of :func:`complexity_rows`."""
+    lines = ["| | | parameters | active | one node (ms) | all nodes (ms) |", "|---|---|---:|---:|---:|---:|"]
+    for row in rows:
+        title = "Teacher" if row["method"] == "teacher" else METHODS[row["method"]].title
+        counts = f"{row['parameters']:,} | {row['active_parameters']:,}"
+        lines.append(
+            f"| {row['dataset']} | {title} | {counts} | {row['one_node_ms']:.3f} | {row['all_nodes_ms']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, (*_COLUMNS, *_MADE), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@torch.no_grad()
+def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
+    """What a mixture's last router sees of all nodes, ``[N, H]``, and the expert it trusts most for each, ``[N]``."""
+    student, x = result.students[method].eval(), result.student_inputs(method)
+    *_, (_, rows) = student.router_inputs(x)
+    _, (routings, *_) = student(x, return_trace=True)
+    rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
+    return rows.cpu(), routings[-1].experts[:, 0].cpu()
+
+
+def _pictures(dataset: str, result: Distillation, folder: Path) -> list[str]:
+    from rbm.experiments.plots import plot_router_inputs
+
+    labels, parts = result.split.graph.y.cpu(), []
+    for method in result.students:
+        rows, experts = last_router(result, method)
+        file = f"representation-{dataset}-{method}.png"
+        plot_router_inputs(rows, experts, labels, folder / file, seed=result.config.seed)
+        share, chance = class_share(experts, labels), class_share(torch.zeros_like(experts), labels)
+        parts += [
+            f"## {METHODS[method].title}, {dataset}",
+            "",
+            f"The top expert alone tells the class of {share:.1%} of the nodes (the largest class has {chance:.1%}).",
+            "",
+            f"![{dataset}, {method}]({file})",
+            "",
+        ]
+    return parts

@@ -1,0 +1,226 @@
+"""The paper's tables as experiments: what to run for each, and ours beside the paper's figures.
+
+A table is a file in ``configs/tables``: its columns (a method, and what the column changes), its teachers and settings,
+and the name of the paper's table. All tables share one CSV file of runs, so that what two of them need is run once.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rbm.config import SETTINGS
+from rbm.experiments.runner import Experiment
+from rbm.experiments.statistics import Summary, median_scores, skillings_mack
+from rbm.experiments.tables import Runs, paper_tables, percent
+
+PERMUTATIONS = 20_000
+_TABLES = resources.files("rbm") / "config" / "configs" / "tables"
+_TEACHERS = {"sage": "GraphSAGE", "gcn": "GCN", "revgat": "RevGNN", "drgat": "DRGAT"}
+
+
+class Column(NamedTuple):
+    """A method under certain changes. ``variant`` is their name in the rows."""
+
+    method: str
+    variant: str = ""
+    changes: dict[str, Any] = {}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper.
+
+    Attributes:
+        name: of its file.
+        about: what it shows.
+        columns: title -> :class:`Column`.
+        paper: the table of ``configs/paper/tables.json`` with the paper's figures; empty where it prints none.
+        teachers, settings: each combination is a block of rows.
+        protocol: of graphs and splits, see :func:`rbm.datasets.load_dataset`; the paper's is ``rbm``.
+    """
+
+    name: str
+    about: str
+    columns: dict[str, Column]
+    paper: str = ""
+    teachers: tuple[str, ...] = ("sage",)
+    settings: tuple[str, ...] = SETTINGS
+    protocol: str = "rbm"
+
+    @property
+    def file_name(self) -> str:
+        return self.name if self.protocol == "rbm" else f"{self.name}-{self.protocol}"
+
+    def experiments(self, **common: Any) -> list[Experiment]:
+        """What fills the table; ``common`` are further arguments of :class:`~rbm.experiments.runner.Experiment`."""
+        alike: dict[str, list[Column]] = {}
+        for column in self.columns.values():
+            if column.method != "teacher":
+                alike.setdefault(f"{column.variant}: {column.changes}", []).append(column)
+        return [
+            Experiment(
+                methods=tuple(column.method for column in columns),
+                variants={columns[0].variant: columns[0].changes},
+                teacher=teacher,
+                settings=self.settings,
+                protocol=self.protocol,
+                **common,
+            )
+            for teacher in self.teachers
+            for columns in alike.values()
+        ]
+
+
+def table_names() -> list[str]:
+    """The tables that there are."""
+    return sorted(file.name.removesuffix(".yaml") for file in _TABLES.iterdir() if file.name.endswith(".yaml"))
+
+
+def read_table(name: str) -> Table:
+    """A table by its name.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in table_names():
+        raise ValueError(
+            f"table is {name!r}, expected one of {', '.join(table_names())}, or a study: complexity, representation"
+        )
+    text = (_TABLES / f"{name}.yaml").read_text()
+    content = yaml.safe_load(text)
+    columns = {title: Column(**column) for title, column in content.pop("columns").items()}
+    lists = {key: tuple(content.pop(key)) for key in ("teachers", "settings") if key in content}
+    about = text.split("\n", 1)[0].removeprefix("# ")
+    return Table(name, about, columns, **content, **lists)
+
+
+def table_of(rows: list[dict[str, str]]) -> Table:
+    """A table of any experiment: a column for each method and variant that ``rows`` hold."""
+    teachers, settings = (tuple(dict.fromkeys(row[name] for row in rows)) for name in ("teacher", "setting"))
+    titles = {column.method: title for title, column in read_table("main").columns.items()}
+    titles |= {"moe": "MoE", "ensemble": "ensemble"} | ({} if teachers == ("sage",) else {"teacher": "teacher"})
+    found = dict.fromkeys((row["method"], row["variant"]) for row in rows)
+    order = sorted(found, key=lambda cell: list(titles).index(cell[0]) if cell[0] in titles else len(titles))
+    columns = {f"{titles.get(method, method)} {variant}".strip(): Column(method, variant) for method, variant in order}
+    protocol = rows[0]["protocol"] if rows else "rbm"
+    return Table("", "", columns, "sage_distillation", teachers, settings, protocol)
+
+
+class Line(NamedTuple):
+    """A graph in a setting under a teacher: what we found by title of the column, and what the paper prints."""
+
+    dataset: str
+    setting: str
+    teacher: str
+    ours: dict[str, Summary]
+    paper: dict[str, Summary]
+
+
+def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_best_val") -> list[Line]:
+    """The table's lines, graphs in the paper's order: those of which ``rows`` hold two students to compare.
+
+    A table with a single student is content with that. Tables share rows: a graph of which another table has run one
+    column is none of this table's.
+    """
+    known = list(paper_tables()["dataset_statistics"])
+    students = {title for title, cell in table.columns.items() if cell.method != "teacher"}
+    found = []
+    for teacher in table.teachers:
+        groups: dict[tuple[str, str, str], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
+        for row in rows:
+            if (row["teacher"], row["protocol"]) == (teacher, table.protocol):
+                key = row["dataset"], row["setting"], row["variant"]
+                groups[key][row["method"]][int(row["seed"])] = row
+        datasets = {dataset for dataset, _, _ in groups}
+        for setting in sorted(table.settings):
+            for dataset in sorted(datasets, key=lambda name: (known.index(name) if name in known else 99, name)):
+                ours = {}
+                for title, cell in table.columns.items():
+                    runs = groups.get((dataset, setting, cell.variant), {}).get(cell.method, {})
+                    if summary := percent(runs, column):
+                        ours[title] = summary
+                if len(students & set(ours)) >= min(2, len(students)):
+                    found.append(Line(dataset, setting, teacher, ours, _published(table, dataset, setting, teacher)))
+    return found
+
+
+def _published(table: Table, dataset: str, setting: str, teacher: str) -> dict[str, Summary]:
+    printed = paper_tables().get(table.paper, {}).get(dataset, {})
+    figures = printed.get(setting) or printed.get(f"{setting}/teacher={_TEACHERS.get(teacher, teacher)}", {})
+    return {title: Summary(*figure, 10) for title, figure in figures.items() if isinstance(figure, list)}
+
+
+def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best_val") -> str:
+    """Markdown: ours with the paper's mean in brackets, best student bold, second best in italics; then the statistics.
+
+    The bracket holds what the paper's code reports, a maximum over epochs: column ``test_max`` is its like.
+    """
+    titles = list(table.columns)
+    lines = [f"| | seeds | {' | '.join(titles)} |", "|---|---:|" + "---:|" * len(titles)]
+    found = lines_of(table, rows, column)
+    for line in found:
+        students = {
+            title: summary.mean for title, summary in line.ours.items() if table.columns[title].method != "teacher"
+        }
+        order = sorted(students, key=students.get, reverse=True)
+        marks = dict(zip(order, ("**", "*"), strict=False))
+        cells = [_cell(line.ours.get(title), line.paper.get(title), marks.get(title, "")) for title in titles]
+        name = ", ".join([line.dataset, line.setting, *([line.teacher] if len(table.teachers) > 1 else [])])
+        counts = sorted({summary.count for summary in line.ours.values()})
+        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
+    for setting in sorted(table.settings):
+        blocks = [{title: s.mean for title, s in line.ours.items()} for line in found if line.setting == setting]
+        scores = median_scores(blocks)
+        if scores:
+            cells = [f"{scores[title]:.2f}" if title in scores else "" for title in titles]
+            lines.append(f"| median Score, {setting} | | {' | '.join(cells)} |")
+    tests = [text for setting in sorted(table.settings) if (text := _test(table, found, setting))]
+    return "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in tests)
+
+
+def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
+    beside = "" if paper is None else f"({paper.mean:.2f})"
+    figure = "" if ours is None else f"{mark}{ours}{mark}"
+    return f"{figure} {beside}".strip()
+
+
+def _test(table: Table, lines: list[Line], setting: str) -> str:
+    """A sentence on whether the columns differ over the graphs of a setting, beside the paper's p-value."""
+    blocks = [{title: s.mean for title, s in line.ours.items()} for line in lines if line.setting == setting]
+    blocks = [block for block in blocks if len(block) >= 2]
+    if len(blocks) < 2:
+        return ""
+    test = skillings_mack(blocks, permutations=PERMUTATIONS)
+    printed = paper_tables()["reported_p_values"].get(table.paper, {}).get(setting)
+    beside = "" if printed is None else f"; the paper prints {printed}, over nine graphs"
+    return (
+        f"Skillings-Mack over {len(blocks)} graphs, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
+        f" p = {test.p:.4f} (chi-square), {test.p_simulated:.4f} (permutations){beside}."
+    )
+
+
+def write_outputs(table: Table, rows: list[dict[str, str]], folder: Path, command: str) -> list[Path]:
+    """Write ``<table>.md`` and ``<table>.png`` into a folder; returns the files."""
+    from rbm.experiments.plots import plot_table
+
+    folder.mkdir(parents=True, exist_ok=True)
+    page, picture = folder / f"{table.file_name}.md", folder / f"{table.file_name}.png"
+    parts = [f"# {table.about}", "", f"`{command}`", ""]
+    parts += ["Test accuracy at the epoch with the best validation accuracy (the paper's figure in brackets):", ""]
+    parts += [render(table, rows)]
+    parts += ["Maximum over epochs of the test accuracy, which the paper's code reports:", ""]
+    parts += [render(table, rows, "test_max")]
+    page.write_text("\n".join(parts))
+    lines = lines_of(table, rows)
+    if lines:
+        plot_table(
+            {", ".join(line[:2] if len(table.teachers) == 1 else line[:3]): (line.ours, line.paper) for line in lines},
+            picture,
+            title=table.about,
+        )
+    return [page, picture] if lines else [page]

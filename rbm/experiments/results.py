@@ -1,0 +1,110 @@
+"""The rows of an experiment's CSV file: a row a trained model, what made it, and how to read and append them."""
+
+import csv
+import datetime
+import platform
+import subprocess
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+
+from rbm.config import Config
+from rbm.distillation.registry import METHODS
+from rbm.utils.cache import fingerprint
+
+KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
+ACCURACIES = ("test_at_best_val", "val", "test_max")
+COLUMNS = (
+    *KEY,
+    *ACCURACIES,
+    *("best_epoch", "epochs", "seconds", "parameters", "active_parameters"),
+    *("config", "commit", "date", "python", "torch", "torch_geometric", "threads"),
+)
+
+
+def figures(result: dict[str, Any], seconds: float) -> dict[str, str]:
+    """What a model came to, from its part of a run's summary and the seconds of its training."""
+    return {
+        "test_at_best_val": f"{result['test_accuracy']:.5f}",
+        "val": f"{result['val_accuracy']:.5f}",
+        "test_max": f"{result['test_max']:.5f}",
+        "best_epoch": str(result["best_epoch"]),
+        "epochs": str(result["epochs"]),
+        "seconds": f"{seconds:.2f}",
+        "parameters": str(result["parameters"]),
+        "active_parameters": str(result["active_parameters"]),
+    }
+
+
+def made_by(config: Config, method: str) -> dict[str, str]:
+    """What made a row: settings, code, versions, threads, and the day."""
+    return {
+        "config": config_fingerprint(config, method),
+        "commit": _commit(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_geometric": torch_geometric.__version__,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def config_fingerprint(config: Config, method: str) -> str:
+    """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads."""
+    read = ("teacher",) if method == "teacher" else METHODS[method].sections
+    if "teacher" in read:
+        read += config.teacher_sections
+    kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
+    return fingerprint("config", {**kept, "root": ""})
+
+
+@lru_cache(maxsize=1)
+def _commit() -> str:
+    """The commit of this package's source, with a plus where the tree has changes; empty outside a checkout."""
+    where = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*where, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changes = subprocess.run([*where, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
+
+
+def read_rows(path: Path | str) -> list[dict[str, str]]:
+    """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is dropped.
+
+    Raises:
+        ValueError: the file has other columns.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    whole, newline, cut = text.rpartition("\n")
+    if cut:
+        path.write_text(whole + newline)
+    rows = list(csv.DictReader(whole.splitlines()))
+    header = whole.split("\n", 1)[0]
+    if whole and header != ",".join(COLUMNS):
+        raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
+    return rows
+
+
+def row_key(row: dict[str, str]) -> tuple[str, ...]:
+    """What tells a row from all others."""
+    return tuple(row[name] for name in KEY)
+
+
+def append_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    """Add rows to a file that :func:`read_rows` has read, or begin one."""
+    is_new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(rows)

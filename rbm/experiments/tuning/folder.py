@@ -1,0 +1,152 @@
+"""The folder of a search: what is searched, Optuna's file of trials, and what is read off them.
+
+==================  ==============================================================
+``search.yaml``     method, seeds, space and starting configuration
+``trials.db``       the trials, as Optuna keeps them (SQLite)
+``trials.csv``      a row a trial
+``best.yaml``       the best settings so far, for ``rbm distill --config``
+==================  ==============================================================
+"""
+
+import csv
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rbm.config import Config
+from rbm.config.presets import preset_config
+from rbm.experiments.tuning.search import Search, Tuned
+from rbm.experiments.tuning.space import flat, import_optuna, nested, with_values
+from rbm.utils.files import write_atomically
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+STUDY = "rbm"
+# Trials that are judged to their end before the worse half of those after them is given up early.
+BEFORE_PRUNING = 5
+
+
+def claim(folder: Path, search: Search) -> None:
+    """Write what is searched into an empty folder, or find the same there."""
+    file, mine = folder / "search.yaml", search.description()
+    if file.is_file():
+        was, now = flat(yaml.safe_load(file.read_text())), flat(mine)
+        for name in {**now, **was}:
+            if was.get(name, "absent") != now.get(name, "absent"):
+                raise ValueError(
+                    f"{folder} holds a search of other settings: {name} (was {was.get(name, 'absent')}, now"
+                    f" {now.get(name, 'absent')}); give them as they were, to go on, or another folder by --out"
+                )
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(
+            f"{folder} is not empty and holds no search (no search.yaml); give another folder by --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, lambda partial: partial.write_text(yaml.safe_dump(mine, sort_keys=False)))
+
+
+@contextmanager
+def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseStorage"]]:
+    """The trials of a folder. What a kill cut short waits to be run again before anything new, and the starting point
+    waits until it is judged. A trial that was killed before all its values were written down is drawn anew: the same.
+    """
+    optuna = import_optuna()
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder.resolve() / 'trials.db'}")
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=BEFORE_PRUNING)
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name=STUDY, direction="maximize", pruner=pruner, load_if_exists=True
+        )
+        state = optuna.trial.TrialState
+        for trial in study.get_trials(deepcopy=False, states=(state.RUNNING,)):
+            if _proposed(trial).keys() == search.lines.keys():
+                study.enqueue_trial(_proposed(trial))
+            study.tell(trial.number, state=state.FAIL)
+        start = search.starting_values()
+        if start not in [_proposed(trial) for trial in study.get_trials(deepcopy=False) if trial.state != state.FAIL]:
+            study.enqueue_trial(start)
+        yield study, storage
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _proposed(trial: "FrozenTrial") -> dict[str, Any]:
+    """A trial's values; those that were fixed beforehand stand elsewhere until it is asked for them."""
+    return trial.system_attrs.get("fixed_params", trial.params)
+
+
+def finished(study: "Study") -> list["FrozenTrial"]:
+    """Trials that were judged, to the end or until they were given up."""
+    state = import_optuna().trial.TrialState
+    trials = study.get_trials(deepcopy=False, states=(state.COMPLETE, state.PRUNED))
+    return [trial for trial in trials if trial.intermediate_values]
+
+
+def summary(search: Search, done: list["FrozenTrial"]) -> Tuned | None:
+    """What a search has come to so far; None until the starting point is judged."""
+    complete = [trial for trial in done if trial.state.name == "COMPLETE"]
+    start = next((trial for trial in complete if trial.params == search.starting_values()), None)
+    if start is None:
+        return None
+    best = max(complete, key=lambda trial: (trial.value, -trial.number))
+    config = with_values(search.start, best.params).updated({"evaluate_on": "test"})
+    return Tuned(config, best.params, best.value, start.params, start.value, [_row(search, trial) for trial in done])
+
+
+def write(folder: Path, search: Search, found: Tuned) -> None:
+    """``trials.csv`` and ``best.yaml`` as of now."""
+
+    def write_rows(path: Path) -> None:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, found.rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(found.rows)
+
+    write_atomically(folder / "trials.csv", write_rows)
+    about = (
+        f"# {search.method}, seeds {', '.join(map(str, search.seeds))}: {found.accuracy:.2%} of held-out validation"
+        f" nodes, {found.start_accuracy:.2%} at the start. rbm distill --config {folder / 'best.yaml'}\n"
+    )
+    text = about + yaml.safe_dump(_changes(found.config), sort_keys=False)
+    write_atomically(folder / "best.yaml", lambda partial: partial.write_text(text))
+
+
+def _row(search: Search, trial: "FrozenTrial") -> dict[str, Any]:
+    means = [mean for _, mean in sorted(trial.intermediate_values.items())]
+    sums = [0.0, *(count * mean for count, mean in enumerate(means, 1))]
+    of_seeds = [f"{after - before:.5f}" for before, after in itertools.pairwise(sums)]
+    of_seeds += [""] * (len(search.seeds) - len(means))
+    return {
+        "trial": trial.number,
+        "state": trial.state.name.lower(),
+        "accuracy": f"{means[-1]:.5f}",
+        **{f"seed {seed}": accuracy for seed, accuracy in zip(search.seeds, of_seeds, strict=True)},
+        **trial.params,
+        "seconds": f"{trial.duration.total_seconds():.1f}",
+    }
+
+
+def _changes(config: Config) -> dict[str, Any]:
+    """What ``rbm distill --config`` needs to be told of a configuration: where it starts, and what differs there."""
+    origin = {name: getattr(config, name) for name in ("dataset", "setting", "protocol", "preset")}
+    origin["teacher.name"] = config.teacher.name
+    known = flat(asdict(preset_config(teacher=config.teacher.name, **_without(origin, "teacher.name"))))
+    changed = {name: value for name, value in flat(asdict(config)).items() if value != known[name]}
+    return nested({**origin, **_without(changed, "seed")})
+
+
+def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}

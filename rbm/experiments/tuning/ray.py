@@ -1,0 +1,111 @@
+"""The same search by Ray Tune, which spreads trials over the machines of a cluster.
+
+Optuna proposes the settings, and its study lies in the same file as without Ray; only the process that started the
+search touches it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rbm.datasets.registry import is_path
+from rbm.experiments.tuning.folder import STUDY, finished
+from rbm.experiments.tuning.search import Search
+from rbm.experiments.tuning.session import Session
+from rbm.utils.plugins import load_plugin, loaded_plugins
+
+METRIC = "accuracy"
+
+
+def run_on_ray(session: Session) -> None:
+    """Run the trials that are missing. Every one takes a processor, and a GPU where models are trained on one.
+
+    Raises:
+        ChildProcessError: trials failed; those that did not are kept.
+    """
+    with _ray():
+        from ray import tune
+        from ray.tune.search.optuna import OptunaSearch
+
+        class Note(tune.Callback):
+            def __init__(self, note: Callable[[], None]) -> None:
+                self.note = note
+
+            def on_trial_complete(self, **info: Any) -> None:
+                self.note()
+
+            def __getstate__(self) -> dict[str, Any]:
+                return {}  # Ray keeps a copy for restoring its own state, which nobody does: ours is in the study
+
+        given = {"search": _anywhere(session.search), "device": session.device, "plugins": loaded_plugins()}
+        given["cache"] = None if session.cache is None else session.cache.resolve()
+        resources = {"cpu": 1, "gpu": int(session.device.startswith("cuda"))}
+        searcher = OptunaSearch(
+            session.search.space(),
+            metric=METRIC,
+            mode="max",
+            sampler=session.sampler(),
+            study_name=STUDY,
+            storage=session.storage,
+        )
+        settings = tune.TuneConfig(
+            search_alg=searcher,
+            num_samples=session.trials - len(finished(session.study)),
+            max_concurrent_trials=session.jobs,
+            reuse_actors=True,
+        )
+        folder = Path(session.storage.engine.url.database).parent
+        run = tune.RunConfig(name="ray", storage_path=str(folder), callbacks=[Note(session.note)], verbose=0)
+        trainable = tune.with_resources(tune.with_parameters(judge, **given), resources)
+        results = tune.Tuner(trainable, tune_config=settings, run_config=run).fit()
+        session.note()
+        if results.errors:
+            raise ChildProcessError(f"{len(results.errors)} trials failed on Ray; the first: {results.errors[0]}")
+
+
+def judge(values: dict[str, Any], search: Search, cache: Path | None, device: str, plugins: tuple[str, ...]) -> None:
+    """One trial, on any machine: after each seed, the mean accuracy so far."""
+    from ray import tune
+
+    for plugin in plugins:
+        load_plugin(plugin)
+    accuracies: list[float] = []
+    for seed in search.seeds:
+        accuracies.append(search.accuracy(values, seed, cache, device))
+        tune.report({METRIC: sum(accuracies) / len(accuracies)})
+
+
+def _anywhere(search: Search) -> Search:
+    """The search with whole paths: Ray runs trials in folders of their own."""
+    start, places = search.start, {}
+    if start.root:
+        places["root"] = str(Path(start.root).resolve())
+    if is_path(start.dataset):
+        places["dataset"] = str(Path(start.dataset).resolve())
+    return replace(search, start=replace(start, **places))
+
+
+def check_ray() -> None:
+    """Raise ValueError where Ray is not installed."""
+    try:
+        import ray
+        import ray.tune  # noqa: F401
+    except ImportError as error:
+        raise ValueError("ray is asked for, but not installed: pip install 'rbm-kernels[ray]'") from error
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    """Connected to Ray's cluster; what was not connected before is not afterwards."""
+    import ray
+
+    connected = ray.is_initialized()
+    if not connected:
+        ray.init(include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        if not connected:
+            ray.shutdown()

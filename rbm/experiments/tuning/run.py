@@ -1,0 +1,130 @@
+"""The search itself: settings are tried one after another, each chosen in the light of those before (Optuna)."""
+
+from concurrent.futures import FIRST_COMPLETED, Executor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from rbm.config import Config
+from rbm.experiments.tuning.folder import claim, finished, open_study, summary, write
+from rbm.experiments.tuning.search import Search, Tuned
+from rbm.experiments.tuning.session import Session
+from rbm.experiments.tuning.space import default_space, import_optuna
+from rbm.teachers import check_teacher
+from rbm.utils.parallel import worker_pool
+from rbm.utils.progress import count_runs
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+
+def tune(
+    config: Config,
+    out: Path | str,
+    *,
+    method: str = "rbm",
+    seeds: tuple[int, ...] = (0, 1),
+    space: dict[str, Any] | None = None,
+    trials: int = 20,
+    jobs: int = 1,
+    ray: bool = False,
+    cache: Path | str | None = None,
+    device: str = "cpu",
+    console: Console | None = None,
+) -> Tuned:
+    """Search for settings under which a method's student does best on validation nodes.
+
+    The first trial is the starting point, so that the best is never worse. A trial whose mean over the seeds so far
+    is below the median of earlier trials at that point is given up (not on Ray). One search is made once: run again
+    with the same folder, it goes on after a kill, or with more ``trials``. With one job the same seed gives the same
+    trials, whether it was killed or not.
+
+    Args:
+        config: the starting point; its dataset is loaded by name or path. The test set is taken away
+            (``evaluate_on: validation``), and its seed is that of the search.
+        out: folder of the search, see :mod:`rbm.experiments.tuning.folder`.
+        method: of ``rbm.distillation.registry.METHODS``.
+        seeds: of a trial's runs. Each draws another half of the validation nodes to be judged on, and another split
+            where splits go by seed: more seeds, less noise.
+        space: setting -> choices or range, see :mod:`rbm.experiments.tuning.space`; by default that of the method.
+        trials: how many there shall be in the folder, the first included.
+        jobs: trials at a time, each in a process of its own.
+        ray: let Ray Tune run the trials, on the cluster that ``RAY_ADDRESS`` names or on one of this machine; ``cache``
+            and the dataset's folder must be where all of its machines see them.
+        cache: folder of trained teachers and encodings, which trials share.
+        device: where models are trained.
+        console: shows progress there.
+
+    Raises:
+        ValueError: settings, space or numbers that do not fit, or a package that is not installed; before any work. Or
+            the folder holds another search.
+        FileExistsError: the folder holds something else.
+    """
+    for name, number in (("trials", trials), ("jobs", jobs)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}, expected at least 1")
+    search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
+    if config.teacher.name != "logits":
+        check_teacher(config.teacher.name)
+    search.data(search.seeds[0], device)  # a graph that is not there is missed before the folder is made
+    run = run_here
+    if ray:
+        from rbm.experiments.tuning import ray as cluster
+
+        cluster.check_ray()
+        run = cluster.run_on_ray
+    folder = Path(out)
+    claim(folder, search)
+    with open_study(folder, search) as (study, storage), count_runs(console) as bar:
+        shown = bar.add_task("trials", total=trials, what="")
+
+        def note() -> None:
+            done = finished(study)
+            found = summary(search, done)
+            what = "" if found is None else f"start {found.start_accuracy:.2%}  best {found.accuracy:.2%}"
+            bar.update(shown, completed=len(done), what=what)
+            if found is not None:
+                write(folder, search, found)
+
+        note()
+        if len(finished(study)) < trials:
+            run(Session(search, study, storage, trials, jobs, None if cache is None else Path(cache), device, note))
+        return summary(search, finished(study))
+
+
+def run_here(session: Session) -> None:
+    """Trials in processes of this machine; the first alone, which leaves teachers and encodings in the cache."""
+    search, study, jobs = session.search, session.study, session.jobs
+    space, waiting = search.space(), {}
+
+    def submit(pool: Executor, trial: "Trial", before: list[float]) -> None:
+        seed = search.seeds[len(before)]
+        future = pool.submit(search.accuracy, trial.params, seed, session.cache, session.device)
+        waiting[future] = (trial, before)
+
+    def judge(pool: Executor, trial: "Trial", accuracies: list[float]) -> None:
+        mean = sum(accuracies) / len(accuracies)
+        trial.report(mean, len(accuracies))
+        if len(accuracies) == len(search.seeds):
+            study.tell(trial, mean)
+        elif trial.should_prune():
+            study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
+        else:
+            submit(pool, trial, accuracies)
+            return
+        session.note()
+
+    with worker_pool(jobs) as pool:
+        try:
+            while waiting or len(finished(study)) < session.trials:
+                done = len(finished(study))
+                while len(waiting) < (jobs if done else 1) and done + len(waiting) < session.trials:
+                    study.sampler = session.sampler()
+                    submit(pool, study.ask(space), [])
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    trial, before = waiting.pop(future)
+                    judge(pool, trial, [*before, future.result()])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

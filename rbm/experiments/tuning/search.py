@@ -1,0 +1,99 @@
+"""What is searched, how a trial is judged, and what it comes to."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch_geometric.data import Data
+
+from rbm.config import Config
+from rbm.datasets import unseen_fraction
+from rbm.distillation.distill import distill
+from rbm.distillation.registry import METHODS
+from rbm.experiments.runner import remembered_dataset
+from rbm.experiments.tuning.space import Space, build_space, value_of, with_values
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched.
+
+    Attributes:
+        start: the configuration of the first trial, without the test set (``evaluate_on: validation``).
+        method: whose accuracy counts, of ``rbm.distillation.registry.METHODS``.
+        seeds: of splits, initialisation and dropout; a trial's accuracy is the mean over them.
+        lines: the space, see :mod:`rbm.experiments.tuning.space`.
+    """
+
+    start: Config
+    method: str
+    seeds: tuple[int, ...]
+    lines: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method is {self.method!r}, expected one of {', '.join(METHODS)}")
+        if not self.seeds:
+            raise ValueError("seeds is empty, expected at least one")
+        object.__setattr__(self, "start", self.start.updated({"evaluate_on": "validation"}))
+        self.space()
+
+    def space(self) -> Space:
+        """Optuna's distributions, by setting."""
+        return build_space(self.lines, self.start, self.method)
+
+    def starting_values(self) -> dict[str, Any]:
+        return {name: value_of(self.start, name) for name in self.lines}
+
+    def data(self, seed: int, device: str) -> Data:
+        """The graph with the split of a seed; raises as :func:`rbm.load_dataset`."""
+        start = self.start
+        return remembered_dataset(
+            start.dataset, start.root or None, start.protocol, seed, start.sparse_features, device
+        )
+
+    def accuracy(self, values: dict[str, Any], seed: int, cache: Path | None, device: str) -> float:
+        """Train a student with these values and return its share of right predictions on the held-out half of the
+        validation nodes, at the epoch that the other half chose. It is 0 where the values do not go together (more
+        experts chosen than there are) or the loss does not stay finite: such values are bad, and the search goes on.
+        """
+        try:
+            config = replace(with_values(self.start, values), seed=seed)
+        except ValueError:
+            return 0.0
+        try:
+            result = distill(
+                self.data(seed, device),
+                config=config,
+                methods=[self.method],
+                cache=cache,
+                unseen_fraction=unseen_fraction(config.dataset, config.protocol),
+                measure_latency=False,
+            )
+        except FloatingPointError:
+            return 0.0
+        return result.summary[self.method]["test_accuracy"]  # of the nodes that stand for the test set
+
+    def description(self) -> dict[str, Any]:
+        """What tells a search from others, as its folder keeps it."""
+        config = {name: value for name, value in asdict(self.start).items() if name not in ("seed", "root")}
+        return {"method": self.method, "seeds": list(self.seeds), "space": self.lines, "config": config}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search came to. Accuracies are means over seeds, in [0, 1].
+
+    Attributes:
+        config: the best settings, ready for :func:`rbm.distill`, with the test set again.
+        values, accuracy: of the best trial; among equal ones the first counts.
+        start_values, start_accuracy: of the first.
+        rows: a dictionary a trial, as in ``trials.csv``.
+    """
+
+    config: Config
+    values: dict[str, Any]
+    accuracy: float
+    start_values: dict[str, Any]
+    start_accuracy: float
+    rows: list[dict[str, Any]]

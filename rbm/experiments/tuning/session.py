@@ -1,0 +1,36 @@
+"""A search at work, as the runners of its trials see it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rbm.experiments.tuning.folder import finished
+from rbm.experiments.tuning.search import Search
+from rbm.experiments.tuning.space import import_optuna
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+
+
+@dataclass(frozen=True)
+class Session:
+    """Arguments of :func:`~rbm.experiments.tuning.run.tune`, Optuna's study and storage; ``note`` is told of trials."""
+
+    search: Search
+    study: "Study"
+    storage: "BaseStorage"
+    trials: int
+    jobs: int
+    cache: Path | None
+    device: str
+    note: Callable[[], None]
+
+    def sampler(self) -> "BaseSampler":
+        """A sampler that depends on the number of trials so far alone, not on whether a kill lies between them."""
+        optuna = import_optuna()
+        running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        seed = 1_000_003 * self.search.start.seed + len(finished(self.study)) + len(running)
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=self.jobs > 1)

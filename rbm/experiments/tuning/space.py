@@ -1,0 +1,174 @@
+"""What a search changes: settings by their names, each with its choices or its range.
+
+A space is written in YAML, a line a setting::
+
+    rbm.dropout: [0.0, 0.3, 0.6]                     # one of these
+    rbm.num_experts: {low: 4, high: 8}               # whole numbers, as the setting holds
+    rbm.lr: {low: 0.001, high: 0.02, log: true}      # spread evenly over orders of magnitude
+"""
+
+from dataclasses import fields, is_dataclass
+from functools import reduce
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rbm.config import ATTENTION_TEACHERS, Config
+from rbm.distillation.registry import METHODS
+from rbm.utils.files import read_yaml
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+Space = dict[str, "BaseDistribution"]
+
+_RANGE = {"low", "high", "log"}
+
+
+def read_space(path: Path | str) -> dict[str, Any]:
+    """The lines of a space in a YAML file, which :func:`build_space` checks.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no YAML, or no settings by their names.
+    """
+    content = read_yaml("search space", path)
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"search space {path} holds {type(content).__name__}, expected a line a setting, such as"
+            " rbm.lr: [0.01, 0.001]"
+        )
+    return content
+
+
+def default_space(method: str) -> dict[str, Any]:
+    """The lines of ``configs/spaces.yaml`` for a method.
+
+    Raises:
+        ValueError: there are none, as for methods of one's own.
+    """
+    spaces = yaml.safe_load((resources.files("rbm") / "config" / "configs" / "spaces.yaml").read_text())
+    if method not in spaces:
+        raise ValueError(
+            f"method {method!r} has no search space of its own; describe one in a file, and pass it by --space"
+        )
+    return spaces[method]
+
+
+def build_space(lines: dict[str, Any], start: Config, method: str) -> Space:
+    """Optuna's distributions by setting, with the starting point among them.
+
+    What the lines lack of the starting point is added: its value to choices, and a range reaches as far as to it.
+
+    Args:
+        lines: as :func:`read_space` gives them.
+        start: the configuration that the search starts from.
+        method: of ``rbm.distillation.registry.METHODS``.
+
+    Raises:
+        ValueError: a setting that there is not or that the method does not read; values that do not fit; or Optuna is
+            not installed.
+    """
+    if not lines:
+        raise ValueError("search space: got no setting at all, expected at least one")
+    return {name: _distribution(name, line, start, method) for name, line in lines.items()}
+
+
+def with_values(config: Config, values: dict[str, Any]) -> Config:
+    """``config`` with settings by their names, for example ``{"rbm.lr": 0.01}``."""
+    return config.updated(nested(values))
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """``{"rbm.lr": 0.01}`` as the tree ``{"rbm": {"lr": 0.01}}``."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        reduce(lambda branch, section: branch.setdefault(section, {}), sections, tree)[last] = value
+    return tree
+
+
+def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """A tree's leaves by their names: the other way round."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+    return leaves
+
+
+def value_of(config: Config, name: str) -> Any:
+    """The value of a setting by its name.
+
+    Raises:
+        ValueError: there is none of this name, or it is a whole section.
+    """
+    value: Any = config
+    for part in str(name).split("."):
+        if not is_dataclass(value) or part not in {item.name for item in fields(value)}:
+            raise ValueError(f"search space: unknown setting {name!r}, expected a name such as rbm.lr")
+        value = getattr(value, part)
+    if is_dataclass(value):
+        raise ValueError(f"search space: {name} is a section, expected one of its settings, such as rbm.lr")
+    return value
+
+
+def import_optuna() -> Any:
+    """The package, which is not among those that every installation has.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError("a search needs Optuna, which is not installed: pip install 'rbm-kernels[tune]'") from error
+    return optuna
+
+
+def _distribution(name: str, line: Any, start: Config, method: str) -> "BaseDistribution":
+    known = value_of(start, name)
+    _check_read(name, start, method)
+    if isinstance(line, list) and line:
+        values = [_accepted(name, value, start) for value in line]
+        return import_optuna().distributions.CategoricalDistribution(tuple(dict.fromkeys([*values, known])))
+    if not isinstance(line, dict) or not {"low", "high"} <= set(line) <= _RANGE:
+        raise ValueError(
+            f"search space: {name} is {line!r}, expected a list of values, or low, high and perhaps log: true"
+        )
+    if isinstance(known, (bool, str)):
+        raise ValueError(f"search space: {name} holds {type(known).__name__}, expected a list of values, not a range")
+    low, high = (_accepted(name, line[end], start) for end in ("low", "high"))
+    log = line.get("log", False)
+    if low > high or not isinstance(log, bool):
+        raise ValueError(f"search space: {name} is {line!r}, expected low not above high, and log true or false")
+    low, high = min(low, known), max(high, known)
+    if log and low <= 0:
+        raise ValueError(
+            f"search space: {name} reaches from {low} (it starts at {known}), which a range with log: true cannot hold;"
+            " expected positive numbers: let it start from one, or leave out log"
+        )
+    distributions = import_optuna().distributions
+    kind = distributions.IntDistribution if isinstance(known, int) else distributions.FloatDistribution
+    return kind(low, high, log=log)
+
+
+def _accepted(name: str, value: Any, start: Config) -> Any:
+    """The value as the configuration holds it, a number written as text too."""
+    try:
+        return value_of(with_values(start, {name: value}), name)
+    except ValueError as error:
+        raise ValueError(f"search space: {error}") from error
+
+
+def _check_read(name: str, start: Config, method: str) -> None:
+    """A search over what changes nothing would only cost time; one over what tells runs apart would mean nothing."""
+    read = ("inflate", *METHODS[method].sections)
+    if start.teacher.name in ATTENTION_TEACHERS:
+        read += ("attention",)
+    if name.split(".")[0] not in read:
+        raise ValueError(
+            f"search space: {name} does not change what the method {method} learns; expected settings of"
+            f" {', '.join(read)}"
+        )

@@ -1,0 +1,1 @@
+"""Layers, students and losses. Usable without the rest of the package."""

@@ -1,0 +1,93 @@
+"""The model card of a student: what it is, how to load it, and the figures of the run that it comes from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from rbm.nn.parameters import count_parameters
+from rbm.utils.files import read_yaml
+
+_TAGS = ["graph-neural-networks", "knowledge-distillation", "mixture-of-experts", "node-classification"]
+
+
+def model_card(
+    student: nn.Module, arguments: dict[str, Any], tensors: dict[str, Tensor], place: str, run: Path | None
+) -> ModelCard:
+    """The card of a student.
+
+    Args:
+        student: with ``in_channels``.
+        arguments: those that rebuild it.
+        tensors: its state on the CPU, by which it is found in the run.
+        place: what ``from_pretrained`` is to be called with.
+        run: run folder that it comes from, or None: a card without figures.
+
+    Raises:
+        FileNotFoundError: ``run`` holds no finished run.
+        ValueError: none of its students has these weights.
+    """
+    data: dict[str, Any] = {"library_name": "rbm-kernels", "tags": _TAGS}
+    kind, inputs, figures = type(student).__name__, f"{student.in_channels} features", []
+    if run is not None:
+        summary, table, method, split = _read(run, tensors)
+        if encodings := student.in_channels - summary["features"]:
+            inputs = f"{summary['features']} features and, behind them, {encodings} encodings of its place in the graph"
+        data |= {"model_name": f"{kind} of {summary['dataset']}", "metrics": ["accuracy"]}
+        data["eval_results"] = [_result(summary, method, split)]
+        figures = [
+            "## Figures\n",
+            f"The row of this student is that of the method `{method}`; *test* means {split} nodes.\n",
+            table,
+        ]
+    total, active = count_parameters(student)
+    lines = [
+        f"---\n{ModelCardData(**data).to_yaml()}\n---\n",
+        f"# {data.get('model_name', kind)}\n",
+        "A student of the package `rbm-kernels`, which distils graph neural networks into models that need no graph.",
+        f"It maps rows of {inputs} to logits.\n",
+        f'```python\nimport rbm\n\nstudent = rbm.hub.load("{place}")\n```\n',
+        f"{total:,} parameters, of which one prediction uses {active:,}. Made by",
+        f"`{kind}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})`.\n",
+        *figures,
+    ]
+    return ModelCard("\n".join(lines))
+
+
+def _read(run: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], str, str, str]:
+    """Summary and table of a run, which of its methods made these weights, and what its test nodes are."""
+    for name in ("config.yaml", "summary.json"):
+        if not (run / name).is_file():
+            raise FileNotFoundError(f"{run} holds no {name}: it is no run folder, or its run is not finished")
+    summary = json.loads((run / "summary.json").read_text())
+    evaluate_on = read_yaml("configuration", run / "config.yaml").get("evaluate_on", "test")
+    # Of a graph given as a file only the file's name is published.
+    dataset = Path(summary["dataset"]).stem
+    # Version 0.1.0 wrote results.md from the command line alone, and the file's folder into it.
+    file = run / "results.md"
+    table = file.read_text().replace(summary["dataset"], dataset) if file.is_file() else ""
+    summary["dataset"] = dataset
+    for method in (key for key, value in summary.items() if isinstance(value, dict) and key != "teacher"):
+        file = run / f"{method}.safetensors"
+        if file.is_file() and _equal(load_file(file), tensors):
+            return summary, table, method, "held-out validation" if evaluate_on == "validation" else "test"
+    raise ValueError(f"run is {run}, but none of its students has these weights, so its figures belong to others")
+
+
+def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _result(summary: dict[str, Any], method: str, split: str) -> EvalResult:
+    return EvalResult(
+        task_type="node-classification",
+        dataset_type=summary["dataset"],
+        dataset_name=f"{summary['dataset']}, {summary['setting']}",
+        dataset_split=split,
+        metric_type="accuracy",
+        metric_value=round(summary[method]["test_accuracy"], 6),
+    )

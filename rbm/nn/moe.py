@@ -1,0 +1,142 @@
+r"""The vanilla sparse mixture of experts, whose router is learned by gradient instead of following the rows.
+
+A row's address is ``z = n(W h + b)``, an expert's a column ``u_i`` of a learned matrix, and the row goes to the
+``top_k`` experts with the largest ``t cos(z, u_i)``; ``t`` is learned. In training, noise on these explores. Importance
+and load of the experts are balanced (Shazeer et al., Outrageously Large Neural Networks, ICLR 2017); the router is that
+of Chi et al., On the Representation Collapse of Sparse Mixture of Experts, NeurIPS 2022. The experts run on the kernels
+that RbM's run on, so that times compare routers.
+"""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbm.nn import losses
+from rbm.nn import sparse_rows as sparse
+from rbm.nn.folded_weights import fold, input_scale
+from rbm.nn.rbm_layer import Routing
+from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
+from rbm.nn.students import MixtureStudent, layer_sizes
+from rbm.utils.distributed import joint_sum
+from rbm_kernels import expert_matmul
+
+
+class MoELayer(nn.Module):
+    r"""Maps rows ``[B, in_features]`` to ``exp(s) sum_i G_i f_i(h)``, ``[B, out_features]``, with a learned router.
+
+    Args:
+        in_features, out_features: sizes of a row and of an output row.
+        num_experts: ``E``.
+        top_k: experts a row uses.
+        router_features: size of a row's address ``z``.
+        dropout: on the experts' input.
+        gates_over: ``selected``, the gates of a row are a softmax over its experts; ``all``, they are the shares that
+            these have in a softmax over all experts, and do not sum to one.
+        noise: standard deviation of the noise on the router's logits in training, times the number of experts.
+        pretrain: what :meth:`expert_forward` does: ``first`` sends all rows to the first expert, ``proportional`` the
+            first ``1 / E`` of them to the first, and so on.
+
+    Attributes:
+        weight, bias: of the experts, ``[E, out_features, in_features]`` and ``[E, out_features]``.
+        router: the linear map to ``z``.
+        addresses: ``[router_features, E]``.
+        log_temperature, log_scale: scalars, the logarithms of ``t`` and of the output's scale.
+
+    Raises:
+        ValueError: more experts a row than there are.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        num_experts: int = 8,
+        top_k: int = 3,
+        *,
+        router_features: int,
+        dropout: float = 0.0,
+        gates_over: str = "selected",
+        noise: float = 1.0,
+        pretrain: str = "first",
+    ) -> None:
+        super().__init__()
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
+        self.in_features, self.out_features = in_features, out_features
+        self.num_experts, self.top_k = num_experts, top_k
+        self.dropout, self.gates_over, self.noise, self.pretrain = dropout, gates_over, noise, pretrain
+        bound = 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_experts, out_features).uniform_(-bound, bound))
+        self.router = sparse.Linear(in_features, router_features)
+        self.addresses = nn.Parameter(0.01 * torch.randn(router_features, num_experts))
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(2.0)))
+        self.log_scale = nn.Parameter(torch.tensor(math.log(2.0)))
+
+    def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+        """The rows' mixtures; with ``return_routing`` also where rows went: gates, experts and cosines, ``[B, k]``."""
+        rows = as_rows(h)
+        cosines = F.normalize(self.router(rows), dim=-1) @ F.normalize(self.addresses, dim=0)
+        logits = input_scale(None, self.log_temperature) * cosines
+        if self.training and self.noise > 0:
+            logits = logits + self.noise / self.num_experts * torch.randn_like(logits)
+        top, experts = logits.topk(self.top_k, dim=-1)
+        gates = top.softmax(-1) if self.gates_over == "selected" else logits.softmax(-1).gather(-1, experts)
+        y = self._combine(rows, gates, experts.int())
+        return (y, Routing(gates, experts.int(), cosines.gather(-1, experts))) if return_routing else y
+
+    def expert_forward(self, h: Features) -> Tensor:
+        """Without a router, as in pretraining."""
+        rows = dropout(as_rows(h), self.dropout, self.training)
+        if self.pretrain == "first":
+            return linear(rows, self.weight[0], self.bias[0])
+        ends = [rows.shape[0] * i // self.num_experts for i in range(self.num_experts + 1)]
+        parts = [
+            linear(rows[start:end], self.weight[i], self.bias[i])
+            for i, (start, end) in enumerate(itertools.pairwise(ends))
+        ]
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def clone_expert(self, expert: int = 0) -> None:
+        """Give every expert the weight and bias of one."""
+        for parameter in (self.weight, self.bias):
+            parameter.copy_(parameter[expert].clone().expand_as(parameter))
+
+    def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
+        rows = dropout(rows, self.dropout, self.training)
+        if isinstance(rows, SparseRows):
+            scale = input_scale(None, self.log_scale)
+            return sparse.expert_matmul(rows, self.weight, self.bias * scale, scale, gates, experts)
+        return expert_matmul(rows, *fold(self.weight, self.bias, None, self.log_scale), gates, experts)
+
+
+class MoEStudent(MixtureStudent):
+    """Stack of :class:`MoELayer`. ``layer_options`` are further keyword arguments of the layers."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        num_experts: int = 8,
+        top_k: int = 3,
+        norm: str = "none",
+        **layer_options,
+    ) -> None:
+        sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
+        layers = (
+            MoELayer(*size, num_experts, top_k, router_features=hidden_channels, **layer_options) for size in sizes
+        )
+        super().__init__(layers, norm)
+
+
+def balance_loss(routing: Routing, num_experts: int) -> Tensor:
+    """Squared coefficients of variation of the experts' importance (sums of gates) and load (numbers of rows)."""
+    chosen = F.one_hot(routing.experts.flatten().long(), num_experts).sum(0).to(routing.gates.dtype)
+    return losses.load_balance_loss(routing, num_experts) + losses.squared_variation(joint_sum(chosen))

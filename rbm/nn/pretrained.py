@@ -1,0 +1,184 @@
+"""Students on the Hugging Face Hub, or in a folder laid out as there: what every student inherits.
+
+Such a folder holds ``config.json`` (class and arguments), ``model.safetensors``, and ``README.md``, the model card.
+Loading from a folder needs nothing more than this package; the card and the Hub need ``huggingface_hub``
+(``pip install 'rbm-kernels[hub]'``), which is imported when it is first asked for.
+"""
+
+import inspect
+import json
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from rbm.utils.files import write_atomically, write_json
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_PLAIN = (int, float, str, bool, type(None))
+
+
+# Classes that a saved student may have, by name. ``import rbm`` registers this package's; a plugin registers its own.
+STUDENTS: dict[str, type["HubMixin"]] = {}
+
+
+class HubMixin:
+    """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` for a module that plain arguments rebuild.
+
+    A class that inherits from it can be named by a run folder or by ``config.json``: see :data:`STUDENTS`.
+    """
+
+    def __init_subclass__(cls, **options) -> None:
+        super().__init_subclass__(**options)
+        STUDENTS[cls.__name__] = cls
+
+    def __new__(cls, *args, **kwargs):
+        """Remember the arguments: they are all that rebuilds the module for its weights."""
+        module = super().__new__(cls)
+        given = inspect.signature(cls.__init__).bind_partial(module, *args, **kwargs)
+        named = dict(list(given.arguments.items())[1:])
+        for parameter in given.signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named |= named.pop(parameter.name, {})
+        module.__dict__["_arguments"] = named if all(isinstance(v, _PLAIN) for v in named.values()) else None
+        return module
+
+    def save_pretrained(self, folder: Path | str, *, run: Path | str | None = None) -> None:
+        """Write ``config.json``, ``model.safetensors`` and a model card into a folder.
+
+        Args:
+            folder: made where it is missing. A card that is there is kept where no ``run`` gives figures for a new one.
+            run: run folder that the student comes from; the card gets its figures. The name of a graph's file is kept,
+                its folder is not.
+
+        Raises:
+            ModuleNotFoundError: huggingface_hub is not installed.
+            FileNotFoundError: ``run`` holds no finished run.
+            ValueError: none of the students of ``run`` has these weights.
+            TypeError: the student was made from arguments that no file can hold.
+        """
+        _huggingface_hub()
+        self._save(Path(folder), str(folder), run)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        run: Path | str | None = None,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload student",
+    ) -> str:
+        """Upload what :meth:`save_pretrained` writes, as one commit, and return the commit's address.
+
+        Args:
+            repo_id: ``OWNER/NAME``; made where it is missing.
+            run: see :meth:`save_pretrained`. Without one a card that the Hub has stays.
+            private: visibility of a new repository.
+            token: of the Hub; by default the one that ``hf auth login`` stored.
+            revision: branch to commit to.
+            commit_message: title of the commit.
+
+        Raises:
+            ModuleNotFoundError, FileNotFoundError, ValueError, TypeError: as :meth:`save_pretrained`.
+        """
+        hub = _huggingface_hub()
+        with tempfile.TemporaryDirectory() as folder:
+            self._save(Path(folder), repo_id, run)
+            api = hub.HfApi(token=token)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if run is None and api.file_exists(repo_id, CARD, revision=revision):
+                (Path(folder) / CARD).unlink()
+            commit = api.upload_folder(
+                repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
+            )
+        return str(commit.commit_url)
+
+    @classmethod
+    def from_pretrained(cls, name: Path | str, **options) -> "HubMixin":
+        """A student of this class as :func:`load` gives it, which see; ValueError where it is of another."""
+        return load(name, kind=cls, **options)
+
+    def _save(self, folder: Path, place: str, run: Path | str | None) -> None:
+        from rbm.nn.model_card import model_card
+        from rbm_kernels import __version__
+
+        if self._arguments is None:
+            raise TypeError(
+                f"this {type(self).__name__} was made from modules; save one whose arguments are plain values"
+            )
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        card = model_card(self, self._arguments, tensors, place, None if run is None else Path(run))
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"class": type(self).__name__, "arguments": self._arguments, "rbm_version": __version__}
+        write_json(folder / CONFIG, content)
+        weights = save(tensors, {"format": "pt"})
+        write_atomically(folder / WEIGHTS, lambda partial: partial.write_bytes(weights))
+        if run is not None or not (folder / CARD).exists():
+            write_atomically(folder / CARD, lambda partial: partial.write_text(str(card)))
+
+
+def load(
+    name: Path | str,
+    *,
+    kind: type[HubMixin] | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: Path | str | None = None,
+) -> HubMixin:
+    """A student from a folder that ``save_pretrained`` wrote or from the Hub, in eval mode, on the CPU.
+
+    Args:
+        name: the folder; or, where there is none of that name, ``OWNER/NAME`` on the Hub.
+        kind: the class that it shall have; by default the one that it says, of those of this package.
+        revision: branch, tag or commit on the Hub.
+        token: of the Hub; by default the one that ``hf auth login`` stored.
+        cache_dir: where downloads are kept.
+
+    Raises:
+        ModuleNotFoundError: it would have to come from the Hub, and huggingface_hub is not installed.
+        FileNotFoundError: the folder lacks a file.
+        ValueError: it is no student of this class, or its files are corrupt.
+    """
+    if Path(name).is_dir():
+        config, weights = Path(name) / CONFIG, Path(name) / WEIGHTS
+        for file in (config, weights):
+            if not file.is_file():
+                raise FileNotFoundError(f"{name} holds no {file.name}, so save_pretrained did not write it")
+    else:
+        hub = _huggingface_hub(f"{name} is no folder here, and students from the Hub")
+        fetch = {"revision": revision, "token": token, "cache_dir": cache_dir}
+        config, weights = (Path(hub.hf_hub_download(str(name), file, **fetch)) for file in (CONFIG, WEIGHTS))
+    student = _rebuilt(config, kind)
+    try:
+        student.load_state_dict(load_file(weights))
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ValueError(f"{weights} does not hold the weights of this {type(student).__name__}: {error}") from error
+    return student.eval()
+
+
+def _rebuilt(config: Path, kind: type[HubMixin] | None) -> HubMixin:
+    try:
+        content = json.loads(config.read_text())
+        name, arguments = content["class"], dict(content["arguments"])
+        if kind is None:
+            kind = STUDENTS[name]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{config} does not describe a student of this package: {error!r}") from error
+    if name != kind.__name__:
+        raise ValueError(f"{config} describes a {name}, expected a {kind.__name__}; rbm.hub.load takes any")
+    try:
+        return kind(**arguments)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{config} holds arguments that {name} does not take: {error}") from error
+
+
+def _huggingface_hub(what: str = "A model card and the Hub") -> ModuleType:
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{what} need huggingface_hub: pip install 'rbm-kernels[hub]'") from error
+    return huggingface_hub

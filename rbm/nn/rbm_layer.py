@@ -1,0 +1,320 @@
+"""The Routing-by-Memory layer: a sparse mixture of linear experts, routed by memory vectors that follow their rows."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbm.nn import sparse_rows as sparse
+from rbm.nn.folded_weights import FoldedExperts, fold, input_scale
+from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, dropout, linear, memory_statistics
+from rbm.utils.distributed import world_size
+from rbm_kernels import expert_matmul, memory_update_, routed_matmul
+
+
+class Routing(NamedTuple):
+    """Where a layer sent its rows: each ``[..., k]``. Gates and cosines carry gradients to the layer's input."""
+
+    gates: Tensor
+    experts: Tensor
+    cosines: Tensor
+
+
+class FusedRbMLayer(nn.Module):
+    r"""Routing-by-Memory layer (paper, Eqs. 3 to 5): a module from ``[..., in_features]`` to ``[..., out_features]``.
+
+    Every row goes to the ``top_k`` of ``num_experts`` linear experts whose memory vectors lie closest to it in cosine
+    similarity, and gets :math:`\exp(s) \sum_i G_i f_i(\exp(a_i) \odot h)`: ``G`` is the softmax over the selected
+    cosines, ``s`` and ``a_i`` are learned.
+
+    The memory vectors follow the rows by a moving average, with no extra call, as BatchNorm's running statistics do. A
+    training forward only *records* what it saw; the memory moves at the next training forward, on ``eval()``, on
+    ``state_dict()`` or by :meth:`update_memory`. So a forward that activation checkpointing repeats during the backward
+    pass sees the same memory and counts once (for a layer that is called once between two backward passes). In a
+    distributed process group, whenever it began, the statistics are summed over the ranks when they are recorded: all
+    ranks must run the forward, be it with no rows, and all hold the same memory. DDP and FSDP2 (``fully_shard``) take
+    it as any module.
+
+    In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. The experts with
+    ``exp(a)`` and ``exp(s)`` folded in are then kept from call to call, a second copy of the weights, until a parameter
+    changes: by an optimizer's step, by any operation in place, by loading, conversion or assignment, of its ``.data``
+    too. What is written *into* ``.data`` by other hands PyTorch does not count: call ``eval()`` after it, which forgets
+    the copy, as ``train()`` does. While compiling or exporting nothing is kept.
+
+    Args:
+        in_features: size of a row.
+        out_features: size of an output row.
+        num_experts: ``E``.
+        top_k: experts a row uses, at most ``num_experts``.
+        bias: whether the experts have one.
+        input_attention: learn a scale for each expert and feature, ``exp(a_i)``.
+        decay: share of the old memory in each update, in [0, 1]. The attribute may be changed during training.
+        dropout: probability of zeroing a feature of the experts' input; the router sees the clean row. One mask a row.
+        gate_temperature: divides the cosines before the softmax.
+        detach_gates: let no gradient of the output reach the row through the gates (the losses on a
+            :class:`Routing` still do). The released code does this.
+        normalize_memory: give the old memory unit length before averaging.
+        normalize_memory_input: average rows of unit length.
+        init_scale: initial ``exp(s)``.
+        init_attention: initial ``exp(a)``.
+        device, dtype: of the parameters, as in :class:`torch.nn.Linear`. ``memory`` stays float32 (float64 with
+            ``dtype=torch.float64``) because a bfloat16 average with a decay near one stops moving.
+
+    Attributes:
+        track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
+        weight: ``[E, out_features, in_features]``.
+        bias: ``[E, out_features]``, or None.
+        attention: ``[E, in_features]``, the logarithm ``a``, or None.
+        log_scale: ``s``, ``[1]``, since FSDP2 shards no scalars.
+        memory: buffer ``[E, in_features]``.
+
+    Raises:
+        ValueError: a size below one, ``top_k > num_experts``, or ``decay`` or ``dropout`` out of range.
+    """
+
+    track_memory: bool = True
+    _folded: FoldedExperts | None = None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        num_experts: int = 8,
+        top_k: int = 3,
+        *,
+        bias: bool = True,
+        input_attention: bool = True,
+        decay: float = 0.9,
+        dropout: float = 0.0,
+        gate_temperature: float = 1.0,
+        detach_gates: bool = True,
+        normalize_memory: bool = True,
+        normalize_memory_input: bool = True,
+        init_scale: float = 2.0,
+        init_attention: float = 1.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features), ("num_experts", num_experts)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}, expected at least 1")
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
+        if not 0.0 <= decay <= 1.0:
+            raise ValueError(f"decay is {decay}, expected between 0 and 1")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout is {dropout}, expected at least 0 and below 1")
+        for name, positive in (
+            ("gate_temperature", gate_temperature),
+            ("init_scale", init_scale),
+            ("init_attention", init_attention),
+        ):
+            if not positive > 0.0:
+                raise ValueError(f"{name} is {positive}, expected a positive number")
+
+        self.in_features, self.out_features = in_features, out_features
+        self.num_experts, self.top_k = num_experts, top_k
+        self.decay, self.dropout, self.gate_temperature = decay, dropout, gate_temperature
+        self.detach_gates = detach_gates
+        self.normalize_memory, self.normalize_memory_input = normalize_memory, normalize_memory_input
+        self.init_scale, self.init_attention = init_scale, init_attention
+
+        factory = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, **factory))
+        self.bias = nn.Parameter(torch.empty(num_experts, out_features, **factory)) if bias else None
+        self.attention = nn.Parameter(torch.empty(num_experts, in_features, **factory)) if input_attention else None
+        self.log_scale = nn.Parameter(torch.empty(1, **factory))
+
+        memory_dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
+        self.register_buffer("memory", memory)
+        # What the last training forward saw and the memory has not yet followed. A total of zero means nothing.
+        self.register_buffer("pending_sum", torch.zeros_like(memory), persistent=False)
+        self.register_buffer("pending_total", torch.zeros_like(memory[:, 0]), persistent=False)
+        self.register_state_dict_pre_hook(_follow_before_saving)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw experts as :class:`torch.nn.Linear` does and memory vectors of unit length and random direction."""
+        bound = 1 / math.sqrt(self.in_features)
+        with torch.no_grad():
+            self.weight.uniform_(-bound, bound)
+            if self.bias is not None:
+                self.bias.uniform_(-bound, bound)
+            if self.attention is not None:
+                self.attention.fill_(math.log(self.init_attention))
+            self.log_scale.fill_(math.log(self.init_scale))
+            self.memory.copy_(F.normalize(torch.randn_like(self.memory), dim=-1))
+            self.pending_sum.zero_()
+            self.pending_total.zero_()
+
+    def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went.
+
+        Sparse rows are a CSR tensor ``[B, in_features]``, a pair of CSR and dense columns, or a
+        :class:`~rbm.nn.sparse_rows.SparseRows`. They are served without becoming dense, float32 or float64, and get
+        the results of dense rows.
+
+        Raises:
+            ValueError: the last dimension of ``h`` is not ``in_features``.
+            TypeError: the dtype of ``h`` is not that of the parameters, outside autocast.
+        """
+        if not (self.training or return_routing or torch.is_grad_enabled()) and _is_dense(h):
+            return self._answer(h)
+        h = as_rows(h)
+        rows = self._rows(h)
+        records = self.training and self.track_memory and not _recomputing()
+        if records:
+            self.update_memory()
+        gates, experts, cosines = cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
+        if records:
+            self._record(rows, gates, experts)
+        y = self._combine(rows, gates.detach() if self.detach_gates else gates, experts)
+
+        leading = h.shape[:-1]
+        if len(leading) != 1:  # FSDP2 warns of views
+            y = y.reshape(*leading, self.out_features)
+        if not return_routing:
+            return y
+        return y, Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts, cosines)))
+
+    def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
+        """One expert alone, without routing, attention, scale or memory: how the paper pretrains (section 4.2)."""
+        bias = None if self.bias is None else self.bias[expert]
+        return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
+
+    @torch.no_grad()
+    def clone_expert(self, expert: int = 0) -> None:
+        """Give every expert the weight and bias of one."""
+        self.weight.copy_(self.weight[expert].clone().expand_as(self.weight))
+        if self.bias is not None:
+            self.bias.copy_(self.bias[expert].clone().expand_as(self.bias))
+
+    @torch.no_grad()
+    def update_memory(self) -> None:
+        """Let the memory follow what the last training forward recorded (Eq. 4); without a record it stays."""
+        memory_update_(self.memory, self.pending_sum, self.pending_total, self.decay, normalize=self.normalize_memory)
+        self.pending_total.zero_()
+
+    def train(self, mode: bool = True) -> "FusedRbMLayer":
+        """As :meth:`torch.nn.Module.train`; leaving training lets the memory follow the last recorded forward.
+
+        Either way folded experts that were kept are forgotten.
+        """
+        if self.training and not mode:
+            self.update_memory()
+        self._folded = None
+        return super().train(mode)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_features}, {self.out_features}, num_experts={self.num_experts}, top_k={self.top_k}, "
+            f"bias={self.bias is not None}, input_attention={self.attention is not None}, decay={self.decay}, "
+            f"dropout={self.dropout}"
+        )
+
+    def _rows(self, h: Rows) -> Rows:
+        if len(h.shape) == 0 or h.shape[-1] != self.in_features:
+            raise ValueError(
+                f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
+            )
+        if not isinstance(h, SparseRows):
+            return h.reshape(-1, self.in_features)
+        if h.dtype != self.weight.dtype:
+            raise TypeError(f"sparse rows have dtype {h.dtype}, expected {self.weight.dtype}, that of the parameters")
+        return h
+
+    @torch.no_grad()
+    def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:
+        weighted_sum, total = memory_statistics(
+            rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
+        )
+        if world_size() > 1:
+            torch.distributed.all_reduce(weighted_sum)
+            torch.distributed.all_reduce(total)
+        self.pending_sum.copy_(weighted_sum)
+        self.pending_total.copy_(total)
+
+    def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
+        if isinstance(rows, SparseRows):
+            # Few entries a row: they are scaled, and no scaled copy of the weights is made.
+            bias = None if self.bias is None else self.bias * input_scale(None, self.log_scale)
+            scale = input_scale(self.attention, self.log_scale)
+            rows = dropout(rows, self.dropout, self.training)
+            return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
+        dtype = _autocast_dtype(rows)
+        weight, bias = fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
+        rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
+        return expert_matmul(rows, weight, bias, gates, experts)
+
+    def _answer(self, h: Tensor) -> Tensor:
+        """The forward of inference. A row may take 10 µs here: nothing is looked up or reshaped twice."""
+        memory, temperature = self._buffers["memory"], self.gate_temperature
+        rows = h if h.dim() == 2 and h.shape[1] == self.in_features else self._rows(h)
+        dtype = _autocast_dtype(rows)
+        weight, bias = self._folded_experts(dtype)
+        if dtype is None or rows.dtype == dtype:
+            y = routed_matmul(rows, memory, weight, bias, self.top_k, temperature=temperature)
+        else:
+            # The router sees the row as it came, the experts see it in autocast's precision.
+            gates, experts, _ = cosine_topk(rows, memory, self.top_k, temperature=temperature)
+            y = expert_matmul(rows.to(dtype), weight, bias, gates, experts)
+        return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
+
+    def _folded_experts(self, dtype: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+        if torch.compiler.is_compiling():
+            return fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
+        folded = self._folded
+        if folded is None or not folded.are_of(self._parameters, dtype):
+            folded, keep = FoldedExperts.of(self, dtype)
+            self._folded = folded if keep else None
+        return folded.weight, folded.bias
+
+    def __getstate__(self) -> dict:
+        # A copy has parameters of its own, whose versions begin anew and say nothing of the original's.
+        return {**self.__dict__, "_folded": None}
+
+    def _apply(self, fn, recurse: bool = True) -> "FusedRbMLayer":
+        before = dict(self._buffers)
+        self._folded = None
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            if buffer.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = before[name].to(buffer.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+        scale = state_dict.get(f"{prefix}log_scale")
+        if scale is not None and scale.dim() == 0:  # as layers of earlier versions saved it
+            state_dict[f"{prefix}log_scale"] = scale.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._folded = None
+        # What was recorded belongs to the memory that has just been replaced.
+        self.pending_sum = torch.zeros_like(self.memory)
+        self.pending_total = torch.zeros_like(self.memory[:, 0])
+
+
+def _follow_before_saving(layer: FusedRbMLayer, prefix: str, keep_vars: bool) -> None:
+    layer.update_memory()
+
+
+def _is_dense(h: Features) -> bool:
+    return isinstance(h, Tensor) and h.layout is torch.strided
+
+
+def _autocast_dtype(rows: Tensor) -> torch.dtype | None:
+    """The precision that autocast wants on the device of ``rows``; None where it is off."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    device = rows.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
+def _recomputing() -> bool:
+    """Whether this forward runs inside a backward pass, which is where activation checkpointing repeats it."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,0 +1,69 @@
+"""The layer as the paper's equations read, in plain eager PyTorch: what tests and benchmarks compare against."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rbm.nn.dropout import dropout
+from rbm.nn.folded_weights import MAX_LOG_SCALE
+from rbm.nn.rbm_layer import FusedRbMLayer, Routing
+
+
+class ReferenceRbMLayer(FusedRbMLayer):
+    """Same arguments, parameters and ``state_dict`` as :class:`~rbm.nn.rbm_layer.FusedRbMLayer`, none of its operators.
+
+    Every expert sees every row, attention and scale multiply activations instead of weights, and the memory moves at
+    the end of the forward pass, as in the released code: so not under activation checkpointing.
+
+    Args:
+        dropout_per_expert: draw one dropout mask for each expert, after the attention, as the released code does.
+        args, kwargs: those of :class:`~rbm.nn.rbm_layer.FusedRbMLayer`.
+    """
+
+    def __init__(self, *args, dropout_per_expert: bool = False, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.dropout_per_expert = dropout_per_expert
+
+    def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+        """As :meth:`rbm.nn.rbm_layer.FusedRbMLayer.forward`."""
+        rows = h.reshape(-1, self.in_features)
+
+        # Eq. 3: cosines, top-k, softmax over the selected.
+        wide = rows.to(self.memory.dtype)
+        all_cosines = F.normalize(wide, dim=-1) @ F.normalize(self.memory.detach(), dim=-1).T
+        cosines, experts = torch.topk(all_cosines, self.top_k, dim=-1)
+        gates = torch.softmax(cosines / self.gate_temperature, dim=-1)
+        chosen = F.one_hot(experts, self.num_experts).to(gates.dtype)
+        gate_of_expert = (gates[:, :, None] * chosen).sum(1)
+
+        # Eq. 5: exp(s) sum_i G_i f_i(exp(a_i) * h).
+        combining = gate_of_expert.detach() if self.detach_gates else gate_of_expert
+        shared = rows if self.dropout_per_expert else dropout(rows, self.dropout, self.training)
+        y = rows.new_zeros(rows.shape[0], self.out_features)
+        for i in range(self.num_experts):
+            x = shared
+            if self.attention is not None:
+                x = x * self.attention[i].clamp(max=MAX_LOG_SCALE).exp()
+            if self.dropout_per_expert:
+                x = dropout(x, self.dropout, self.training)
+            bias = None if self.bias is None else self.bias[i]
+            y = y + combining[:, i, None].to(x.dtype) * F.linear(x, self.weight[i], bias)
+        y = self.log_scale.clamp(max=MAX_LOG_SCALE).exp() * y
+
+        if self.training:
+            self._move_memory(wide.detach(), gate_of_expert.detach(), chosen.sum(1) > 0)
+        leading = h.shape[:-1]
+        y = y.reshape(*leading, self.out_features)
+        if not return_routing:
+            return y
+        routing = Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts.int(), cosines)))
+        return y, routing
+
+    @torch.no_grad()
+    def _move_memory(self, rows: Tensor, gate_of_expert: Tensor, routed: Tensor) -> None:
+        # Eq. 4: a softmax over the rows of each expert, of their gates.
+        shares = torch.softmax(gate_of_expert.masked_fill(~routed, float("-inf")), dim=0)
+        target = shares.nan_to_num().T @ (F.normalize(rows, dim=-1) if self.normalize_memory_input else rows)
+        old = F.normalize(self.memory, dim=-1) if self.normalize_memory else self.memory
+        moved = self.decay * old + (1 - self.decay) * target
+        self.memory.copy_(torch.where(routed.any(0)[:, None], moved, self.memory))

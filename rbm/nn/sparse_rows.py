@@ -1,0 +1,318 @@
+"""Rows of mostly zeros, such as bags of words: what the layer and the students do with them without making them dense.
+
+:func:`as_rows` takes a dense tensor, a CSR tensor ``[B, D]``, or a pair of CSR and dense columns ``([B, Ds], [B, Dd])``
+that stand side by side. The functions below are operations of :mod:`rbm_kernels` and :mod:`torch.nn.functional`, by the
+same names and with the same results, for rows of either kind.
+"""
+
+import warnings
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rbm_kernels
+from rbm.nn.dropout import dropout as drop
+from rbm.nn.half_rows import StoredRows
+from rbm_kernels.checks import accumulation_dtype
+from rbm_kernels.sparse_expert_matmul.reference import csr
+
+EPS = 1e-12
+
+
+class SparseRows:
+    """Rows ``[B, Ds + Dd]``: ``Ds`` columns in compressed sparse form, then ``Dd`` dense ones, or none.
+
+    A CSR tensor serves wherever this does; to build this once spares a check and a copy of its indices in each forward.
+    No gradient flows into the stored entries: they are data. The dense columns get one.
+
+    Args:
+        sparse: CSR tensor ``[B, Ds]``, float32 or float64, indices int32 or int64 (kept as int32). The columns of a row
+            ascend and are distinct, as PyTorch demands of a CSR tensor; explicit zeros are allowed.
+        dense: ``[B, Dd]`` of the same dtype and device.
+
+    Raises:
+        TypeError: another layout or dtype.
+        ValueError: not a matrix, columns out of order or repeated, 2^31 entries or more, numbers of rows that differ,
+            or entries that require a gradient.
+    """
+
+    def __init__(self, sparse: Tensor, dense: Tensor | None = None) -> None:
+        _check_sparse(sparse)
+        self.crow = sparse.crow_indices().to(torch.int32)
+        self.col = sparse.col_indices().to(torch.int32)
+        self.values = sparse.values().detach()
+        self.width = sparse.shape[1]
+        _check_order(self.crow, self.col)
+        if dense is not None:
+            _check_dense(dense, sparse)
+        self.dense = dense
+
+    def _with(self, **parts) -> "SparseRows":
+        """These rows with other parts, unchecked."""
+        rows = object.__new__(SparseRows)
+        rows.__dict__.update(self.__dict__, **parts)
+        return rows
+
+    @property
+    def shape(self) -> torch.Size:
+        extra = 0 if self.dense is None else self.dense.shape[1]
+        return torch.Size((self.crow.shape[0] - 1, self.width + extra))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def __repr__(self) -> str:
+        return f"SparseRows({list(self.shape)}, {self.values.shape[0]} entries, {self.dtype})"
+
+    def to(self, *args, **kwargs) -> "SparseRows":
+        """As :meth:`torch.Tensor.to`; indices move and stay int32."""
+        values = self.values.to(*args, **kwargs)
+        crow, col = self.crow.to(values.device), self.col.to(values.device)
+        dense = None if self.dense is None else self.dense.to(*args, **kwargs)
+        return self._with(crow=crow, col=col, values=values, dense=dense)
+
+    def to_csr(self) -> Tensor:
+        """The sparse columns as a CSR tensor ``[B, Ds]``."""
+        return csr(self.crow, self.col, self.values, (self.shape[0], self.width))
+
+    def to_dense(self) -> Tensor:
+        """All columns as one dense tensor: for the small, and for models that know no other."""
+        sparse = self.to_csr().to_dense()
+        return sparse if self.dense is None else torch.cat([sparse, self.dense], dim=1)
+
+    def __getitem__(self, index: slice | Tensor) -> "SparseRows":
+        """The rows of a slice, of a boolean mask ``[B]``, or of integer indices."""
+        dense = None if self.dense is None else self.dense[index]
+        rows = torch.arange(self.shape[0], device=self.device)[index]
+        counts = self.crow.diff()[rows]
+        crow = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+        # Entry i of the result is entry i - crow[row] of its source row.
+        entries = torch.arange(int(crow[-1]), device=self.device)
+        entries += torch.repeat_interleave(self.crow[rows] - crow[:-1], counts, output_size=entries.shape[0])
+        return self._with(crow=crow, col=self.col[entries], values=self.values[entries], dense=dense)
+
+    def spread(self, per_row: Tensor) -> Tensor:
+        """``per_row [B]`` repeated for each of a row's entries, ``[nnz]``."""
+        return torch.repeat_interleave(per_row, self.crow.diff(), output_size=self.values.shape[0])
+
+    def squared_norms(self) -> Tensor:
+        """``[B]``, with a gradient to the dense columns."""
+        ones = self.values.new_ones(self.width, 1)
+        squares = _times(self, self.values.square(), ones).squeeze(1)
+        return squares if self.dense is None else squares + self.dense.square().sum(-1)
+
+
+Rows: TypeAlias = Tensor | SparseRows
+Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | SparseRows | StoredRows
+
+
+def as_rows(features: Features) -> Rows:
+    """Dense tensors and :class:`SparseRows` as they are; CSR tensors and pairs of sparse and dense columns wrapped;
+    :class:`~rbm.nn.half_rows.StoredRows`, of which parts are meant to be taken, read as a whole.
+    """
+    if isinstance(features, SparseRows):
+        return features
+    if isinstance(features, StoredRows):
+        return features.to_dense()
+    if isinstance(features, tuple | list):
+        if len(features) != 2:
+            raise ValueError(f"features are {len(features)} tensors, expected the pair (CSR columns, dense columns)")
+        return SparseRows(*features)
+    return features if features.layout == torch.strided else SparseRows(features)
+
+
+def in_single_precision(features: Features) -> Rows:
+    """:func:`as_rows`, those that are stored as float16 made float32: for what takes all rows at once."""
+    rows = as_rows(features)
+    return rows.float() if rows.dtype == torch.float16 else rows
+
+
+def packed(features: Features) -> Rows | StoredRows:
+    """Rows for many passes over them: dense ones as :class:`SparseRows` where that is faster, float16 ones where they
+    lie.
+
+    That is on the CPU, for at least 2^20 numbers of which at most one in fifty is not zero: an epoch on Cora takes half
+    as long so, one on CiteSeer an eighth.
+    """
+    rows = as_rows(features)
+    if rows.dtype == torch.float16:
+        return StoredRows(rows)
+    if isinstance(rows, SparseRows) or rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
+        return rows
+    if rows.numel() < 2**20 or int(torch.count_nonzero(rows)) * 50 > rows.numel():
+        return rows
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # notices of PyTorch, not of a fault here
+        return SparseRows(rows.detach().to_sparse_csr())
+
+
+def beside(features: Features, dense: Tensor) -> Rows | StoredRows:
+    """``features [B, F]`` with the columns ``dense [B, D]`` to their right, sparse and stored ones as they are."""
+    if isinstance(features, StoredRows):
+        return features.beside(dense)
+    rows = as_rows(features)
+    dense = dense.to(rows.device, rows.dtype)
+    if not isinstance(rows, SparseRows):
+        return torch.cat([rows, dense], dim=1)
+    if rows.dense is not None:
+        dense = torch.cat([rows.dense, dense], dim=1)
+    _check_dense(dense, rows)
+    return rows._with(dense=dense)
+
+
+def dropout(rows: Rows, p: float, training: bool) -> Rows:
+    """Dropout (:mod:`rbm.nn.dropout`) of stored entries and dense columns alone: a zero stays zero either way."""
+    if not isinstance(rows, SparseRows):
+        return drop(rows, p, training)
+    if p == 0 or not training:
+        return rows
+    dense = None if rows.dense is None else drop(rows.dense, p)
+    return rows._with(values=drop(rows.values, p), dense=dense)
+
+
+def linear(rows: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """:func:`torch.nn.functional.linear`: ``[B, N]``."""
+    if not isinstance(rows, SparseRows):
+        return F.linear(rows, weight, bias)
+    # The grouped matmul with one expert.
+    gates = rows.values.new_ones(rows.shape[0], 1)
+    experts = torch.zeros_like(gates, dtype=torch.int32)
+    return expert_matmul(rows, weight[None], None if bias is None else bias[None], None, gates, experts)
+
+
+class Linear(nn.Linear):
+    """:class:`torch.nn.Linear` that takes rows of either kind."""
+
+    def forward(self, rows: Rows) -> Tensor:
+        return linear(rows, self.weight, self.bias)
+
+
+def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`rbm_kernels.cosine_topk`. Gates and cosines carry a gradient to dense columns."""
+    if not isinstance(rows, SparseRows):
+        return rbm_kernels.cosine_topk(rows, memory, k, temperature=temperature)
+    dtype = accumulation_dtype(rows, memory)
+    # Routing stays in this dtype under autocast, as the operator's does.
+    with torch.autocast(rows.device.type, enabled=False):
+        wide = rows.to(dtype)
+        unit = F.normalize(memory.detach().to(dtype), dim=-1, eps=EPS)
+        dots = _times(wide, wide.values, unit[:, : rows.width].T)
+        if wide.dense is not None:
+            dots = dots + wide.dense @ unit[:, rows.width :].T
+        squared = wide.squared_norms()
+        # A row shorter than EPS has no direction and gets no gradient.
+        directed = squared > EPS**2
+        norms = torch.where(directed, squared, EPS**2).sqrt()
+        dots = torch.where(directed[:, None], dots, dots.detach())
+        # A stable sort, not topk: among equal cosines the lower expert must win.
+        cosines, experts = torch.sort(dots / norms[:, None], dim=-1, descending=True, stable=True)
+        cosines = cosines[:, :k].contiguous()
+        return torch.softmax(cosines / temperature, dim=-1), experts[:, :k].to(torch.int32), cosines
+
+
+@torch.no_grad()
+def memory_statistics(
+    rows: Rows, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    """:func:`rbm_kernels.memory_statistics`: ``[E, D]`` and ``[E]``, rows that are not finite left out."""
+    if not isinstance(rows, SparseRows):
+        return rbm_kernels.memory_statistics(rows, gates, experts, num_experts, normalize=normalize)
+    squared = rows.squared_norms()
+    usable = squared.isfinite() & gates.isfinite().all(-1)
+    weights = torch.where(usable[:, None], gates.exp(), 0.0)
+    factors = torch.where(usable, 1 / squared.sqrt().clamp_min(EPS), 0.0) if normalize else usable.to(rows.dtype)
+    # The sum over rows of weight * factor * row is the weight gradient of the grouped matmul with one output.
+    values = torch.where(rows.spread(usable), rows.values, 0.0)
+    one_output = rows.values.new_empty(num_experts, 1, rows.width)
+    sums, _ = rbm_kernels.sparse_expert_matmul_backward_weight(
+        factors[:, None], rows.crow, rows.col, values, one_output, None, weights, experts
+    )
+    weighted_sum, total = sums.squeeze(1), _by_expert(weights, experts, num_experts)
+    if rows.dense is None:
+        return weighted_sum, total.sum(0)
+    finite = torch.where(usable[:, None], rows.dense, 0.0) * factors[:, None]
+    return torch.cat([weighted_sum, total.T @ finite], dim=1), total.sum(0)
+
+
+def expert_matmul(
+    rows: SparseRows, weight: Tensor, bias: Tensor | None, scale: Tensor | None, gates: Tensor, experts: Tensor
+) -> Tensor:
+    """:func:`rbm_kernels.expert_matmul` with the weights ``weight * scale[:, None, :]``.
+
+    ``scale [E, D]`` (or a scalar, or None) multiplies inside the product, so that no scaled copy of the weight is made.
+    Under autocast it runs in the dtype of the parameters and only the result is cast.
+    """
+    if weight.shape[2] != rows.shape[1]:
+        raise ValueError(f"sparse rows have shape {list(rows.shape)}, expected [*, {weight.shape[2]}]")
+    scale = None if scale is None else scale.expand(weight.shape[0], weight.shape[2])
+    parts = (rows.crow, rows.col, rows.values)
+    if rows.dense is None:
+        y = rbm_kernels.sparse_expert_matmul(*parts, weight, bias, scale, gates, experts)
+    else:
+        left, right = weight.split([rows.width, rows.dense.shape[1]], dim=2)
+        left_scale = None if scale is None else scale[:, : rows.width]
+        right = right if scale is None else right * scale[:, None, rows.width :]
+        y = rbm_kernels.sparse_expert_matmul(*parts, left, bias, left_scale, gates, experts)
+        y = y + rbm_kernels.expert_matmul(rows.dense, right, None, gates, experts)
+    device = rows.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        y = y.to(torch.get_autocast_dtype(device))
+    return y
+
+
+def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
+    """The sparse columns, with ``values`` for entries, times ``matrix [Ds, N]``."""
+    return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix
+
+
+def _by_expert(weights: Tensor, experts: Tensor, num_experts: int) -> Tensor:
+    """``weights [B, k]`` as ``[B, E]``, zero where a row does not use an expert."""
+    return weights.new_zeros(weights.shape[0], num_experts).scatter_add_(1, experts.long(), weights)
+
+
+def _check_sparse(sparse: Tensor) -> None:
+    if not isinstance(sparse, Tensor) or sparse.layout != torch.sparse_csr:
+        kind = sparse.layout if isinstance(sparse, Tensor) else type(sparse).__name__
+        raise TypeError(
+            f"sparse features are {kind}, expected a CSR tensor (torch.sparse_csr); use features.to_sparse_csr()"
+        )
+    if sparse.dim() != 2:
+        raise ValueError(f"sparse features have shape {list(sparse.shape)}, expected [rows, features]")
+    if sparse.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"sparse features have dtype {sparse.dtype}, expected torch.float32 or torch.float64")
+    if sparse.requires_grad:
+        raise ValueError("sparse features require a gradient, which none of the operators gives; use features.detach()")
+    if sparse.values().shape[0] >= 2**31:
+        raise ValueError(f"sparse features hold {sparse.values().shape[0]} entries, expected fewer than 2^31")
+
+
+def _check_order(crow: Tensor, col: Tensor) -> None:
+    falls = col[1:] <= col[:-1]
+    # The first entry of a row may fall behind the last of the row before.
+    starts = crow[1:-1].long()
+    falls[starts[(starts > 0) & (starts < col.shape[0])] - 1] = False
+    if falls.any():
+        entry = int(falls.nonzero()[0]) + 1
+        row = int(torch.searchsorted(crow, entry, right=True)) - 1
+        raise ValueError(
+            f"sparse features: the columns of row {row} do not ascend (column {int(col[entry])} after"
+            f" {int(col[entry - 1])}); sort them and add up repeated ones, for example by features.to_sparse_coo()"
+            ".coalesce().to_sparse_csr()"
+        )
+
+
+def _check_dense(dense: Tensor, sparse: Rows) -> None:
+    if not isinstance(dense, Tensor) or dense.layout != torch.strided:
+        kind = dense.layout if isinstance(dense, Tensor) else type(dense).__name__
+        raise TypeError(f"dense features beside sparse ones are {kind}, expected a dense tensor")
+    if dense.dim() != 2 or dense.shape[0] != sparse.shape[0]:
+        raise ValueError(f"dense features have shape {list(dense.shape)}, expected [{sparse.shape[0]}, features]")
+    if dense.dtype != sparse.dtype:
+        raise TypeError(f"dense features have dtype {dense.dtype}, expected that of the sparse ones, {sparse.dtype}")

@@ -1,0 +1,206 @@
+"""What a student learns from: a trained teacher's soft labels, and what else a teacher can tell about them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from rbm.config import ATTENTION_TEACHERS, Config, ReliabilityConfig
+from rbm.datasets.splits import GraphSplit
+from rbm.nn.sparse_rows import SparseRows, in_single_precision
+from rbm.teachers import LabelInput, Teacher, build_teacher, edges_for, features_for
+from rbm.training.loop import Result, split_accuracies
+from rbm.training.metrics import evaluating
+from rbm.utils.cache import Cache
+from rbm.utils.distributed import from_first, once
+from rbm.utils.progress import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Teaching:
+    """A teacher's answers on the observed graph (and on the full one), as students take them.
+
+    Attributes:
+        soft_labels: logits of the observed nodes, ``[N_observed, C]``. In the inductive setting the teacher saw the
+            observed graph alone: one that never met the unseen nodes must not meet them here either.
+        logits: on the full graph, ``[N, C]``.
+        result: accuracies, as in ``summary.json``.
+        module: the teacher, or None where there are logits alone.
+        observed: the observed graph, which ``module`` is asked about.
+    """
+
+    soft_labels: Tensor
+    logits: Tensor
+    result: dict[str, Any]
+    module: nn.Module | None = None
+    observed: Data | None = None
+    _changes: dict[tuple, Tensor] = field(default_factory=dict)
+
+    def entropy_change(self, config: ReliabilityConfig, seed: int) -> Tensor:
+        """``[N_observed]`` in [0, 1], see :func:`entropy_change`; zeros, which trust every node, where there is no
+        module to disturb the input of. Computed once for all students.
+        """
+        if self.module is None:
+            return torch.zeros(len(self.soft_labels), device=self.soft_labels.device)
+        noise = {"noise_std": config.noise_std, "num_samples": config.num_samples, "squared": config.squared}
+        return once(
+            self._changes,
+            (*noise.values(), seed),
+            lambda: entropy_change(self.module, self.observed, **noise, seed=seed),
+        )
+
+    @torch.no_grad()
+    def embedding(self, asked_by: str) -> Tensor:
+        """The teacher's last hidden layer, ``[N_observed, H]``.
+
+        Raises:
+            ValueError: it shows none; the message names the section of the configuration that asked for it.
+        """
+        if not hasattr(self.module, "embed"):
+            raise ValueError(
+                f"{asked_by}.similarity_weight is set, but this teacher shows no hidden layer to be similar to; set it"
+                " to 0, or use a teacher of this package, or one with a method embed(x, edge_index) -> [N, H]"
+            )
+        module, observed = self.module, self.observed
+        with evaluating(module):
+            return from_first(lambda: module.embed(features_for(module, observed.x), edges_for(module, observed)))
+
+
+@torch.no_grad()
+def entropy_change(
+    teacher: nn.Module,
+    graph: Data,
+    *,
+    noise_std: float = 1.0,
+    num_samples: int = 1,
+    squared: bool = False,
+    seed: int = 0,
+) -> Tensor:
+    """How much noise on all features changes the entropy of each node's soft label, relative to the most changed node.
+
+    Mean over ``num_samples`` draws of ``|H(y~) - H(y)|`` (``squared``: of its square, the paper's Eq. 9), natural
+    logarithms, the teacher in eval mode.
+
+    Returns:
+        ``[N]`` in [0, 1] on the graph's device; all zeros where no entropy changes.
+    """
+    rows = in_single_precision(graph.x)
+    x = rows.to_dense() if isinstance(rows, SparseRows) else rows
+    edges = edges_for(teacher, graph)
+    generator = torch.Generator().manual_seed(seed)
+    change = torch.zeros(x.shape[0], device=x.device)
+    with evaluating(teacher):
+        calm = _entropy(teacher(features_for(teacher, graph.x), edges))
+        for _ in range(num_samples):
+            # Drawn on the CPU: every device sees the same noise.
+            noise = torch.empty(x.shape).normal_(0.0, noise_std, generator=generator).to(x)
+            difference = (_entropy(teacher(noise.add_(x), edges)) - calm).abs()
+            change += difference.square() if squared else difference
+    largest = change.max()
+    return change / largest if largest > 0 else change
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    log_probabilities = logits.float().log_softmax(-1)
+    return -(log_probabilities.exp() * log_probabilities).sum(-1)
+
+
+def teaching_from_logits(logits: Tensor, split: GraphSplit) -> Teaching:
+    """From logits ``[N, C]`` on the full graph alone."""
+    check_logits(logits, split.graph.num_nodes, logits.shape[-1])
+    logits = logits.detach().to(split.graph.x.device, torch.float32)
+    soft_labels = logits[split.observed_nodes]
+    return Teaching(soft_labels, logits, _given_result(soft_labels, logits, split))
+
+
+@torch.no_grad()
+def teaching_from_module(
+    teacher: nn.Module, split: GraphSplit, classes: int, result: dict[str, Any] | None = None
+) -> Teaching:
+    """From a trained module ``teacher(x, edge_index) -> logits [N, C]``; ``result`` is that of its training."""
+    full, observed = split.graph, split.observed
+    with evaluating(teacher):
+        logits = teacher(features_for(teacher, full.x), edges_for(teacher, full))
+        check_logits(logits, full.num_nodes, classes)
+        soft_labels = logits
+        if len(split.unseen_nodes):
+            soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
+    result = result or _given_result(soft_labels, logits, split)
+    return Teaching(soft_labels, logits, result, teacher, observed)
+
+
+def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:
+    """The untrained teacher that the configuration describes, on the graph's device."""
+    section, attention = config.teacher, config.attention
+    shape = {name: getattr(section, name) for name in ("hidden_channels", "num_layers", "dropout", "norm")}
+    if section.name in ATTENTION_TEACHERS:
+        shape |= {name: getattr(attention, name) for name in ("heads", "input_dropout", "edge_dropout")}
+    if section.name == "revgat":
+        shape["groups"] = attention.groups
+    shows_labels = section.name in ATTENTION_TEACHERS and attention.label_input
+    features = split.graph.num_features + (classes if shows_labels else 0)
+    teacher = build_teacher(section.name, features, classes, **shape)
+    if shows_labels:
+        labels = training_labels(split)
+        teacher = LabelInput(teacher, labels, classes, attention.label_mask_rate, attention.label_iterations)
+    return teacher.to(split.graph.x.device)
+
+
+def training_labels(split: GraphSplit) -> tuple[Tensor, Tensor]:
+    """Classes of the observed training nodes, -1 for all others: int64 ``[N_observed]`` and ``[N]``."""
+    observed = split.observed.y.masked_fill(~split.observed.train_mask, -1)
+    full = split.graph.y.new_full((split.graph.num_nodes,), -1)
+    full[split.observed_nodes.to(full.device)] = observed
+    return observed, full
+
+
+def cached_teacher(
+    teacher: nn.Module,
+    split: GraphSplit,
+    config: Config,
+    cache: Cache,
+    train: Callable[[], dict[str, Any]],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train ``teacher`` by ``train()``, which returns its result, unless the cache holds one trained just so."""
+    known = True
+
+    def compute() -> dict[str, Tensor]:
+        nonlocal known
+        known = False
+        trained = json.dumps(train()).encode()
+        return {**teacher.state_dict(), "result": torch.frombuffer(bytearray(trained), dtype=torch.uint8)}
+
+    graph = split.observed
+    settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
+    # Unseen nodes do not train a teacher, but its test accuracy is theirs.
+    inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
+    inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
+    tensors = cache.tensors("teacher", settings, inputs, compute)
+    result = json.loads(bytes(tensors.pop("result").tolist()))
+    teacher.load_state_dict(tensors)
+    if known:
+        progress.say(f"teacher: trained before, taken from {cache.folder}")
+    return result
+
+
+def check_logits(logits: Tensor, nodes: int, classes: int) -> None:
+    """Raise ValueError unless ``logits`` is finite and ``[nodes, classes]``."""
+    if not isinstance(logits, Tensor) or logits.shape != (nodes, classes):
+        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"teacher logits have shape {shape}, expected [{nodes}, {classes}]: one row a node of the full graph,"
+            " one column a class"
+        )
+    if not torch.isfinite(logits).all():
+        row = int((~torch.isfinite(logits)).any(-1).nonzero()[0])
+        raise ValueError(f"teacher logits of node {row} are not finite; every node needs a finite row")
+
+
+def _given_result(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> dict[str, Any]:
+    accuracies = split_accuracies(observed_logits, full_logits, split)
+    return asdict(Result(accuracies.val, accuracies.test, accuracies.test))

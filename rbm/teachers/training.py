@@ -1,0 +1,104 @@
+"""What one epoch of a teacher is: a step on the whole observed graph, or one for each batch of its training nodes."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from rbm.config import ATTENTION_TEACHERS, Config
+from rbm.datasets.splits import GraphSplit
+from rbm.nn import losses
+from rbm.nn.sparse_rows import packed
+from rbm.teachers import LabelInput, edges_for, features_for
+from rbm.teachers.neighbor_sampling import NeighborBatches
+from rbm.training.loop import Accuracies, Training, build_adam, split_accuracies
+
+
+class TeacherTraining(Training):
+    """A teacher learns the hard labels of the observed graph, full batch."""
+
+    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
+        self.model, self.split = model, split
+        self.observed_edges = edges_for(model, split.observed)
+        self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
+        self.full_x = features_for(model, packed(split.graph.x))
+        self.observed_x = features_for(model, packed(split.observed.x)) if len(split.unseen_nodes) else self.full_x
+        self.optimizer = self.build_optimizer(model.parameters(), config)
+
+    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
+        return build_adam(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
+
+    def train_epoch(self, epoch: int) -> float:
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def loss(self) -> Tensor:
+        """Of one pass over the observed graph."""
+        graph = self.split.observed
+        logits = self.model(self.observed_x, self.observed_edges)
+        return losses.hard_label_loss(logits[graph.train_mask], graph.y[graph.train_mask])
+
+    @torch.no_grad()
+    def evaluate(self) -> Accuracies:
+        logits = self.model(self.observed_x, self.observed_edges)
+        # Unseen nodes come with their edges, after training: only they need the full graph.
+        full_logits = self.model(self.full_x, self.full_edges) if len(self.split.unseen_nodes) else logits
+        return split_accuracies(logits, full_logits, self.split)
+
+
+class SampledTraining(TeacherTraining):
+    """The same in batches of training nodes and neighbours drawn around them, an optimiser step each."""
+
+    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
+        super().__init__(model, split, config)
+        nodes = split.observed.train_mask.nonzero().flatten()
+        self.batches = NeighborBatches(split.observed, nodes, config.sampling, config.teacher.num_layers)
+
+    def train_epoch(self, epoch: int) -> float:
+        total = 0.0
+        for sample in self.batches:
+            self.optimizer.zero_grad()
+            logits = self.model(self.observed_x[sample.nodes], sample.edges)[: sample.count]
+            loss = losses.hard_label_loss(logits, self.split.observed.y[sample.nodes[: sample.count]])
+            loss.backward()
+            self.optimizer.step()
+            total += loss.item() * sample.count
+        return total / self.batches.count
+
+
+class AttentionTraining(TeacherTraining):
+    """The recipe of RevGAT and DRGAT: RMSprop with a warm-up, a loss that saturates, labels as input where asked."""
+
+    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
+        self.config = config
+        super().__init__(model, split, config)
+
+    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
+
+    def train_epoch(self, epoch: int) -> float:
+        rise = min(1.0, (epoch + 1) / max(1, self.config.attention.warmup_epochs))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.teacher.lr * rise
+        return super().train_epoch(epoch)
+
+    def loss(self) -> Tensor:
+        graph = self.split.observed
+        if isinstance(self.model, LabelInput):
+            logits, nodes = self.model.practise(self.observed_x, self.observed_edges)
+        else:
+            logits, nodes = self.model(self.observed_x, self.observed_edges), graph.train_mask
+        saturating = self.config.attention.loss == "log"
+        loss = losses.saturating_label_loss if saturating else losses.hard_label_loss
+        return loss(logits[nodes], graph.y[nodes])
+
+
+def teacher_training(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTraining:
+    """The training of the teacher that the configuration names."""
+    if config.sampling.batch_size > 0:
+        return SampledTraining(model, split, config)
+    kind = AttentionTraining if config.teacher.name in ATTENTION_TEACHERS else TeacherTraining
+    return kind(model, split, config)

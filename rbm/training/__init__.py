@@ -1,0 +1,1 @@
+"""Training of one network: the epoch loop, accuracies, and the run folder."""

@@ -1,0 +1,272 @@
+"""The epoch loop that every trained network shares: select by validation, stop early, log, survive a kill."""
+
+import copy
+import time
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rbm.config import Network
+from rbm.datasets.splits import GraphSplit
+from rbm.training.metrics import accuracy
+from rbm.training.run_folder import RunFolder
+from rbm.utils.distributed import from_first, world_size
+from rbm.utils.progress import Progress
+
+CHECKPOINT_SECONDS = 10.0
+
+
+class Accuracies(NamedTuple):
+    """Shares of right predictions, in [0, 1]."""
+
+    train: float
+    val: float
+    test: float
+
+
+def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> Accuracies:
+    """Train and validation accuracy on the observed graph; test accuracy on unseen nodes where there are any."""
+    observed, full = split.observed, split.graph
+    test = split.unseen_nodes if len(split.unseen_nodes) else full.test_mask
+    return Accuracies(
+        accuracy(observed_logits[observed.train_mask], observed.y[observed.train_mask]),
+        accuracy(observed_logits[observed.val_mask], observed.y[observed.val_mask]),
+        accuracy(full_logits[test], full.y[test]),
+    )
+
+
+class Learner(Protocol):
+    """What :func:`fit` trains: a model that can do an epoch, be evaluated, and hand over its whole state."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @abstractmethod
+    def train_epoch(self, epoch: int) -> float:
+        """Train for one epoch and return its loss."""
+
+    @abstractmethod
+    def evaluate(self) -> Accuracies:
+        """Accuracies of the model as it is now."""
+
+    def expert_loads(self) -> list[list[float]] | None:
+        """Share of the gates' mass that each expert of each layer receives; None where nothing is routed."""
+
+    def resume_at(self, epoch: int) -> None:
+        """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
+
+    def state(self) -> dict[str, Any]:
+        """What training moves beside model and optimiser."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state` gave."""
+
+
+class Training(Learner):
+    """A model and its optimiser, and nothing that depends on the epoch or has to be kept beside them."""
+
+    def resume_at(self, epoch: int) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass
+class Result:
+    """What training came to. ``test_accuracy`` is the one at the epoch with the best validation accuracy.
+
+    ``test_max`` is the maximum over epochs, which the released code reports; it looks at test labels, and stands here
+    for comparison with the paper only.
+    """
+
+    val_accuracy: float = -1.0
+    test_accuracy: float = 0.0
+    test_max: float = 0.0
+    best_epoch: int = 0
+    epochs: int = 0
+
+
+@dataclass
+class Selection:
+    """Result so far and the weights that belong to its best epoch."""
+
+    result: Result = field(default_factory=Result)
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, epoch: int, accuracies: Accuracies, model: nn.Module, selectable: bool) -> None:
+        """Take note of an epoch; among equal validation accuracies the later epoch wins, as in the released code."""
+        result = self.result
+        result.epochs = epoch + 1
+        result.test_max = max(result.test_max, accuracies.test)
+        if selectable and accuracies.val >= result.val_accuracy:
+            result.val_accuracy, result.test_accuracy = accuracies.val, accuracies.test
+            result.best_epoch = epoch
+            self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def fit(
+    phase: str,
+    learner: Learner,
+    *,
+    max_epochs: int,
+    patience: int,
+    warmup: int = 0,
+    min_epochs: int = 0,
+    folder: RunFolder | None = None,
+    progress: Progress,
+) -> Result:
+    """Train ``learner`` and leave its model at the epoch with the best validation accuracy, in eval mode.
+
+    Where ranks train together, all of them call this with learners that agree in losses and accuracies; the first one
+    has the folder, and the others continue from its checkpoint.
+
+    Args:
+        phase: name of this training in the metrics and in the run folder.
+        learner: see :class:`Learner`.
+        max_epochs: epochs after the ``warmup``.
+        patience: stop after that many epochs without a validation accuracy at least as good as the best.
+        warmup: first epochs that are neither selected nor counted for stopping (pretraining).
+        min_epochs: epochs after the ``warmup`` that are not selected either; the last one always may be.
+        folder: writes metrics and checkpoints there, and continues from a checkpoint of this phase.
+        progress: shows losses and accuracies.
+
+    Raises:
+        FloatingPointError: the loss is no longer finite.
+    """
+    selection, start = Selection(), 0
+    first = warmup + min(min_epochs, max_epochs - 1)
+    checkpoint = from_first(lambda: folder.load_checkpoint() if folder else None)
+    if checkpoint is not None and checkpoint["phase"] == phase:
+        start = _restore(checkpoint, learner, selection)
+    if folder:
+        folder.keep_metrics(phase, start)
+
+    saved_at = time.monotonic()
+    with progress.phase(phase, warmup + max_epochs) as bar:
+        for epoch in range(start, warmup + max_epochs):
+            started = time.perf_counter()
+            learner.model.train()
+            loss = learner.train_epoch(epoch)
+            if not loss < float("inf"):
+                raise FloatingPointError(
+                    f"the loss of phase {phase!r} became {loss} in epoch {epoch}; a smaller learning rate usually helps"
+                )
+            learner.model.eval()
+            accuracies = learner.evaluate()
+            selection.see(epoch, accuracies, learner.model, epoch >= first)
+            seconds = time.perf_counter() - started
+
+            bar.update(epoch + 1, f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}")
+            if folder:
+                record = _record(phase, epoch, loss, accuracies, seconds)
+                if folder.events is not None and (loads := learner.expert_loads()):
+                    record["expert_load"] = loads
+                folder.append_metrics(record)
+                if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                    folder.save_checkpoint(_snapshot(phase, epoch + 1, learner, selection))
+                    saved_at = time.monotonic()
+            if epoch >= first and epoch - selection.result.best_epoch >= patience:
+                break
+
+    learner.model.load_state_dict(selection.state)
+    learner.model.eval()
+    return selection.result
+
+
+def fit_phase(
+    phase: str,
+    learner: Learner,
+    network: Network,
+    folder: RunFolder | None,
+    progress: Progress,
+    *,
+    warmup: int = 0,
+) -> dict[str, Any]:
+    """Train by :func:`fit`, or take a phase from the run folder where it is finished; its result."""
+    if (finished := from_first(lambda: _finished(phase, learner.model, folder, progress))) is not None:
+        result, state = finished
+        learner.model.load_state_dict(state)
+        learner.resume_at(warmup + 1)
+        learner.model.eval()
+        return result
+    result = asdict(
+        fit(
+            phase,
+            learner,
+            max_epochs=network.max_epochs,
+            patience=network.patience,
+            warmup=warmup,
+            min_epochs=network.min_epochs,
+            folder=folder,
+            progress=progress,
+        )
+    )
+    if folder is not None:
+        folder.save_phase(phase, learner.model, result)
+    return result
+
+
+def _finished(
+    phase: str, model: nn.Module, folder: RunFolder | None, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Result and state of a phase that the run folder holds, or None."""
+    result = None if folder is None else folder.finished(phase)
+    if result is None:
+        return None
+    folder.load_phase(phase, model)
+    progress.say(f"{phase}: finished before, taken from {folder.path}")
+    return result, model.state_dict()
+
+
+def build_adam(parameters: Iterable, *, lr: float, weight_decay: float) -> torch.optim.Adam:
+    """Adam in one pass over each parameter. The default makes about ten: seconds add up where features are sparse."""
+    return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
+
+
+def _record(phase: str, epoch: int, loss: float, accuracies: Accuracies, seconds: float) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "epoch": epoch,
+        "loss": loss,
+        "train_accuracy": accuracies.train,
+        "val_accuracy": accuracies.val,
+        "test_accuracy": accuracies.test,
+        "seconds": round(seconds, 4),
+    }
+
+
+def _snapshot(phase: str, epoch: int, learner: Learner, selection: Selection) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "epoch": epoch,
+        "model": learner.model.state_dict(),
+        "optimizer": learner.optimizer.state_dict(),
+        "learner": learner.state(),
+        "result": asdict(selection.result),
+        "best": selection.state,
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _restore(checkpoint: dict[str, Any], learner: Learner, selection: Selection) -> int:
+    learner.resume_at(checkpoint["epoch"])
+    learner.model.load_state_dict(checkpoint["model"])
+    learner.optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
+    learner.restore(checkpoint["learner"])
+    selection.result = Result(**checkpoint["result"])
+    selection.state = checkpoint["best"]
+    torch.set_rng_state(checkpoint["rng"])
+    if checkpoint["cuda_rng"] and world_size() == 1:
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"])
+    elif checkpoint["cuda_rng"]:
+        torch.cuda.set_rng_state(checkpoint["cuda_rng"][0])  # ranks are alike, and the first one's is the first
+    return checkpoint["epoch"]

@@ -1,0 +1,50 @@
+"""How right a model is, and a place to ask it in. How fast it is: :mod:`rbm.serving.latency`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbm.nn.losses import expert_load
+from rbm.nn.sparse_rows import Features
+from rbm.nn.students import MixtureStudent
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of rows of ``logits [B, C]`` whose largest entry is the label, in [0, 1]; NaN for no rows."""
+    if labels.numel() == 0:
+        return float("nan")
+    return (logits.argmax(dim=-1) == labels).sum().item() / labels.numel()
+
+
+def class_share(groups: Tensor, labels: Tensor) -> float:
+    """Share of the nodes whose class is the most frequent one of their group: ``groups [N]`` and ``labels [N]`` are
+    integers from 0 on. It is what a classifier could reach that knew a node's group alone; nodes with label -1 do not
+    count.
+    """
+    known = labels >= 0
+    counts = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
+    counts.index_put_((groups[known].long(), labels[known]), torch.ones((), dtype=torch.int64), accumulate=True)
+    return int(counts.max(dim=1).values.sum()) / int(known.sum())
+
+
+@torch.no_grad()
+def expert_loads(student: MixtureStudent, x: Features) -> Tensor:
+    """Share of the gates' mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
+    with evaluating(student):
+        _, (routings, *_) = student(x, return_trace=True)
+    loads = [expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)]
+    return F.normalize(torch.stack(loads), p=1, dim=-1)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode inside, and the mode that the module's owner had chosen afterwards."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)

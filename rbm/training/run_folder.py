@@ -1,0 +1,252 @@
+"""The run folder: what a run leaves behind, how it survives a kill, and how a student is loaded again.
+
+Nothing is ever unpickled: finished models are safetensors files, the state of an unfinished one is read with
+``weights_only``. Files are written beside their place and renamed, so that a kill leaves the old file or the new one.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from rbm.config import Config
+from rbm.nn.pretrained import STUDENTS
+from rbm.utils.files import write_atomically, write_json
+
+METADATA_KEY = "rbm"
+# All that a run leaves in its folder.
+_WRITTEN = (
+    "*.safetensors",
+    "*.json",
+    "*.jsonl",
+    "*.png",
+    "results.md",
+    "*.partial",
+    "checkpoint.pt",
+    "config.yaml",
+    "student.pt2",
+    "student-aoti.pt2",
+    "student.onnx",
+    "tensorboard/*/events.out.tfevents.*",
+)
+
+
+class MetricsWriter(Protocol):
+    """Receives what is written to ``metrics.jsonl``, such as :class:`rbm.training.tensorboard.Events`."""
+
+    def add(self, record: dict[str, Any]) -> None:
+        """A line was appended."""
+
+    def rewrite(self, records: list[dict[str, Any]]) -> None:
+        """These lines are all there are."""
+
+
+class RunFolder:
+    """One run on disk.
+
+    ==========================  ==========================================================================
+    ``config.yaml``             the configuration
+    ``metrics.jsonl``           one line an epoch
+    ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
+    ``encodings.safetensors``   what students see beside the features, for all nodes of the graph
+    ``student.json``            method, class and arguments that rebuild the student
+    ``summary.json``            results, equal for equal seeds
+    ``timings.json``            seconds and latencies, which are not
+    ``results.md``              both as a table
+    ``checkpoint.pt``           state of the unfinished phase; gone when the run is complete
+    ``student*.pt2``, ``.onnx`` the student for other runtimes, by ``rbm export``
+    ``latency.json``            how long predictions take, by ``rbm latency``
+    ``*.png``                   plots
+    ``tensorboard/``            on request: ``metrics.jsonl`` as events of TensorBoard (:mod:`rbm.training.tensorboard`)
+    ==========================  ==========================================================================
+
+    Attributes:
+        events: receives every line of metrics, or None.
+
+    Raises:
+        FileExistsError: the folder holds a run and neither ``resume`` nor ``overwrite`` is given.
+        FileNotFoundError: ``resume`` without a run to continue.
+        ValueError: ``resume`` with another configuration than the run was started with.
+    """
+
+    events: MetricsWriter | None = None
+
+    def __init__(self, path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        config_file = self.path / "config.yaml"
+        if resume:
+            if not config_file.is_file():
+                raise FileNotFoundError(f"run folder {self.path} has no config.yaml: there is no run to resume")
+            _check_same(Config.from_yaml(config_file), config, self.path)
+        else:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                if not overwrite:
+                    raise FileExistsError(
+                        f"run folder {self.path} exists and is not empty;"
+                        " use --resume to continue it, --overwrite to replace it, or another --out"
+                    )
+                self._remove_old_run()
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(config_file, lambda partial: partial.write_text(config.to_yaml()))
+
+    def _remove_old_run(self) -> None:
+        # Only what a run writes: a folder given by mistake keeps everything else.
+        if not self.path.is_dir() or not (self.path / "config.yaml").is_file():
+            raise FileExistsError(f"{self.path} is not a run folder (no config.yaml), so --overwrite leaves it alone")
+        for pattern in _WRITTEN:
+            for file in self.path.glob(pattern):
+                file.unlink()
+
+    def finished(self, phase: str) -> dict[str, Any] | None:
+        """The result of a phase that is complete, or None."""
+        path = self.path / f"{phase}.safetensors"
+        if not path.is_file():
+            return None
+        return _result(path)
+
+    def save_phase(self, phase: str, model: nn.Module, result: dict[str, Any]) -> None:
+        """Write the model of a finished phase together with its result."""
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        # One key: safetensors writes several in an order that changes, and equal runs shall leave equal files.
+        content = save(tensors, {METADATA_KEY: json.dumps(result)})
+        write_atomically(self.path / f"{phase}.safetensors", lambda partial: partial.write_bytes(content))
+        (self.path / "checkpoint.pt").unlink(missing_ok=True)
+
+    def save_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Write ``<name>.safetensors``."""
+        content = save({key: tensor.cpu().contiguous() for key, tensor in tensors.items()})
+        write_atomically(self.path / f"{name}.safetensors", lambda partial: partial.write_bytes(content))
+
+    def load_phase(self, phase: str, model: nn.Module) -> None:
+        """Read the model of a finished phase."""
+        load_weights(model, self.path / f"{phase}.safetensors")
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        write_atomically(self.path / "checkpoint.pt", lambda partial: torch.save(state, partial))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The state of the unfinished phase, or None where there is none."""
+        path = self.path / "checkpoint.pt"
+        if not path.is_file():
+            return None
+        try:
+            return torch.load(path, weights_only=True)
+        except Exception as error:
+            raise ValueError(
+                f"{path} is no readable checkpoint ({error}); delete it to start its phase anew"
+            ) from error
+
+    def keep_metrics(self, phase: str, epochs: int) -> None:
+        """Drop the lines of ``phase`` from ``epochs`` on: a kill came after they were written, before a checkpoint."""
+        records = read_metrics(self.path)
+        kept = [r for r in records if r["phase"] != phase or r["epoch"] < epochs]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        write_atomically(self.path / "metrics.jsonl", lambda partial: partial.write_text(text))
+        if self.events is not None and len(kept) < len(records):
+            self.events.rewrite(kept)
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+        if self.events is not None:
+            self.events.add(record)
+
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """All lines of a run folder's ``metrics.jsonl``; a line that a kill cut short is left out."""
+    path = Path(folder) / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def save_student(folder: Path | str, method: str, student: nn.Module, arguments: dict[str, Any]) -> None:
+    """Write ``student.json``, from which :func:`load` rebuilds the module for ``<method>.safetensors``."""
+    content = {"method": method, "class": type(student).__name__, "arguments": arguments}
+    write_json(Path(folder) / "student.json", content)
+
+
+def load(folder: Path | str) -> nn.Module:
+    """Load the student of a run folder, whatever method made it: a plain module in eval mode, on the CPU.
+
+    It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. Where the run has encodings they are the last
+    columns of a row, behind the features. Call it under :func:`torch.inference_mode`, in every thread that does: the
+    operators made for answering serve there alone.
+
+    Raises:
+        FileNotFoundError: the folder holds no finished student.
+        ValueError: a file of it is corrupt or was not written by this package.
+    """
+    folder = Path(folder)
+    description = folder / "student.json"
+    _check_there(folder, description)
+    try:
+        content = json.loads(description.read_text())
+        weights = folder / f"{content['method']}.safetensors"
+        student = STUDENTS[content["class"]](**content["arguments"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{description} does not describe a student of this package: {error!r}") from error
+    _check_there(folder, weights)
+    load_weights(student, weights)
+    return student.eval()
+
+
+load_student = load  # a name that says what, where the package's own does not stand before it
+
+
+def load_encodings(folder: Path | str) -> Tensor | None:
+    """What the student of a run folder sees beside the features, ``[N, D]`` for all nodes of the graph, or None."""
+    path = Path(folder) / "encodings.safetensors"
+    if not path.is_file():
+        return None
+    try:
+        return load_file(path)["encodings"]
+    except (SafetensorError, OSError, KeyError) as error:
+        raise ValueError(f"{path} holds no encodings of this package: {error}") from error
+
+
+def _check_there(folder: Path, file: Path) -> None:
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} holds no {file.name}: it is no run folder, or its run is not finished")
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill ``model`` from a safetensors file of this package; ValueError where the file is corrupt or foreign."""
+    _result(path)
+    with safe_open(path, framework="pt") as file:
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from error
+
+
+def _result(path: Path) -> dict[str, Any]:
+    """The result that :meth:`RunFolder.save_phase` wrote into the file's metadata."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+    if METADATA_KEY not in metadata:
+        raise ValueError(f"{path} was not written by this package: its metadata lacks the key {METADATA_KEY}")
+    return json.loads(metadata[METADATA_KEY])
+
+
+def _check_same(stored: Config, given: Config, path: Path) -> None:
+    if stored == given:
+        return
+    changed = [
+        f"{old.split(':')[0].strip()} (was {old.split(':', 1)[1].strip()}, now {new.split(':', 1)[1].strip()})"
+        for old, new in zip(stored.to_yaml().splitlines(), given.to_yaml().splitlines(), strict=True)
+        if old != new
+    ]
+    raise ValueError(
+        f"run folder {path} was started with another configuration: {'; '.join(changed)};"
+        " resume without these changes, or use another --out"
+    )

@@ -1,0 +1,42 @@
+"""Methods, teachers and datasets of one's own, from one Python file: CONTRIBUTING.md shows one of each.
+
+Such a file adds entries to ``rbm.distillation.registry.METHODS``, ``rbm.teachers.TEACHERS`` or
+``rbm.datasets.DATASETS``.
+They are then like those of the package: on the command line (``rbm --plugin FILE distill --method NAME``), in
+experiments and in their worker processes.
+"""
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+
+_loaded: list[str] = []
+
+
+def load_plugin(path: Path | str) -> None:
+    """Run a Python file, once.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is no ``.py`` file.
+    """
+    path = Path(path).resolve()
+    if str(path) in _loaded:
+        return
+    if path.suffix != ".py":
+        raise ValueError(f"plugin is {path}, expected a Python file that ends in .py")
+    if not path.is_file():
+        raise FileNotFoundError(f"plugin {path} does not exist")
+    # Importable under a name of its own, so that its classes can be pickled; two files may be called alike.
+    name = f"rbm_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    _loaded.append(str(path))
+
+
+def loaded_plugins() -> tuple[str, ...]:
+    """The files that ran so far: worker processes run them too."""
+    return tuple(_loaded)

@@ -1,0 +1,61 @@
+"""What version 0.1.0 wrote is still read, and the names that its plugins import are still there.
+
+``runs_of_0_1_0`` holds two run folders of digits made by commit 6f8a1c6, with networks 8 wide and 6 epochs: a finished
+one, with the student's logits for five rows, and one that was killed in the last phase.
+"""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import rbm
+from rbm.config import Config
+from rbm.training.run_folder import RunFolder
+
+RUNS = Path(__file__).parent / "runs_of_0_1_0"
+
+
+def test_a_finished_run_loads():
+    student = rbm.load(RUNS / "finished")
+    rows = torch.linspace(-1, 1, 5 * student.in_channels).reshape(5, -1)
+    with torch.inference_mode():
+        logits = student(rows)
+    expected = torch.tensor(json.loads((RUNS / "finished" / "logits.json").read_text()))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / "killed", folder)
+    config = Config.from_yaml(folder / "config.yaml")
+    begun = RunFolder(folder, config, resume=True).load_checkpoint()
+    assert (begun["phase"], begun["epoch"]) == ("rbm", 5)
+    rbm.distill(rbm.load_dataset("digits"), config=config, folder=folder, methods=("mlp", "rbm"), resume=True)
+    summary, whole = (json.loads((at / "summary.json").read_text()) for at in (folder, RUNS / "finished"))
+    for name in ("teacher", "mlp"):
+        assert summary[name] == whole[name], "finished phases are taken from the folder"
+    assert summary["rbm"]["epochs"] == whole["rbm"]["epochs"]
+    # Another processor may round otherwise: a few of 1,297 nodes.
+    assert summary["rbm"]["test_accuracy"] == pytest.approx(whole["rbm"]["test_accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("former", "names"),
+    [
+        ("rbm.layer", ["FusedRbMLayer", "Routing"]),
+        ("rbm.students", ["MLPStudent", "RbMStudent"]),
+        ("rbm.hub", ["load"]),
+        ("rbm.methods", ["METHODS", "Method"]),
+        ("rbm.lessons", ["Learned", "Lesson"]),
+        ("rbm.splits", ["per_class_masks"]),
+        ("rbm.baselines.glnn", ["GLNNTraining"]),
+        ("rbm.baselines.mlp", ["mlp_arguments"]),
+    ],
+)
+def test_former_names_of_modules(former, names):
+    module = importlib.import_module(former)
+    assert all(hasattr(module, name) for name in names)

@@ -1,0 +1,85 @@
+"""The modules of ``rbm`` import in one direction: also inside functions and for types alone."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import rbm
+
+PACKAGE = Path(rbm.__file__).parent
+# A folder of rbm/ imports from folders of smaller numbers alone.
+FLOORS = {
+    "utils": 0,
+    "config": 1,
+    "nn": 1,
+    "datasets": 2,
+    "training": 3,
+    "teachers": 4,
+    "distillation": 5,
+    "serving": 6,
+    "experiments": 6,
+    "cli": 7,
+}
+# Former names of modules, kept for one version.
+ALIASES = {"layer", "students", "hub", "methods", "lessons", "splits", "baselines"}
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Every module of a package by its dotted name."""
+    names = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """The modules of a package that each of its modules names in an import statement, wherever it stands."""
+    known = modules(package)
+    found = {}
+    for name, path in known.items():
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    member = f"{node.module}.{alias.name}"
+                    named.add(member if member in known else node.module)
+        found[name] = (named & known.keys()) - {name}
+    return found
+
+
+def test_no_circle():
+    # prepare() raises CycleError, which names the modules of a circle.
+    TopologicalSorter(imports(PACKAGE)).prepare()
+
+
+def test_folders_import_downwards():
+    wrong = []
+    for name, named in imports(PACKAGE).items():
+        room = name.split(".")[1] if "." in name else ""
+        for other in named:
+            target = other.split(".")[1] if "." in other else ""
+            down = room == target or (room in FLOORS and target in FLOORS and FLOORS[target] < FLOORS[room])
+            if not down and room in FLOORS:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+
+
+def test_nothing_else_stands_at_the_top():
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert found == {"__init__", "__main__", *FLOORS, *ALIASES}
+
+
+def test_a_circle_is_found(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import package.two\n")
+    (package / "two.py").write_text("def call():\n    from package import one\n")
+    assert imports(package)["package.two"] == {"package.one"}
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports(package)).prepare()
