@@ -17,9 +17,10 @@ from torch_geometric.io import read_npz
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
 
 import rbm.datasets
-from rbm.datasets import DATASETS, features, find_dataset, load_dataset, num_classes, validate_data
+from rbm.datasets import DATASETS, find_dataset, load_dataset, num_classes, validate_data
+from rbm.datasets.readers import features
 
-CONFIGS = Path(rbm.datasets.__file__).parents[1] / "configs" / "paper"
+CONFIGS = Path(rbm.datasets.__file__).parents[1] / "config" / "configs" / "paper"
 
 
 def assert_clean_graph(data: Data) -> None:

@@ -11,7 +11,7 @@ import torch
 import rbm
 from benchmarks import large_graph
 from rbm.config import Config
-from rbm.datasets import own
+from rbm.datasets import user_graph as own
 from rbm.datasets.splits import split_graph
 from rbm.distillation import soft_targets
 from rbm.distillation.registry import rbm_arguments

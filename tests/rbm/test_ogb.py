@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch_geometric.data
 
-from rbm.datasets import DATASETS, load_dataset, text, unseen_fraction, validate_data
+from rbm.datasets import DATASETS, load_dataset, unseen_fraction, validate_data
+from rbm.datasets.readers import text
 
 SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
 FOLDERS = {name: name.replace("-", "_") for name in SPLITS}
