@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -128,10 +129,29 @@ def test_training_step(benchmark, results: Results, seconds: float):
         assert operators.launches == 11
         timings = _in_pairs(lambda: step(operators, False), lambda: step(operators, True), seconds)
         benchmark.pedantic(lambda: step(operators, False), rounds=3)
+        for name, idle in (("rbm", False), ("no launches", True)):
+            calls = _function_calls(partial(step, operators, idle))
+            _add(results, "function calls of a training step", calls, name)
     whole, rest, launches = timings
     _add(results, "training step host seconds", whole)
     _add(results, "training step host seconds", rest, "no launches")
     _add(results, "training step launch host seconds", launches)
+
+
+def _function_calls(call: Call) -> int:
+    """How many functions Python calls, its own and those in C: a figure that no other program on the machine moves."""
+    count = 0
+
+    def note(frame, event: str, argument) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def _in_pairs(whole: Call, rest: Call, seconds: float) -> list[Timing]:
