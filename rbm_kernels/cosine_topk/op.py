@@ -36,7 +36,8 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, ``k`` out of range or a temperature that is not positive.
+        ValueError: shapes that do not fit, ``k`` out of range, a temperature that is not positive, or on CUDA tensors
+            on two devices.
     """
     try:
         return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)

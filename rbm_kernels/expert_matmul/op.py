@@ -51,9 +51,13 @@ def expert_matmul(
         ``y [B, N]`` in the dtype of ``x``, accumulated in float32 at least. ``x``, ``weight``, ``bias`` and ``gates``
         get gradients.
 
+        A number that is not finite in ``weight`` or ``bias`` reaches the rows that use its expert and on the CPU no
+        others; with the Triton kernels, but for ``y`` in float16, also rows that share a tile with one of those; in the
+        eager reference all rows. One in ``x`` reaches its own row, and the gradients of that row's experts.
+
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit.
+        ValueError: shapes that do not fit, or on CUDA tensors on two devices.
     """
     try:
         if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():

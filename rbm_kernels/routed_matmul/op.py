@@ -34,11 +34,14 @@ def routed_matmul(
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
-        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in float32 at least.
+        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in float32 at least. Numbers that are not finite in
+        ``weight`` or ``bias`` stay with the rows that use their expert, on CUDA up to 64 rows; beyond, they spread as
+        in :func:`rbm_kernels.expert_matmul`.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, ``k`` out of range or a temperature that is not positive.
+        ValueError: shapes that do not fit, ``k`` out of range, a temperature that is not positive, or on CUDA tensors
+            on two devices.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         _check(x, memory, weight, bias, k, temperature)
