@@ -272,7 +272,8 @@ def sanitize(run: Run, step: Step) -> bool:
         run.keep("\n".join(report), "sanitizer.txt")
         if ended.status not in (0, TIMED_OUT):
             run.say(ended.tail())
-    run.note(f"sanitizers: {', '.join(told)}")
+    is_clean = all(line.endswith("clean") for line in told)
+    (run.say if is_clean else run.note)(f"sanitizers: {', '.join(told)}")
     return True
 
 
