@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.gpu import outcomes
 from benchmarks.gpu.plan import FIRST, ROOT, TESTED_AS, Step, tested
-from benchmarks.gpu.run import TIMED_OUT, Run
+from benchmarks.gpu.run import TIMED_OUT, Ended, Run
 from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Results
 from benchmarks.measure.verdicts import FAILED, to_environment
@@ -39,7 +39,7 @@ def build(run: Run, step: Step) -> bool:
     ended = run.call(run.python("-c", _LOAD), run.left())
     if ended.status:
         run.say(ended.tail())
-        run.note("libraries: not loaded, see log.txt", failed=True)
+        run.note(f"libraries: not loaded, {_why(ended)}", failed=True)
         return False
     run.note(f"libraries: {told}; {ended.tail(1)}")
     Results(run.state.path).add("build", "libraries", told, "loaded", 1, dtype="", routing="")
@@ -63,9 +63,13 @@ def _build(run: Run) -> bool:
         ended = run.call(command, run.left(), environment)
         if ended.status:
             run.say(ended.tail())
-            run.note("libraries: not built, see log.txt", failed=True)
+            run.note(f"libraries: not built, {_why(ended)}", failed=True)
             return False
     return True
+
+
+def _why(ended: Ended) -> str:
+    return "out of time" if ended.status == TIMED_OUT else "see log.txt"
 
 
 # In a process of its own: this one loads no library that it may have to build.
@@ -268,7 +272,8 @@ def sanitize(run: Run, step: Step) -> bool:
         run.keep("\n".join(report), "sanitizer.txt")
         if ended.status not in (0, TIMED_OUT):
             run.say(ended.tail())
-    run.note(f"sanitizers: {', '.join(told)}")
+    is_clean = all(line.endswith("clean") for line in told)
+    (run.say if is_clean else run.note)(f"sanitizers: {', '.join(told)}")
     return True
 
 

@@ -23,7 +23,7 @@ def lines(
         with results.open(newline="") as file:
             known = next(csv.DictReader(file), {})
     versions = ", ".join(f"{name} {known[name]}" for name in ("driver", "torch", "triton", "commit") if known.get(name))
-    ended = [line for line in notes if not line.startswith("libraries")]
+    ended = [line for line in notes if not line.startswith("libraries: built")]
     measured = sum(bool(tested_as(key.operator)) for key in figures.medians)
     return [
         f"{known.get('device', 'no device')}; {versions or 'nothing measured'}",

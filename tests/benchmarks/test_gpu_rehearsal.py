@@ -113,6 +113,27 @@ def test_a_broken_operator_costs_its_own_figures_and_no_others(tree, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_workload_that_takes_its_process_with_it_costs_no_other(tree, tmp_path):
+    suite = tree / "benchmarks" / "test_dying.py"
+    suite.write_text(
+        "import os\nimport pytest\n\n\n"
+        '@pytest.mark.parametrize("number", range(4))\n'
+        "def test_dying(results, number):\n"
+        "    if number == 1:\n"
+        "        os._exit(1)  # as pytest-timeout ends a process that hangs\n"
+        '    assert number != 2, "a wrong answer"\n'
+        '    results.add("dying", str(number), "rbm", "forward seconds", 1.0)\n'
+    )
+    try:
+        run = rehearse(tree, tmp_path / "out", "--skip-tests", "--only", "dying")
+    finally:
+        suite.unlink()
+    assert run.returncode == 1
+    assert [row["shape"] for row in rows(tmp_path / "out") if row["operator"] == "dying"] == ["0", "3"]
+    assert run.stdout.splitlines()[-2].count("failed (status 1): dying (all)") == 2
+
+
+@pytest.mark.slow
 def test_a_kill_leaves_every_row_that_was_measured(tree, tmp_path):
     out = tmp_path / "out"
     command = ["bash", str(tree / "benchmarks" / "gpu.sh"), str(out), "--rehearse", "--prebuilt", "--skip-tests"]
