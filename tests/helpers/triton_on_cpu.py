@@ -23,11 +23,10 @@ KERNELS: dict[str, Callable] = {
     "expert_matmul_backward_weight": expert_matmul._cuda_backward_weight,
     "routed_matmul": routed_matmul._cuda,
 }
-MATMUL = tuple(name for name in KERNELS if name.startswith("expert_matmul"))
 
 
 @contextmanager
-def serving_kernels(operators=tuple(KERNELS)) -> Iterator[Counter]:
+def serving_kernels() -> Iterator[Counter]:
     """Let the dispatcher send CPU tensors where it sends CUDA tensors, autocast off; count how often it does."""
     calls = Counter()
 
@@ -42,7 +41,7 @@ def serving_kernels(operators=tuple(KERNELS)) -> Iterator[Counter]:
 
     library = torch.library.Library("rbm", "IMPL")
     try:
-        for name in operators:
+        for name in KERNELS:
             library.impl(name, counted(name), "CPU")
         with mock.patch.object(expert_matmul, "_kernels_serve", lambda x: x.dtype != torch.float64):
             yield calls
