@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from matmul_problems import check_float32_sums
+from float32_sums import check_float32_sums
 from on_gpu import (
     RehearsedGpu,
     check_compiled,
