@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import torch
+import triton_on_cpu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
