@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -168,6 +169,15 @@ class _Progress:
     def pytest_runtest_logfinish(self) -> None:
         """One more is over."""
         self._config.stash[_PACE].next()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiled peers are compiled by this run, unless ``TORCHINDUCTOR_CACHE_DIR`` says otherwise.
+
+    What other processes left behind, cut off or with other switches of the processor's vectors, corrupted memory here.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
 
 
 @pytest.fixture(autouse=True)
