@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.device import HERE
-from benchmarks.measure.shapes import DEVICE, FEWEST, MOST, PRECISIONS, Problem, Shape, Workload, for_this_machine
+from benchmarks.measure.shapes import CORA, DEVICE, MOST, PRECISIONS, Problem, Shape, Workload, for_this_machine
 from benchmarks.peers import ffn_peers
 from benchmarks.peers.ffn import cost_backward, cost_forward, eager_ffn
 
 # Three times the operations of an expert matmul: on a CPU of few rows alone, and in float32.
-SHAPES = (for_this_machine(MOST)[0], Shape(FEWEST)) if HERE.is_gpu else (Shape(FEWEST),)
+SHAPES = (for_this_machine(MOST)[0], Shape(CORA)) if HERE.is_gpu else (Shape(CORA),)
 WORKLOADS = [
     Workload(shape, precision)
     for shape in dict.fromkeys(SHAPES)

@@ -111,7 +111,7 @@ def _fake(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_c
 
 @implement_cuda("expert_matmul", _check)
 def _cuda(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
-    if not _kernels_serve(x):
+    if not _kernels_serve(x) or weight.numel() == 0:  # no grid of programs covers nothing
         return _eager(x, weight, bias, gates, experts)
     return _launch().expert_matmul(x, weight, bias, gates, experts, order, tile_experts, tile_counts, block_m)
 
@@ -134,7 +134,7 @@ def _fake_backward_input(
 def _cuda_backward_input(
     grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
 ) -> tuple[Tensor, Tensor]:
-    if not _kernels_serve(x):
+    if not _kernels_serve(x) or weight.numel() == 0:
         return _eager_backward_input(grad, x, weight, bias, gates, experts, with_gates)
     return _launch().backward_input(
         grad, x, weight, bias, gates, experts, with_gates, order, tile_experts, tile_counts, block_m
@@ -156,7 +156,7 @@ def _fake_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) 
 
 @implement_cuda("expert_matmul_backward_weight")
 def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
-    if not _kernels_serve(x):
+    if not _kernels_serve(x) or x.shape[1] == 0 or grad.shape[1] == 0:
         return _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias)
     return _launch().backward_weight(grad, x, gates, experts, num_experts, with_bias)
 

@@ -165,6 +165,20 @@ def test_same_bits_every_time():
         assert torch.equal(first, second), name
 
 
+@pytest.mark.parametrize("shape", [(6, 0, 5, 3, 2), (6, 5, 0, 3, 2)], ids=["no features", "no outputs"])
+@pytest.mark.usefixtures("kernels_serve")
+def test_nothing_to_multiply(shape):
+    """Left to the reference: a grid of no programs is an error. The gradient of the biases remains without features."""
+    x, weight, bias, gates, experts, grad = problem(shape)
+    leaves = [t.requires_grad_() for t in (x, weight, bias, gates)]
+    y = expert_matmul(x, weight, bias, gates, experts)
+    got = (y, *torch.autograd.grad(y, leaves, grad))
+    exact = by_reference(*in_float64([t.detach() for t in (x, weight, bias, gates, experts, grad)]))
+    expected = [exact[0], exact[1], exact[4], exact[5], exact[2]]
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-5)
+
+
 def test_empty_experts_get_zero():
     arguments = problem((10, 4, 3, 6, 1), chosen=torch.full((10, 1), 2))
     *_, grad_weight, grad_bias = by_kernels(*arguments)
