@@ -175,7 +175,8 @@ class _Progress:
 def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Compiled peers are compiled by this run, unless ``TORCHINDUCTOR_CACHE_DIR`` says otherwise.
 
-    What other processes left behind, cut off or with other switches of the processor's vectors, corrupted memory here.
+    Runs that shared a cache with others, cut off or under other vector switches, ended with a corrupted heap; with a
+    cache of their own they did not. The cause was not found.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
 
