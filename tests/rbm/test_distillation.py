@@ -76,6 +76,7 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
         "encodings.safetensors",
         "metrics.jsonl",
         "mlp.safetensors",
+        "results.md",
         "student.json",
         "rbm.safetensors",
         "summary.json",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rbm.config import PROTOCOLS
-from rbm.distillation.distill import distill as distillation
+from rbm.distillation import distill as distillation
 from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import read_table, table_names
 from rbm.experiments.results import COLUMNS, config_fingerprint, read_rows
