@@ -80,7 +80,7 @@ def mistakes():
         yield partial(expert_order, *wrong), partial(ops.expert_order, *wrong)
 
 
-def test_front_functions_and_operators_raise_alike_where_kernels_serve(monkeypatch):
+def test_front_functions_and_operators_raise_alike_where_kernels_serve():
     """Arguments are checked once, in the implementation; both see the same error, again and again."""
     with serving_kernels(TRITON_OPERATORS):
         for front, operator in mistakes():
@@ -171,7 +171,7 @@ def test_launches_are_prepared_once_for_each_shape():
     assert launch._prepare_multiply.cache_info().currsize == 0
 
 
-def test_symbols_enter_no_cache(monkeypatch):
+def test_symbols_enter_no_cache():
     """A trace with symbols for the rows goes by the fake implementations, and works for any number of them."""
     with serving_kernels():
         x, weight, bias, gates, experts, _ = problem((20, 6, 5, 4, 2))
