@@ -31,8 +31,8 @@ from rbm.config import Config
 from rbm.datasets import validate_data
 from rbm.datasets.splits import split_graph
 from rbm.distillation.registry import rbm_arguments
-from rbm.distillation.trainer import RbMTraining
-from rbm.teachers.outputs import teaching_from_logits
+from rbm.distillation.trainer import RbMTrainer
+from rbm.teachers.outputs import outputs_from_logits
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -100,20 +100,20 @@ def measure(folder: Path) -> list[dict]:
         data = rbm.load_graph(folder)
         validate_data(data)
         split = split_graph(data)
-        teaching = teaching_from_logits(data.teacher_logits, split)
+        teacher_outputs = outputs_from_logits(data.teacher_logits, split)
     with stage("neighbours"):
         student = rbm.RbMStudent(**rbm_arguments(config, data.num_features, data.num_classes))
-        learner = RbMTraining(student, split, teaching, config)
+        trainer = RbMTrainer(student, split, teacher_outputs, config)
     with stage("soft targets"):
-        learner.aim()
+        trainer.update_targets()
     with stage("K-means"):
-        learner.begin_epoch(0)
+        trainer.begin_epoch(0)
     with stage("epoch"):
         student.train()
-        learner.train_epoch(1)
+        trainer.train_epoch(1)
     with stage("evaluation"):
         student.eval()
-        accuracies = learner.evaluate()
+        accuracies = trainer.evaluate()
     print(f"validation accuracy {accuracies.val:.4f}", file=sys.stderr)
     for record in stages:
         record |= {"nodes": data.num_nodes, "edges": data.num_edges}

@@ -24,8 +24,8 @@ import torch
 from rbm import RbMStudent, load_dataset
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTraining
-from rbm.teachers.outputs import teaching_from_logits
+from rbm.distillation.trainer import RbMTrainer
+from rbm.teachers.outputs import outputs_from_logits
 from rbm.training.loop import Selection
 
 COLUMNS = ("date", "commit", "torch", "threads", "load", "features", "process", "epoch", "seconds", "peak_mib", "loss")
@@ -39,16 +39,16 @@ def measure(kind: str, root: str, epochs: int) -> list[dict]:
     torch.manual_seed(0)
     student = RbMStudent(data.num_features, 256, data.num_classes, num_experts=8, top_k=3, dropout=0.3)
     split = split_graph(data)
-    teaching = teaching_from_logits(torch.randn(data.num_nodes, data.num_classes), split)
-    learner = RbMTraining(student, split, teaching, config)
+    teacher_outputs = outputs_from_logits(torch.randn(data.num_nodes, data.num_classes), split)
+    trainer = RbMTrainer(student, split, teacher_outputs, config)
     student.pretraining = False
     routed, selection, measured = config.rbm.pretrain_epochs + 1, Selection(), []
     for epoch in range(epochs + 1):
         start = time.perf_counter()
         student.train()
-        loss = learner.train_epoch(routed + epoch)
+        loss = trainer.train_epoch(routed + epoch)
         student.eval()
-        selection.see(epoch, learner.evaluate(), student, True)
+        selection.see(epoch, trainer.evaluate(), student, True)
         seconds = time.perf_counter() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         measured.append({"epoch": epoch, "seconds": round(seconds, 4), "peak_mib": round(peak), "loss": loss})

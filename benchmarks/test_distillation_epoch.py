@@ -29,29 +29,29 @@ SPENT_ON = {
 }
 
 
-def learners(name: str) -> dict:
-    """Two learners of a graph's student in the hyperparameters of the paper, which differ in their forwards alone."""
+def trainers(name: str) -> dict:
+    """Two trainers of a graph's student in the hyperparameters of the paper, which differ in their forwards alone."""
     from rbm.config.presets import preset_config
     from rbm.datasets import load_dataset
     from rbm.datasets.encodings import Encodings
     from rbm.datasets.splits import split_graph
     from rbm.distillation.registry import rbm_arguments
-    from rbm.distillation.trainer import RbMTraining
+    from rbm.distillation.trainer import RbMTrainer
     from rbm.nn.students import RbMStudent
-    from rbm.teachers.outputs import teaching_from_logits
+    from rbm.teachers.outputs import outputs_from_logits
 
     graph = load_dataset(name, ROOT).to(DEVICE)
     split = split_graph(graph)
-    teaching = teaching_from_logits(torch.randn(graph.num_nodes, graph.num_classes), split)
+    teacher_outputs = outputs_from_logits(torch.randn(graph.num_nodes, graph.num_classes), split)
     found = {}
     for implementation, forward in FORWARDS.items():
         config = preset_config("clean", name).updated({"distill": forward, "rbm": {"pretrain_epochs": 0}})
         positions = torch.randn(graph.num_nodes, config.encoding.embedding_dim, device=DEVICE)
         width = graph.num_features + positions.shape[1]
         student = RbMStudent(**rbm_arguments(config, width, graph.num_classes))
-        learner = RbMTraining(student.to(DEVICE), split, teaching, config, Encodings(positions, positions))
-        learner.model.pretraining = False
-        found[implementation] = learner
+        trainer = RbMTrainer(student.to(DEVICE), split, teacher_outputs, config, Encodings(positions, positions))
+        trainer.model.pretraining = False
+        found[implementation] = trainer
     return found
 
 
@@ -74,13 +74,13 @@ def test_epoch(results: Results, seconds: float, pace: Pace, benchmark, name: st
     if name in FOLDERS and not (ROOT / FOLDERS[name]).exists():
         pytest.skip(f"{name} is not in {ROOT}; name its root in RBM_DATA_ROOT")
 
-    def epoch(learner) -> None:
-        learner.model.train()
-        learner.train_epoch(1)  # later than the first, which places memory vectors by K-means
-        learner.model.eval()
-        learner.evaluate()
+    def epoch(trainer) -> None:
+        trainer.model.train()
+        trainer.train_epoch(1)  # later than the first, which places memory vectors by K-means
+        trainer.model.eval()
+        trainer.evaluate()
 
-    calls = {key: lambda learner=learner: epoch(learner) for key, learner in learners(name).items()}
+    calls = {key: lambda trainer=trainer: epoch(trainer) for key, trainer in trainers(name).items()}
     least = 1 if seconds < 0.5 else 2
     timings = interleave(calls, seconds=seconds, least=least, limit=pace.limit(seconds))
     for key, timing in timings.items():

@@ -1,3 +1,6 @@
 """The former name of :mod:`rbm.distillation.task`, kept for one version."""
 
-from rbm.distillation.task import *  # noqa: F403
+from rbm.distillation.task import DistillationTask as Lesson
+from rbm.distillation.task import TrainedStudent as Learned
+
+__all__ = ["Learned", "Lesson"]

@@ -63,7 +63,7 @@ def distill(
     """
     from rbm.datasets import load_dataset, unseen_fraction
     from rbm.distillation.distill import distill as run_distillation
-    from rbm.utils.distributed import is_first, joined
+    from rbm.utils.distributed import is_main_process, joined
 
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     methods = [name.strip() for name in method.split(",")]
@@ -95,7 +95,7 @@ def distill(
             tensorboard=tensorboard,
             console=status,
         )
-        speaks = is_first()
+        speaks = is_main_process()
     if speaks:
         _report(result, path, plots)
 

@@ -2,27 +2,28 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rbm.config import DistillConfig
-from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, list_pairs
-from rbm.nn import losses
-from rbm.utils.distributed import part, world_size
+from rbm.distillation.soft_targets import Neighborhood, Pairs, list_pairs
+from rbm.utils.distributed import local_slice, world_size
 
 
 class Batch(NamedTuple):
-    """Rows of one forward, and what their losses weigh.
+    """Rows of one forward, what they learn from, and what their losses weigh.
 
     Attributes:
         nodes: int64 ``[B]``, the rows; None means all of them, in order.
         labelled: the rows, by their position in the batch, that learn their true class; None for none.
         hard_weight: of the *mean* cross-entropy of ``labelled``.
-        soft: gives the weighted soft-label loss from the logits ``[B, C]``, or None.
-        inner_weight: of the embedding losses.
+        soft_weight: of the soft-label loss; None where the rows learn from labels alone.
+        auxiliary_weight: of the student's auxiliary loss.
+        sources: int64 ``[B]``, the nodes whose soft labels the rows learn one by one; None where each row has one
+            aggregated target (:class:`rbm.distillation.soft_targets.SoftTargets`).
+        pair_weights: of the rows' pairs with ``sources``, ``[B]``.
         ends_step: whether a step of the optimiser follows.
         share: of a mean over these rows in the mean over all ranks' rows, times the number of ranks.
     """
@@ -30,86 +31,60 @@ class Batch(NamedTuple):
     nodes: Tensor | None
     labelled: Tensor | None
     hard_weight: float
-    soft: "_NodeLoss | _PairLoss | None"
-    inner_weight: float
+    soft_weight: float | None
+    auxiliary_weight: float
+    sources: Tensor | None = None
+    pair_weights: Tensor | None = None
     ends_step: bool = True
     share: float = 1.0
 
-    def own_part(self, num_nodes: int, device: torch.device) -> "Batch":
+    def local_part(self, num_nodes: int, device: torch.device) -> "Batch":
         """This rank's rows of it. The mean over ranks of their losses is the loss of the batch; a part may be empty."""
         nodes = torch.arange(num_nodes, device=device) if self.nodes is None else self.nodes
-        rows, ranks = part(len(nodes)), world_size()
+        rows, ranks = local_slice(len(nodes)), world_size()
         labelled, hard_weight = None, 0.0
         if self.labelled is not None:
             mine = (self.labelled >= rows.start) & (self.labelled < rows.stop)
             labelled = self.labelled[mine] - rows.start
             hard_weight = self.hard_weight * ranks * len(labelled) / len(self.labelled)
-        soft = None if self.soft is None else self.soft.own_part(rows, nodes[rows], ranks)
-        share = ranks * (rows.stop - rows.start) / len(nodes)
-        return Batch(nodes[rows], labelled, hard_weight, soft, self.inner_weight, self.ends_step, share)
+        return self._replace(
+            nodes=nodes[rows],
+            labelled=labelled,
+            hard_weight=hard_weight,
+            soft_weight=None if self.soft_weight is None else self.soft_weight * ranks,
+            sources=None if self.sources is None else self.sources[rows],
+            pair_weights=None if self.pair_weights is None else self.pair_weights[rows],
+            share=ranks * (rows.stop - rows.start) / len(nodes),
+        )
 
 
-@dataclass(frozen=True)
-class _NodeLoss:
-    targets: SoftTargets
-    nodes: Tensor | None
-    weight: float
-    config: DistillConfig
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        config = self.config
-        return self.weight * self.targets.loss(logits, self.nodes, config.temperature, config.temperature_mode)
-
-    def own_part(self, rows: slice, nodes: Tensor, ranks: int) -> "_NodeLoss":
-        return replace(self, nodes=nodes, weight=self.weight * ranks)
-
-
-@dataclass(frozen=True)
-class _PairLoss:
-    teacher_log_probabilities: Tensor  # of all nodes: a batch gathers its own when it is due
-    sources: Tensor
-    weights: Tensor
-    weight: float
-    config: DistillConfig
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        config, teacher = self.config, self.teacher_log_probabilities[self.sources]
-        loss = losses.pair_loss(logits, teacher, self.weights, config.temperature, config.temperature_mode)
-        return self.weight * loss
-
-    def own_part(self, rows: slice, nodes: Tensor, ranks: int) -> "_PairLoss":
-        return replace(self, sources=self.sources[rows], weights=self.weights[rows], weight=self.weight * ranks)
-
-
-def own_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) -> Iterable[Batch]:
+def local_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) -> Iterable[Batch]:
     """This rank's part of each batch of an epoch; the batches themselves in a single process.
 
     All ranks must draw the same batches: so all of them are drawn here, before a rank draws numbers of its own.
     """
     if world_size() == 1:
         return batches
-    return [batch.own_part(num_nodes, device) for batch in batches]
+    return [batch.local_part(num_nodes, device) for batch in batches]
 
 
-def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, targets: SoftTargets) -> Iterator[Batch]:
+def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_nodes: int) -> Iterator[Batch]:
     """Every node once, against its aggregated target; hard labels ride along.
 
     Under ``sum_of_batch_means`` hard, soft and embedding losses weigh by the numbers of batches that the released code
     would make of labels and pairs.
     """
-    num_nodes, size = targets.constant.shape[0], config.batch_size
-    hard_factor = soft_factor = inner_factor = 1.0
+    size, device = config.batch_size, train_nodes.device
+    hard_factor = soft_factor = auxiliary_factor = 1.0
     if config.reduction == "sum_of_batch_means" and size:
         num_pairs = num_nodes + int(pairs.neighbors.count_nonzero())
         hard_factor, soft_factor = math.ceil(len(train_nodes) / size), math.ceil(num_pairs / size)
-        inner_factor = hard_factor + soft_factor
+        auxiliary_factor = hard_factor + soft_factor
     hard_factor, soft_factor = _label_weights(config, hard_factor, soft_factor)
     if not size or size >= num_nodes:
-        soft = _NodeLoss(targets, None, soft_factor, config)
-        yield Batch(None, train_nodes, hard_factor, soft, inner_factor)
+        yield Batch(None, train_nodes, hard_factor, soft_factor, auxiliary_factor)
         return
 
-    device = targets.constant.device
     is_labelled = torch.zeros(num_nodes, dtype=torch.bool, device=device).index_fill_(0, train_nodes, True)
     order = torch.randperm(num_nodes, device=device) if config.shuffle else torch.arange(num_nodes, device=device)
     # A step sees one batch: it takes the whole loss's size from it, not its share.
@@ -117,16 +92,17 @@ def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, targe
     for start in range(0, num_nodes, size):
         nodes = order[start : start + size]
         labelled = is_labelled[nodes].nonzero().flatten()
-        share = len(labelled) / len(train_nodes)
-        soft = _NodeLoss(targets, nodes, soft_factor * per_step, config)
-        inner = inner_factor * per_step * len(nodes) / num_nodes
-        ends_step = config.step_per_batch or start + size >= num_nodes
-        yield Batch(nodes, labelled if len(labelled) else None, hard_factor * share * per_step, soft, inner, ends_step)
+        yield Batch(
+            nodes,
+            labelled if len(labelled) else None,
+            hard_factor * (len(labelled) / len(train_nodes)) * per_step,
+            soft_factor * per_step,
+            auxiliary_factor * per_step * len(nodes) / num_nodes,
+            ends_step=config.step_per_batch or start + size >= num_nodes,
+        )
 
 
-def pair_batches(
-    config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph: Neighborhood, teacher_log_probabilities: Tensor
-) -> Iterator[Batch]:
+def pair_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph: Neighborhood) -> Iterator[Batch]:
     """The released code's way: batches of labelled nodes, then batches of pairs, each pair with its own forward."""
     targets, sources, weights = list_pairs(pairs, graph)
     size = config.batch_size or graph.num_nodes
@@ -134,18 +110,18 @@ def pair_batches(
     rows = len(train_nodes) + len(targets)
     for nodes in _shuffled(config, train_nodes).split(size):
         every = torch.arange(len(nodes), device=nodes.device)
-        weight, inner = hard_factor * len(nodes) / len(train_nodes), len(nodes) / rows
+        weight, auxiliary = hard_factor * len(nodes) / len(train_nodes), len(nodes) / rows
         if config.reduction == "sum_of_batch_means":
-            weight, inner = hard_factor, 1.0
+            weight, auxiliary = hard_factor, 1.0
         # The pairs' batches follow, and the step after them.
-        yield Batch(nodes, every, weight, None, inner, config.step_per_batch)
+        yield Batch(nodes, every, weight, None, auxiliary, ends_step=config.step_per_batch)
     batches = _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size)
     for number, chosen in enumerate(batches, start=1):
-        mine, inner = weights[chosen], len(chosen) / rows
+        mine, auxiliary = weights[chosen], len(chosen) / rows
         if config.reduction == "sum_of_batch_means":
-            mine, inner = mine / mine.sum(), 1.0
-        soft = _PairLoss(teacher_log_probabilities, sources[chosen], mine, soft_factor, config)
-        yield Batch(targets[chosen], None, 0.0, soft, inner, config.step_per_batch or number == len(batches))
+            mine, auxiliary = mine / mine.sum(), 1.0
+        ends_step = config.step_per_batch or number == len(batches)
+        yield Batch(targets[chosen], None, 0.0, soft_factor, auxiliary, sources[chosen], mine, ends_step)
 
 
 def _label_weights(config: DistillConfig, hard: float, soft: float) -> tuple[float, float]:

@@ -20,26 +20,26 @@ from rbm.datasets.splits import GraphSplit, split_graph, without_test_set
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.summary import results_markdown
-from rbm.distillation.task import Learned, Lesson
+from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import student_inputs
 from rbm.nn.parameters import count_parameters
 from rbm.nn.sparse_rows import Rows
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import (
-    Teaching,
+    TeacherOutputs,
     build_configured_teacher,
     cached_teacher,
     check_logits,
-    teaching_from_logits,
-    teaching_from_module,
+    outputs_from_logits,
+    outputs_from_module,
 )
-from rbm.teachers.training import teacher_training
+from rbm.teachers.training import build_teacher_trainer
 from rbm.training.loop import fit_phase
 from rbm.training.run_folder import RunFolder, save_student
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
-from rbm.utils.distributed import forked, from_first, is_first, on_first, once
+from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process, on_main_process, once
 from rbm.utils.files import write_atomically, write_json
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress
@@ -171,26 +171,26 @@ def distill(
         check_logits(teacher, data.num_nodes, classes)
     run = None
     if folder is not None:
-        run = on_first(lambda: RunFolder(folder, config, resume=resume, overwrite=overwrite))
-    kept, progress = Cache(cache), Progress(console if is_first() else None)
+        run = on_main_process(lambda: RunFolder(folder, config, resume=resume, overwrite=overwrite))
+    kept, progress = Cache(cache), Progress(console if is_main_process() else None)
     progress.say(
         f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {data.num_features:,} features, {classes} classes"
     )
     teacher_name = config.teacher.name if teacher is None else "given"
 
-    learned: dict[str, Learned] = {}
+    learned: dict[str, TrainedStudent] = {}
     timings: dict[str, dict[str, float]] = {}
     writes_events = tensorboard and run is not None
     with deterministic(), fast_float32(data.x.device), events(run) if writes_events else nullcontext():
         with _timed(timings, "teacher"):
-            teacher, teaching = _teach(split, teacher, config, classes, run, kept, progress)
+            teacher, teacher_outputs = _teach(split, teacher, config, classes, run, kept, progress)
         encode_once = _encoder(split, config, classes, kept, list(encodings), progress, timings)
-        lesson = Lesson(split, teaching, config, classes, encode_once, run, progress)
+        task = DistillationTask(split, teacher_outputs, config, classes, encode_once, run, progress)
         if any("encoding" in METHODS[method].sections for method in methods):
             encode_once(config.encoding)
         for method in methods:
             with _timed(timings, method):
-                learned[method] = _learn(METHODS[method], lesson)
+                learned[method] = _train_student(METHODS[method], task)
 
     summary = {
         "dataset": config.dataset,
@@ -202,10 +202,10 @@ def distill(
         "edges": data.num_edges,
         "features": data.num_features,
         "classes": classes,
-        "teacher": {"name": teacher_name, **teaching.result, **_parameters(teacher)},
+        "teacher": {"name": teacher_name, **teacher_outputs.result, **_parameters(teacher)},
         **{method: {**found.result, **_parameters(found.student)} for method, found in learned.items()},
     }
-    if measure_latency and is_first():
+    if measure_latency and is_main_process():
         for name, latency in _latencies(split, teacher, learned, config).items():
             timings[name] |= latency
     if run:
@@ -221,7 +221,7 @@ def distill(
     return Distillation(
         {method: found.student for method, found in learned.items()},
         teacher,
-        teaching.logits,
+        teacher_outputs.logits,
         split,
         {method: found.encodings for method, found in learned.items()},
         summary,
@@ -252,9 +252,9 @@ def _encoder(
     return encode_once
 
 
-def _learn(method: Method, lesson: Lesson) -> Learned:
+def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
     """A method that knows nothing of ranks is the first one's."""
-    return method.learn(lesson) if method.data_parallel else from_first(lambda: method.learn(lesson))
+    return method.train(task) if method.data_parallel else broadcast_from_rank0(lambda: method.train(task))
 
 
 def _teach(
@@ -265,17 +265,17 @@ def _teach(
     run: RunFolder | None,
     cache: Cache,
     progress: Progress,
-) -> tuple[nn.Module | None, Teaching]:
+) -> tuple[nn.Module | None, TeacherOutputs]:
     """The teacher's module, where there is one, and what students learn from it."""
     if isinstance(teacher, Tensor):
-        return None, teaching_from_logits(teacher, split)
+        return None, outputs_from_logits(teacher, split)
     named = teacher is None
     if named:
         torch.manual_seed(config.seed)
         teacher = build_configured_teacher(config, split, classes)
 
     def train() -> dict[str, Any]:
-        return fit_phase("teacher", teacher_training(teacher, split, config), config.teacher, run, progress)
+        return fit_phase("teacher", build_teacher_trainer(teacher, split, config), config.teacher, run, progress)
 
     def taught() -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
         result = None
@@ -286,14 +286,14 @@ def _teach(
             teacher.eval()
             if run is not None:
                 run.save_phase("teacher", teacher, result)
-        teaching = teaching_from_module(teacher, split, classes, result)
-        return teacher.state_dict(), teaching.soft_labels, teaching.logits, teaching.result
+        teacher_outputs = outputs_from_module(teacher, split, classes, result)
+        return teacher.state_dict(), teacher_outputs.soft_labels, teacher_outputs.logits, teacher_outputs.result
 
-    state, soft_labels, logits, result = from_first(taught)
-    if not is_first():
+    state, soft_labels, logits, result = broadcast_from_rank0(taught)
+    if not is_main_process():
         teacher.load_state_dict(state)
         teacher.eval()
-    return teacher, Teaching(soft_labels, logits, result, teacher, split.observed)
+    return teacher, TeacherOutputs(soft_labels, logits, result, teacher, split.observed)
 
 
 def _parameters(model: nn.Module | None) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def _parameters(model: nn.Module | None) -> dict[str, Any]:
 
 
 def _latencies(
-    split: GraphSplit, teacher: nn.Module | None, learned: dict[str, Learned], config: Config
+    split: GraphSplit, teacher: nn.Module | None, learned: dict[str, TrainedStudent], config: Config
 ) -> dict[str, dict[str, float]]:
     latencies = {
         method: student_latency(found.student, student_inputs(split, found.encodings)[1])

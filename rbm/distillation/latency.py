@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
-from rbm.nn.half_rows import StoredRows
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Features, as_rows
 from rbm.nn.students import predict
 from rbm.teachers import edges_for, features_for
@@ -51,7 +51,7 @@ def milliseconds(
 @torch.no_grad()
 def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
     """Median milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
-    x = x if isinstance(x, StoredRows) else as_rows(x)
+    x = x if isinstance(x, HalfPrecisionRows) else as_rows(x)
     with evaluating(student):
         one = milliseconds(student, itertools.repeat(x[:1]), repeats)
         every = milliseconds(lambda rows: predict(student, rows), itertools.repeat(x), 3)

@@ -1,19 +1,19 @@
-"""Every distillation method by name. A new one is a function of a :class:`~rbm.distillation.task.Lesson`."""
+"""Every distillation method by name. A new one is a function of a :class:`~rbm.distillation.task.DistillationTask`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rbm.config import Config
-from rbm.distillation.methods.cohop import learn_cohop
-from rbm.distillation.methods.ensemble import learn_ensemble
-from rbm.distillation.methods.glnn import learn_glnn
-from rbm.distillation.methods.krd import learn_krd
-from rbm.distillation.methods.mlp import learn_mlp
-from rbm.distillation.methods.moe import learn_moe
-from rbm.distillation.methods.nosmog import learn_nosmog
-from rbm.distillation.task import Learned, Lesson
-from rbm.distillation.trainer import RbMTraining
+from rbm.distillation.methods.cohop import train_cohop
+from rbm.distillation.methods.ensemble import train_ensemble
+from rbm.distillation.methods.glnn import train_glnn
+from rbm.distillation.methods.krd import train_krd
+from rbm.distillation.methods.mlp import train_mlp
+from rbm.distillation.methods.moe import train_moe
+from rbm.distillation.methods.nosmog import train_nosmog
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import RbMTrainer
 from rbm.nn.students import RbMStudent
 
 _RECIPE = ("distill", "reliability", "encoding")
@@ -26,28 +26,28 @@ class Method:
     Attributes:
         title: as tables show it.
         sections: of the configuration that its result depends on.
-        learn: makes the student.
-        data_parallel: whether ``learn`` may run on several ranks at once, each with a part of every batch; it is the
+        train: makes the student.
+        data_parallel: whether ``train`` may run on several ranks at once, each with a part of every batch; it is the
             first rank's otherwise (:mod:`rbm.utils.distributed`).
     """
 
     title: str
     sections: tuple[str, ...]
-    learn: Callable[[Lesson], Learned]
+    train: Callable[[DistillationTask], TrainedStudent]
     data_parallel: bool = False
 
 
-def learn_rbm(lesson: Lesson) -> Learned:
+def train_rbm(task: DistillationTask) -> TrainedStudent:
     """The Routing-by-Memory student, which this package is about."""
-    config = lesson.config
-    encodings = lesson.encode(config.encoding)
-    arguments = rbm_arguments(config, lesson.width(encodings), lesson.classes)
-    student = lesson.start(RbMStudent, arguments)
-    learner = RbMTraining(student, lesson.split, lesson.teaching, config, encodings)
-    result = lesson.fit("rbm", learner, config.rbm, warmup=config.rbm.pretrain_epochs)
+    config = task.config
+    encodings = task.encode(config.encoding)
+    arguments = rbm_arguments(config, task.width(encodings), task.classes)
+    student = task.start(RbMStudent, arguments)
+    trainer = RbMTrainer(student, task.split, task.teacher_outputs, config, encodings)
+    result = task.fit("rbm", trainer, config.rbm, warmup=config.rbm.pretrain_epochs)
     for buffer in student.buffers():
         buffer.requires_grad_(False)
-    return Learned(student, arguments, result, encodings)
+    return TrainedStudent(student, arguments, result, encodings)
 
 
 def rbm_arguments(config: Config, in_channels: int, classes: int) -> dict[str, Any]:
@@ -78,14 +78,14 @@ _FROM_CONFIG = (
 )
 
 METHODS = {
-    "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), learn_mlp, data_parallel=True),
-    "rbm": Method("RbM student", ("teacher", "rbm", *_RECIPE), learn_rbm, data_parallel=True),
-    "moe": Method("MoE student", ("teacher", "moe", *_RECIPE), learn_moe, data_parallel=True),
+    "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), train_mlp, data_parallel=True),
+    "rbm": Method("RbM student", ("teacher", "rbm", *_RECIPE), train_rbm, data_parallel=True),
+    "moe": Method("MoE student", ("teacher", "moe", *_RECIPE), train_moe, data_parallel=True),
     "ensemble": Method(
-        "MLP ensemble", ("teacher", "ensemble", "mlp", "rbm", *_RECIPE), learn_ensemble, data_parallel=True
+        "MLP ensemble", ("teacher", "ensemble", "mlp", "rbm", *_RECIPE), train_ensemble, data_parallel=True
     ),
-    "glnn": Method("GLNN", ("teacher", "glnn"), learn_glnn),
-    "krd": Method("KRD", ("teacher", "krd"), learn_krd),
-    "nosmog": Method("NOSMOG", ("teacher", "nosmog"), learn_nosmog),
-    "cohop": Method("CoHOp", ("cohop",), learn_cohop),
+    "glnn": Method("GLNN", ("teacher", "glnn"), train_glnn),
+    "krd": Method("KRD", ("teacher", "krd"), train_krd),
+    "nosmog": Method("NOSMOG", ("teacher", "nosmog"), train_nosmog),
+    "cohop": Method("CoHOp", ("cohop",), train_cohop),
 }

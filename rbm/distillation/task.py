@@ -10,13 +10,13 @@ from torch import nn
 from rbm.config import Config, EncodingConfig, Network
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
-from rbm.teachers.outputs import Teaching
-from rbm.training.loop import Learner, fit_phase
+from rbm.teachers.outputs import TeacherOutputs
+from rbm.training.loop import Trainer, fit_phase
 from rbm.training.run_folder import RunFolder
 from rbm.utils.progress import Progress
 
 
-class Learned(NamedTuple):
+class TrainedStudent(NamedTuple):
     """A trained student.
 
     Attributes:
@@ -33,12 +33,12 @@ class Learned(NamedTuple):
 
 
 @dataclass
-class Lesson:
+class DistillationTask:
     """One graph, one split and one teacher, which all methods of a run share.
 
     Attributes:
         split: the graph, and what training may see of it.
-        teaching: the teacher's answers.
+        teacher_outputs: the teacher's answers.
         config: the whole configuration.
         classes: C.
         encode: the columns that a section ``encoding`` asks for (None for none), computed once each.
@@ -47,12 +47,17 @@ class Lesson:
     """
 
     split: GraphSplit
-    teaching: Teaching
+    teacher_outputs: TeacherOutputs
     config: Config
     classes: int
     encode: Callable[[EncodingConfig], Encodings | None]
     folder: RunFolder | None
     progress: Progress
+
+    @property
+    def teaching(self) -> TeacherOutputs:
+        """The former name of :attr:`teacher_outputs`, kept for one version."""
+        return self.teacher_outputs
 
     def width(self, encodings: Encodings | None = None) -> int:
         """Columns of a student's input."""
@@ -71,6 +76,6 @@ class Lesson:
         """Let what is drawn from here on depend on the run's seed and on a part's number alone."""
         torch.manual_seed(self.config.seed + 1_000_003 * part)
 
-    def fit(self, phase: str, learner: Learner, network: Network, *, warmup: int = 0) -> dict[str, Any]:
+    def fit(self, phase: str, trainer: Trainer, network: Network, *, warmup: int = 0) -> dict[str, Any]:
         """Train a phase to its best validation epoch: see :func:`fit_phase`."""
-        return fit_phase(phase, learner, network, self.folder, self.progress, warmup=warmup)
+        return fit_phase(phase, trainer, network, self.folder, self.progress, warmup=warmup)

@@ -1,8 +1,8 @@
 """What one epoch of a student is: the steps that :func:`rbm.training.loop.fit` repeats.
 
-:class:`StudentTraining` is the recipe that RbM shares with the plain MLP and the vanilla mixture of experts, which add
+:class:`StudentTrainer` is the recipe that RbM shares with the plain MLP and the vanilla mixture of experts, which add
 to it what is theirs. Baselines with a recipe of their own (:mod:`rbm.distillation.methods`) build on
-:class:`NodeTraining` alone.
+:class:`NodeTrainer` alone.
 """
 
 from collections.abc import Iterator
@@ -14,32 +14,32 @@ from torch import Tensor, nn
 from rbm.config import Config, Network, RbMConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.adversarial import disturbed
-from rbm.distillation.batches import Batch, node_batches, own_parts, pair_batches
+from rbm.distillation.adversarial import pgd_perturb
+from rbm.distillation.batches import Batch, local_parts, node_batches, pair_batches
 from rbm.distillation.reliability import Reliability
 from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
-from rbm.nn.half_rows import StoredRows
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.kmeans_init import initialize_memory
-from rbm.nn.sparse_rows import Features, Rows, beside, packed
+from rbm.nn.sparse_rows import Features, Rows, concat_columns, packed
 from rbm.nn.students import MixtureStudent, RbMStudent, Trace, predict
-from rbm.teachers.outputs import Teaching
-from rbm.training.loop import Accuracies, Training, build_adam, split_accuracies
+from rbm.teachers.outputs import TeacherOutputs
+from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
 from rbm.training.metrics import expert_loads
 from rbm.utils.distributed import (
     Replicas,
+    all_gather_rows,
+    all_reduce_sum,
     average_gradients,
-    from_first,
-    joint_rows,
-    joint_sum,
+    broadcast_from_rank0,
+    local_slice,
     own_randomness,
-    part,
     world_size,
 )
 
 
-class NodeTraining(Training):
+class NodeTrainer(Trainer):
     """A student that sees a row a node: what all of them have, whatever they learn from.
 
     Args:
@@ -64,9 +64,9 @@ class NodeTraining(Training):
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        logits = joint_rows(predict(self.model, self.full_x, part(self.full_x.shape[0])))
+        logits = all_gather_rows(predict(self.model, self.full_x, local_slice(self.full_x.shape[0])))
         observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
-        self.notice(observed)
+        self.on_epoch_end(observed)
         return split_accuracies(observed, logits, self.split)
 
     def expert_loads(self) -> list[list[float]] | None:
@@ -74,7 +74,7 @@ class NodeTraining(Training):
             return None
         return expert_loads(self.model, self.full_x).tolist()
 
-    def notice(self, logits: Tensor) -> None:
+    def on_epoch_end(self, logits: Tensor) -> None:
         """See the logits of the observed nodes after an epoch."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -87,19 +87,19 @@ class NodeTraining(Training):
         return []
 
 
-class StudentTraining(NodeTraining):
+class StudentTrainer(NodeTrainer):
     """A student learns the soft and hard labels of the observed nodes from their features and encodings."""
 
     def __init__(
         self,
         model: nn.Module,
         split: GraphSplit,
-        teaching: Teaching,
+        teacher_outputs: TeacherOutputs,
         config: Config,
         encodings: Encodings | None = None,
         network: Network | None = None,
     ) -> None:
-        self.teaching, self.config = teaching, config
+        self.teacher_outputs, self.config = teacher_outputs, config
         self.model, self.split = model, split
         self.projection = self._build_projection()
         super().__init__(model, split, network or config.mlp, encodings)
@@ -107,11 +107,11 @@ class StudentTraining(NodeTraining):
         self.replicas = Replicas(model)
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
         self.teacher_logs = losses.log_probabilities(
-            teaching.soft_labels, distill.temperature, distill.temperature_mode
+            teacher_outputs.soft_labels, distill.temperature, distill.temperature_mode
         )
         self.reliability: Reliability | None = None
         if distill.neighbors:
-            change = teaching.entropy_change(config.reliability, config.seed)
+            change = teacher_outputs.entropy_change(config.reliability, config.seed)
             self.reliability = Reliability(change, config.reliability)
         self.pairs: Pairs | None = None
         self.targets: SoftTargets | None = None
@@ -120,20 +120,20 @@ class StudentTraining(NodeTraining):
     def begin_epoch(self, epoch: int) -> None:
         """What a kind of student does before an epoch."""
 
-    def inner_loss(self, trace: Trace, share: float) -> Tensor | None:
+    def auxiliary_loss(self, trace: Trace, share: float) -> Tensor | None:
         """A student's loss on what happened inside it, from the trace of a batch; None where there is none.
 
         Means over the batch's rows weigh ``share`` (see :class:`rbm.distillation.batches.Batch`).
         """
 
-    def hold_still(self, still: bool) -> None:
-        """Whether forwards from here on shall leave no trace in the student but gradients."""
+    def freeze_memory(self, frozen: bool) -> None:
+        """Whether forwards from here on leave the memory where it is."""
 
     def train_epoch(self, epoch: int) -> float:
         self.epoch = epoch
         self.begin_epoch(epoch)
-        self.aim()
-        batches = own_parts(self._batches(), self.graph.num_nodes, self.teacher_logs.device)
+        self.update_targets()
+        batches = local_parts(self._batches(), self.graph.num_nodes, self.teacher_logs.device)
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.teacher_logs.device)
         with own_randomness(epoch):
@@ -143,13 +143,13 @@ class StudentTraining(NodeTraining):
                     average_gradients(self.projection)
                     self.optimizer.step()
                     self.optimizer.zero_grad()
-        return float(joint_sum(total) / world_size())
+        return float(all_reduce_sum(total) / world_size())
 
-    def notice(self, logits: Tensor) -> None:
+    def on_epoch_end(self, logits: Tensor) -> None:
         if self.reliability and self.reliability.is_due(self.epoch):
-            self.reliability.learn(logits.argmax(-1) == self.teaching.soft_labels.argmax(-1))
+            self.reliability.learn(logits.argmax(-1) == self.teacher_outputs.soft_labels.argmax(-1))
             # Machines may round a fit differently, and all ranks must draw the same neighbours from it.
-            self.reliability.power = from_first(lambda: self.reliability.power)
+            self.reliability.power = broadcast_from_rank0(lambda: self.reliability.power)
             self.pairs = None
 
     def state(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class StudentTraining(NodeTraining):
         if self.projection:
             self.projection.load_state_dict(state["projection"])
 
-    def aim(self) -> None:
+    def update_targets(self) -> None:
         """Weights and targets of this epoch; where nothing is drawn, those of the last are good until trust moves."""
         distill = self.config.distill
         if self.pairs is not None and distill.draw == "expectation":
@@ -177,8 +177,8 @@ class StudentTraining(NodeTraining):
     def _batches(self) -> Iterator[Batch]:
         distill = self.config.distill
         if distill.forward == "node":
-            return node_batches(distill, self.train_nodes, self.pairs, self.targets)
-        return pair_batches(distill, self.train_nodes, self.pairs, self.graph, self.teacher_logs)
+            return node_batches(distill, self.train_nodes, self.pairs, self.graph.num_nodes)
+        return pair_batches(distill, self.train_nodes, self.pairs, self.graph)
 
     def _train_batch(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch; its loss."""
@@ -198,8 +198,8 @@ class StudentTraining(NodeTraining):
         """The loss of a batch whose rows are ``x``; ``similarity`` holds the labelled ones to the teacher's."""
         logits, trace = student(x, return_trace=True)
         terms = []
-        if batch.soft is not None:
-            terms.append(batch.soft(logits))
+        if batch.soft_weight is not None:
+            terms.append(batch.soft_weight * self._soft_loss(batch, logits))
         if batch.labelled is not None:
             nodes = batch.labelled if batch.nodes is None else batch.nodes[batch.labelled]
             if len(nodes):
@@ -207,12 +207,19 @@ class StudentTraining(NodeTraining):
                 terms.append(batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], labels))
             if similarity:
                 terms.append(self._similarity_loss(trace.first[batch.labelled], nodes))
-        inner = self.inner_loss(trace, batch.share)
-        if inner is not None:
-            terms.append(batch.inner_weight * inner)
+        auxiliary = self.auxiliary_loss(trace, batch.share)
+        if auxiliary is not None:
+            terms.append(batch.auxiliary_weight * auxiliary)
         if not len(logits):
             terms.append(logits.sum())  # a rank without rows adds nothing, and takes part in the backward
         return sum(terms)
+
+    def _soft_loss(self, batch: Batch, logits: Tensor) -> Tensor:
+        distill = self.config.distill
+        if batch.sources is None:
+            return self.targets.loss(logits, batch.nodes, distill.temperature, distill.temperature_mode)
+        teacher = self.teacher_logs[batch.sources]
+        return losses.pair_loss(logits, teacher, batch.pair_weights, distill.temperature, distill.temperature_mode)
 
     def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
         shown = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
@@ -222,8 +229,8 @@ class StudentTraining(NodeTraining):
         """Add the gradients of the same batch with its inputs disturbed."""
         distill = self.config.distill
         x = rows if isinstance(rows, Tensor) else rows.to_dense()
-        self.hold_still(not distill.update_memory_on_adversarial)
-        harder = disturbed(
+        self.freeze_memory(not distill.update_memory_on_adversarial)
+        harder = pgd_perturb(
             x,
             # Its gradient is the input's: nothing is to be averaged over ranks.
             lambda x: self._batch_loss(batch, self.model, x),
@@ -232,19 +239,19 @@ class StudentTraining(NodeTraining):
         )
         loss = distill.adversarial_weight * self._batch_loss(batch, student, harder)
         loss.backward()
-        self.hold_still(False)
+        self.freeze_memory(False)
         return loss.detach()
 
     def _build_projection(self) -> nn.Linear | None:
         """Brings the student's first layer beside the teacher's embedding; only the similarity loss asks for it."""
         if self.config.distill.similarity_weight == 0:
             return None
-        self.embedding = self.teaching.embedding("distill")
+        self.embedding = self.teacher_outputs.embedding("distill")
         width = self.model.layers[0].out_features
         return nn.Linear(width, width).to(self.embedding.device)
 
 
-class RbMTraining(StudentTraining):
+class RbMTrainer(StudentTrainer):
     """An RbM student starts as its first experts alone (pretraining). Then these are cloned, the memory vectors are
     placed by K-means, the optimiser starts anew, and routing begins (paper, section 4.2).
     """
@@ -253,11 +260,11 @@ class RbMTraining(StudentTraining):
         self,
         model: RbMStudent,
         split: GraphSplit,
-        teaching: Teaching,
+        teacher_outputs: TeacherOutputs,
         config: Config,
         encodings: Encodings | None = None,
     ) -> None:
-        super().__init__(model, split, teaching, config, encodings, config.rbm)
+        super().__init__(model, split, teacher_outputs, config, encodings, config.rbm)
         model.pretraining = True
 
     def begin_epoch(self, epoch: int) -> None:
@@ -265,7 +272,7 @@ class RbMTraining(StudentTraining):
             self._begin_routing()
         self.model.set_decay(annealed_decay(self.config.rbm, epoch))
 
-    def inner_loss(self, trace: Trace, share: float) -> Tensor | float | None:
+    def auxiliary_loss(self, trace: Trace, share: float) -> Tensor | float | None:
         if not trace.routings:
             return None
         rbm = self.config.rbm
@@ -277,8 +284,8 @@ class RbMTraining(StudentTraining):
             load_balance_weight=rbm.load_balance_weight,
         )
 
-    def hold_still(self, still: bool) -> None:
-        self.model.set_track_memory(not still)
+    def freeze_memory(self, frozen: bool) -> None:
+        self.model.set_track_memory(not frozen)
 
     def resume_at(self, epoch: int) -> None:
         # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
@@ -290,7 +297,7 @@ class RbMTraining(StudentTraining):
         if rbm.pretrain_epochs > 0:
             self.model.clone_experts()
         self.model.pretraining = False
-        for memory, placed in zip(self.model.memories(), from_first(self._place_memory), strict=True):
+        for memory, placed in zip(self.model.memories(), broadcast_from_rank0(self._place_memory), strict=True):
             memory.detach().copy_(placed)
         if rbm.reset_optimizer:
             self.optimizer = self.build_optimizer()
@@ -310,13 +317,15 @@ class RbMTraining(StudentTraining):
         return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
 
 
-def student_inputs(split: GraphSplit, encodings: Encodings | None) -> tuple[Rows | StoredRows, Rows | StoredRows]:
+def student_inputs(
+    split: GraphSplit, encodings: Encodings | None
+) -> tuple[Rows | HalfPrecisionRows, Rows | HalfPrecisionRows]:
     """Rows of the observed nodes and of all nodes: features, and beside them the encodings."""
     full = packed(split.graph.x)
     observed = full if split.observed is split.graph else packed(split.observed.x)
     if encodings is None:
         return observed, full
-    return beside(observed, encodings.observed), beside(full, encodings.full)
+    return concat_columns(observed, encodings.observed), concat_columns(full, encodings.full)
 
 
 def annealed_decay(config: RbMConfig, epoch: int) -> float:

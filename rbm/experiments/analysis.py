@@ -16,7 +16,7 @@ from rbm.datasets import load_dataset, unseen_fraction
 from rbm.distillation.distill import Distillation, distill
 from rbm.distillation.registry import METHODS
 from rbm.nn.sparse_rows import SparseRows
-from rbm.training.metrics import class_share
+from rbm.training.metrics import purity
 
 STUDIES = ("complexity", "representation")
 COUNTED = ("mlp", "ensemble", "moe", "rbm")
@@ -159,7 +159,7 @@ def _pictures(dataset: str, result: Distillation, folder: Path) -> list[str]:
         rows, experts = last_router(result, method)
         file = f"representation-{dataset}-{method}.png"
         plot_router_inputs(rows, experts, labels, folder / file, seed=result.config.seed)
-        share, chance = class_share(experts, labels), class_share(torch.zeros_like(experts), labels)
+        share, chance = purity(experts, labels), purity(torch.zeros_like(experts), labels)
         parts += [
             f"## {METHODS[method].title}, {dataset}",
             "",

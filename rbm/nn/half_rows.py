@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-class StoredRows:
+class HalfPrecisionRows:
     """Rows of a float16 matrix, made float32 when they are asked for, with further columns beside them.
 
     The matrix may be a file: of ``x.npy`` in a folder for :func:`rbm.datasets.load_graph` a batch reads the pages that
@@ -38,7 +38,7 @@ class StoredRows:
         """All of them, float32, in memory."""
         return self[:]
 
-    def beside(self, dense: Tensor) -> "StoredRows":
+    def concat_columns(self, dense: Tensor) -> "HalfPrecisionRows":
         """These rows with the columns ``dense`` to their right."""
         dense = dense.to(self.device, self.dtype)
-        return StoredRows(self.stored, dense if self.dense is None else torch.cat([self.dense, dense], dim=1))
+        return HalfPrecisionRows(self.stored, dense if self.dense is None else torch.cat([self.dense, dense], dim=1))

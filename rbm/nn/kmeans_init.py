@@ -7,7 +7,7 @@ from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch import Tensor
 from torch.nn import functional as F
 
-from rbm.nn.half_rows import StoredRows
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm.nn.sparse_rows import Features, Rows, as_rows
 from rbm.nn.students import RbMStudent
@@ -39,7 +39,7 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
     return F.normalize(torch.from_numpy(centers).float(), dim=-1).to(rows.device)
 
 
-def _sample(rows: Rows | StoredRows, count: int, seed: int) -> Rows | StoredRows:
+def _sample(rows: Rows | HalfPrecisionRows, count: int, seed: int) -> Rows | HalfPrecisionRows:
     """So many rows drawn at random, in their order; all where there are no more."""
     if rows.shape[0] <= count:
         return rows
@@ -71,7 +71,7 @@ def initialize_memory(student: RbMStudent, x: Features, *, seed: int = 0, max_ro
     A layer that has its memory routes the rows to the next one, in eval mode, as the released code does (the paper says
     only "inputs for each layer"). With ``max_rows`` that many rows, drawn at random once, stand for all.
     """
-    x = x if isinstance(x, StoredRows) else as_rows(x)
+    x = x if isinstance(x, HalfPrecisionRows) else as_rows(x)
     if max_rows is not None:
         x = _sample(x, max_rows, seed)
     training = student.training

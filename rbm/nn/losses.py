@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rbm.nn.rbm_layer import Routing
-from rbm.utils.distributed import joint_rows, joint_sum, world_size
+from rbm.utils.distributed import all_gather_rows, all_reduce_sum, world_size
 
 TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
 
@@ -79,7 +79,7 @@ def similarity_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared difference of all ``B x B`` inner products between rows: the student's ``[B, H]`` shall lie to one
     another as the teacher's ``[B, H']`` do (NOSMOG's representational similarity distillation).
     """
-    students, teachers = joint_rows(student), joint_rows(teacher.detach())
+    students, teachers = all_gather_rows(student), all_gather_rows(teacher.detach())
     ours, theirs = student @ students.T, teacher.detach() @ teachers.T
     if world_size() == 1:
         return F.mse_loss(ours, theirs)
@@ -107,7 +107,7 @@ def load_balance_loss(routing: Routing, num_experts: int) -> Tensor:
 
     The variance is the unbiased one, as in the released code. Zero for a single expert.
     """
-    return squared_variation(joint_sum(expert_load(routing, num_experts)))
+    return squared_variation(all_reduce_sum(expert_load(routing, num_experts)))
 
 
 def squared_variation(load: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from rbm.nn.folded_weights import fold, input_scale
 from rbm.nn.rbm_layer import Routing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
-from rbm.utils.distributed import joint_sum
+from rbm.utils.distributed import all_reduce_sum
 from rbm_kernels import expert_matmul
 
 
@@ -139,4 +139,4 @@ class MoEStudent(MixtureStudent):
 def balance_loss(routing: Routing, num_experts: int) -> Tensor:
     """Squared coefficients of variation of the experts' importance (sums of gates) and load (numbers of rows)."""
     chosen = F.one_hot(routing.experts.flatten().long(), num_experts).sum(0).to(routing.gates.dtype)
-    return losses.load_balance_loss(routing, num_experts) + losses.squared_variation(joint_sum(chosen))
+    return losses.load_balance_loss(routing, num_experts) + losses.squared_variation(all_reduce_sum(chosen))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import rbm_kernels
 from rbm.nn.dropout import dropout as drop
-from rbm.nn.half_rows import StoredRows
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm_kernels.checks import accumulation_dtype
 from rbm_kernels.sparse_expert_matmul.reference import csr
 
@@ -110,16 +110,16 @@ class SparseRows:
 
 
 Rows: TypeAlias = Tensor | SparseRows
-Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | SparseRows | StoredRows
+Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | SparseRows | HalfPrecisionRows
 
 
 def as_rows(features: Features) -> Rows:
     """Dense tensors and :class:`SparseRows` as they are; CSR tensors and pairs of sparse and dense columns wrapped;
-    :class:`~rbm.nn.half_rows.StoredRows`, of which parts are meant to be taken, read as a whole.
+    :class:`~rbm.nn.half_rows.HalfPrecisionRows`, of which parts are meant to be taken, read as a whole.
     """
     if isinstance(features, SparseRows):
         return features
-    if isinstance(features, StoredRows):
+    if isinstance(features, HalfPrecisionRows):
         return features.to_dense()
     if isinstance(features, tuple | list):
         if len(features) != 2:
@@ -134,7 +134,7 @@ def in_single_precision(features: Features) -> Rows:
     return rows.float() if rows.dtype == torch.float16 else rows
 
 
-def packed(features: Features) -> Rows | StoredRows:
+def packed(features: Features) -> Rows | HalfPrecisionRows:
     """Rows for many passes over them: dense ones as :class:`SparseRows` where that is faster, float16 ones where they
     lie.
 
@@ -143,7 +143,7 @@ def packed(features: Features) -> Rows | StoredRows:
     """
     rows = as_rows(features)
     if rows.dtype == torch.float16:
-        return StoredRows(rows)
+        return HalfPrecisionRows(rows)
     if isinstance(rows, SparseRows) or rows.device.type != "cpu" or rows.dtype not in (torch.float32, torch.float64):
         return rows
     if rows.numel() < 2**20 or int(torch.count_nonzero(rows)) * 50 > rows.numel():
@@ -153,10 +153,10 @@ def packed(features: Features) -> Rows | StoredRows:
         return SparseRows(rows.detach().to_sparse_csr())
 
 
-def beside(features: Features, dense: Tensor) -> Rows | StoredRows:
+def concat_columns(features: Features, dense: Tensor) -> Rows | HalfPrecisionRows:
     """``features [B, F]`` with the columns ``dense [B, D]`` to their right, sparse and stored ones as they are."""
-    if isinstance(features, StoredRows):
-        return features.beside(dense)
+    if isinstance(features, HalfPrecisionRows):
+        return features.concat_columns(dense)
     rows = as_rows(features)
     dense = dense.to(rows.device, rows.dtype)
     if not isinstance(rows, SparseRows):

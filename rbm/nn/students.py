@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout
-from rbm.nn.half_rows import StoredRows
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.sparse_rows import Features, Linear, Rows, SparseRows, as_rows
-from rbm.utils.distributed import joint_sum, world_size
+from rbm.utils.distributed import all_reduce_sum, world_size
 
 NORMS = ("none", "batch", "layer")
 _CHUNK_ROWS = 2**18
@@ -58,12 +58,12 @@ class BatchNorm(nn.BatchNorm1d):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
     def _forward_jointly(self, x: Tensor) -> Tensor:
-        sums = joint_sum(torch.cat([x.sum(0), x.new_tensor([x.shape[0]])]))
+        sums = all_reduce_sum(torch.cat([x.sum(0), x.new_tensor([x.shape[0]])]))
         count = sums[-1].detach()
         if count < 2:
             return self._forward_running(x)
         mean = sums[:-1] / count
-        variance = joint_sum((x - mean).square().sum(0)) / count
+        variance = all_reduce_sum((x - mean).square().sum(0)) / count
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
@@ -290,7 +290,7 @@ class CoHOpStudent(HubMixin, nn.Module):
         return self.layers[1](dropout(hidden, self.dropout, self.training))
 
 
-def predict(student: nn.Module, x: Rows | StoredRows, rows: slice | None = None) -> Tensor:
+def predict(student: nn.Module, x: Rows | HalfPrecisionRows, rows: slice | None = None) -> Tensor:
     """Logits of all rows of ``x [N, F]``, or of a slice of them; of many a chunk at a time, so that neither hidden
     layers nor stored features of all of them need to fit into memory.
     """

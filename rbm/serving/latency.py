@@ -24,7 +24,7 @@ from rbm.datasets import load_dataset, num_classes, unseen_fraction
 from rbm.datasets.splits import split_graph, without_test_set
 from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import METHODS
-from rbm.nn.sparse_rows import Rows, as_rows, beside
+from rbm.nn.sparse_rows import Rows, as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
 from rbm.teachers.outputs import build_configured_teacher
 from rbm.training.run_folder import load, load_encodings, load_weights
@@ -173,7 +173,7 @@ def _graph_and_teacher(run: Path, config: Config, root: Path | str | None) -> tu
 
 def _student_rows(run: Path, graph: Data) -> Rows:
     encodings = load_encodings(run)
-    return as_rows(graph.x) if encodings is None else beside(graph.x, encodings)
+    return as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
 
 
 def _random_nodes(graph: Data, batch: int) -> Iterator[Tensor]:

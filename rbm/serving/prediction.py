@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from rbm.nn.sparse_rows import Features, Rows, as_rows, beside
+from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors
 from rbm.training.run_folder import load, load_encodings
@@ -64,7 +64,7 @@ def predict_file(
         with _WRITE[out.suffix](partial) as add, progress.count("rows", source.rows) as advance:
             for rows in source.pieces():
                 if joined is not None:
-                    rows = beside(rows, joined.encodings(total, total + rows.shape[0]))
+                    rows = concat_columns(rows, joined.encodings(total, total + rows.shape[0]))
                 add(total, predict_probabilities(student, rows).numpy())
                 total += rows.shape[0]
                 advance(rows.shape[0])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rbm.nn.sparse_rows import Features, Rows, as_rows, beside
+from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
 from rbm.teachers.base import Teacher
 
 
@@ -89,6 +89,6 @@ class LabelInput(Teacher):
         columns = one_hot
         for _ in range(self.iterations):
             with torch.no_grad():
-                found = self.teacher(beside(x, columns), edges).softmax(-1)
+                found = self.teacher(concat_columns(x, columns), edges).softmax(-1)
             columns = torch.where(shown, one_hot.to(found), found)
-        return beside(x, columns)
+        return concat_columns(x, columns)

@@ -16,12 +16,12 @@ from rbm.teachers import LabelInput, Teacher, build_teacher, edges_for, features
 from rbm.training.loop import Result, split_accuracies
 from rbm.training.metrics import evaluating
 from rbm.utils.cache import Cache
-from rbm.utils.distributed import from_first, once
+from rbm.utils.distributed import broadcast_from_rank0, once
 from rbm.utils.progress import Progress
 
 
 @dataclass(frozen=True, eq=False)
-class Teaching:
+class TeacherOutputs:
     """A teacher's answers on the observed graph (and on the full one), as students take them.
 
     Attributes:
@@ -67,7 +67,9 @@ class Teaching:
             )
         module, observed = self.module, self.observed
         with evaluating(module):
-            return from_first(lambda: module.embed(features_for(module, observed.x), edges_for(module, observed)))
+            return broadcast_from_rank0(
+                lambda: module.embed(features_for(module, observed.x), edges_for(module, observed))
+            )
 
 
 @torch.no_grad()
@@ -109,18 +111,18 @@ def _entropy(logits: Tensor) -> Tensor:
     return -(log_probabilities.exp() * log_probabilities).sum(-1)
 
 
-def teaching_from_logits(logits: Tensor, split: GraphSplit) -> Teaching:
+def outputs_from_logits(logits: Tensor, split: GraphSplit) -> TeacherOutputs:
     """From logits ``[N, C]`` on the full graph alone."""
     check_logits(logits, split.graph.num_nodes, logits.shape[-1])
     logits = logits.detach().to(split.graph.x.device, torch.float32)
     soft_labels = logits[split.observed_nodes]
-    return Teaching(soft_labels, logits, _given_result(soft_labels, logits, split))
+    return TeacherOutputs(soft_labels, logits, _given_result(soft_labels, logits, split))
 
 
 @torch.no_grad()
-def teaching_from_module(
+def outputs_from_module(
     teacher: nn.Module, split: GraphSplit, classes: int, result: dict[str, Any] | None = None
-) -> Teaching:
+) -> TeacherOutputs:
     """From a trained module ``teacher(x, edge_index) -> logits [N, C]``; ``result`` is that of its training."""
     full, observed = split.graph, split.observed
     with evaluating(teacher):
@@ -130,7 +132,7 @@ def teaching_from_module(
         if len(split.unseen_nodes):
             soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
     result = result or _given_result(soft_labels, logits, split)
-    return Teaching(soft_labels, logits, result, teacher, observed)
+    return TeacherOutputs(soft_labels, logits, result, teacher, observed)
 
 
 def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:

@@ -11,10 +11,10 @@ from rbm.nn import losses
 from rbm.nn.sparse_rows import packed
 from rbm.teachers import LabelInput, edges_for, features_for
 from rbm.teachers.neighbor_sampling import NeighborBatches
-from rbm.training.loop import Accuracies, Training, build_adam, split_accuracies
+from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
 
 
-class TeacherTraining(Training):
+class TeacherTrainer(Trainer):
     """A teacher learns the hard labels of the observed graph, full batch."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
@@ -49,7 +49,7 @@ class TeacherTraining(Training):
         return split_accuracies(logits, full_logits, self.split)
 
 
-class SampledTraining(TeacherTraining):
+class SampledTrainer(TeacherTrainer):
     """The same in batches of training nodes and neighbours drawn around them, an optimiser step each."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
@@ -69,7 +69,7 @@ class SampledTraining(TeacherTraining):
         return total / self.batches.count
 
 
-class AttentionTraining(TeacherTraining):
+class AttentionTrainer(TeacherTrainer):
     """The recipe of RevGAT and DRGAT: RMSprop with a warm-up, a loss that saturates, labels as input where asked."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
@@ -96,9 +96,9 @@ class AttentionTraining(TeacherTraining):
         return loss(logits[nodes], graph.y[nodes])
 
 
-def teacher_training(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTraining:
-    """The training of the teacher that the configuration names."""
+def build_teacher_trainer(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTrainer:
+    """The trainer of the teacher that the configuration names."""
     if config.sampling.batch_size > 0:
-        return SampledTraining(model, split, config)
-    kind = AttentionTraining if config.teacher.name in ATTENTION_TEACHERS else TeacherTraining
+        return SampledTrainer(model, split, config)
+    kind = AttentionTrainer if config.teacher.name in ATTENTION_TEACHERS else TeacherTrainer
     return kind(model, split, config)

@@ -2,10 +2,10 @@
 
 import copy
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from rbm.config import Network
 from rbm.datasets.splits import GraphSplit
 from rbm.training.metrics import accuracy
 from rbm.training.run_folder import RunFolder
-from rbm.utils.distributed import from_first, world_size
+from rbm.utils.distributed import broadcast_from_rank0, world_size
 from rbm.utils.progress import Progress
 
 CHECKPOINT_SECONDS = 10.0
@@ -39,8 +39,8 @@ def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphS
     )
 
 
-class Learner(Protocol):
-    """What :func:`fit` trains: a model that can do an epoch, be evaluated, and hand over its whole state."""
+class Trainer(ABC):
+    """A model with its optimiser, as :func:`fit` trains it: one that can do an epoch, and hand over its whole state."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -55,28 +55,19 @@ class Learner(Protocol):
 
     def expert_loads(self) -> list[list[float]] | None:
         """Share of the gates' mass that each expert of each layer receives; None where nothing is routed."""
+        return None
 
     def resume_at(self, epoch: int) -> None:
         """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
+        return
 
     def state(self) -> dict[str, Any]:
         """What training moves beside model and optimiser."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state` gave."""
-
-
-class Training(Learner):
-    """A model and its optimiser, and nothing that depends on the epoch or has to be kept beside them."""
-
-    def resume_at(self, epoch: int) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        pass
+        """Take back what :meth:`state` gave."""
+        return
 
 
 @dataclass
@@ -114,7 +105,7 @@ class Selection:
 
 def fit(
     phase: str,
-    learner: Learner,
+    trainer: Trainer,
     *,
     max_epochs: int,
     patience: int,
@@ -123,14 +114,14 @@ def fit(
     folder: RunFolder | None = None,
     progress: Progress,
 ) -> Result:
-    """Train ``learner`` and leave its model at the epoch with the best validation accuracy, in eval mode.
+    """Train ``trainer`` and leave its model at the epoch with the best validation accuracy, in eval mode.
 
-    Where ranks train together, all of them call this with learners that agree in losses and accuracies; the first one
+    Where ranks train together, all of them call this with trainers that agree in losses and accuracies; the first one
     has the folder, and the others continue from its checkpoint.
 
     Args:
         phase: name of this training in the metrics and in the run folder.
-        learner: see :class:`Learner`.
+        trainer: see :class:`Trainer`.
         max_epochs: epochs after the ``warmup``.
         patience: stop after that many epochs without a validation accuracy at least as good as the best.
         warmup: first epochs that are neither selected nor counted for stopping (pretraining).
@@ -143,9 +134,9 @@ def fit(
     """
     selection, start = Selection(), 0
     first = warmup + min(min_epochs, max_epochs - 1)
-    checkpoint = from_first(lambda: folder.load_checkpoint() if folder else None)
+    checkpoint = broadcast_from_rank0(lambda: folder.load_checkpoint() if folder else None)
     if checkpoint is not None and checkpoint["phase"] == phase:
-        start = _restore(checkpoint, learner, selection)
+        start = _restore(checkpoint, trainer, selection)
     if folder:
         folder.keep_metrics(phase, start)
 
@@ -153,37 +144,37 @@ def fit(
     with progress.phase(phase, warmup + max_epochs) as bar:
         for epoch in range(start, warmup + max_epochs):
             started = time.perf_counter()
-            learner.model.train()
-            loss = learner.train_epoch(epoch)
+            trainer.model.train()
+            loss = trainer.train_epoch(epoch)
             if not loss < float("inf"):
                 raise FloatingPointError(
                     f"the loss of phase {phase!r} became {loss} in epoch {epoch}; a smaller learning rate usually helps"
                 )
-            learner.model.eval()
-            accuracies = learner.evaluate()
-            selection.see(epoch, accuracies, learner.model, epoch >= first)
+            trainer.model.eval()
+            accuracies = trainer.evaluate()
+            selection.see(epoch, accuracies, trainer.model, epoch >= first)
             seconds = time.perf_counter() - started
 
             bar.update(epoch + 1, f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}")
             if folder:
                 record = _record(phase, epoch, loss, accuracies, seconds)
-                if folder.events is not None and (loads := learner.expert_loads()):
+                if folder.events is not None and (loads := trainer.expert_loads()):
                     record["expert_load"] = loads
                 folder.append_metrics(record)
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-                    folder.save_checkpoint(_snapshot(phase, epoch + 1, learner, selection))
+                    folder.save_checkpoint(_snapshot(phase, epoch + 1, trainer, selection))
                     saved_at = time.monotonic()
             if epoch >= first and epoch - selection.result.best_epoch >= patience:
                 break
 
-    learner.model.load_state_dict(selection.state)
-    learner.model.eval()
+    trainer.model.load_state_dict(selection.state)
+    trainer.model.eval()
     return selection.result
 
 
 def fit_phase(
     phase: str,
-    learner: Learner,
+    trainer: Trainer,
     network: Network,
     folder: RunFolder | None,
     progress: Progress,
@@ -191,16 +182,16 @@ def fit_phase(
     warmup: int = 0,
 ) -> dict[str, Any]:
     """Train by :func:`fit`, or take a phase from the run folder where it is finished; its result."""
-    if (finished := from_first(lambda: _finished(phase, learner.model, folder, progress))) is not None:
+    if (finished := broadcast_from_rank0(lambda: _finished(phase, trainer.model, folder, progress))) is not None:
         result, state = finished
-        learner.model.load_state_dict(state)
-        learner.resume_at(warmup + 1)
-        learner.model.eval()
+        trainer.model.load_state_dict(state)
+        trainer.resume_at(warmup + 1)
+        trainer.model.eval()
         return result
     result = asdict(
         fit(
             phase,
-            learner,
+            trainer,
             max_epochs=network.max_epochs,
             patience=network.patience,
             warmup=warmup,
@@ -210,7 +201,7 @@ def fit_phase(
         )
     )
     if folder is not None:
-        folder.save_phase(phase, learner.model, result)
+        folder.save_phase(phase, trainer.model, result)
     return result
 
 
@@ -243,13 +234,13 @@ def _record(phase: str, epoch: int, loss: float, accuracies: Accuracies, seconds
     }
 
 
-def _snapshot(phase: str, epoch: int, learner: Learner, selection: Selection) -> dict[str, Any]:
+def _snapshot(phase: str, epoch: int, trainer: Trainer, selection: Selection) -> dict[str, Any]:
     return {
         "phase": phase,
         "epoch": epoch,
-        "model": learner.model.state_dict(),
-        "optimizer": learner.optimizer.state_dict(),
-        "learner": learner.state(),
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "learner": trainer.state(),
         "result": asdict(selection.result),
         "best": selection.state,
         "rng": torch.get_rng_state(),
@@ -257,11 +248,11 @@ def _snapshot(phase: str, epoch: int, learner: Learner, selection: Selection) ->
     }
 
 
-def _restore(checkpoint: dict[str, Any], learner: Learner, selection: Selection) -> int:
-    learner.resume_at(checkpoint["epoch"])
-    learner.model.load_state_dict(checkpoint["model"])
-    learner.optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
-    learner.restore(checkpoint["learner"])
+def _restore(checkpoint: dict[str, Any], trainer: Trainer, selection: Selection) -> int:
+    trainer.resume_at(checkpoint["epoch"])
+    trainer.model.load_state_dict(checkpoint["model"])
+    trainer.optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
+    trainer.restore(checkpoint["learner"])
     selection.result = Result(**checkpoint["result"])
     selection.state = checkpoint["best"]
     torch.set_rng_state(checkpoint["rng"])

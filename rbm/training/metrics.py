@@ -19,7 +19,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return (logits.argmax(dim=-1) == labels).sum().item() / labels.numel()
 
 
-def class_share(groups: Tensor, labels: Tensor) -> float:
+def purity(groups: Tensor, labels: Tensor) -> float:
     """Share of the nodes whose class is the most frequent one of their group: ``groups [N]`` and ``labels [N]`` are
     integers from 0 on. It is what a classifier could reach that knew a node's group alone; nodes with label -1 do not
     count.

@@ -5,7 +5,8 @@ Start them by ``torchrun --nproc-per-node N -m rbm distill ...``, or start a pro
 and the loss of a rank is such that the mean over ranks is the loss of the whole. DDP averages gradients; what is no
 sum over rows (statistics of the memory and of BatchNorm, the experts' load) is added up over ranks, with gradient.
 
-Everything a run reads or writes once is the first rank's: :func:`from_first` lets it work while the others wait.
+Everything a run reads or writes once is the first rank's: :func:`broadcast_from_rank0` lets it work while the others
+wait.
 """
 
 import gc
@@ -45,7 +46,7 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this is the rank that reads, writes and speaks for all: in a single process, too."""
     return rank() == 0
 
@@ -93,7 +94,7 @@ def alone() -> Iterator[None]:
         _alone = before
 
 
-def from_first(compute: Callable[[], T]) -> T:
+def broadcast_from_rank0(compute: Callable[[], T]) -> T:
     """What ``compute()`` returns on the first rank, on all of them; the others wait for it and do not compute.
 
     The first works :func:`alone`, and what it draws leaves the random state as it was, so that ranks stay alike. CUDA
@@ -102,7 +103,7 @@ def from_first(compute: Callable[[], T]) -> T:
     """
     if world_size() == 1:
         return compute()
-    if not is_first():
+    if not is_main_process():
         content = _unpack(_broadcast(None))
         if isinstance(content, _Raised):
             raise content.error()
@@ -117,10 +118,10 @@ def from_first(compute: Callable[[], T]) -> T:
     return content
 
 
-def on_first(compute: Callable[[], T]) -> T | None:
-    """As :func:`from_first`, but what is computed stays where it is: the other ranks get None."""
+def on_main_process(compute: Callable[[], T]) -> T | None:
+    """As :func:`broadcast_from_rank0`, but what is computed stays where it is: the other ranks get None."""
     kept = []
-    from_first(lambda: kept.append(compute()))
+    broadcast_from_rank0(lambda: kept.append(compute()))
     return kept[0] if kept else None
 
 
@@ -130,22 +131,22 @@ def once(known: dict[Hashable, Any], key: Hashable, compute: Callable[[], T]) ->
     What it computed :func:`alone` the others do not have: it is not taken for known when all ask.
     """
     if (key, _alone) not in known:
-        known[key, _alone] = from_first(compute)
+        known[key, _alone] = broadcast_from_rank0(compute)
     return known[key, _alone]
 
 
-def part(count: int) -> slice:
+def local_slice(count: int) -> slice:
     """Which of ``count`` rows are this rank's: as even as may be, in order; none where rows are few."""
     first, ranks = rank(), world_size()
     return slice(count * first // ranks, count * (first + 1) // ranks)
 
 
-def joint_sum(values: Tensor) -> Tensor:
+def all_reduce_sum(values: Tensor) -> Tensor:
     """Sum over ranks, the same bits on each, with gradient: it flows back to every rank's ``values`` from all ranks."""
     return values if world_size() == 1 else _JointSum.apply(values)
 
 
-def joint_rows(rows: Tensor) -> Tensor:
+def all_gather_rows(rows: Tensor) -> Tensor:
     """The rows ``[B_r, ...]`` of all ranks, in their order, with gradient to each rank's own. ``B_r`` may be zero."""
     return rows if world_size() == 1 else _JointRows.apply(rows)
 
@@ -156,7 +157,7 @@ def average_gradients(module: nn.Module | None) -> None:
         return
     for parameter in module.parameters():
         if parameter.grad is not None:
-            parameter.grad = joint_sum(parameter.grad) / world_size()
+            parameter.grad = all_reduce_sum(parameter.grad) / world_size()
 
 
 class Replicas:

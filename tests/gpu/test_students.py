@@ -11,14 +11,14 @@ from on_gpu import check_no_wait, check_repeats, same_bits
 from torch.nn import functional as F
 
 from rbm import MLPStudent, RbMStudent, load_student
-from rbm.distillation.trainer import RbMTraining, StudentTraining
+from rbm.distillation.trainer import RbMTrainer, StudentTrainer
 from rbm.nn import losses
 from rbm.training import loop as training
 
 ROWS, FEATURES, CLASSES, STEPS = 32, 12, 3, 6
 
 
-def lesson(device):
+def task(device):
     """Rows, true classes, a teacher's logits."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.arange(ROWS) % CLASSES
@@ -43,7 +43,7 @@ def train(student, device):
     Returns:
         The losses ``[STEPS]``, for each step the memories that it ran with (none for an MLP), and the final logits.
     """
-    x, labels, teacher = lesson(device)
+    x, labels, teacher = task(device)
     optimizer = torch.optim.Adam(student.parameters(), lr=0.02)
     history, memories = [], []
     for _ in range(STEPS):
@@ -129,7 +129,7 @@ class TestStudents:
             return torch.autograd.grad(loss_of(student, x, labels, teacher), list(student.parameters()))
 
         student.eval()  # without a memory or statistics that move between the runs
-        return call, lambda seed: lesson(gpu.name)
+        return call, lambda seed: task(gpu.name)
 
     def test_repeats(self, step, gpu):
         check_repeats(*step, gpu.size(20, 2))
@@ -157,7 +157,7 @@ class TestStudents:
         torch._dynamo.reset()
         twin = copy.deepcopy(student.train(mode == "training"))  # before a forward that moves the memory
         compiled = torch.compile(student, fullgraph=True, backend=gpu.compiler)
-        rows = lesson(gpu.name)[0]
+        rows = task(gpu.name)[0]
         with torch.set_grad_enabled(mode == "training"):
             torch.testing.assert_close(compiled(rows), twin(rows), rtol=1e-4, atol=1e-4)
         torch._dynamo.reset()
@@ -228,11 +228,11 @@ def test_distillation_to_the_end(bare_gpu, distill, tmp_path):
     def stop_at_epoch_5(self, epoch):
         if epoch == 5:
             raise KeyboardInterrupt
-        return StudentTraining.train_epoch(self, epoch)
+        return StudentTrainer.train_epoch(self, epoch)
 
     with (
         mock.patch.object(training, "CHECKPOINT_SECONDS", 0.0),
-        mock.patch.object(RbMTraining, "train_epoch", stop_at_epoch_5),
+        mock.patch.object(RbMTrainer, "train_epoch", stop_at_epoch_5),
     ):
         distill(tmp_path / "stopped", "cpu", status=130)
     assert (tmp_path / "stopped" / "checkpoint.pt").exists()

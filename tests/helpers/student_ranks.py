@@ -21,14 +21,14 @@ import rbm
 from rbm import FusedRbMLayer
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.moe import MoETraining
+from rbm.distillation.methods.moe import MoETrainer
 from rbm.distillation.registry import rbm_arguments
-from rbm.distillation.trainer import RbMTraining, StudentTraining
+from rbm.distillation.trainer import RbMTrainer, StudentTrainer
 from rbm.nn.moe import MoEStudent
 from rbm.nn.students import MLPStudent, RbMStudent
-from rbm.teachers.outputs import Teaching
+from rbm.teachers.outputs import TeacherOutputs
 from rbm.training import loop as training
-from rbm.utils.distributed import joined, part, world_size
+from rbm.utils.distributed import joined, local_slice, world_size
 
 NODES, FEATURES, CLASSES = 25, 12, 3
 
@@ -69,7 +69,7 @@ class Outcome:
     state: dict[str, Tensor]
 
 
-class ToldTeaching(Teaching):
+class ToldOutputs(TeacherOutputs):
     """Soft labels without a teacher, of which some are more reliable than others."""
 
     def entropy_change(self, config, seed: int) -> Tensor:
@@ -90,7 +90,7 @@ def graph() -> Data:
     return Data(x=x, edge_index=torch.cat([edges, edges.flip(0)], dim=1), y=labels, **masks)
 
 
-def learner(case: str) -> StudentTraining:
+def trainer(case: str) -> StudentTrainer:
     """The training of a case, in float64; the same in every process."""
     kind, distill, _ = CASES[case]
     config = Config().updated(COMMON).updated({"distill": distill})
@@ -99,40 +99,40 @@ def learner(case: str) -> StudentTraining:
     split = split_graph(data)
     torch.manual_seed(3)
     logits = torch.randn(NODES, CLASSES).double()
-    teaching = ToldTeaching(logits, logits, {})
+    teacher_outputs = ToldOutputs(logits, logits, {})
     arguments = rbm_arguments(config, FEATURES, CLASSES)
     if kind == "rbm":
-        made = RbMTraining(RbMStudent(**arguments).double(), split, teaching, config)
+        made = RbMTrainer(RbMStudent(**arguments).double(), split, teacher_outputs, config)
     elif kind == "moe":
         shape = {name: arguments[name] for name in ("hidden_channels", "num_experts", "top_k")}
         student = MoEStudent(FEATURES, out_channels=CLASSES, norm="batch", noise=0.0, **shape).double()
-        made = MoETraining(student, split, teaching, config, None)
+        made = MoETrainer(student, split, teacher_outputs, config, None)
     else:
-        made = StudentTraining(MLPStudent(FEATURES, 8, CLASSES, norm="batch").double(), split, teaching, config)
+        made = StudentTrainer(MLPStudent(FEATURES, 8, CLASSES, norm="batch").double(), split, teacher_outputs, config)
     if made.projection is not None:
         made.projection.double()
     return made
 
 
-def train(learner: StudentTraining, epochs: int) -> Outcome:
+def train(trainer: StudentTrainer, epochs: int) -> Outcome:
     torch.manual_seed(4)
     losses, accuracies = [], []
     for epoch in range(epochs):
-        learner.model.train()
-        losses.append(learner.train_epoch(epoch))
-        learner.model.eval()
-        accuracies.append(tuple(learner.evaluate()))
-    state = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    if learner.projection is not None:
-        state |= {f"projection.{name}": value.clone() for name, value in learner.projection.state_dict().items()}
+        trainer.model.train()
+        losses.append(trainer.train_epoch(epoch))
+        trainer.model.eval()
+        accuracies.append(tuple(trainer.evaluate()))
+    state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    if trainer.projection is not None:
+        state |= {f"projection.{name}": value.clone() for name, value in trainer.projection.state_dict().items()}
     return Outcome(losses, accuracies, state)
 
 
 def run_cases(start: Callable[[], None], cases: Iterable[str] = CASES) -> dict[str, Outcome]:
     """Cases, with layers that were there before the process group."""
-    learners = {case: learner(case) for case in cases}
+    trainers = {case: trainer(case) for case in cases}
     start()
-    return {case: train(made, CASES[case][2]) for case, made in learners.items()}
+    return {case: train(made, CASES[case][2]) for case, made in trainers.items()}
 
 
 def run_all(start: Callable[[], None], folder: Path) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def train_layer(wrap: Callable[[FusedRbMLayer], Any]) -> dict[str, Tensor]:
         rows = torch.randn(size, 6, dtype=torch.float64)
         layer.train()
         # The mean over ranks of these is the mean over all rows.
-        mine = rows[part(size)]
+        mine = rows[local_slice(size)]
         (layer(mine).square().sum() * world_size() / size).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -175,11 +175,11 @@ def run_distillations(folder: Path) -> dict[str, Any]:
     whole = rbm.distill(graph(), **options, folder=folder / "whole", cache=folder / "cache")
     found = {"summary": whole.summary, "state": whole.student.state_dict()}
 
-    train_epoch, training.CHECKPOINT_SECONDS = RbMTraining.train_epoch, 0.0
-    RbMTraining.train_epoch = _stopping_at_epoch_5
+    train_epoch, training.CHECKPOINT_SECONDS = RbMTrainer.train_epoch, 0.0
+    RbMTrainer.train_epoch = _stopping_at_epoch_5
     with pytest.raises(KeyboardInterrupt):
         rbm.distill(graph(), **options, folder=folder / "stopped")
-    RbMTraining.train_epoch = train_epoch
+    RbMTrainer.train_epoch = train_epoch
     resumed = rbm.distill(graph(), **options, folder=folder / "stopped", resume=True)
     found["resumed summary"], found["resumed state"] = resumed.summary, resumed.student.state_dict()
 
@@ -189,10 +189,10 @@ def run_distillations(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _stopping_at_epoch_5(self: StudentTraining, epoch: int) -> float:
+def _stopping_at_epoch_5(self: StudentTrainer, epoch: int) -> float:
     if epoch == 5:
         raise KeyboardInterrupt
-    return StudentTraining.train_epoch(self, epoch)
+    return StudentTrainer.train_epoch(self, epoch)
 
 
 def spawn(ranks: int, target: Callable, folder: Path, *arguments, seconds: float = 120.0) -> list[Any]:

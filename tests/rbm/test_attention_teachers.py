@@ -18,7 +18,7 @@ from rbm.experiments.results import config_fingerprint
 from rbm.nn import losses
 from rbm.teachers import TEACHERS, AttentionTeacher, LabelInput, Teacher
 from rbm.teachers.outputs import build_configured_teacher, cached_teacher, training_labels
-from rbm.teachers.training import AttentionTraining, teacher_training
+from rbm.teachers.training import AttentionTrainer, build_teacher_trainer
 from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder
 from rbm.utils.cache import Cache
@@ -45,8 +45,8 @@ def trained(config: Config, split: GraphSplit, classes: int) -> tuple[Teacher, d
     with deterministic():
         torch.manual_seed(config.seed)
         teacher = build_configured_teacher(config, split, classes)
-        learner = teacher_training(teacher, split, config)
-        return teacher, fit_phase("teacher", learner, config.teacher, None, Progress(None))
+        trainer = build_teacher_trainer(teacher, split, config)
+        return teacher, fit_phase("teacher", trainer, config.teacher, None, Progress(None))
 
 
 def test_registry():
@@ -181,13 +181,13 @@ def test_recipe(small_graph, quick):
     config = config.updated({"attention": {"input_dropout": 0.0, "edge_dropout": 0.0}})
     split = split_graph(small_graph)
     model = build_configured_teacher(config, split, 3)
-    learner = teacher_training(model, split, config)
-    assert isinstance(learner, AttentionTraining)
-    assert isinstance(learner.optimizer, torch.optim.RMSprop)
+    trainer = build_teacher_trainer(model, split, config)
+    assert isinstance(trainer, AttentionTrainer)
+    assert isinstance(trainer.optimizer, torch.optim.RMSprop)
     rates = []
     for epoch in (0, 4, 9, 20):
-        learner.train_epoch(epoch)
-        rates.append(learner.optimizer.param_groups[0]["lr"])
+        trainer.train_epoch(epoch)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.001, 0.005, 0.01, 0.01])
     logits, labels = torch.randn(9, 3), torch.arange(9) % 3
     eps = 1 - math.log(2)

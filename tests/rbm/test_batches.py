@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rbm.config import DistillConfig
-from rbm.distillation.adversarial import disturbed
+from rbm.distillation.adversarial import pgd_perturb
 from rbm.distillation.batches import node_batches, pair_batches
 from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
 from rbm.nn import losses
@@ -30,15 +30,20 @@ class Problem:
 
     def batches(self) -> list:
         if self.config.forward == "pair":
-            return list(pair_batches(self.config, self.train_nodes, self.pairs, self.graph, self.teacher))
-        targets = SoftTargets.of(self.pairs, self.graph, self.teacher)
-        return list(node_batches(self.config, self.train_nodes, self.pairs, targets))
+            return list(pair_batches(self.config, self.train_nodes, self.pairs, self.graph))
+        return list(node_batches(self.config, self.train_nodes, self.pairs, NODES))
+
+    def soft_loss(self, batch, logits) -> torch.Tensor:
+        how = (self.config.temperature, self.config.temperature_mode)
+        if batch.sources is None:
+            return SoftTargets.of(self.pairs, self.graph, self.teacher).loss(logits, batch.nodes, *how)
+        return losses.pair_loss(logits, self.teacher[batch.sources], batch.pair_weights, *how)
 
     def loss(self, batch) -> torch.Tensor:
         logits = self.logits if batch.nodes is None else self.logits[batch.nodes]
         total = torch.zeros((), dtype=torch.float64)
-        if batch.soft is not None:
-            total = total + batch.soft(logits)
+        if batch.soft_weight is not None:
+            total = total + batch.soft_weight * self.soft_loss(batch, logits)
         if batch.labelled is not None:
             nodes = batch.labelled if batch.nodes is None else batch.nodes[batch.labelled]
             total = total + batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], self.labels[nodes])
@@ -57,7 +62,7 @@ def test_batches_add_up_to_the_papers_loss(mean, forward, batch_size):
     batches = problem.batches()
     assert len(batches) > 1 or (forward == "node" and batch_size != 6)
     torch.testing.assert_close(sum(problem.loss(batch) for batch in batches), expected, rtol=1e-12, atol=1e-12)
-    assert sum(batch.inner_weight for batch in batches) == pytest.approx(1.0)
+    assert sum(batch.auxiliary_weight for batch in batches) == pytest.approx(1.0)
 
 
 def test_temperature_squared():
@@ -79,18 +84,18 @@ def test_released_reduction_sums_means_of_batches(forward):
     batches = problem.batches()
     number_of_pairs = NODES + int(problem.pairs.neighbors.count_nonzero())
     hard, soft = 2, -(-number_of_pairs // 4)
-    assert sum(batch.inner_weight for batch in batches) == pytest.approx(hard + soft)
+    assert sum(batch.auxiliary_weight for batch in batches) == pytest.approx(hard + soft)
     if forward == "pair":
         assert [batch.nodes.tolist() for batch in batches[:2]] == [
             nodes.tolist() for nodes in problem.train_nodes.split(4)
         ]
         assert all(batch.hard_weight == 0.3 for batch in batches[:2])
         assert len(batches) == hard + soft
-        weights = torch.stack([batch.soft.weights.sum() for batch in batches[2:]])
+        weights = torch.stack([batch.pair_weights.sum() for batch in batches[2:]])
         torch.testing.assert_close(weights, torch.ones_like(weights))
     else:
         assert sum(batch.hard_weight for batch in batches) == pytest.approx(0.3 * hard)
-        assert batches[0].soft.weight == pytest.approx(0.7 * soft)
+        assert batches[0].soft_weight == pytest.approx(0.7 * soft)
 
 
 def test_a_step_a_batch_keeps_the_size_of_the_loss():
@@ -120,7 +125,7 @@ def test_disturbed_inputs_raise_the_loss_within_their_box():
     def loss(rows):
         return (rows @ weight).square().sum()
 
-    harder = disturbed(x, loss, eps=0.1, steps=5)
+    harder = pgd_perturb(x, loss, eps=0.1, steps=5)
     assert (harder - x).abs().max() <= 0.1 + 1e-6
     assert not harder.requires_grad
     assert weight.grad is None, "the parameters' gradients are left alone"

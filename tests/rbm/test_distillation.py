@@ -15,8 +15,8 @@ from torch_geometric.nn import SAGEConv
 import rbm
 from rbm.config import Config, RbMConfig
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTraining, annealed_decay
-from rbm.teachers.outputs import teaching_from_logits
+from rbm.distillation.trainer import RbMTrainer, annealed_decay
+from rbm.teachers.outputs import outputs_from_logits
 from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder, load_student, read_metrics
 
@@ -214,15 +214,15 @@ def test_annealed_decay():
 def test_routing_begins_with_clones_centres_and_a_fresh_optimizer(small_graph, quick):
     student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
     split = split_graph(small_graph)
-    learner = RbMTraining(student, split, teaching_from_logits(torch.randn(60, 3), split), quick)
+    trainer = RbMTrainer(student, split, outputs_from_logits(torch.randn(60, 3), split), quick)
     for epoch in range(5):
         student.train()
-        learner.train_epoch(epoch)
+        trainer.train_epoch(epoch)
         assert student.pretraining
     before = [layer.weight[0].clone() for layer in student.layers]
-    learner._begin_routing()
+    trainer._begin_routing()
     assert not student.pretraining
-    assert not learner.optimizer.state, "the optimiser starts anew"
+    assert not trainer.optimizer.state, "the optimiser starts anew"
     for layer, weight in zip(student.layers, before, strict=True):
         assert all(torch.equal(layer.weight[e], weight) for e in range(4))
         torch.testing.assert_close(layer.memory.norm(dim=-1), torch.ones(4))
@@ -233,13 +233,13 @@ def test_memory_has_its_own_optimizer_group(small_graph, quick, memory_weight_de
     config = quick.updated({"rbm": {"memory_weight_decay": memory_weight_decay}})
     student = rbm.RbMStudent(12, 8, 3, num_experts=4, top_k=2)
     split = split_graph(small_graph)
-    teaching = teaching_from_logits(torch.randn(60, 3), split)
-    groups = RbMTraining(student, split, teaching, config).optimizer.param_groups
+    teacher_outputs = outputs_from_logits(torch.randn(60, 3), split)
+    groups = RbMTrainer(student, split, teacher_outputs, config).optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [5e-4, expected]
     assert {id(p) for p in groups[1]["params"]} == {id(memory) for memory in student.memories()}
     without = config.updated({"rbm": {"self_similarity_weight": 0.0}})
-    learner = RbMTraining(student, split, teaching, without)
-    assert len(learner.optimizer.param_groups) == 1
+    trainer = RbMTrainer(student, split, teacher_outputs, without)
+    assert len(trainer.optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import rbm
 from rbm.config import Config
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTraining, StudentTraining, student_inputs
+from rbm.distillation.trainer import RbMTrainer, StudentTrainer, student_inputs
 from rbm.nn.students import MLPStudent, RbMStudent
-from rbm.teachers.outputs import Teaching, teaching_from_logits, teaching_from_module
+from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder
 
@@ -143,32 +143,32 @@ def test_teacher_logits_of_the_graph(small_graph, quick):
     assert result.summary["teacher"]["test_accuracy"] == 1.0
 
 
-def learner_of(config: Config, graph: Data, teaching: Teaching | None = None) -> RbMTraining:
+def trainer_of(config: Config, graph: Data, teacher_outputs: TeacherOutputs | None = None) -> RbMTrainer:
     split = split_graph(graph)
-    teaching = teaching or teaching_from_logits(torch.randn(60, 3), split)
+    teacher_outputs = teacher_outputs or outputs_from_logits(torch.randn(60, 3), split)
     student = RbMStudent(12, 8, 3, num_experts=4, top_k=2)
-    learner = RbMTraining(student, split, teaching, config)
-    learner.model.train()
-    return learner
+    trainer = RbMTrainer(student, split, teacher_outputs, config)
+    trainer.model.train()
+    return trainer
 
 
 def test_the_exponent_is_learned_from_where_student_and_teacher_agree(small_graph, quick, monkeypatch):
     split = split_graph(small_graph)
     logits = torch.randn(60, 3)
-    teaching = Teaching(logits, logits, {})
-    monkeypatch.setattr(Teaching, "entropy_change", lambda self, config, seed: torch.rand(60))
-    learner = learner_of(quick, small_graph, teaching)
+    teacher_outputs = TeacherOutputs(logits, logits, {})
+    monkeypatch.setattr(TeacherOutputs, "entropy_change", lambda self, config, seed: torch.rand(60))
+    trainer = trainer_of(quick, small_graph, teacher_outputs)
     before = None
     for epoch in range(6):
-        learner.model.train()
-        learner.train_epoch(epoch)
-        learner.model.eval()
-        learner.evaluate()
-        assert (learner.reliability.power != 1.0) == (epoch >= 3)
-        before = before or learner.targets
-    learner.model.train()
-    learner.train_epoch(6)
-    assert not torch.equal(before.mass, learner.targets.mass), "targets follow the exponent"
+        trainer.model.train()
+        trainer.train_epoch(epoch)
+        trainer.model.eval()
+        trainer.evaluate()
+        assert (trainer.reliability.power != 1.0) == (epoch >= 3)
+        before = before or trainer.targets
+    trainer.model.train()
+    trainer.train_epoch(6)
+    assert not torch.equal(before.mass, trainer.targets.mass), "targets follow the exponent"
     assert split.observed.num_nodes == 60
 
 
@@ -177,10 +177,10 @@ def test_adversarial_passes_leave_the_memory_alone_unless_asked(small_graph, qui
         torch.manual_seed(0)
         config = quick.updated({"distill": {"adversarial_steps": 2, **options}, "rbm": {"pretrain_epochs": 0}})
         config = config.updated({"rbm": {"self_similarity_weight": 0.0}})
-        learner = learner_of(config, small_graph)
-        learner.train_epoch(0)
-        learner.model.eval()
-        return learner.model.layers[0].memory.clone()
+        trainer = trainer_of(config, small_graph)
+        trainer.train_epoch(0)
+        trainer.model.eval()
+        return trainer.model.layers[0].memory.clone()
 
     plain, calm = memory_after_an_epoch(), memory_after_an_epoch(adversarial_weight=1e-6)
     moved = memory_after_an_epoch(adversarial_weight=1e-6, update_memory_on_adversarial=True)
@@ -191,22 +191,24 @@ def test_adversarial_passes_leave_the_memory_alone_unless_asked(small_graph, qui
 def test_similarity_needs_an_embedding(small_graph, quick):
     config = quick.updated({"distill": {"similarity_weight": 0.1}})
     with pytest.raises(ValueError, match="shows no hidden layer to be similar to"):
-        learner_of(config, small_graph)
+        trainer_of(config, small_graph)
 
 
 def test_what_a_module_teaches(small_graph, quick):
     split = split_graph(small_graph, "inductive", unseen_fraction=0.4, seed=0)
     teacher = rbm.distill(small_graph, config=quick, methods=["mlp"]).teacher
-    teaching = teaching_from_module(teacher, split, 3)
+    teacher_outputs = outputs_from_module(teacher, split, 3)
     observed = split.observed
-    assert teaching.soft_labels.shape == (48, 3)
-    change = teaching.entropy_change(quick.reliability, seed=0)
+    assert teacher_outputs.soft_labels.shape == (48, 3)
+    change = teacher_outputs.entropy_change(quick.reliability, seed=0)
     assert change.shape == (48,)
-    assert change is teaching.entropy_change(quick.reliability, seed=0), "computed once for all students"
-    torch.testing.assert_close(teaching.embedding("distill"), teacher.embed(observed.x, observed.edge_index))
-    torch.testing.assert_close(teaching.soft_labels, teacher(observed.x, observed.edge_index))
+    assert change is teacher_outputs.entropy_change(quick.reliability, seed=0), "computed once for all students"
+    torch.testing.assert_close(teacher_outputs.embedding("distill"), teacher.embed(observed.x, observed.edge_index))
+    torch.testing.assert_close(teacher_outputs.soft_labels, teacher(observed.x, observed.edge_index))
     assert change.max() == 1
-    assert not torch.allclose(teaching.soft_labels, teaching.logits[split.observed_nodes]), "it never met the unseen"
+    assert not torch.allclose(teacher_outputs.soft_labels, teacher_outputs.logits[split.observed_nodes]), (
+        "it never met the unseen"
+    )
 
 
 def test_inputs_stand_in_the_order_of_their_graphs(small_graph):
@@ -223,6 +225,6 @@ def test_inputs_stand_in_the_order_of_their_graphs(small_graph):
 def test_an_mlp_distils_by_pairs_too(small_graph, quick):
     config = quick.updated({"distill": {"forward": "pair"}})
     split = split_graph(small_graph)
-    learner = StudentTraining(MLPStudent(12, 8, 3), split, teaching_from_logits(torch.randn(60, 3), split), config)
-    losses = [learner.train_epoch(epoch) for epoch in range(20)]
+    trainer = StudentTrainer(MLPStudent(12, 8, 3), split, outputs_from_logits(torch.randn(60, 3), split), config)
+    losses = [trainer.train_epoch(epoch) for epoch in range(20)]
     assert losses[-1] < losses[0]

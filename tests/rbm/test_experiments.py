@@ -92,8 +92,8 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
 
 def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
     trained = []
-    real = distillation.teacher_training
-    monkeypatch.setattr(distillation, "teacher_training", lambda *given: trained.append(given) or real(*given))
+    real = distillation.build_teacher_trainer
+    monkeypatch.setattr(distillation, "build_teacher_trainer", lambda *given: trained.append(given) or real(*given))
     run_experiment(quick(seeds=(0,)), tmp_path / "r.csv")
     assert len(trained) == 1
 

@@ -16,12 +16,12 @@ from rbm.datasets.splits import split_graph
 from rbm.distillation import soft_targets
 from rbm.distillation.registry import rbm_arguments
 from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
-from rbm.distillation.trainer import RbMTraining
+from rbm.distillation.trainer import RbMTrainer
 from rbm.nn import students
-from rbm.nn.half_rows import StoredRows
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.kmeans_init import initialize_memory
 from rbm.nn.students import predict
-from rbm.teachers.outputs import teaching_from_logits
+from rbm.teachers.outputs import outputs_from_logits
 
 PAGE = Path(large_graph.__file__).parent.parent / "docs" / "scale.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
@@ -61,7 +61,7 @@ def test_stored_rows_give_what_their_float32_copy_gives(folder):
     options["config"] = config.updated({"mlp": {"max_epochs": 2}, "krd": {"max_epochs": 2}})
     one, other = (rbm.distill(data, "sage", **options) for data in (stored, copied))
     assert one.summary == other.summary
-    assert isinstance(one.student_inputs("rbm"), StoredRows)
+    assert isinstance(one.student_inputs("rbm"), HalfPrecisionRows)
     for name, value in one.student.state_dict().items():
         assert torch.equal(value, other.student.state_dict()[name]), name
 
@@ -75,7 +75,7 @@ def test_a_batch_reads_its_rows_alone():
             return torch.zeros(len(index), 2, dtype=torch.float16)
 
     matrix = Counting()
-    rows = StoredRows(matrix, torch.arange(10.0)[:, None])
+    rows = HalfPrecisionRows(matrix, torch.arange(10.0)[:, None])
     taken = rows[torch.tensor([7, 1])]
     assert matrix.read == 2
     assert taken.dtype == torch.float32
@@ -99,25 +99,25 @@ def test_predictions_in_chunks(folder, monkeypatch):
     config = Config().updated(SMALL)
     student = rbm.RbMStudent(**rbm_arguments(config, data.num_features, data.num_classes))
     split = split_graph(data)
-    learner = RbMTraining(student, split, teaching_from_logits(data.teacher_logits, split), config)
+    trainer = RbMTrainer(student, split, outputs_from_logits(data.teacher_logits, split), config)
     student.pretraining = False
     student.eval()
-    whole, forwards = predict(student, learner.full_x).detach(), []
-    expected = learner.evaluate()
+    whole, forwards = predict(student, trainer.full_x).detach(), []
+    expected = trainer.evaluate()
     monkeypatch.setattr(students, "_CHUNK_ROWS", 100)
     student.register_forward_pre_hook(lambda module, arguments: forwards.append(len(arguments[0])))
-    torch.testing.assert_close(predict(student, learner.full_x).detach(), whole)
+    torch.testing.assert_close(predict(student, trainer.full_x).detach(), whole)
     assert forwards == [100, 100, 39]
-    assert learner.evaluate() == expected
-    torch.testing.assert_close(predict(student, learner.full_x, slice(30, 150)).detach(), whole[30:150])
-    assert predict(student, learner.full_x, slice(30, 30)).shape == (0, 47)
+    assert trainer.evaluate() == expected
+    torch.testing.assert_close(predict(student, trainer.full_x, slice(30, 150)).detach(), whole[30:150])
+    assert predict(student, trainer.full_x, slice(30, 30)).shape == (0, 47)
 
 
 def test_memory_is_placed_by_a_sample(monkeypatch):
     """Rows beyond the sample are never asked for."""
     drawn = []
 
-    class Noting(StoredRows):
+    class Noting(HalfPrecisionRows):
         def __getitem__(self, index):
             drawn.append(index)
             return super().__getitem__(index)

@@ -85,7 +85,7 @@ def test_training_uses_it_and_predictions_do_not(faster, monkeypatch, small_grap
 
     import rbm.distillation.distill as module
 
-    monkeypatch.setattr(module, "teacher_training", note("training", module.teacher_training))
+    monkeypatch.setattr(module, "build_teacher_trainer", note("training", module.build_teacher_trainer))
     monkeypatch.setattr(module, "student_latency", note("latency", module.student_latency))
     distill(small_graph, config=QUICK, methods=["mlp"])
     assert seen == {"training": "medium", "latency": "highest"}

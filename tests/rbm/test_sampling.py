@@ -17,7 +17,7 @@ from rbm.distillation.distill import distill
 from rbm.experiments.results import config_fingerprint
 from rbm.teachers.neighbor_sampling import NeighborBatches
 from rbm.teachers.outputs import build_configured_teacher, cached_teacher
-from rbm.teachers.training import SampledTraining, TeacherTraining, teacher_training
+from rbm.teachers.training import SampledTrainer, TeacherTrainer, build_teacher_trainer
 from rbm.utils.cache import Cache
 from rbm.utils.progress import Progress
 
@@ -69,7 +69,7 @@ def plain(monkeypatch):
 def trained(config, graph, setting="transductive", epochs=6):
     split = split_graph(graph, setting, seed=0)
     torch.manual_seed(0)
-    training = teacher_training(build_configured_teacher(config, split, 3), split, config)
+    training = build_teacher_trainer(build_configured_teacher(config, split, 3), split, config)
     losses = []
     for epoch in range(epochs):
         training.model.train()
@@ -83,8 +83,8 @@ def test_all_neighbours_of_all_training_nodes_are_a_full_batch(plain, small_grap
     config = QUICK.updated({"teacher": {"num_layers": layers}})
     whole, losses = trained(config, small_graph, setting)
     sampled, theirs = trained(config.updated({"sampling": {"batch_size": 100, "fan_out": "-1"}}), small_graph, setting)
-    assert type(whole) is TeacherTraining
-    assert type(sampled) is SampledTraining
+    assert type(whole) is TeacherTrainer
+    assert type(sampled) is SampledTrainer
     assert theirs == pytest.approx(losses, rel=1e-5)
     for mine, other in zip(sampled.model.parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)

@@ -13,14 +13,14 @@ import rbm
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTraining, StudentTraining
+from rbm.distillation.trainer import RbMTrainer, StudentTrainer
 from rbm.nn.kmeans_init import kmeans_memory
 from rbm.nn.sparse_rows import SparseRows, as_rows, dropout, packed
 from rbm.serving.feature_files import open_features
 from rbm.serving.prediction import predict_probabilities
 from rbm.teachers import TEACHERS, build_teacher
-from rbm.teachers.outputs import teaching_from_logits
-from rbm.teachers.training import TeacherTraining
+from rbm.teachers.outputs import outputs_from_logits
+from rbm.teachers.training import TeacherTrainer
 from rbm_kernels.sparse_expert_matmul.reference import csr
 
 D, DENSE = 23, 4
@@ -304,7 +304,7 @@ def test_three_epochs_have_the_losses_of_dense_features(small_graph, setting):
     for data in sparse_graph(small_graph):
         split = split_graph(data, setting, unseen_fraction=0.4)
         logits = torch.randn(data.num_nodes, 3, generator=torch.Generator().manual_seed(3))
-        teaching = teaching_from_logits(logits, split)
+        teacher_outputs = outputs_from_logits(logits, split)
         losses = []
         teacher = build_teacher("sage", 12, 3, hidden_channels=16)
         for model in (teacher, MLPStudent(12, 8, 3), RbMStudent(12, 8, 3, num_experts=3)):
@@ -313,15 +313,15 @@ def test_three_epochs_have_the_losses_of_dense_features(small_graph, setting):
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
             if model is teacher:
-                learner = TeacherTraining(model, split, config)
+                trainer = TeacherTrainer(model, split, config)
             else:
-                kind = RbMTraining if isinstance(model, RbMStudent) else StudentTraining
-                learner = kind(model, split, teaching, config)
+                kind = RbMTrainer if isinstance(model, RbMStudent) else StudentTrainer
+                trainer = kind(model, split, teacher_outputs, config)
             for epoch in range(3):
                 model.train()
-                losses.append(learner.train_epoch(epoch))
+                losses.append(trainer.train_epoch(epoch))
                 model.eval()
-                losses.extend(learner.evaluate())
+                losses.extend(trainer.evaluate())
         runs.append(losses)
     np.testing.assert_allclose(*runs, rtol=1e-4)
 

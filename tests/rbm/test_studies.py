@@ -8,7 +8,7 @@ import torch
 from rbm.config.presets import preset_config
 from rbm.experiments import analysis as studies
 from rbm.experiments.analysis import study
-from rbm.training.metrics import class_share
+from rbm.training.metrics import purity
 
 QUICK = {
     "teacher": {"max_epochs": 2, "hidden_channels": 8},
@@ -62,6 +62,6 @@ def test_unknown_study(tmp_path):
 
 def test_share_of_classes_that_groups_tell():
     labels = torch.tensor([0, 0, 1, 1, 2, -1])
-    assert class_share(torch.tensor([0, 0, 1, 1, 2, 2]), labels) == 1.0
-    assert class_share(torch.tensor([0, 1, 0, 1, 0, 0]), labels) == 2 / 5
-    assert class_share(torch.zeros(6, dtype=torch.int32), labels) == 2 / 5
+    assert purity(torch.tensor([0, 0, 1, 1, 2, 2]), labels) == 1.0
+    assert purity(torch.tensor([0, 1, 0, 1, 0, 0]), labels) == 2 / 5
+    assert purity(torch.zeros(6, dtype=torch.int32), labels) == 2 / 5

@@ -14,7 +14,7 @@ from rbm.utils.progress import Progress
 
 
 class Script:
-    """A learner whose validation accuracies are written down; its weight counts the epochs."""
+    """A trainer whose validation accuracies are written down; its weight counts the epochs."""
 
     def __init__(self, val, test=None):
         self.model = nn.Linear(1, 1)
@@ -41,18 +41,18 @@ class Script:
         self.restored = state
 
 
-def run(learner, **options):
-    return fit("rbm", learner, **{"max_epochs": 6, "patience": 10, "progress": Progress(None), **options})
+def run(trainer, **options):
+    return fit("rbm", trainer, **{"max_epochs": 6, "patience": 10, "progress": Progress(None), **options})
 
 
 def test_reports_the_test_accuracy_at_the_best_validation_epoch():
-    learner = Script(val=[0.1, 0.5, 0.3, 0.5, 0.2, 0.1], test=[0.9, 0.2, 0.3, 0.4, 0.5, 0.6])
-    result = run(learner)
+    trainer = Script(val=[0.1, 0.5, 0.3, 0.5, 0.2, 0.1], test=[0.9, 0.2, 0.3, 0.4, 0.5, 0.6])
+    result = run(trainer)
     # Of the two epochs with validation 0.5 the later counts, as in the released code; 0.9 is the maximum over epochs.
     assert (result.best_epoch, result.val_accuracy, result.test_accuracy) == (3, 0.5, 0.4)
     assert (result.test_max, result.epochs) == (0.9, 6)
-    assert learner.model.weight.item() == 4, "the model is the one of the best epoch"
-    assert not learner.model.training
+    assert trainer.model.weight.item() == 4, "the model is the one of the best epoch"
+    assert not trainer.model.training
 
 
 def test_early_stopping_counts_from_the_best_epoch():
@@ -73,10 +73,10 @@ def test_min_epochs_are_not_selected():
 
 
 def test_loss_that_is_not_finite():
-    learner = Script(val=[0.1] * 6)
-    learner.train_epoch = lambda epoch: float("nan")
+    trainer = Script(val=[0.1] * 6)
+    trainer.train_epoch = lambda epoch: float("nan")
     with pytest.raises(FloatingPointError, match="loss of phase 'rbm' became nan in epoch 0; a smaller learning"):
-        run(learner)
+        run(trainer)
 
 
 def test_continues_from_a_checkpoint(tmp_path, monkeypatch):
@@ -100,9 +100,9 @@ def test_continues_from_a_checkpoint(tmp_path, monkeypatch):
 def test_checkpoint_of_another_phase_is_not_taken(tmp_path):
     folder = RunFolder(tmp_path / "run", Config())
     folder.save_checkpoint({"phase": "teacher", "epoch": 4})
-    learner = Script(val=[0.1] * 6)
-    run(learner, folder=folder)
-    assert learner.resumed is None
+    trainer = Script(val=[0.1] * 6)
+    run(trainer, folder=folder)
+    assert trainer.resumed is None
 
 
 def test_metrics_have_one_line_an_epoch(tmp_path):

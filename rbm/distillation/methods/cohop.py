@@ -22,8 +22,8 @@ from rbm.datasets.encodings import Encodings, label_propagation
 from rbm.datasets.encodings.graph import in_matrix
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.soft_targets import Neighborhood
-from rbm.distillation.task import Learned, Lesson
-from rbm.distillation.trainer import NodeTraining
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.students import CoHOpStudent
 from rbm.training.metrics import accuracy
@@ -94,7 +94,7 @@ def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:
     return (crossed / degrees[graph.targets]).sum() / graph.num_nodes
 
 
-class CoHOpTraining(NodeTraining):
+class CoHOpTrainer(NodeTrainer):
     """One round: the labels so far, and neighbours that shall agree. Full batch."""
 
     def __init__(
@@ -137,29 +137,29 @@ class CoHOpTraining(NodeTraining):
         return labels
 
 
-def learn_cohop(lesson: Lesson) -> Learned:
+def train_cohop(task: DistillationTask) -> TrainedStudent:
     """Train in rounds and keep the round with the best validation accuracy."""
-    config, split = lesson.config.cohop, lesson.split
-    encodings = histogram_encodings(split, lesson.classes, config)
+    config, split = task.config.cohop, task.split
+    encodings = histogram_encodings(split, task.classes, config)
     arguments = {
-        "in_channels": lesson.width(encodings),
-        "hidden_channels": lesson.hidden(config),
-        "out_channels": lesson.classes,
+        "in_channels": task.width(encodings),
+        "hidden_channels": task.hidden(config),
+        "out_channels": task.classes,
         "num_layers": config.num_layers,
         "dropout": config.dropout,
     }
-    student = lesson.start(CoHOpStudent, arguments)
+    student = task.start(CoHOpStudent, arguments)
     observed = split.observed
     labels = torch.where(observed.train_mask, observed.y, -1)
     best, state, epochs, test_max = None, {}, 0, 0.0
     for number in range(config.rounds):
-        lesson.seed(1 + number)  # a round that is taken from the run folder has drawn nothing
-        learner = CoHOpTraining(student, split, config, encodings, labels)
-        result = lesson.fit(f"cohop-{number}", learner, config)
-        labels = learner.next_labels()
+        task.seed(1 + number)  # a round that is taken from the run folder has drawn nothing
+        trainer = CoHOpTrainer(student, split, config, encodings, labels)
+        result = task.fit(f"cohop-{number}", trainer, config)
+        labels = trainer.next_labels()
         if best is None or result["val_accuracy"] > best["val_accuracy"]:
             best = {**result, "best_epoch": epochs + result["best_epoch"]}
             state = {name: tensor.clone() for name, tensor in student.state_dict().items()}
         epochs, test_max = epochs + result["epochs"], max(test_max, result["test_max"])
     student.load_state_dict(state)
-    return Learned(student, arguments, {**best, "epochs": epochs, "test_max": test_max}, encodings)
+    return TrainedStudent(student, arguments, {**best, "epochs": epochs, "test_max": test_max}, encodings)

@@ -16,26 +16,26 @@ from rbm.config import GLNNConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.methods.mlp import mlp_arguments
-from rbm.distillation.task import Learned, Lesson
-from rbm.distillation.trainer import NodeTraining
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.students import MLPStudent
-from rbm.teachers.outputs import Teaching
+from rbm.teachers.outputs import TeacherOutputs
 
 
-class GLNNTraining(NodeTraining):
+class GLNNTrainer(NodeTrainer):
     """Two passes an epoch, a step a batch. A method with the same schedule has a :meth:`batch_loss` of its own."""
 
     def __init__(
         self,
         model: MLPStudent,
         split: GraphSplit,
-        teaching: Teaching,
+        teacher_outputs: TeacherOutputs,
         config: GLNNConfig,
         encodings: Encodings | None = None,
     ) -> None:
         super().__init__(model, split, config, encodings)
-        self.teaching, self.config = teaching, config
+        self.teacher_outputs, self.config = teacher_outputs, config
         self.observed_nodes = torch.arange(split.observed.num_nodes, device=split.observed.x.device)
 
     def train_epoch(self, epoch: int) -> float:
@@ -50,7 +50,7 @@ class GLNNTraining(NodeTraining):
         return losses.hard_label_loss(logits, self.split.observed.y[nodes])
 
     def soft_loss(self, logits: Tensor, nodes: Tensor) -> Tensor:
-        return losses.soft_label_loss(logits, self.teaching.soft_labels[nodes])
+        return losses.soft_label_loss(logits, self.teacher_outputs.soft_labels[nodes])
 
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         """The loss of a batch, where ``target(logits, nodes)`` is :meth:`hard_loss` or :meth:`soft_loss`."""
@@ -73,10 +73,10 @@ class GLNNTraining(NodeTraining):
         return iter(order[: len(nodes) // size * size].split(size))
 
 
-def learn_glnn(lesson: Lesson) -> Learned:
+def train_glnn(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on features alone."""
-    config = lesson.config.glnn
-    arguments = mlp_arguments(lesson, config)
-    student = lesson.start(MLPStudent, arguments)
-    learner = GLNNTraining(student, lesson.split, lesson.teaching, config)
-    return Learned(student, arguments, lesson.fit("glnn", learner, config), None)
+    config = task.config.glnn
+    arguments = mlp_arguments(task, config)
+    student = task.start(MLPStudent, arguments)
+    trainer = GLNNTrainer(student, task.split, task.teacher_outputs, config)
+    return TrainedStudent(student, arguments, task.fit("glnn", trainer, config), None)

@@ -18,23 +18,23 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.methods.mlp import mlp_arguments
 from rbm.distillation.reliability import Reliability
 from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
-from rbm.distillation.task import Learned, Lesson
-from rbm.distillation.trainer import NodeTraining
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.students import MLPStudent
-from rbm.teachers.outputs import Teaching
+from rbm.teachers.outputs import TeacherOutputs
 
 
-class KRDTraining(NodeTraining):
+class KRDTrainer(NodeTrainer):
     """One step an epoch, with one student forward a node: pairs of a node share its aggregated target."""
 
-    def __init__(self, model: MLPStudent, split: GraphSplit, teaching: Teaching, config: Config) -> None:
+    def __init__(self, model: MLPStudent, split: GraphSplit, teacher_outputs: TeacherOutputs, config: Config) -> None:
         super().__init__(model, split, config.krd, None)
-        self.teaching, self.config = teaching, config.krd
+        self.teacher_outputs, self.config = teacher_outputs, config.krd
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
-        self.teacher_logs = losses.log_probabilities(teaching.soft_labels, config.krd.temperature)
+        self.teacher_logs = losses.log_probabilities(teacher_outputs.soft_labels, config.krd.temperature)
         settings = config.krd.reliability
-        self.reliability = Reliability(teaching.entropy_change(settings, config.seed), settings)
+        self.reliability = Reliability(teacher_outputs.entropy_change(settings, config.seed), settings)
         self.epoch = 0
 
     def train_epoch(self, epoch: int) -> float:
@@ -56,9 +56,9 @@ class KRDTraining(NodeTraining):
         pairs = weigh_pairs(self.graph, trust, mean="pairs", draw=self.config.draw)
         return SoftTargets.of(pairs, self.graph, self.teacher_logs)
 
-    def notice(self, logits: Tensor) -> None:
+    def on_epoch_end(self, logits: Tensor) -> None:
         if self.reliability.is_due(self.epoch):
-            self.reliability.learn(logits.argmax(-1) == self.teaching.soft_labels.argmax(-1))
+            self.reliability.learn(logits.argmax(-1) == self.teacher_outputs.soft_labels.argmax(-1))
 
     def state(self) -> dict[str, Any]:
         return self.reliability.state()
@@ -67,10 +67,10 @@ class KRDTraining(NodeTraining):
         self.reliability.restore(state)
 
 
-def learn_krd(lesson: Lesson) -> Learned:
+def train_krd(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on features alone."""
-    config: KRDConfig = lesson.config.krd
-    arguments = mlp_arguments(lesson, config)
-    student = lesson.start(MLPStudent, arguments)
-    learner = KRDTraining(student, lesson.split, lesson.teaching, lesson.config)
-    return Learned(student, arguments, lesson.fit("krd", learner, config), None)
+    config: KRDConfig = task.config.krd
+    arguments = mlp_arguments(task, config)
+    student = task.start(MLPStudent, arguments)
+    trainer = KRDTrainer(student, task.split, task.teacher_outputs, task.config)
+    return TrainedStudent(student, arguments, task.fit("krd", trainer, config), None)

@@ -5,18 +5,18 @@ from typing import Any
 
 from rbm.config import Config, MLPConfig, Network
 from rbm.datasets.encodings import Encodings
-from rbm.distillation.task import Learned, Lesson
-from rbm.distillation.trainer import StudentTraining
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import StudentTrainer
 from rbm.nn.students import MLPStudent
 
 
-def learn_mlp(lesson: Lesson) -> Learned:
+def train_mlp(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on the soft labels of each node and of its reliable neighbours."""
-    encodings = lesson.encode(lesson.config.encoding)
-    arguments = mlp_arguments(lesson, shaped_like_rbm(lesson.config), encodings)
-    student = lesson.start(MLPStudent, arguments)
-    learner = StudentTraining(student, lesson.split, lesson.teaching, lesson.config, encodings)
-    return Learned(student, arguments, lesson.fit("mlp", learner, lesson.config.mlp), encodings)
+    encodings = task.encode(task.config.encoding)
+    arguments = mlp_arguments(task, shaped_like_rbm(task.config), encodings)
+    student = task.start(MLPStudent, arguments)
+    trainer = StudentTrainer(student, task.split, task.teacher_outputs, task.config, encodings)
+    return TrainedStudent(student, arguments, task.fit("mlp", trainer, task.config.mlp), encodings)
 
 
 def shaped_like_rbm(config: Config) -> MLPConfig:
@@ -30,12 +30,12 @@ def shaped_like_rbm(config: Config) -> MLPConfig:
     )
 
 
-def mlp_arguments(lesson: Lesson, network: Network, encodings: Encodings | None = None) -> dict[str, Any]:
+def mlp_arguments(task: DistillationTask, network: Network, encodings: Encodings | None = None) -> dict[str, Any]:
     """Those of :class:`~rbm.nn.students.MLPStudent`."""
     return {
-        "in_channels": lesson.width(encodings),
-        "hidden_channels": lesson.hidden(network),
-        "out_channels": lesson.classes,
+        "in_channels": task.width(encodings),
+        "hidden_channels": task.hidden(network),
+        "out_channels": task.classes,
         "num_layers": network.num_layers,
         "norm": network.norm,
         "dropout": network.dropout,

@@ -7,20 +7,25 @@ from torch import Tensor
 from rbm.config import Config, MoEConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.task import Learned, Lesson
-from rbm.distillation.trainer import StudentTraining
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import StudentTrainer
 from rbm.nn.moe import MoEStudent, balance_loss
 from rbm.nn.students import Trace
-from rbm.teachers.outputs import Teaching
+from rbm.teachers.outputs import TeacherOutputs
 
 
-class MoETraining(StudentTraining):
+class MoETrainer(StudentTrainer):
     """RbM's recipe, with the balance of the experts as the loss inside."""
 
     def __init__(
-        self, model: MoEStudent, split: GraphSplit, teaching: Teaching, config: Config, encodings: Encodings | None
+        self,
+        model: MoEStudent,
+        split: GraphSplit,
+        teacher_outputs: TeacherOutputs,
+        config: Config,
+        encodings: Encodings | None,
     ) -> None:
-        super().__init__(model, split, teaching, config, encodings, config.moe)
+        super().__init__(model, split, teacher_outputs, config, encodings, config.moe)
         model.pretraining = config.moe.pretrain_epochs > 0
 
     def begin_epoch(self, epoch: int) -> None:
@@ -32,7 +37,7 @@ class MoETraining(StudentTraining):
             self.model.clone_experts()
             self.optimizer = self.build_optimizer()
 
-    def inner_loss(self, trace: Trace, share: float) -> Tensor | None:
+    def auxiliary_loss(self, trace: Trace, share: float) -> Tensor | None:
         settings = self.config.moe
         if not trace.routings or settings.load_balance_weight == 0:
             return None
@@ -44,20 +49,20 @@ class MoETraining(StudentTraining):
             self.model.pretraining = False
 
 
-def learn_moe(lesson: Lesson) -> Learned:
+def train_moe(task: DistillationTask) -> TrainedStudent:
     """Train a mixture with a learned router on what the RbM student learns from."""
-    config: MoEConfig = lesson.config.moe
-    encodings = lesson.encode(lesson.config.encoding)
+    config: MoEConfig = task.config.moe
+    encodings = task.encode(task.config.encoding)
     settings = asdict(config)
     arguments = {
-        "in_channels": lesson.width(encodings),
-        "hidden_channels": lesson.hidden(config),
-        "out_channels": lesson.classes,
+        "in_channels": task.width(encodings),
+        "hidden_channels": task.hidden(config),
+        "out_channels": task.classes,
         "top_k": config.top_k + config.extra_experts,
         **{name: settings[name] for name in ("num_layers", "num_experts", "norm", "dropout")},
         **{name: settings[name] for name in ("gates_over", "noise", "pretrain")},
     }
-    student = lesson.start(MoEStudent, arguments)
-    learner = MoETraining(student, lesson.split, lesson.teaching, lesson.config, encodings)
-    result = lesson.fit("moe", learner, config, warmup=config.pretrain_epochs)
-    return Learned(student, arguments, result, encodings)
+    student = task.start(MoEStudent, arguments)
+    trainer = MoETrainer(student, task.split, task.teacher_outputs, task.config, encodings)
+    result = task.fit("moe", trainer, config, warmup=config.pretrain_epochs)
+    return TrainedStudent(student, arguments, result, encodings)

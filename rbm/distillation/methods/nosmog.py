@@ -12,33 +12,33 @@ from torch import Tensor, nn
 from rbm.config import NOSMOGConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.adversarial import disturbed
-from rbm.distillation.methods.glnn import GLNNTraining
+from rbm.distillation.adversarial import pgd_perturb
+from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.methods.mlp import mlp_arguments
-from rbm.distillation.task import Learned, Lesson
+from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
 from rbm.nn.sparse_rows import SparseRows
 from rbm.nn.students import MLPStudent
-from rbm.teachers.outputs import Teaching
+from rbm.teachers.outputs import TeacherOutputs
 
 
-class NOSMOGTraining(GLNNTraining):
+class NOSMOGTrainer(GLNNTrainer):
     """GLNN's schedule with NOSMOG's loss."""
 
     def __init__(
         self,
         model: MLPStudent,
         split: GraphSplit,
-        teaching: Teaching,
+        teacher_outputs: TeacherOutputs,
         config: NOSMOGConfig,
         encodings: Encodings | None = None,
     ) -> None:
         if config.similarity_weight > 0:
-            self.embedding = teaching.embedding("nosmog")
+            self.embedding = teacher_outputs.embedding("nosmog")
             width = (model.layers[:-1] or model.layers)[-1].out_features
             self.projection = nn.Linear(width, width).to(self.embedding.device)
-        super().__init__(model, split, teaching, config, encodings)
+        super().__init__(model, split, teacher_outputs, config, encodings)
 
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         rows, config = self.observed_x[nodes], self.config
@@ -46,7 +46,7 @@ class NOSMOGTraining(GLNNTraining):
         loss = target(logits, nodes)
         if config.adversarial_weight > 0:
             x = rows.to_dense() if isinstance(rows, SparseRows) else rows
-            harder = disturbed(
+            harder = pgd_perturb(
                 x,
                 lambda x: target(self.model(x), nodes),
                 eps=config.adversarial_eps,
@@ -66,11 +66,11 @@ class NOSMOGTraining(GLNNTraining):
             self.projection.load_state_dict(state)
 
 
-def learn_nosmog(lesson: Lesson) -> Learned:
+def train_nosmog(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on features and positions."""
-    config = lesson.config.nosmog
-    encodings = lesson.encode(config.encoding)
-    arguments = mlp_arguments(lesson, config, encodings)
-    student = lesson.start(MLPStudent, arguments)
-    learner = NOSMOGTraining(student, lesson.split, lesson.teaching, config, encodings)
-    return Learned(student, arguments, lesson.fit("nosmog", learner, config), encodings)
+    config = task.config.nosmog
+    encodings = task.encode(config.encoding)
+    arguments = mlp_arguments(task, config, encodings)
+    student = task.start(MLPStudent, arguments)
+    trainer = NOSMOGTrainer(student, task.split, task.teacher_outputs, config, encodings)
+    return TrainedStudent(student, arguments, task.fit("nosmog", trainer, config), encodings)

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 from rbm.config import Config
 from rbm.datasets.splits import GraphSplit, split_graph
-from rbm.teachers.outputs import Teaching, teaching_from_logits
+from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "min_epochs": 0},
@@ -55,8 +55,8 @@ def split(request, directed_graph) -> GraphSplit:
 
 
 @pytest.fixture
-def teaching(split) -> Teaching:
-    return teaching_from_logits(torch.randn(40, 4), split)
+def teacher_outputs(split) -> TeacherOutputs:
+    return outputs_from_logits(torch.randn(40, 4), split)
 
 
 @pytest.fixture

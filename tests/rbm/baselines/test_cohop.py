@@ -7,7 +7,7 @@ import rbm
 from rbm.config import CoHOpConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.cohop import CoHOpTraining, contrast_loss, histogram_encodings
+from rbm.distillation.methods.cohop import CoHOpTrainer, contrast_loss, histogram_encodings
 from rbm.distillation.soft_targets import Neighborhood
 from rbm.nn.parameters import count_parameters
 from rbm.nn.students import CoHOpStudent
@@ -28,12 +28,12 @@ def plain_contrast(logits, edge_index):
     return total / len(logits)
 
 
-def learner_of(split, labels=None, **options) -> CoHOpTraining:
+def trainer_of(split, labels=None, **options) -> CoHOpTrainer:
     observed = split.observed
     if labels is None:
         labels = torch.where(observed.train_mask, observed.y, -1)
     encodings = Encodings(torch.rand(observed.num_nodes, 4), torch.rand(split.graph.num_nodes, 4))
-    return CoHOpTraining(CoHOpStudent(10, 8, 4), split, CoHOpConfig(**options), encodings, labels)
+    return CoHOpTrainer(CoHOpStudent(10, 8, 4), split, CoHOpConfig(**options), encodings, labels)
 
 
 def test_contrast_equals_a_loop(directed_graph):
@@ -48,7 +48,7 @@ def test_contrast_equals_a_loop(directed_graph):
 def test_an_epoch_learns_labels_and_contrast(split):
     observed = split.observed
     labels = torch.where(torch.rand(observed.num_nodes) < 0.5, torch.randint(0, 4, (observed.num_nodes,)), -1)
-    ours = learner_of(split, labels, contrast_weight=0.7)
+    ours = trainer_of(split, labels, contrast_weight=0.7)
     logits = ours.model(ours.observed_x)
     labelled = [row.log_softmax(-1)[label] for row, label in zip(logits, labels.tolist(), strict=True) if label >= 0]
     expected = 0.7 * plain_contrast(logits, observed.edge_index) - sum(labelled) / len(labelled)
@@ -56,12 +56,12 @@ def test_an_epoch_learns_labels_and_contrast(split):
     assert ours.train_epoch(0) == pytest.approx(expected.item(), rel=1e-5)
     for parameter, gradient in zip(ours.model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
-    assert learner_of(split, contrast_weight=0.0).train_epoch(0) > 0
+    assert trainer_of(split, contrast_weight=0.0).train_epoch(0) > 0
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.4, 0.6])
 def test_labels_of_the_next_round(split, threshold):
-    ours, observed = learner_of(split, threshold=threshold), split.observed
+    ours, observed = trainer_of(split, threshold=threshold), split.observed
     ours.model.eval()
     with torch.no_grad():
         predicted = (3 * ours.model(ours.observed_x)).softmax(-1)
@@ -97,7 +97,7 @@ def test_validation_chooses_the_smoothing(directed_graph):
 
     def label_of_node_1(truth: int) -> int:
         directed_graph.y[1] = truth
-        ours = learner_of(split_graph(directed_graph))
+        ours = trainer_of(split_graph(directed_graph))
         with torch.no_grad():
             ours.model.layers[0].weight.zero_()
             ours.model.layers[0].bias.copy_(torch.tensor([0.0, 0.0, 9.0, 0.0]))

@@ -6,25 +6,25 @@ from torch.nn import functional as F
 
 from rbm.config import GLNNConfig
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.glnn import GLNNTraining
+from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.nn.students import MLPStudent
-from rbm.teachers.outputs import teaching_from_logits
+from rbm.teachers.outputs import outputs_from_logits
 
 
 @pytest.fixture
-def learner(split, teaching):
-    def make(**options) -> GLNNTraining:
+def trainer(split, teacher_outputs):
+    def make(**options) -> GLNNTrainer:
         config = GLNNConfig(hidden_channels=8, dropout=0.0, **options)
-        return GLNNTraining(MLPStudent(6, 8, 4), split, teaching, config)
+        return GLNNTrainer(MLPStudent(6, 8, 4), split, teacher_outputs, config)
 
     return make
 
 
-def test_an_epoch_is_a_pass_over_labels_and_one_over_soft_labels(learner, twin, split, teaching):
-    ours = learner(batch_size=6, label_weight=0.3, lr=0.03)
+def test_an_epoch_is_a_pass_over_labels_and_one_over_soft_labels(trainer, twin, split, teacher_outputs):
+    ours = trainer(batch_size=6, label_weight=0.3, lr=0.03)
     model, optimizer = twin(ours.model, ours.config)
     x, y = split.observed.x, split.observed.y
-    teacher = teaching.logits[split.observed_nodes].softmax(-1)
+    teacher = teacher_outputs.logits[split.observed_nodes].softmax(-1)
     for epoch in range(3):
         torch.manual_seed(epoch)
         loss = ours.train_epoch(epoch)
@@ -66,13 +66,13 @@ def test_an_epoch_is_a_pass_over_labels_and_one_over_soft_labels(learner, twin, 
 def test_steps_of_an_epoch(small_graph, label_weight, zero_weight_pass, batch_size, steps):
     split = split_graph(small_graph)
     config = GLNNConfig(label_weight=label_weight, zero_weight_pass=zero_weight_pass, batch_size=batch_size)
-    learner = GLNNTraining(MLPStudent(12, 8, 3), split, teaching_from_logits(torch.randn(60, 3), split), config)
-    learner.train_epoch(0)
-    assert {int(state["step"]) for state in learner.optimizer.state.values()} == {steps}
+    trainer = GLNNTrainer(MLPStudent(12, 8, 3), split, outputs_from_logits(torch.randn(60, 3), split), config)
+    trainer.train_epoch(0)
+    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {steps}
 
 
-def test_left_over_rows_wait_for_another_epoch(learner, split, monkeypatch):
-    ours, seen = learner(batch_size=7), []
+def test_left_over_rows_wait_for_another_epoch(trainer, split, monkeypatch):
+    ours, seen = trainer(batch_size=7), []
     monkeypatch.setattr(ours, "soft_loss", lambda logits, nodes: seen.append(nodes) or logits.sum())
     count = split.observed.num_nodes
     epochs = []
@@ -86,10 +86,10 @@ def test_left_over_rows_wait_for_another_epoch(learner, split, monkeypatch):
     assert not torch.equal(epochs[0], epochs[1]), "shuffled anew"
 
 
-def test_the_pass_of_weight_zero_decays_and_reads_no_label(learner, split):
+def test_the_pass_of_weight_zero_decays_and_reads_no_label(trainer, split):
     def weights_after_an_epoch(zero_weight_pass: bool, shift: int) -> torch.Tensor:
         torch.manual_seed(0)
-        ours = learner(batch_size=100, zero_weight_pass=zero_weight_pass, weight_decay=0.1)
+        ours = trainer(batch_size=100, zero_weight_pass=zero_weight_pass, weight_decay=0.1)
         split.observed.y += shift
         ours.train_epoch(0)
         split.observed.y -= shift

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.krd import KRDTraining
+from rbm.distillation.methods.krd import KRDTrainer
 from rbm.nn.students import MLPStudent
-from rbm.teachers.outputs import Teaching, teaching_from_logits
+from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits
 
 
 @pytest.fixture
@@ -18,20 +18,20 @@ def change(monkeypatch) -> torch.Tensor:
     """How much each node's entropy changes, in place of a teacher's; node 0 is not trusted at all."""
     values = torch.rand(40)
     values[0] = 1.0
-    monkeypatch.setattr(Teaching, "entropy_change", lambda self, *_: values[: len(self.soft_labels)])
+    monkeypatch.setattr(TeacherOutputs, "entropy_change", lambda self, *_: values[: len(self.soft_labels)])
     return values
 
 
-def learner_of(split, teaching, classes: int = 4, **options) -> KRDTraining:
+def trainer_of(split, teacher_outputs, classes: int = 4, **options) -> KRDTrainer:
     changes = {"dropout": 0.0, "reliability": {"update_start_epoch": 5, "init_power": 2.0}, **options}
     config = Config().updated({"krd": changes})
-    return KRDTraining(MLPStudent(6, 8, classes), split, teaching, config)
+    return KRDTrainer(MLPStudent(6, 8, classes), split, teacher_outputs, config)
 
 
 @pytest.mark.parametrize("epoch", [0, 4, 5, 6])
-def test_loss_and_gradient_equal_a_loop_over_pairs(split, teaching, change, epoch):
-    ours = learner_of(split, teaching, label_weight=0.3, temperature=0.7, draw="expectation")
-    graph, teacher = split.observed, teaching.logits[split.observed_nodes]
+def test_loss_and_gradient_equal_a_loop_over_pairs(split, teacher_outputs, change, epoch):
+    ours = trainer_of(split, teacher_outputs, label_weight=0.3, temperature=0.7, draw="expectation")
+    graph, teacher = split.observed, teacher_outputs.logits[split.observed_nodes]
     trust = torch.ones(len(teacher)) if epoch < 5 else 1 - change[: len(teacher)] ** 2
     logits = ours.model(graph.x)
     pairs = [(node, node, 1.0) for node in range(len(teacher))]
@@ -53,7 +53,7 @@ def test_loss_and_gradient_equal_a_loop_over_pairs(split, teaching, change, epoc
 def test_drawn_pairs_are_edges_of_the_graph(split, change):
     """The teacher gives every node a class of its own: targets then tell which pairs they are made of."""
     count = split.observed.num_nodes
-    ours = learner_of(split, teaching_from_logits(1e3 * torch.eye(40), split), classes=40)
+    ours = trainer_of(split, outputs_from_logits(1e3 * torch.eye(40), split), classes=40)
     sources, targets = split.observed.edge_index
     edges = torch.zeros(count, count).index_put_((targets, sources), torch.ones(len(sources)), accumulate=True)
     edges.fill_diagonal_(0)
@@ -77,7 +77,7 @@ def test_drawn_pairs_are_edges_of_the_graph(split, change):
 
 def test_draws_follow_the_trust(directed_graph, change):
     split = split_graph(directed_graph)
-    ours = learner_of(split, teaching_from_logits(1e3 * torch.eye(40), split), classes=40)
+    ours = trainer_of(split, outputs_from_logits(1e3 * torch.eye(40), split), classes=40)
     graph = ours.graph
     drawn = torch.stack([ours._targets(5).mass[graph.targets, graph.sources] > 0 for _ in range(500)])
     trust = 1 - change[graph.sources] ** 2
@@ -86,15 +86,15 @@ def test_draws_follow_the_trust(directed_graph, change):
     assert (drawn.float().mean(0) - trust)[once].abs().max() < 5 * 0.5 / 500**0.5, "five standard deviations"
 
 
-def test_the_exponent_moves_when_it_is_due(split, teaching, change):
+def test_the_exponent_moves_when_it_is_due(split, teacher_outputs, change):
     reliability = {"update_start_epoch": 2, "update_every": 2, "power_momentum": 0.5}
-    ours = learner_of(split, teaching, reliability=reliability)
+    ours = trainer_of(split, teacher_outputs, reliability=reliability)
     powers = [ours.reliability.power]
     for epoch in range(6):
         ours.train_epoch(epoch)
         ours.evaluate()
         powers.append(ours.reliability.power)
     assert [b != a for a, b in itertools.pairwise(powers)] == [False, False, True, False, True, False]
-    other = learner_of(split, teaching)
+    other = trainer_of(split, teacher_outputs)
     other.restore(ours.state())
     assert other.reliability.power == powers[-1]

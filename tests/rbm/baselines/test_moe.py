@@ -7,12 +7,12 @@ from torch.nn import functional as F
 
 import rbm
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.moe import MoETraining
+from rbm.distillation.methods.moe import MoETrainer
 from rbm.nn.moe import MoELayer, MoEStudent, balance_loss
 from rbm.nn.parameters import count_parameters
 from rbm.nn.rbm_layer import Routing
 from rbm.nn.sparse_rows import SparseRows
-from rbm.teachers.outputs import teaching_from_logits
+from rbm.teachers.outputs import outputs_from_logits
 
 EXPERTS, ROWS = 5, 23
 
@@ -138,22 +138,22 @@ def test_too_many_experts_a_row():
 
 
 @pytest.fixture
-def learner(small_graph, quick):
+def trainer(small_graph, quick):
     """Two epochs of pretraining; everything that is drawn is off."""
 
-    def make(**options) -> MoETraining:
+    def make(**options) -> MoETrainer:
         options = {"pretrain_epochs": 2, "pretrain": "first", "dropout": 0.0, "noise": 0.0, **options}
         config = quick.updated({"moe": options})
         split = split_graph(small_graph)
         model = MoEStudent(12, 8, 3, num_experts=4, top_k=2, noise=0.0, pretrain=options["pretrain"])
-        return MoETraining(model, split, teaching_from_logits(torch.randn(60, 3), split), config, None)
+        return MoETrainer(model, split, outputs_from_logits(torch.randn(60, 3), split), config, None)
 
     return make
 
 
 @pytest.mark.parametrize("pretrain", ["first", "proportional"])
-def test_routing_begins_after_pretraining(learner, pretrain):
-    ours = learner(pretrain=pretrain)
+def test_routing_begins_after_pretraining(trainer, pretrain):
+    ours = trainer(pretrain=pretrain)
     optimizer, routers = ours.optimizer, [layer.router.weight.clone() for layer in ours.model.layers]
     for epoch in range(2):
         ours.train_epoch(epoch)
@@ -190,10 +190,10 @@ def test_balance_loss():
     assert balance_loss(even, 5).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_balance_is_part_of_the_loss(learner):
+def test_balance_is_part_of_the_loss(trainer):
     def loss_of(weight, pretrain_epochs=0) -> tuple[float, float]:
         torch.manual_seed(0)
-        ours = learner(load_balance_weight=weight, pretrain_epochs=pretrain_epochs)
+        ours = trainer(load_balance_weight=weight, pretrain_epochs=pretrain_epochs)
         with torch.no_grad():
             routings = ours.model(ours.observed_x, return_trace=True)[1].routings
         return ours.train_epoch(0), sum(expected_balance(routing, 4) for routing in routings)

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from rbm.config import NOSMOGConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.nosmog import NOSMOGTraining
+from rbm.distillation.methods.nosmog import NOSMOGTrainer
 from rbm.nn.students import MLPStudent
-from rbm.teachers.outputs import teaching_from_module
+from rbm.teachers.outputs import outputs_from_module
 
 EPS = 0.05
 
@@ -37,26 +37,26 @@ def marked(directed_graph):
 
 
 @pytest.fixture(params=["transductive", "inductive"])
-def learner(request, marked):
+def trainer(request, marked):
     split = split_graph(marked, request.param, unseen_fraction=0.4)
     positions = torch.randn(40, 3)
-    teaching = teaching_from_module(Marking(), split, 4)
+    teacher_outputs = outputs_from_module(Marking(), split, 4)
 
-    def make(**options) -> NOSMOGTraining:
+    def make(**options) -> NOSMOGTrainer:
         config = NOSMOGConfig(**{"dropout": 0.0, "adversarial_eps": EPS, "adversarial_steps": 3, **options})
         encodings = Encodings(positions[split.observed_nodes], positions)
         student = MLPStudent(9, 8, 4, num_layers=options.get("num_layers", 3))
-        return NOSMOGTraining(student, split, teaching, config, encodings)
+        return NOSMOGTrainer(student, split, teacher_outputs, config, encodings)
 
     return make
 
 
-def inputs_of(learner, nodes):
-    return learner.observed_x[nodes]
+def inputs_of(trainer, nodes):
+    return trainer.observed_x[nodes]
 
 
-def test_similarity_is_to_the_teachers_rows_of_the_same_nodes(learner):
-    ours = learner(similarity_weight=0.7, adversarial_weight=0.0)
+def test_similarity_is_to_the_teachers_rows_of_the_same_nodes(trainer):
+    ours = trainer(similarity_weight=0.7, adversarial_weight=0.0)
     nodes = torch.randperm(ours.split.observed.num_nodes)[:10]
     x = inputs_of(ours, nodes)
     number = ours.split.observed_nodes[nodes].float()
@@ -71,8 +71,8 @@ def test_similarity_is_to_the_teachers_rows_of_the_same_nodes(learner):
 
 
 @pytest.mark.parametrize("target", ["soft_loss", "hard_loss"])
-def test_loss_of_disturbed_inputs(learner, target):
-    ours = learner(similarity_weight=0.0, adversarial_weight=0.3)
+def test_loss_of_disturbed_inputs(trainer, target):
+    ours = trainer(similarity_weight=0.0, adversarial_weight=0.3)
     assert ours.projection is None
     target, nodes = getattr(ours, target), torch.arange(10)
     x = inputs_of(ours, nodes)
@@ -102,8 +102,8 @@ def test_loss_of_disturbed_inputs(learner, target):
     assert moved.max() < 1.001 * EPS
 
 
-def test_both_passes_have_this_loss_and_the_projection_learns(learner):
-    ours = learner(label_weight=0.5, batch_size=5, similarity_weight=1.0)
+def test_both_passes_have_this_loss_and_the_projection_learns(trainer):
+    ours = trainer(label_weight=0.5, batch_size=5, similarity_weight=1.0)
     before = ours.projection.weight.detach().clone()
     targets = []
     batch_loss = ours.batch_loss
@@ -112,13 +112,13 @@ def test_both_passes_have_this_loss_and_the_projection_learns(learner):
     observed = ours.split.observed.num_nodes
     assert targets == ["hard_loss"] * (10 // 5) + ["soft_loss"] * (observed // 5)
     assert not torch.equal(ours.projection.weight, before)
-    other = learner(similarity_weight=1.0)
+    other = trainer(similarity_weight=1.0)
     other.restore(ours.state())
     assert torch.equal(other.projection.weight, ours.projection.weight)
 
 
-def test_dropout_of_the_projection_is_for_training_alone(learner):
-    ours = learner(similarity_weight=1.0, adversarial_weight=0.0, dropout=0.5)
+def test_dropout_of_the_projection_is_for_training_alone(trainer):
+    ours = trainer(similarity_weight=1.0, adversarial_weight=0.0, dropout=0.5)
     nodes = torch.arange(10)
     assert ours.batch_loss(nodes, ours.soft_loss) != ours.batch_loss(nodes, ours.soft_loss)
     ours.model.eval()
@@ -129,20 +129,20 @@ def test_sparse_features_give_the_loss_of_dense_ones(marked):
     marked.x = F.dropout(marked.x, 0.7)
     positions = torch.randn(40, 3)
     encodings = Encodings(positions, positions)
-    teaching = teaching_from_module(Marking(), split_graph(marked), 4)
+    teacher_outputs = outputs_from_module(Marking(), split_graph(marked), 4)
     sparse = marked.clone()
     sparse.x = marked.x.to_sparse_csr()
 
     def loss_on(graph):
         torch.manual_seed(0)
         model = MLPStudent(9, 8, 4)
-        ours = NOSMOGTraining(model, split_graph(graph), teaching, NOSMOGConfig(dropout=0.0), encodings)
+        ours = NOSMOGTrainer(model, split_graph(graph), teacher_outputs, NOSMOGConfig(dropout=0.0), encodings)
         return ours.batch_loss(torch.arange(5, 25), ours.soft_loss)
 
     torch.testing.assert_close(loss_on(sparse), loss_on(marked))
 
 
-def test_a_student_of_one_layer_shows_its_answers(learner):
+def test_a_student_of_one_layer_shows_its_answers(trainer):
     """It has no hidden layer, and the trace holds its outputs then."""
-    ours = learner(num_layers=1, similarity_weight=1.0)
+    ours = trainer(num_layers=1, similarity_weight=1.0)
     assert ours.batch_loss(torch.arange(10), ours.soft_loss).isfinite()
