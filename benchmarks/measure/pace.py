@@ -4,7 +4,7 @@ import math
 import time
 
 # A comparison may take so many times ``--seconds``, and a smoke run, which takes one round anyway, whatever it takes.
-COMPARISONS, SMOKE = 20, 0.5
+COMPARISONS, SMOKE = 12, 0.5
 # Behind so far, as a share of what was planned, nothing is compiled; a comparison gets no less than this share.
 TOO_LATE, LEAST = 0.4, 0.1
 

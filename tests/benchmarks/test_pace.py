@@ -13,7 +13,7 @@ import torch
 from benchmarks.measure import harness, precision
 from benchmarks.measure.device import Device
 from benchmarks.measure.harness import Results, interleave
-from benchmarks.measure.pace import Pace, minutes
+from benchmarks.measure.pace import COMPARISONS, Pace, minutes
 from benchmarks.measure.shapes import Shape, Workload
 from benchmarks.measure.suite import Ceilings, Suite
 
@@ -48,23 +48,23 @@ def _last(turn) -> float:
 def test_limit_shrinks_where_a_run_falls_behind():
     now = [0.0]
     pace = Pace(100.0, [1.0] * 10, lambda: now[0])
-    assert pace.limit(0.5) == 10.0
+    assert pace.limit(0.5) == 0.5 * COMPARISONS
     assert pace.limit(0.02) == math.inf  # a smoke run
     assert math.isnan(pace.left)
     now[0] = 10.0
     pace.next()
-    assert pace.limit(0.5) == 10.0
+    assert pace.limit(0.5) == 0.5 * COMPARISONS
     assert pace.left == pytest.approx(90.0)
     assert pace.place == "2/10"
     now[0] = 55.0  # 45 seconds for nine tests, which were to have 90
-    assert pace.limit(0.5) == pytest.approx(5.0)
+    assert pace.limit(0.5) == pytest.approx(0.25 * COMPARISONS)
     assert pace.may_compile
     now[0] = 99.0
-    assert pace.limit(0.5) == pytest.approx(1.0)
+    assert pace.limit(0.5) == pytest.approx(0.05 * COMPARISONS)
     assert not pace.may_compile
     for _ in range(9):
         pace.next()
-    assert pace.limit(0.5) == pytest.approx(1.0)
+    assert pace.limit(0.5) == pytest.approx(0.05 * COMPARISONS)
     assert not pace.is_over
     now[0] = 101.0
     assert pace.is_over
@@ -72,7 +72,7 @@ def test_limit_shrinks_where_a_run_falls_behind():
 
 def test_without_a_budget_nothing_shrinks():
     pace = Pace(math.inf, [1.0], lambda: 1e6)
-    assert pace.limit(0.5) == 10.0
+    assert pace.limit(0.5) == 0.5 * COMPARISONS
     assert pace.may_compile
     assert minutes(245.3) == "4:05"
     assert minutes(math.nan) == "?:??"
