@@ -1,4 +1,4 @@
-"""Everything a run can be told, as one tree of dataclasses: typed, validated, written to and read from YAML.
+"""Everything a run can be told, as one tree of dataclasses: typed, checked by pydantic, written to and read from YAML.
 
 Where the values of a named dataset and of a preset come from stands in :mod:`rbm.config.presets`.
 """
@@ -15,7 +15,6 @@ from rbm.config.networks import (
     TeacherConfig,
 )
 from rbm.config.tree import (
-    EVALUATED,
     PRESETS,
     PROTOCOLS,
     SETTINGS,
@@ -28,7 +27,6 @@ from rbm.config.tree import (
 
 __all__ = [
     "ATTENTION_TEACHERS",
-    "EVALUATED",
     "PRESETS",
     "PROTOCOLS",
     "SETTINGS",

@@ -1,45 +1,33 @@
 """What is trained: the teacher, and the students of the paper's own comparison."""
 
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from rbm.config.section import Section
+from pydantic import Field
 
-NORMS = ("none", "batch", "layer")
+from rbm.config.section import Count, CountOrZero, NonNegative, Positive, Probability, Section, Share, section
+
+Norm = Literal["none", "batch", "layer"]
 
 
-@dataclass(frozen=True)
+@section
 class Network(Section):
     """What every trained network has: its shape, its optimiser (Adam, one step an epoch), and when it stops.
 
     Epochs before ``min_epochs`` are not selected, whatever their validation accuracy.
     """
 
-    num_layers: int = 2
-    hidden_channels: int = 128
-    norm: str = "none"
-    dropout: float = 0.3
-    lr: float = 0.01
-    weight_decay: float = 5e-4
-    max_epochs: int = 500
-    patience: int = 50
-    min_epochs: int = 0
-
-    def validate(self) -> None:
-        self.validate_shape()
-        for name in ("max_epochs", "patience"):
-            self.require(name, getattr(self, name) >= 1, "at least 1")
-        self.require("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
-        self.require("lr", self.lr > 0, "a positive number")
-        self.require("weight_decay", self.weight_decay >= 0, "at least 0")
-        self.require("min_epochs", self.min_epochs >= 0, "at least 0")
-
-    def validate_shape(self) -> None:
-        for name in ("num_layers", "hidden_channels"):
-            self.require(name, getattr(self, name) >= 1, "at least 1")
-        self.require("norm", self.norm in NORMS, f"one of {', '.join(NORMS)}")
+    num_layers: Count = 2
+    hidden_channels: Count = 128
+    norm: Norm = "none"
+    dropout: Probability = 0.3
+    lr: Positive = 0.01
+    weight_decay: NonNegative = 5e-4
+    max_epochs: Count = 500
+    patience: Count = 50
+    min_epochs: CountOrZero = 0
 
 
-@dataclass(frozen=True)
+@section
 class TeacherConfig(Network):
     """The graph neural network: ``sage`` (mean aggregation with the node itself), ``gcn``, or one of those that have
     settings of their own in :class:`AttentionConfig`, ``revgat`` and ``drgat``.
@@ -49,11 +37,11 @@ class TeacherConfig(Network):
     """
 
     name: str = "sage"
-    dropout: float = 0.5
-    min_epochs: int = 20
+    dropout: Probability = 0.5
+    min_epochs: CountOrZero = 20
 
 
-@dataclass(frozen=True)
+@section
 class SamplingConfig(Section):
     """Training by sampled neighbourhoods, for graphs too large for one pass: see :mod:`rbm.teachers.neighbor_sampling`.
 
@@ -63,11 +51,10 @@ class SamplingConfig(Section):
     drawn; GCN counts degrees within a batch. Evaluation and soft labels take the whole graph.
     """
 
-    batch_size: int = 0
+    batch_size: CountOrZero = 0
     fan_out: str = "10"
 
     def validate(self) -> None:
-        self.require("batch_size", self.batch_size >= 0, "at least 0")
         parts = [part.strip() for part in self.fan_out.split(",")]
         whole = all(part == "-1" or (part.isdecimal() and int(part) > 0) for part in parts)
         self.require("fan_out", whole, "numbers from 1 on, or -1 for all neighbours, such as '10' or '15,10,5'")
@@ -88,7 +75,7 @@ class SamplingConfig(Section):
 ATTENTION_TEACHERS = ("revgat", "drgat")
 
 
-@dataclass(frozen=True)
+@section
 class AttentionConfig(Section):
     """What the teachers ``revgat`` and ``drgat`` have beside :class:`TeacherConfig`; nothing else reads it.
 
@@ -105,43 +92,35 @@ class AttentionConfig(Section):
     ``cross_entropy``.
     """
 
-    heads: int = 3
-    groups: int = 2
-    input_dropout: float = 0.25
-    edge_dropout: float = 0.3
+    heads: Count = 3
+    groups: Annotated[int, Field(ge=2)] = 2
+    input_dropout: Probability = 0.25
+    edge_dropout: Probability = 0.3
     label_input: bool = False
-    label_mask_rate: float = 0.5
-    label_iterations: int = 1
-    warmup_epochs: int = 50
-    loss: str = "log"
-
-    def validate(self) -> None:
-        self.require("heads", self.heads >= 1, "at least 1")
-        self.require("groups", self.groups >= 2, "at least 2")
-        for name in ("input_dropout", "edge_dropout", "label_mask_rate"):
-            self.require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
-        for name in ("label_iterations", "warmup_epochs"):
-            self.require(name, getattr(self, name) >= 0, "at least 0")
-        self.require("loss", self.loss in ("log", "cross_entropy"), "log or cross_entropy")
+    label_mask_rate: Probability = 0.5
+    label_iterations: CountOrZero = 1
+    warmup_epochs: CountOrZero = 50
+    loss: Literal["log", "cross_entropy"] = "log"
 
 
-@dataclass(frozen=True)
+_Same = Annotated[int, Field(ge=0, description="at least 1, or 0 (section rbm's)")]
+
+
+@section
 class MLPConfig(Network):
     """The plain student that the RbM student is compared with, and each member of an ensemble. A depth and a width of 0
     and the norm ``same`` are those of the RbM student.
     """
 
-    num_layers: int = 0
-    hidden_channels: int = 0
-    norm: str = "same"
-
-    def validate_shape(self) -> None:
-        for name in ("num_layers", "hidden_channels"):
-            self.require(name, getattr(self, name) >= 0, "at least 1, or 0 (section rbm's)")
-        self.require("norm", self.norm in ("same", *NORMS), f"one of {', '.join(NORMS)}, or same (section rbm's)")
+    num_layers: _Same = 0
+    hidden_channels: _Same = 0
+    norm: Annotated[
+        Literal["none", "batch", "layer", "same"],
+        Field(description="one of none, batch, layer, or same (section rbm's)"),
+    ] = "same"
 
 
-@dataclass(frozen=True)
+@section
 class RbMConfig(Network):
     """The RbM student.
 
@@ -150,41 +129,26 @@ class RbMConfig(Network):
     self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows, where K-means places the memory.
     """
 
-    num_experts: int = 8
+    num_experts: Count = 8
     top_k: int = 3
-    decay: float = 0.9
-    anneal_delta: float = 0.0
-    anneal_steps: int = 200
+    decay: Share = 0.9
+    anneal_delta: NonNegative = 0.0
+    anneal_steps: Count = 200
     input_attention: bool = True
-    init_scale: float = 2.0
-    init_attention: float = 1.1
+    init_scale: Positive = 2.0
+    init_attention: Positive = 1.1
     dropout_first_layer: bool = True
     detach_gates: bool = True
-    gate_temperature: float = 1.0
+    gate_temperature: Positive = 1.0
     normalize_memory: bool = True
     normalize_memory_input: bool = True
-    commitment_weight: float = 0.05
-    self_similarity_weight: float = 0.01
-    load_balance_weight: float = 0.01
-    pretrain_epochs: int = 12
+    commitment_weight: NonNegative = 0.05
+    self_similarity_weight: NonNegative = 0.01
+    load_balance_weight: NonNegative = 0.01
+    pretrain_epochs: CountOrZero = 12
     reset_optimizer: bool = True
     memory_weight_decay: bool = False
-    kmeans_max_rows: int = 0
+    kmeans_max_rows: CountOrZero = 0
 
     def validate(self) -> None:
-        super().validate()
-        self.require("num_experts", self.num_experts >= 1, "at least 1")
         self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")
-        self.require("decay", 0 <= self.decay <= 1, "between 0 and 1")
-        self.require("anneal_steps", self.anneal_steps >= 1, "at least 1")
-        for name in ("gate_temperature", "init_scale", "init_attention"):
-            self.require(name, getattr(self, name) > 0, "a positive number")
-        for name in (
-            "anneal_delta",
-            "commitment_weight",
-            "self_similarity_weight",
-            "load_balance_weight",
-            "pretrain_epochs",
-            "kmeans_max_rows",
-        ):
-            self.require(name, getattr(self, name) >= 0, "at least 0")

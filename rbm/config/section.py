@@ -1,42 +1,73 @@
-"""What every part of the configuration shares: its values are typed, checked when it is built, and changed by name."""
+"""What every section of the configuration shares: pydantic checks its values; they are changed by name.
 
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
-from typing import Any, get_type_hints
+Ranges stand beside their fields. A value that does not fit raises ValueError with the key, what came, and what was
+expected.
+"""
+
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+from typing_extensions import dataclass_transform
+
+T = TypeVar("T", bound=type)
 
 
-@dataclass(frozen=True)
+def _number(value: Any) -> Any:
+    # YAML 1.1 reads 1e-7 as text, and so did the released hyperparameters; a number that is meant is taken as one.
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+Float = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[Float, Field(gt=0)]
+NonNegative = Annotated[Float, Field(ge=0)]
+Share = Annotated[Float, Field(ge=0, le=1)]
+Probability = Annotated[Float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+
+
+@dataclass_transform(frozen_default=True)
+def section(cls: T) -> T:
+    """Make a class a frozen dataclass whose values pydantic checks, with one sentence for the first that fails."""
+    made = dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))(cls)
+    checked = made.__init__
+
+    @wraps(checked)
+    def build(self, *args, **kwargs) -> None:
+        try:
+            checked(self, *args, **kwargs)
+        except ValidationError as error:
+            raise ValueError(_sentence(made, error.errors(include_url=False)[0])) from None
+
+    made.__init__ = build
+    return made
+
+
+@section
 class Section:
-    """A part of the tree. Values are checked when it is built, with messages that name the key."""
+    """A part of the tree. Values are checked when it is built."""
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if is_dataclass(hints[item.name]):
-                continue
-            object.__setattr__(self, item.name, _typed(f"{self.section}{item.name}", value, hints[item.name]))
         self.validate()
 
-    @property
-    def section(self) -> str:
-        name = type(self).__name__.removesuffix("Config").lower()
-        return f"{name}." if name else ""
-
     def validate(self) -> None:
-        """Raise ValueError where a value is out of range."""
+        """Raise ValueError where values do not fit one another; each by itself was checked before."""
 
     def require(self, name: str, fits: bool, expected: str) -> None:
         if not fits:
-            raise ValueError(f"{self.section}{name} is {getattr(self, name)!r}, expected {expected}")
-
-
-@cache
-def _hints(section: type) -> dict[str, Any]:
-    return get_type_hints(section)
+            raise ValueError(f"{_prefix(type(self))}{name} is {getattr(self, name)!r}, expected {expected}")
 
 
 def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
+    """A copy of a section with nested ``changes``; ``path`` names it in messages."""
     known = {item.name for item in fields(section)}
     values = {}
     for key, value in changes.items():
@@ -51,13 +82,47 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
     return replace(section, **values)
 
 
-def _typed(name: str, value: Any, kind: type) -> Any:
-    # YAML 1.1 reads 1e-7 as text, and so did the released hyperparameters; a number that is meant is taken as one.
-    if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ValueError(f"{name} is {value!r} ({type(value).__name__}), expected {kind.__name__}")
-    return value
+def _prefix(section: type) -> str:
+    name = section.__name__.removesuffix("Config").lower()
+    return f"{name}." if name else ""
+
+
+def _sentence(section: type, error: dict[str, Any]) -> str:
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    name, value = error["loc"][0], error["input"]
+    if name not in section.__pydantic_fields__:
+        return f"unknown setting {_prefix(section)}{name}"
+    known = section.__pydantic_fields__[name]
+    out_of_range = error["type"] in _OUT_OF_RANGE
+    came = repr(value) if out_of_range else f"{value!r} ({type(value).__name__})"
+    return f"{_prefix(section)}{name} is {came}, expected {_range(known) if out_of_range else _kind(known)}"
+
+
+_OUT_OF_RANGE = (
+    *("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
+    *("literal_error", "finite_number"),
+)
+
+
+def _kind(known: FieldInfo) -> str:
+    return "str" if get_origin(known.annotation) is Literal else known.annotation.__name__
+
+
+def _range(known: FieldInfo) -> str:
+    """The values that a field takes, in words: its description where it has one."""
+    if known.description:
+        return known.description
+    if get_origin(known.annotation) is Literal:
+        return f"one of {', '.join(get_args(known.annotation))}"
+    bounds = {type(bound): bound for bound in known.metadata}
+    if Ge in bounds and Le in bounds:
+        return f"between {bounds[Ge].ge} and {bounds[Le].le}"
+    words = [
+        f"at least {bounds[Ge].ge}" if Ge in bounds else "",
+        f"above {bounds[Gt].gt}" if Gt in bounds else "",
+        f"below {bounds[Lt].lt}" if Lt in bounds else "",
+        f"at most {bounds[Le].le}" if Le in bounds else "",
+    ]
+    said = " and ".join(filter(None, words))
+    return {"above 0": "a positive number", "": "a finite number"}.get(said, said)

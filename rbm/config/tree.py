@@ -1,25 +1,28 @@
 """The whole tree: one run."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
+from pydantic import Field
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
 from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
-from rbm.config.section import Section, updated
+from rbm.config.section import Count, Section, section, updated
 from rbm.utils.files import read_yaml
 
-SETTINGS = ("transductive", "inductive")
-PROTOCOLS = ("rbm", "cpf")
-EVALUATED = ("test", "validation")
-PRESETS = ("clean", "paper", "official")
-SPARSE_FEATURES = ("auto", "always", "never")
+Setting = Literal["transductive", "inductive"]
+Protocol = Literal["rbm", "cpf"]
+Evaluated = Literal["test", "validation"]
+Preset = Literal["clean", "paper", "official"]
+SparseFeatures = Literal["auto", "always", "never"]
+SETTINGS, PROTOCOLS, PRESETS = get_args(Setting), get_args(Protocol), get_args(Preset)
+SPARSE_FEATURES = get_args(SparseFeatures)
 
 
-@dataclass(frozen=True)
+@section
 class Config(Section):
     """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started.
 
@@ -37,13 +40,13 @@ class Config(Section):
 
     dataset: str = "digits"
     root: str = ""
-    protocol: str = "rbm"
-    evaluate_on: str = "test"
-    sparse_features: str = "auto"
-    setting: str = "transductive"
-    preset: str = "clean"
-    seed: int = 0
-    inflate: int = 1
+    protocol: Protocol = "rbm"
+    evaluate_on: Evaluated = "test"
+    sparse_features: SparseFeatures = "auto"
+    setting: Setting = "transductive"
+    preset: Preset = "clean"
+    seed: Annotated[int, Field(ge=0, lt=2**31, description="between 0 and 2^31 - 1")] = 0
+    inflate: Count = 1
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     mlp: MLPConfig = field(default_factory=MLPConfig)
     rbm: RbMConfig = field(default_factory=RbMConfig)
@@ -64,16 +67,6 @@ class Config(Section):
         """The sections that a trained teacher depends on: those beside ``teacher`` only where they have a say."""
         extra = {"attention": self.teacher.name in ATTENTION_TEACHERS, "sampling": self.sampling.batch_size > 0}
         return ("teacher", *(name for name, says in extra.items() if says))
-
-    def validate(self) -> None:
-        self.require("setting", self.setting in SETTINGS, f"one of {', '.join(SETTINGS)}")
-        self.require("protocol", self.protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
-        self.require("evaluate_on", self.evaluate_on in EVALUATED, f"one of {', '.join(EVALUATED)}")
-        self.require("preset", self.preset in PRESETS, f"one of {', '.join(PRESETS)}")
-        choices = ", ".join(SPARSE_FEATURES)
-        self.require("sparse_features", self.sparse_features in SPARSE_FEATURES, f"one of {choices}")
-        self.require("inflate", self.inflate >= 1, "at least 1")
-        self.require("seed", 0 <= self.seed < 2**31, "between 0 and 2^31 - 1")
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(asdict(self), sort_keys=False)
@@ -118,9 +111,9 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
-        *sections, last = key.strip().split(".")
+        *outer, last = key.strip().split(".")
         target = changes
-        for section in sections:
-            target = target.setdefault(section, {})
+        for name in outer:
+            target = target.setdefault(name, {})
         target[last] = yaml.safe_load(value)
     return changes

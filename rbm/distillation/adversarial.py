@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def disturbed(x: Tensor, loss: Callable[[Tensor], Tensor], *, eps: float, steps: int = 5) -> Tensor:
+def pgd_perturb(x: Tensor, loss: Callable[[Tensor], Tensor], *, eps: float, steps: int = 5) -> Tensor:
     """``x [B, F]`` plus a disturbance of at most ``eps`` in each entry that raises ``loss``.
 
     It starts uniformly at random and takes ``steps`` steps of ``eps / 4`` along the sign of the gradient, cut to the
