@@ -61,7 +61,7 @@ def distill(
 
     Under torchrun --nproc-per-node N -m rbm distill, N processes train the students together.
     """
-    from rbm.datasets import load_dataset, unseen_fraction
+    from rbm.datasets import load_dataset
     from rbm.distillation.distill import distill as run_distillation
     from rbm.utils.distributed import is_main_process, joined
 
@@ -91,7 +91,6 @@ def distill(
             resume=resume,
             overwrite=overwrite,
             cache=cache,
-            unseen_fraction=unseen_fraction(chosen.dataset, chosen.protocol),
             tensorboard=tensorboard,
             console=status,
         )

@@ -11,7 +11,14 @@ from rbm.datasets.readers.npz import read_npz_graph
 from rbm.datasets.readers.ogb import read_ogb
 from rbm.datasets.readers.planetoid import largest_component, read_attributed, read_planetoid
 from rbm.datasets.readers.raw import find_raw_folder
-from rbm.datasets.registry import CPF_CITESEER, DatasetInfo, check_protocol, find_dataset, is_path
+from rbm.datasets.registry import (
+    CPF_CITESEER,
+    DatasetInfo,
+    check_protocol,
+    find_dataset,
+    is_path,
+    unseen_fraction,
+)
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.user_graph import load_graph
 from rbm.datasets.validation import num_classes, validate_data
@@ -69,7 +76,8 @@ def load_dataset(
     Returns:
         ``x`` float32 ``[N, F]``, dense or CSR; ``edge_index`` int64 ``[2, M]``, symmetric, without self-loops or
         duplicates (one's own graphs: as they are); ``y`` int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask``
-        bool ``[N]``; ``num_classes`` int.
+        bool ``[N]``; ``num_classes`` int; of a graph with a name ``unseen_fraction`` float, the share of its test nodes
+        that the inductive setting hides.
 
     Raises:
         TypeError, ValueError: an unknown name, no root where one is needed, a bad option, a corrupt file.
@@ -95,6 +103,7 @@ def load_dataset(
         data = info.loader(root, seed)
         validate_data(data)
         data.x, data.num_classes = pack_features(data.x, sparse_features), num_classes(data)
+        data.unseen_fraction = unseen_fraction(info.name, protocol)
         return data
     is_citation = info.kind in ("planetoid", "attributed")
     data = _read(info, root, binarize=binarize, keep_duplicates=keep_duplicates, download=download)
@@ -107,6 +116,7 @@ def load_dataset(
         masks = per_class_masks(data.y, seed=seed, split_rng=split_rng)
         data.train_mask, data.val_mask, data.test_mask = masks
     data.num_classes = int(data.y.max()) + 1
+    data.unseen_fraction = unseen_fraction(info.name, protocol)
     return data
 
 

@@ -9,6 +9,8 @@ from torch_geometric.data import Data
 
 from rbm.config import PROTOCOLS
 
+# Share of the test nodes that the inductive setting hides, but for Planetoid's graphs.
+UNSEEN_FRACTION = 0.2
 PATH_SUFFIXES = (".pt", ".pth", ".npz")
 
 
@@ -188,7 +190,7 @@ def unseen_fraction(dataset: str | Path, protocol: str = "rbm") -> float:
     """
     check_protocol(protocol)
     planetoid = not is_path(dataset) and find_dataset(dataset).kind == "planetoid"
-    return 1.0 if planetoid and protocol == "rbm" else 0.2
+    return 1.0 if planetoid and protocol == "rbm" else UNSEEN_FRACTION
 
 
 def check_protocol(protocol: str) -> None:

@@ -7,14 +7,17 @@ and the hidden ("unseen") nodes arrive afterwards, as new users of a deployed mo
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from rbm.config import SETTINGS
-from rbm.nn.sparse_rows import SparseRows
+from rbm.config import SETTINGS, Config
+from rbm.datasets.registry import UNSEEN_FRACTION
+from rbm.nn.half_rows import HalfPrecisionRows
+from rbm.nn.sparse_rows import Rows, SparseRows, packed
 
 _GENERATORS = {"pcg64": np.random.default_rng, "mt19937": np.random.RandomState}
 
@@ -37,9 +40,30 @@ class GraphSplit:
     observed_nodes: Tensor
     unseen_nodes: Tensor
 
+    @cached_property
+    def full_rows(self) -> Rows | HalfPrecisionRows:
+        """Features of all nodes in the form for many passes over them, made once: see ``nn.sparse_rows.packed``."""
+        return packed(self.graph.x)
+
+    @cached_property
+    def observed_rows(self) -> Rows | HalfPrecisionRows:
+        """The same of the observed nodes."""
+        return self.full_rows if self.observed is self.graph else packed(self.observed.x)
+
+
+def split_for(config: Config, data: Data, *, unseen_fraction: float | None = None) -> GraphSplit:
+    """The split of a run: its setting and its seed; where settings are chosen, of the graph without its test set.
+
+    Arguments and what is raised as for :func:`split_graph`.
+    """
+    if config.evaluate_on == "validation":
+        data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
+        unseen_fraction = None
+    return split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
+
 
 def split_graph(
-    data: Data, setting: str = "transductive", *, unseen_fraction: float = 0.2, seed: int = 0
+    data: Data, setting: str = "transductive", *, unseen_fraction: float | None = None, seed: int = 0
 ) -> GraphSplit:
     """Hide a part of the test nodes from training (inductive), or nothing (transductive).
 
@@ -52,7 +76,8 @@ def split_graph(
     Args:
         data: a graph with ``train_mask``, ``val_mask`` and ``test_mask`` (see ``rbm.datasets.validate_data``).
         setting: ``"transductive"`` or ``"inductive"``.
-        unseen_fraction: share of the test nodes to hide, in (0, 1]; unused when transductive.
+        unseen_fraction: share of the test nodes to hide, in (0, 1]; unused when transductive. By default
+            ``data.unseen_fraction``, which :func:`rbm.datasets.load_dataset` sets; a fifth where the graph has none.
         seed: seed of the permutation; unused when transductive.
 
     Raises:
@@ -65,6 +90,8 @@ def split_graph(
         empty = torch.empty(0, dtype=torch.int64)
         return GraphSplit(setting, data, data, torch.arange(num_nodes), empty)
 
+    if unseen_fraction is None:
+        unseen_fraction = data.get("unseen_fraction", UNSEEN_FRACTION)
     if not 0.0 < unseen_fraction <= 1.0:
         raise ValueError(f"unseen_fraction: got {unseen_fraction}, expected a number in (0, 1]")
     test_nodes = _nodes(data.test_mask)
@@ -84,13 +111,15 @@ def split_graph(
     return GraphSplit(setting, data, _induced_subgraph(data, observed_nodes), observed_nodes, unseen)
 
 
-def without_test_set(data: Data, setting: str = "transductive", *, unseen_fraction: float = 0.2, seed: int = 0) -> Data:
+def without_test_set(
+    data: Data, setting: str = "transductive", *, unseen_fraction: float | None = None, seed: int = 0
+) -> Data:
     """A graph to choose hyperparameters on: half of the validation nodes, drawn by the seed, are its test nodes.
 
     The nodes that :func:`split_graph` would hide are gone with their edges, and the labels of the other test nodes are
-    -1: what is chosen cannot have seen the test set. In the inductive setting hide all of its test nodes
-    (``unseen_fraction=1.0``): they then arrive as unseen nodes do, which validation nodes within the observed graph do
-    not. Arguments and what is raised as for :func:`split_graph`.
+    -1: what is chosen cannot have seen the test set. In the inductive setting all of its test nodes are to be hidden
+    (its ``unseen_fraction`` is 1): they then arrive as unseen nodes do, which validation nodes within the observed
+    graph do not. Arguments and what is raised as for :func:`split_graph`.
     """
     graph = copy.copy(split_graph(data, setting, unseen_fraction=unseen_fraction, seed=seed).observed)
     validation = _nodes(graph.val_mask)
@@ -103,6 +132,7 @@ def without_test_set(data: Data, setting: str = "transductive", *, unseen_fracti
     graph.test_mask = torch.zeros_like(graph.val_mask)
     graph.test_mask[validation[permutation[: validation.numel() // 2]]] = True
     graph.val_mask = graph.val_mask & ~graph.test_mask
+    graph.unseen_fraction = 1.0
     return graph
 
 

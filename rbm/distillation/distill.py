@@ -1,7 +1,6 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,37 +11,30 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from rbm.config import Config, EncodingConfig
+from rbm.config import Config
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
-from rbm.datasets.encodings import Encodings, encode
-from rbm.datasets.splits import GraphSplit, split_graph, without_test_set
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.summary import results_markdown
-from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.trainer import student_inputs
 from rbm.nn.parameters import count_parameters
 from rbm.nn.sparse_rows import Rows
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
-from rbm.teachers.outputs import (
-    TeacherOutputs,
-    build_configured_teacher,
-    cached_teacher,
-    check_logits,
-    outputs_from_logits,
-    outputs_from_module,
-)
-from rbm.teachers.training import build_teacher_trainer
-from rbm.training.loop import fit_phase
+from rbm.teachers.outputs import check_logits
+from rbm.teachers.prepare import prepare_teacher
 from rbm.training.run_folder import RunFolder, save_student
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
-from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process, on_main_process, once
+from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process, on_main_process
 from rbm.utils.files import write_atomically, write_json
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress
+from rbm.utils.timings import Timings
 
 DEFAULT_METHODS = ("mlp", "rbm")
 
@@ -100,7 +92,7 @@ def distill(
     resume: bool = False,
     overwrite: bool = False,
     cache: Path | str | None = None,
-    unseen_fraction: float = 0.2,
+    unseen_fraction: float | None = None,
     measure_latency: bool = True,
     tensorboard: bool = False,
     console: Console | None = None,
@@ -123,8 +115,8 @@ def distill(
         resume: continue the run of this folder.
         overwrite: replace the run of this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.utils.cache.Cache`).
-        unseen_fraction: share of the test nodes that the inductive setting hides; all of those that take their place
-            where ``config.evaluate_on`` is ``validation``.
+        unseen_fraction: share of the test nodes that the inductive setting hides; by default the graph's own, see
+            :func:`rbm.datasets.splits.split_graph`.
         measure_latency: time predictions at the end, a second or so; idle in a run that shares its cores.
         tensorboard: write the metrics of every epoch, and the load of a mixture's experts, as events of TensorBoard
             into the folder too; ``metrics.jsonl`` then has the load as well.
@@ -143,191 +135,88 @@ def distill(
         ModuleNotFoundError: tensorboard is asked for and not installed.
         FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
     """
-    if isinstance(teacher, str):
-        config = config or Config().updated(teacher_settings(teacher))
-        config, teacher = config.updated({"teacher": {"name": teacher}}), None
-    config = config or Config()
-    _check_methods(methods)
+    config, teacher = _named(config, teacher)
+    _check_arguments(config, methods, teacher, encodings)
     if tensorboard:
         check_tensorboard(folder)
     validate_data(data)
-    classes = num_classes(data)
-    if config.evaluate_on == "validation":
-        if isinstance(teacher, Tensor) or len(encodings):
-            raise ValueError(
-                "evaluate_on is 'validation', which takes nodes away, and logits or encodings are given for all nodes;"
-                " train a teacher, pass a module, or set data.teacher_logits and teacher='logits'"
-            )
-        data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
-        unseen_fraction = 1.0
-    split = split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
+    classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
+    teacher = _given(teacher, config, split, classes)
     _check_experts(config, methods, split.observed.num_nodes)
+    run = None
+    if folder is not None:
+        run = on_main_process(lambda: RunFolder(folder, config, resume=resume, overwrite=overwrite))
+    kept, progress, timings = Cache(cache), Progress(console if is_main_process() else None), Timings()
+    progress.say(_sizes(split.graph, classes))
+
+    trained: dict[str, TrainedStudent] = {}
+    with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
+        with timings.measured("teacher"):
+            outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=kept, progress=progress)
+        encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
+        if any("encoding" in METHODS[method].sections for method in methods):
+            encode(config.encoding)
+        task = DistillationTask(split, outputs, config, classes, encode, run, progress)
+        for method in methods:
+            with timings.measured(method):
+                trained[method] = _train_student(METHODS[method], task)
+
+    name = config.teacher.name if teacher is None else "given"
+    found = Distillation(
+        students={method: each.student for method, each in trained.items()},
+        teacher=outputs.module,
+        teacher_logits=outputs.logits,
+        split=split,
+        encodings={method: each.encodings for method, each in trained.items()},
+        summary=_summary(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
+        timings=timings,
+        config=config,
+    )
+    if measure_latency and is_main_process():
+        _measure_latencies(found)
+    if run:
+        _write(run, found, trained[found.method])
+    return found
+
+
+def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> tuple[Config, nn.Module | Tensor | None]:
+    """The configuration with the name of the teacher to train; and the teacher, where one is given."""
+    if not isinstance(teacher, str):
+        return config or Config(), teacher
+    config = config or Config().updated(teacher_settings(teacher))
+    return config.updated({"teacher": {"name": teacher}}), None
+
+
+def _given(
+    teacher: nn.Module | Tensor | None, config: Config, split: GraphSplit, classes: int
+) -> nn.Module | Tensor | None:
+    """The teacher that is given, be it by logits that the graph holds; None for one to train. All are checked."""
     if teacher is None and config.teacher.name == "logits":
-        teacher = _stored_logits(data)
+        teacher = split.graph.get("teacher_logits")
+        if teacher is None:
+            raise ValueError(
+                "teacher is 'logits' but the graph holds none; set data.teacher_logits ([nodes, classes]), or name"
+                " another"
+            )
     if teacher is None:
         check_teacher(config.teacher.name)
         check_sampling(config)
     elif isinstance(teacher, Tensor):
-        check_logits(teacher, data.num_nodes, classes)
-    run = None
-    if folder is not None:
-        run = on_main_process(lambda: RunFolder(folder, config, resume=resume, overwrite=overwrite))
-    kept, progress = Cache(cache), Progress(console if is_main_process() else None)
-    progress.say(
-        f"{data.num_nodes:,} nodes, {data.num_edges:,} edges, {data.num_features:,} features, {classes} classes"
-    )
-    teacher_name = config.teacher.name if teacher is None else "given"
-
-    learned: dict[str, TrainedStudent] = {}
-    timings: dict[str, dict[str, float]] = {}
-    writes_events = tensorboard and run is not None
-    with deterministic(), fast_float32(data.x.device), events(run) if writes_events else nullcontext():
-        with _timed(timings, "teacher"):
-            teacher, teacher_outputs = _teach(split, teacher, config, classes, run, kept, progress)
-        encode_once = _encoder(split, config, classes, kept, list(encodings), progress, timings)
-        task = DistillationTask(split, teacher_outputs, config, classes, encode_once, run, progress)
-        if any("encoding" in METHODS[method].sections for method in methods):
-            encode_once(config.encoding)
-        for method in methods:
-            with _timed(timings, method):
-                learned[method] = _train_student(METHODS[method], task)
-
-    summary = {
-        "dataset": config.dataset,
-        "setting": config.setting,
-        "protocol": config.protocol,
-        "preset": config.preset,
-        "seed": config.seed,
-        "nodes": data.num_nodes,
-        "edges": data.num_edges,
-        "features": data.num_features,
-        "classes": classes,
-        "teacher": {"name": teacher_name, **teacher_outputs.result, **_parameters(teacher)},
-        **{method: {**found.result, **_parameters(found.student)} for method, found in learned.items()},
-    }
-    if measure_latency and is_main_process():
-        for name, latency in _latencies(split, teacher, learned, config).items():
-            timings[name] |= latency
-    if run:
-        method, found = list(learned.items())[-1]
-        run.save_phase(method, found.student, found.result)
-        save_student(run.path, method, found.student, found.arguments)
-        if found.encodings is not None:
-            run.save_tensors("encodings", {"encodings": found.encodings.full})
-        write_json(run.path / "summary.json", summary)
-        write_json(run.path / "timings.json", timings)
-        text = results_markdown(summary, timings)
-        write_atomically(run.path / "results.md", lambda partial: partial.write_text(text))
-    return Distillation(
-        {method: found.student for method, found in learned.items()},
-        teacher,
-        teacher_outputs.logits,
-        split,
-        {method: found.encodings for method, found in learned.items()},
-        summary,
-        timings,
-        config,
-    )
+        check_logits(teacher, split.graph.num_nodes, classes)
+    return teacher
 
 
-def _encoder(
-    split: GraphSplit,
-    config: Config,
-    classes: int,
-    cache: Cache,
-    extra: list[Tensor],
-    progress: Progress,
-    timings: dict[str, dict[str, float]],
-) -> Callable[[EncodingConfig], Encodings | None]:
-    """Encodings by what asks for them; methods that ask for the same share one, and the time that it took."""
-    known: dict[Any, Encodings | None] = {}
-
-    def encode_once(section: EncodingConfig) -> Encodings | None:
-        def compute() -> Encodings | None:
-            with progress.step("encodings"), _timed(timings, "encodings"):
-                return encode(split, section, classes, seed=config.seed, cache=cache, extra=extra)
-
-        return once(known, section, compute)
-
-    return encode_once
-
-
-def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
-    """A method that knows nothing of ranks is the first one's."""
-    return method.train(task) if method.data_parallel else broadcast_from_rank0(lambda: method.train(task))
-
-
-def _teach(
-    split: GraphSplit,
-    teacher: nn.Module | Tensor | None,
-    config: Config,
-    classes: int,
-    run: RunFolder | None,
-    cache: Cache,
-    progress: Progress,
-) -> tuple[nn.Module | None, TeacherOutputs]:
-    """The teacher's module, where there is one, and what students learn from it."""
-    if isinstance(teacher, Tensor):
-        return None, outputs_from_logits(teacher, split)
-    named = teacher is None
-    if named:
-        torch.manual_seed(config.seed)
-        teacher = build_configured_teacher(config, split, classes)
-
-    def train() -> dict[str, Any]:
-        return fit_phase("teacher", build_teacher_trainer(teacher, split, config), config.teacher, run, progress)
-
-    def taught() -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
-        result = None
-        if named and run is not None and run.finished("teacher") is not None:
-            result = train()  # a run folder keeps a teacher of its own
-        elif named:
-            result = cached_teacher(teacher, split, config, cache, train, progress)
-            teacher.eval()
-            if run is not None:
-                run.save_phase("teacher", teacher, result)
-        teacher_outputs = outputs_from_module(teacher, split, classes, result)
-        return teacher.state_dict(), teacher_outputs.soft_labels, teacher_outputs.logits, teacher_outputs.result
-
-    state, soft_labels, logits, result = broadcast_from_rank0(taught)
-    if not is_main_process():
-        teacher.load_state_dict(state)
-        teacher.eval()
-    return teacher, TeacherOutputs(soft_labels, logits, result, teacher, split.observed)
-
-
-def _parameters(model: nn.Module | None) -> dict[str, Any]:
-    if model is None:
-        return {"parameters": None, "active_parameters": None}
-    total, active = count_parameters(model)
-    return {"parameters": total, "active_parameters": active}
-
-
-def _latencies(
-    split: GraphSplit, teacher: nn.Module | None, learned: dict[str, TrainedStudent], config: Config
-) -> dict[str, dict[str, float]]:
-    latencies = {
-        method: student_latency(found.student, student_inputs(split, found.encodings)[1])
-        for method, found in learned.items()
-    }
-    if teacher is not None:
-        latencies["teacher"] = teacher_latency(teacher, split.graph, num_layers=config.teacher.num_layers)
-    return {name: {"one_node_ms": one, "all_nodes_ms": every} for name, (one, every) in latencies.items()}
-
-
-def _check_methods(methods: Sequence[str]) -> None:
+def _check_arguments(
+    config: Config, methods: Sequence[str], teacher: nn.Module | Tensor | None, encodings: Sequence[Tensor]
+) -> None:
     unknown = [name for name in methods if name not in METHODS]
     if not methods or unknown or len(set(methods)) < len(methods):
         raise ValueError(f"methods is {list(methods)}, expected one or more of {', '.join(METHODS)}, each once")
-
-
-def _stored_logits(data: Data) -> Tensor:
-    logits = data.get("teacher_logits")
-    if logits is None:
+    if config.evaluate_on == "validation" and (isinstance(teacher, Tensor) or len(encodings)):
         raise ValueError(
-            "teacher is 'logits' but the graph holds none; set data.teacher_logits ([nodes, classes]), or name another"
+            "evaluate_on is 'validation', which takes nodes away, and logits or encodings are given for all nodes;"
+            " train a teacher, pass a module, or set data.teacher_logits and teacher='logits'"
         )
-    return logits
 
 
 def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
@@ -338,12 +227,60 @@ def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
         )
 
 
-@contextmanager
-def _timed(timings: dict[str, dict[str, float]], name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    before = timings.get(name, {}).get("seconds", 0.0)
-    timings[name] = {"seconds": round(before + time.perf_counter() - started, 3)}
+def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
+    """A method that knows nothing of ranks is trained by the first one alone."""
+    return method.train(task) if method.data_parallel else broadcast_from_rank0(lambda: method.train(task))
+
+
+def _sizes(graph: Data, classes: int) -> str:
+    return f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {graph.num_features:,} features, {classes} classes"
+
+
+def _summary(
+    config: Config,
+    graph: Data,
+    classes: int,
+    teacher: dict[str, Any],
+    module: nn.Module | None,
+    trained: dict[str, TrainedStudent],
+) -> dict[str, Any]:
+    return {
+        **{name: getattr(config, name) for name in ("dataset", "setting", "protocol", "preset", "seed")},
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "features": graph.num_features,
+        "classes": classes,
+        "teacher": {**teacher, **_parameters(module)},
+        **{method: {**each.result, **_parameters(each.student)} for method, each in trained.items()},
+    }
+
+
+def _parameters(model: nn.Module | None) -> dict[str, Any]:
+    total, active = (None, None) if model is None else count_parameters(model)
+    return {"parameters": total, "active_parameters": active}
+
+
+def _measure_latencies(found: Distillation) -> None:
+    """Add the milliseconds of predictions to the timings."""
+    for method, student in found.students.items():
+        one, every = student_latency(student, found.student_inputs(method))
+        found.timings[method] |= {"one_node_ms": one, "all_nodes_ms": every}
+    if found.teacher is not None:
+        num_layers = found.config.teacher.num_layers
+        one, every = teacher_latency(found.teacher, found.split.graph, num_layers=num_layers)
+        found.timings["teacher"] |= {"one_node_ms": one, "all_nodes_ms": every}
+
+
+def _write(run: RunFolder, found: Distillation, kept: TrainedStudent) -> None:
+    """Write the student that the folder keeps for predictions, and what the run came to."""
+    run.save_phase(found.method, kept.student, kept.result)
+    save_student(run.path, found.method, kept.student, kept.arguments)
+    if kept.encodings is not None:
+        run.save_tensors("encodings", {"encodings": kept.encodings.full})
+    write_json(run.path / "summary.json", found.summary)
+    write_json(run.path / "timings.json", found.timings)
+    text = results_markdown(found.summary, found.timings)
+    write_atomically(run.path / "results.md", lambda partial: partial.write_text(text))
 
 
 @contextmanager

@@ -1,19 +1,22 @@
-"""What a method is given to make a student, and what it hands back."""
+"""Input and result of a distillation method."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rbm.config import Config, EncodingConfig, Network
-from rbm.datasets.encodings import Encodings
+from rbm.datasets.encodings import Encodings, encode
 from rbm.datasets.splits import GraphSplit
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Trainer, fit_phase
 from rbm.training.run_folder import RunFolder
+from rbm.utils.cache import Cache
+from rbm.utils.distributed import once
 from rbm.utils.progress import Progress
+from rbm.utils.timings import Timings
 
 
 class TrainedStudent(NamedTuple):
@@ -30,6 +33,38 @@ class TrainedStudent(NamedTuple):
     arguments: dict[str, Any]
     result: dict[str, Any]
     encodings: Encodings | None
+
+
+@dataclass
+class Encoder:
+    """The columns that sections ``encoding`` ask for. Methods that ask for the same share them.
+
+    Attributes:
+        split: the graph, and what training may see of it.
+        classes: C.
+        seed: of the run.
+        cache: has encodings that another run computed.
+        extra: further columns, ``[N, D]`` each.
+        progress: shows that they are computed.
+        timings: gets the time.
+    """
+
+    split: GraphSplit
+    classes: int
+    seed: int
+    cache: Cache
+    extra: list[Tensor]
+    progress: Progress
+    timings: Timings
+    _known: dict[Any, Encodings | None] = field(default_factory=dict)
+
+    def __call__(self, section: EncodingConfig) -> Encodings | None:
+        """The columns of a section; None where it wants none and there are no further ones."""
+        return once(self._known, section, lambda: self._compute(section))
+
+    def _compute(self, section: EncodingConfig) -> Encodings | None:
+        with self.progress.step("encodings"), self.timings.measured("encodings"):
+            return encode(self.split, section, self.classes, seed=self.seed, cache=self.cache, extra=self.extra)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from rbm.nn import losses
 from rbm.nn.dropout import dropout
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.kmeans_init import initialize_memory
-from rbm.nn.sparse_rows import Features, Rows, concat_columns, packed
+from rbm.nn.sparse_rows import Features, Rows, concat_columns
 from rbm.nn.students import MixtureStudent, RbMStudent, Trace, predict
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
@@ -321,11 +321,10 @@ def student_inputs(
     split: GraphSplit, encodings: Encodings | None
 ) -> tuple[Rows | HalfPrecisionRows, Rows | HalfPrecisionRows]:
     """Rows of the observed nodes and of all nodes: features, and beside them the encodings."""
-    full = packed(split.graph.x)
-    observed = full if split.observed is split.graph else packed(split.observed.x)
     if encodings is None:
-        return observed, full
-    return concat_columns(observed, encodings.observed), concat_columns(full, encodings.full)
+        return split.observed_rows, split.full_rows
+    observed = concat_columns(split.observed_rows, encodings.observed)
+    return observed, concat_columns(split.full_rows, encodings.full)
 
 
 def annealed_decay(config: RbMConfig, epoch: int) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rbm.config import Config
 from rbm.config.presets import preset_config
-from rbm.datasets import load_dataset, unseen_fraction
+from rbm.datasets import load_dataset
 from rbm.distillation.distill import Distillation, distill
 from rbm.distillation.registry import METHODS
 from rbm.nn.sparse_rows import SparseRows
@@ -83,7 +83,6 @@ def study(
             config=_short(config) if name == "complexity" else config,
             methods=methods,
             cache=cache,
-            unseen_fraction=unseen_fraction(dataset, config.protocol),
             measure_latency=name == "complexity",
             console=console,
         )

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.config.presets import preset_config
-from rbm.datasets import check_files, dataset_name, load_dataset, unseen_fraction
+from rbm.datasets import check_files, dataset_name, load_dataset
 from rbm.distillation.distill import DEFAULT_METHODS, distill
 from rbm.distillation.registry import METHODS
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
@@ -227,7 +227,6 @@ def _run_task(
         config=config,
         methods=[method],
         cache=cache,
-        unseen_fraction=unseen_fraction(task.dataset, config.protocol),
         measure_latency=False,
     )
     return [

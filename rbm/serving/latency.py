@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.datasets import load_dataset, num_classes, unseen_fraction
-from rbm.datasets.splits import split_graph, without_test_set
+from rbm.datasets import load_dataset, num_classes
+from rbm.datasets.splits import split_for
 from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import METHODS
 from rbm.nn.sparse_rows import Rows, as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
-from rbm.teachers.outputs import build_configured_teacher
+from rbm.teachers.prepare import build_configured_teacher
 from rbm.training.run_folder import load, load_encodings, load_weights
 from rbm.utils.files import write_json
 from rbm.utils.progress import Progress
@@ -151,10 +151,8 @@ def _graph_and_teacher(run: Path, config: Config, root: Path | str | None) -> tu
         seed=config.seed,
         sparse_features=config.sparse_features,
     )
-    classes, hidden = num_classes(data), unseen_fraction(config.dataset, config.protocol)
-    if config.evaluate_on == "validation":
-        data = without_test_set(data, config.setting, unseen_fraction=hidden, seed=config.seed)
-        hidden = 1.0
+    classes, split = num_classes(data), split_for(config, data)
+    data = split.graph
     summary = json.loads((run / "summary.json").read_text())
     for name, size in (("nodes", data.num_nodes), ("edges", data.num_edges), ("features", data.num_features)):
         if summary[name] != size:
@@ -165,7 +163,6 @@ def _graph_and_teacher(run: Path, config: Config, root: Path | str | None) -> tu
     weights = run / "teacher.safetensors"
     if not weights.is_file():
         return data, None
-    split = split_graph(data, config.setting, unseen_fraction=hidden, seed=config.seed)
     teacher = build_configured_teacher(config, split, classes)
     load_weights(teacher, weights)
     return data, teacher

@@ -1,7 +1,5 @@
 """What a student learns from: a trained teacher's soft labels, and what else a teacher can tell about them."""
 
-import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,15 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from rbm.config import ATTENTION_TEACHERS, Config, ReliabilityConfig
+from rbm.config import ReliabilityConfig
 from rbm.datasets.splits import GraphSplit
 from rbm.nn.sparse_rows import SparseRows, in_single_precision
-from rbm.teachers import LabelInput, Teacher, build_teacher, edges_for, features_for
+from rbm.teachers import edges_for, features_for
 from rbm.training.loop import Result, split_accuracies
 from rbm.training.metrics import evaluating
-from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, once
-from rbm.utils.progress import Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,61 +129,6 @@ def outputs_from_module(
             soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
     result = result or _given_result(soft_labels, logits, split)
     return TeacherOutputs(soft_labels, logits, result, teacher, observed)
-
-
-def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:
-    """The untrained teacher that the configuration describes, on the graph's device."""
-    section, attention = config.teacher, config.attention
-    shape = {name: getattr(section, name) for name in ("hidden_channels", "num_layers", "dropout", "norm")}
-    if section.name in ATTENTION_TEACHERS:
-        shape |= {name: getattr(attention, name) for name in ("heads", "input_dropout", "edge_dropout")}
-    if section.name == "revgat":
-        shape["groups"] = attention.groups
-    shows_labels = section.name in ATTENTION_TEACHERS and attention.label_input
-    features = split.graph.num_features + (classes if shows_labels else 0)
-    teacher = build_teacher(section.name, features, classes, **shape)
-    if shows_labels:
-        labels = training_labels(split)
-        teacher = LabelInput(teacher, labels, classes, attention.label_mask_rate, attention.label_iterations)
-    return teacher.to(split.graph.x.device)
-
-
-def training_labels(split: GraphSplit) -> tuple[Tensor, Tensor]:
-    """Classes of the observed training nodes, -1 for all others: int64 ``[N_observed]`` and ``[N]``."""
-    observed = split.observed.y.masked_fill(~split.observed.train_mask, -1)
-    full = split.graph.y.new_full((split.graph.num_nodes,), -1)
-    full[split.observed_nodes.to(full.device)] = observed
-    return observed, full
-
-
-def cached_teacher(
-    teacher: nn.Module,
-    split: GraphSplit,
-    config: Config,
-    cache: Cache,
-    train: Callable[[], dict[str, Any]],
-    progress: Progress,
-) -> dict[str, Any]:
-    """Train ``teacher`` by ``train()``, which returns its result, unless the cache holds one trained just so."""
-    known = True
-
-    def compute() -> dict[str, Tensor]:
-        nonlocal known
-        known = False
-        trained = json.dumps(train()).encode()
-        return {**teacher.state_dict(), "result": torch.frombuffer(bytearray(trained), dtype=torch.uint8)}
-
-    graph = split.observed
-    settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
-    # Unseen nodes do not train a teacher, but its test accuracy is theirs.
-    inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
-    inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
-    tensors = cache.tensors("teacher", settings, inputs, compute)
-    result = json.loads(bytes(tensors.pop("result").tolist()))
-    teacher.load_state_dict(tensors)
-    if known:
-        progress.say(f"teacher: trained before, taken from {cache.folder}")
-    return result
 
 
 def check_logits(logits: Tensor, nodes: int, classes: int) -> None:

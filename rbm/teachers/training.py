@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.datasets.splits import GraphSplit
 from rbm.nn import losses
-from rbm.nn.sparse_rows import packed
 from rbm.teachers import LabelInput, edges_for, features_for
 from rbm.teachers.neighbor_sampling import NeighborBatches
 from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
@@ -21,8 +20,8 @@ class TeacherTrainer(Trainer):
         self.model, self.split = model, split
         self.observed_edges = edges_for(model, split.observed)
         self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
-        self.full_x = features_for(model, packed(split.graph.x))
-        self.observed_x = features_for(model, packed(split.observed.x)) if len(split.unseen_nodes) else self.full_x
+        self.full_x = features_for(model, split.full_rows)
+        self.observed_x = features_for(model, split.observed_rows) if len(split.unseen_nodes) else self.full_x
         self.optimizer = self.build_optimizer(model.parameters(), config)
 
     def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:

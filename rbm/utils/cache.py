@@ -1,4 +1,8 @@
-"""Results kept by the content of what made them: a walk over a graph or a teacher's training need not run twice."""
+"""Results kept by the content of what made them: a walk over a graph or a teacher's training need not run twice.
+
+A file of the cache is a safetensors file whose metadata hold a checksum and, on request, a few values beside the
+tensors. A file that is damaged, or was not written by this version, counts as missing.
+"""
 
 import hashlib
 import json
@@ -7,13 +11,16 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+
+Entry: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
+_METADATA = "rbm"
 
 
 class Cache:
@@ -44,17 +51,24 @@ class Cache:
             inputs: tensors that it depends on, dense or CSR, on any device.
             compute: gives the tensors by name.
         """
+        return self.tensors_with_values(kind, settings, inputs, lambda: (compute(), {}))[0]
+
+    def tensors_with_values(
+        self, kind: str, settings: dict[str, Any], inputs: Iterable[Tensor], compute: Callable[[], Entry]
+    ) -> Entry:
+        """As :meth:`tensors`, and beside the tensors a dictionary of values that JSON can hold."""
         if self.folder is None:
             return compute()
         path = self.folder / f"{kind}-{fingerprint(kind, settings, inputs)}.safetensors"
         if (known := _read(path)) is not None:
             return known
         with _alone(path):
-            computed = _read(path)  # another process may have been faster
-            if computed is None:
-                computed = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
-                _write(path, computed)
-        return computed
+            entry = _read(path)  # another process may have been faster
+            if entry is None:
+                tensors, values = compute()
+                entry = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, values
+                _write(path, *entry)
+        return entry
 
 
 @contextmanager
@@ -71,20 +85,30 @@ def _alone(path: Path) -> Iterator[None]:
                 path.parent.rmdir()
 
 
-def _read(path: Path) -> dict[str, Tensor] | None:
-    """The tensors of a file; None where there is none, or one that is not ours or that a disk has damaged."""
-    try:
-        return load_file(path) if path.is_file() else None
-    except (SafetensorError, OSError):
+def _read(path: Path) -> Entry | None:
+    """The content of a file; None where there is none, or one that is not ours or that a disk has damaged."""
+    if not path.is_file():
         return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})[_METADATA])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None
+    return (tensors, about["values"]) if about["checksum"] == _checksum(tensors, about["values"]) else None
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+def _checksum(tensors: dict[str, Tensor], values: dict[str, Any]) -> str:
+    return fingerprint("content", {"names": sorted(tensors), "values": values}, (tensors[n] for n in sorted(tensors)))
+
+
+def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    about = json.dumps({"values": values, "checksum": _checksum(tensors, values)})
     path.parent.mkdir(parents=True, exist_ok=True)  # gone, if who held the lock before failed
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     os.close(handle)
     try:
-        save_file(tensors, beside)
+        save_file(tensors, beside, {_METADATA: about})
         os.replace(beside, path)
     finally:
         Path(beside).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from rbm.distillation.task import fit_phase
 from rbm.experiments.results import config_fingerprint
 from rbm.nn import losses
 from rbm.teachers import TEACHERS, AttentionTeacher, LabelInput, Teacher
-from rbm.teachers.outputs import build_configured_teacher, cached_teacher, training_labels
+from rbm.teachers.prepare import build_configured_teacher, cached_teacher, training_labels
 from rbm.teachers.training import AttentionTrainer, build_teacher_trainer
 from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from rbm.config import PROTOCOLS
-from rbm.distillation import distill as distillation
 from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import read_table, table_names
 from rbm.experiments.results import COLUMNS, config_fingerprint, read_rows
 from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
 from rbm.experiments.statistics import Summary, paired_test
 from rbm.experiments.tables import group_rows, main_table, paper_tables, percent, variants_table
+from rbm.teachers import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
@@ -92,8 +92,8 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
 
 def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
     trained = []
-    real = distillation.build_teacher_trainer
-    monkeypatch.setattr(distillation, "build_teacher_trainer", lambda *given: trained.append(given) or real(*given))
+    real = prepare.build_teacher_trainer
+    monkeypatch.setattr(prepare, "build_teacher_trainer", lambda *given: trained.append(given) or real(*given))
     run_experiment(quick(seeds=(0,)), tmp_path / "r.csv")
     assert len(trained) == 1
 

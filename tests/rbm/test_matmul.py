@@ -84,8 +84,9 @@ def test_training_uses_it_and_predictions_do_not(faster, monkeypatch, small_grap
         return call
 
     import rbm.distillation.distill as module
+    from rbm.teachers import prepare
 
-    monkeypatch.setattr(module, "build_teacher_trainer", note("training", module.build_teacher_trainer))
+    monkeypatch.setattr(prepare, "build_teacher_trainer", note("training", prepare.build_teacher_trainer))
     monkeypatch.setattr(module, "student_latency", note("latency", module.student_latency))
     distill(small_graph, config=QUICK, methods=["mlp"])
     assert seen == {"training": "medium", "latency": "highest"}

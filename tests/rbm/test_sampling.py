@@ -16,7 +16,7 @@ from rbm.datasets.splits import split_graph
 from rbm.distillation.distill import distill
 from rbm.experiments.results import config_fingerprint
 from rbm.teachers.neighbor_sampling import NeighborBatches
-from rbm.teachers.outputs import build_configured_teacher, cached_teacher
+from rbm.teachers.prepare import build_configured_teacher, cached_teacher
 from rbm.teachers.training import SampledTrainer, TeacherTrainer, build_teacher_trainer
 from rbm.utils.cache import Cache
 from rbm.utils.progress import Progress

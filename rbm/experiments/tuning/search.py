@@ -7,7 +7,6 @@ from typing import Any
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.datasets import unseen_fraction
 from rbm.distillation.distill import distill
 from rbm.distillation.registry import METHODS
 from rbm.experiments.runner import remembered_dataset
@@ -67,7 +66,6 @@ class Search:
                 config=config,
                 methods=[self.method],
                 cache=cache,
-                unseen_fraction=unseen_fraction(config.dataset, config.protocol),
                 measure_latency=False,
             )
         except FloatingPointError:

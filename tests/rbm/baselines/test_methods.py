@@ -176,6 +176,6 @@ def test_the_time_of_encodings_is_that_of_all_sections(small_graph, quick, cache
     config = quick.updated({"nosmog": {"encoding": {"embedding_dim": 6}}})
     ticks = iter(range(10_000))
     # A clock of that module's own: others look at theirs too, and how often depends on how busy the machine is.
-    monkeypatch.setattr("rbm.distillation.distill.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("rbm.utils.timings.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     result = rbm.distill(small_graph, config=config, methods=["mlp", "nosmog"], cache=cache, measure_latency=False)
     assert result.timings["encodings"]["seconds"] == 2, "one by this clock for each"

@@ -1,0 +1,135 @@
+"""From what a user names or gives to a teacher's outputs: build it, train it or find it trained, and ask it once."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbm.config import ATTENTION_TEACHERS, Config
+from rbm.datasets.splits import GraphSplit
+from rbm.teachers import LabelInput, Teacher, build_teacher
+from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
+from rbm.teachers.training import build_teacher_trainer
+from rbm.training.loop import fit_phase
+from rbm.training.run_folder import RunFolder
+from rbm.utils.cache import Cache
+from rbm.utils.distributed import broadcast_from_rank0, is_main_process
+from rbm.utils.progress import Progress
+
+
+def prepare_teacher(
+    teacher: nn.Module | Tensor | None,
+    split: GraphSplit,
+    config: Config,
+    classes: int,
+    *,
+    run: RunFolder | None,
+    cache: Cache,
+    progress: Progress,
+) -> TeacherOutputs:
+    """What students learn from.
+
+    Args:
+        teacher: a trained module; logits ``[N, C]``; or None, for the one that the configuration describes.
+        split: the graph, and what training may see of it.
+        config: of the run.
+        classes: C.
+        run: keeps the trained teacher, and has it where the run is resumed.
+        cache: has it where another run trained just the same.
+        progress: shows its training.
+    """
+    if isinstance(teacher, Tensor):
+        return outputs_from_logits(teacher, split)
+    train = None
+    if teacher is None:
+        torch.manual_seed(config.seed)
+        teacher = build_configured_teacher(config, split, classes)
+        train = partial(_train, teacher, split, config, run, cache, progress)
+    state, outputs = broadcast_from_rank0(lambda: _ask(teacher, split, classes, train() if train else None))
+    if not is_main_process():
+        teacher.load_state_dict(state)
+        teacher.eval()
+    soft_labels, logits, result = outputs
+    return TeacherOutputs(soft_labels, logits, result, teacher, split.observed)
+
+
+def _ask(
+    teacher: nn.Module, split: GraphSplit, classes: int, result: dict[str, Any] | None
+) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor, dict[str, Any]]]:
+    """Everything that other ranks need: the teacher's state, and its soft labels, logits and result."""
+    outputs = outputs_from_module(teacher, split, classes, result)
+    return teacher.state_dict(), (outputs.soft_labels, outputs.logits, outputs.result)
+
+
+def _train(
+    teacher: Teacher, split: GraphSplit, config: Config, run: RunFolder | None, cache: Cache, progress: Progress
+) -> dict[str, Any]:
+    """Train ``teacher``, or take it from the run folder or from the cache; its result."""
+
+    def fit() -> dict[str, Any]:
+        return fit_phase("teacher", build_teacher_trainer(teacher, split, config), config.teacher, run, progress)
+
+    if run is not None and run.finished("teacher") is not None:
+        return fit()  # a run folder keeps a teacher of its own
+    result = cached_teacher(teacher, split, config, cache, fit, progress)
+    if run is not None:
+        run.save_phase("teacher", teacher, result)
+    return result
+
+
+def cached_teacher(
+    teacher: Teacher,
+    split: GraphSplit,
+    config: Config,
+    cache: Cache,
+    train: Callable[[], dict[str, Any]],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train ``teacher`` by ``train()``, which returns its result, unless the cache holds one trained just so."""
+    known = True
+
+    def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        nonlocal known
+        known = False
+        result = train()
+        return teacher.state_dict(), result
+
+    graph = split.observed
+    settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
+    # Unseen nodes do not train a teacher, but its test accuracy is theirs.
+    inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
+    inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
+    state, result = cache.tensors_with_values("teacher", settings, inputs, compute)
+    teacher.load_state_dict(state)
+    teacher.eval()
+    if known:
+        progress.say(f"teacher: trained before, taken from {cache.folder}")
+    return result
+
+
+def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:
+    """The untrained teacher that the configuration describes, on the graph's device."""
+    section, attention = config.teacher, config.attention
+    shape = {name: getattr(section, name) for name in ("hidden_channels", "num_layers", "dropout", "norm")}
+    if section.name in ATTENTION_TEACHERS:
+        shape |= {name: getattr(attention, name) for name in ("heads", "input_dropout", "edge_dropout")}
+    if section.name == "revgat":
+        shape["groups"] = attention.groups
+    shows_labels = section.name in ATTENTION_TEACHERS and attention.label_input
+    features = split.graph.num_features + (classes if shows_labels else 0)
+    teacher = build_teacher(section.name, features, classes, **shape)
+    if shows_labels:
+        labels = training_labels(split)
+        teacher = LabelInput(teacher, labels, classes, attention.label_mask_rate, attention.label_iterations)
+    return teacher.to(split.graph.x.device)
+
+
+def training_labels(split: GraphSplit) -> tuple[Tensor, Tensor]:
+    """Classes of the observed training nodes, -1 for all others: int64 ``[N_observed]`` and ``[N]``."""
+    observed = split.observed.y.masked_fill(~split.observed.train_mask, -1)
+    full = split.graph.y.new_full((split.graph.num_nodes,), -1)
+    full[split.observed_nodes.to(full.device)] = observed
+    return observed, full
