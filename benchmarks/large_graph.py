@@ -30,8 +30,7 @@ import rbm
 from rbm.config import Config
 from rbm.datasets import validate_data
 from rbm.datasets.splits import split_graph
-from rbm.distillation.registry import rbm_arguments
-from rbm.distillation.trainer import RbMTrainer
+from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.teachers.outputs import outputs_from_logits
 
 matplotlib.use("Agg")
@@ -102,7 +101,7 @@ def measure(folder: Path) -> list[dict]:
         split = split_graph(data)
         teacher_outputs = outputs_from_logits(data.teacher_logits, split)
     with stage("neighbours"):
-        student = rbm.RbMStudent(**rbm_arguments(config, data.num_features, data.num_classes))
+        student = rbm.RbMStudent.from_config(config.rbm, in_channels=data.num_features, out_channels=data.num_classes)
         trainer = RbMTrainer(student, split, teacher_outputs, config)
     with stage("soft targets"):
         trainer.update_targets()

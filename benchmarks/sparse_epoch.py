@@ -24,7 +24,7 @@ import torch
 from rbm import RbMStudent, load_dataset
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTrainer
+from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.teachers.outputs import outputs_from_logits
 from rbm.training.loop import Selection
 

@@ -35,8 +35,7 @@ def trainers(name: str) -> dict:
     from rbm.datasets import load_dataset
     from rbm.datasets.encodings import Encodings
     from rbm.datasets.splits import split_graph
-    from rbm.distillation.registry import rbm_arguments
-    from rbm.distillation.trainer import RbMTrainer
+    from rbm.distillation.methods.rbm import RbMTrainer
     from rbm.nn.students import RbMStudent
     from rbm.teachers.outputs import outputs_from_logits
 
@@ -48,7 +47,7 @@ def trainers(name: str) -> dict:
         config = preset_config("clean", name).updated({"distill": forward, "rbm": {"pretrain_epochs": 0}})
         positions = torch.randn(graph.num_nodes, config.encoding.embedding_dim, device=DEVICE)
         width = graph.num_features + positions.shape[1]
-        student = RbMStudent(**rbm_arguments(config, width, graph.num_classes))
+        student = RbMStudent.from_config(config.rbm, in_channels=width, out_channels=graph.num_classes)
         trainer = RbMTrainer(student.to(DEVICE), split, teacher_outputs, config, Encodings(positions, positions))
         trainer.model.pretraining = False
         found[implementation] = trainer

@@ -1,3 +1,9 @@
 """The former name of :mod:`rbm.distillation.methods.mlp`, kept for one version."""
 
 from rbm.distillation.methods.mlp import *  # noqa: F403
+from rbm.nn.students import MLPStudent
+
+
+def mlp_arguments(lesson, network, encodings=None) -> dict:
+    """Those of an MLP of this shape; :meth:`DistillationTask.new_student` makes the MLP itself."""
+    return lesson.new_student(MLPStudent, network, encodings).arguments

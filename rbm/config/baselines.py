@@ -8,6 +8,7 @@ from pydantic import Field
 from rbm.config.distillation import EncodingConfig, ReliabilityConfig
 from rbm.config.networks import Network
 from rbm.config.section import Count, CountOrZero, Float, NonNegative, Positive, Probability, Section, Share, section
+from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 
 
 @section
@@ -19,8 +20,8 @@ class MoEConfig(Network):
     rows (``pretrain = "proportional"``) where the paper trains the first and clones it (``"first"``).
     """
 
-    num_experts: Count = 8
-    top_k: int = 3
+    num_experts: Count = NUM_EXPERTS
+    top_k: int = TOP_K
     extra_experts: int = 0
     gates_over: Literal["selected", "all"] = "selected"
     noise: NonNegative = 1.0

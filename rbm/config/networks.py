@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rbm.config.section import Count, CountOrZero, NonNegative, Positive, Probability, Section, Share, section
+from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 
 Norm = Literal["none", "batch", "layer"]
 
@@ -129,8 +130,8 @@ class RbMConfig(Network):
     self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows, where K-means places the memory.
     """
 
-    num_experts: Count = 8
-    top_k: int = 3
+    num_experts: Count = NUM_EXPERTS
+    top_k: int = TOP_K
     decay: Share = 0.9
     anneal_delta: NonNegative = 0.0
     anneal_steps: Count = 200

@@ -274,7 +274,7 @@ def _measure_latencies(found: Distillation) -> None:
 def _write(run: RunFolder, found: Distillation, kept: TrainedStudent) -> None:
     """Write the student that the folder keeps for predictions, and what the run came to."""
     run.save_phase(found.method, kept.student, kept.result)
-    save_student(run.path, found.method, kept.student, kept.arguments)
+    save_student(run.path, found.method, kept.student)
     if kept.encodings is not None:
         run.save_tensors("encodings", {"encodings": kept.encodings.full})
     write_json(run.path / "summary.json", found.summary)

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from rbm.config import Config
 from rbm.distillation.methods.cohop import train_cohop
 from rbm.distillation.methods.ensemble import train_ensemble
 from rbm.distillation.methods.glnn import train_glnn
@@ -12,9 +10,8 @@ from rbm.distillation.methods.krd import train_krd
 from rbm.distillation.methods.mlp import train_mlp
 from rbm.distillation.methods.moe import train_moe
 from rbm.distillation.methods.nosmog import train_nosmog
+from rbm.distillation.methods.rbm import train_rbm
 from rbm.distillation.task import DistillationTask, TrainedStudent
-from rbm.distillation.trainer import RbMTrainer
-from rbm.nn.students import RbMStudent
 
 _RECIPE = ("distill", "reliability", "encoding")
 
@@ -36,46 +33,6 @@ class Method:
     train: Callable[[DistillationTask], TrainedStudent]
     data_parallel: bool = False
 
-
-def train_rbm(task: DistillationTask) -> TrainedStudent:
-    """The Routing-by-Memory student, which this package is about."""
-    config = task.config
-    encodings = task.encode(config.encoding)
-    arguments = rbm_arguments(config, task.width(encodings), task.classes)
-    student = task.start(RbMStudent, arguments)
-    trainer = RbMTrainer(student, task.split, task.teacher_outputs, config, encodings)
-    result = task.fit("rbm", trainer, config.rbm, warmup=config.rbm.pretrain_epochs)
-    for buffer in student.buffers():
-        buffer.requires_grad_(False)
-    return TrainedStudent(student, arguments, result, encodings)
-
-
-def rbm_arguments(config: Config, in_channels: int, classes: int) -> dict[str, Any]:
-    """Those of :class:`~rbm.nn.students.RbMStudent` that a configuration says."""
-    return {
-        "in_channels": in_channels,
-        "hidden_channels": config.rbm.hidden_channels * config.inflate,
-        "out_channels": classes,
-        **{name: getattr(config.rbm, name) for name in _FROM_CONFIG},
-    }
-
-
-_FROM_CONFIG = (
-    "num_layers",
-    "num_experts",
-    "top_k",
-    "norm",
-    "dropout",
-    "dropout_first_layer",
-    "input_attention",
-    "init_scale",
-    "init_attention",
-    "decay",
-    "gate_temperature",
-    "detach_gates",
-    "normalize_memory",
-    "normalize_memory_input",
-)
 
 METHODS = {
     "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), train_mlp, data_parallel=True),

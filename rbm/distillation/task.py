@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rbm.config import Config, EncodingConfig, Network
 from rbm.datasets.encodings import Encodings, encode
 from rbm.datasets.splits import GraphSplit
+from rbm.nn.pretrained import HubMixin
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Trainer, fit_phase
 from rbm.training.run_folder import RunFolder
@@ -24,13 +25,11 @@ class TrainedStudent(NamedTuple):
 
     Attributes:
         student: at its best validation epoch, in eval mode.
-        arguments: those of its class that rebuild it.
         result: accuracies and epochs, as in ``summary.json``.
         encodings: columns that it takes beside the features, or None.
     """
 
-    student: nn.Module
-    arguments: dict[str, Any]
+    student: HubMixin
     result: dict[str, Any]
     encodings: Encodings | None
 
@@ -89,11 +88,6 @@ class DistillationTask:
     folder: RunFolder | None
     progress: Progress
 
-    @property
-    def teaching(self) -> TeacherOutputs:
-        """The former name of :attr:`teacher_outputs`, kept for one version."""
-        return self.teacher_outputs
-
     def width(self, encodings: Encodings | None = None) -> int:
         """Columns of a student's input."""
         return self.split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
@@ -102,10 +96,27 @@ class DistillationTask:
         """Hidden width of a student, inflated where the run asks for it."""
         return network.hidden_channels * self.config.inflate
 
-    def start(self, student: type[nn.Module], arguments: dict[str, Any], *, member: int = 0) -> nn.Module:
-        """A new student on the graph's device. Each starts from the seed, so that none depends on what ran before."""
+    def new_student(
+        self,
+        kind: type[HubMixin],
+        section: Network,
+        encodings: Encodings | None = None,
+        *,
+        member: int = 0,
+        **further: Any,
+    ) -> nn.Module:
+        """A new student of a class, with the settings of a section and the sizes of this graph, on its device.
+
+        Each starts from the seed and the number of the ``member``, so that none depends on what ran before. ``further``
+        arguments come on top of those that the section gives.
+        """
         self.seed(member)
-        return student(**arguments).to(self.split.graph.x.device)
+        sizes = {
+            "in_channels": self.width(encodings),
+            "hidden_channels": self.hidden(section),
+            "out_channels": self.classes,
+        }
+        return kind.from_config(section, **sizes | further).to(self.split.graph.x.device)
 
     def seed(self, part: int = 0) -> None:
         """Let what is drawn from here on depend on the run's seed and on a part's number alone."""
@@ -114,3 +125,15 @@ class DistillationTask:
     def fit(self, phase: str, trainer: Trainer, network: Network, *, warmup: int = 0) -> dict[str, Any]:
         """Train a phase to its best validation epoch: see :func:`fit_phase`."""
         return fit_phase(phase, trainer, network, self.folder, self.progress, warmup=warmup)
+
+    # Former names, kept for one version.
+
+    @property
+    def teaching(self) -> TeacherOutputs:
+        """The former name of :attr:`teacher_outputs`, kept for one version."""
+        return self.teacher_outputs
+
+    def start(self, student: type[nn.Module], arguments: dict[str, Any], *, member: int = 0) -> nn.Module:
+        """The former way to a :meth:`new_student`, from all its arguments."""
+        self.seed(member)
+        return student(**arguments).to(self.split.graph.x.device)

@@ -20,6 +20,7 @@ from rbm.nn.folded_weights import fold, input_scale
 from rbm.nn.rbm_layer import Routing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
+from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum
 from rbm_kernels import expert_matmul
 
@@ -53,8 +54,8 @@ class MoELayer(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        num_experts: int = 8,
-        top_k: int = 3,
+        num_experts: int = NUM_EXPERTS,
+        top_k: int = TOP_K,
         *,
         router_features: int,
         dropout: float = 0.0,
@@ -117,6 +118,8 @@ class MoELayer(nn.Module):
 class MoEStudent(MixtureStudent):
     """Stack of :class:`MoELayer`. ``layer_options`` are further keyword arguments of the layers."""
 
+    layer_type = MoELayer
+
     def __init__(
         self,
         in_channels: int,
@@ -124,8 +127,8 @@ class MoEStudent(MixtureStudent):
         out_channels: int,
         *,
         num_layers: int = 2,
-        num_experts: int = 8,
-        top_k: int = 3,
+        num_experts: int = NUM_EXPERTS,
+        top_k: int = TOP_K,
         norm: str = "none",
         **layer_options,
     ) -> None:

@@ -8,8 +8,10 @@ Loading from a folder needs nothing more than this package; the card and the Hub
 import inspect
 import json
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -28,7 +30,12 @@ class HubMixin:
     """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` for a module that plain arguments rebuild.
 
     A class that inherits from it can be named by a run folder or by ``config.json``: see :data:`STUDENTS`.
+
+    Attributes:
+        layer_type: class of the layers that take further arguments of the student, or None.
     """
+
+    layer_type: type | None = None
 
     def __init_subclass__(cls, **options) -> None:
         super().__init_subclass__(**options)
@@ -44,6 +51,32 @@ class HubMixin:
                 named |= named.pop(parameter.name, {})
         module.__dict__["_arguments"] = named if all(isinstance(v, _PLAIN) for v in named.values()) else None
         return module
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those that rebuild the module for its weights.
+
+        Raises:
+            TypeError: they hold modules or tensors, which no file of plain values can.
+        """
+        if self._arguments is None:
+            raise TypeError(
+                f"this {type(self).__name__} was made from modules; save one whose arguments are plain values"
+            )
+        return self._arguments
+
+    @classmethod
+    def from_config(cls, section: Any, **further: Any) -> "HubMixin":
+        """A student with the settings of a section of the configuration, such as ``config.rbm``.
+
+        Args:
+            section: a dataclass; its fields that are arguments of the student, or of its layers, are taken.
+            further: what the section does not say, ``in_channels`` and ``out_channels``; or what shall differ from it.
+        """
+        makers = [cls.__init__, *([] if cls.layer_type is None else [cls.layer_type.__init__])]
+        known = {name for maker in makers for name in inspect.signature(maker).parameters}
+        taken = {item.name: getattr(section, item.name) for item in fields(section) if item.name in known}
+        return cls(**taken | further)
 
     def save_pretrained(self, folder: Path | str, *, run: Path | str | None = None) -> None:
         """Write ``config.json``, ``model.safetensors`` and a model card into a folder.
@@ -106,14 +139,10 @@ class HubMixin:
         from rbm.nn.model_card import model_card
         from rbm_kernels import __version__
 
-        if self._arguments is None:
-            raise TypeError(
-                f"this {type(self).__name__} was made from modules; save one whose arguments are plain values"
-            )
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        card = model_card(self, self._arguments, tensors, place, None if run is None else Path(run))
+        card = model_card(self, self.arguments, tensors, place, None if run is None else Path(run))
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"class": type(self).__name__, "arguments": self._arguments, "rbm_version": __version__}
+        content = {"class": type(self).__name__, "arguments": self.arguments, "rbm_version": __version__}
         write_json(folder / CONFIG, content)
         weights = save(tensors, {"format": "pt"})
         write_atomically(folder / WEIGHTS, lambda partial: partial.write_bytes(weights))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import FoldedExperts, fold, input_scale
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, dropout, linear, memory_statistics
+from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import world_size
 from rbm_kernels import expert_matmul, memory_update_, routed_matmul
 
@@ -81,8 +82,8 @@ class FusedRbMLayer(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        num_experts: int = 8,
-        top_k: int = 3,
+        num_experts: int = NUM_EXPERTS,
+        top_k: int = TOP_K,
         *,
         bias: bool = True,
         input_attention: bool = True,

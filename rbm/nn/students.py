@@ -20,6 +20,7 @@ from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.sparse_rows import Features, Linear, Rows, SparseRows, as_rows
+from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum, world_size
 
 NORMS = ("none", "batch", "layer")
@@ -223,6 +224,8 @@ class RbMStudent(MixtureStudent):
         layer_options: further keyword arguments of :class:`~rbm.nn.rbm_layer.FusedRbMLayer`.
     """
 
+    layer_type = FusedRbMLayer
+
     def __init__(
         self,
         in_channels: int,
@@ -230,8 +233,8 @@ class RbMStudent(MixtureStudent):
         out_channels: int,
         *,
         num_layers: int = 2,
-        num_experts: int = 8,
-        top_k: int = 3,
+        num_experts: int = NUM_EXPERTS,
+        top_k: int = TOP_K,
         norm: str = "none",
         dropout: float = 0.0,
         dropout_first_layer: bool = True,

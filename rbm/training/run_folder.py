@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rbm.config import Config
-from rbm.nn.pretrained import STUDENTS
+from rbm.nn.pretrained import STUDENTS, HubMixin
 from rbm.utils.files import write_atomically, write_json
 
 METADATA_KEY = "rbm"
@@ -165,9 +165,9 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def save_student(folder: Path | str, method: str, student: nn.Module, arguments: dict[str, Any]) -> None:
+def save_student(folder: Path | str, method: str, student: HubMixin) -> None:
     """Write ``student.json``, from which :func:`load` rebuilds the module for ``<method>.safetensors``."""
-    content = {"method": method, "class": type(student).__name__, "arguments": arguments}
+    content = {"method": method, "class": type(student).__name__, "arguments": student.arguments}
     write_json(Path(folder) / "student.json", content)
 
 

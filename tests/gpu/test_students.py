@@ -11,7 +11,8 @@ from on_gpu import check_no_wait, check_repeats, same_bits
 from torch.nn import functional as F
 
 from rbm import MLPStudent, RbMStudent, load_student
-from rbm.distillation.trainer import RbMTrainer, StudentTrainer
+from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.distillation.trainer import StudentTrainer
 from rbm.nn import losses
 from rbm.training import loop as training
 

@@ -22,8 +22,8 @@ from rbm import FusedRbMLayer
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.moe import MoETrainer
-from rbm.distillation.registry import rbm_arguments
-from rbm.distillation.trainer import RbMTrainer, StudentTrainer
+from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.distillation.trainer import StudentTrainer
 from rbm.nn.moe import MoEStudent
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm.teachers.outputs import TeacherOutputs
@@ -100,11 +100,11 @@ def trainer(case: str) -> StudentTrainer:
     torch.manual_seed(3)
     logits = torch.randn(NODES, CLASSES).double()
     teacher_outputs = ToldOutputs(logits, logits, {})
-    arguments = rbm_arguments(config, FEATURES, CLASSES)
+    sizes = {"in_channels": FEATURES, "out_channels": CLASSES}
     if kind == "rbm":
-        made = RbMTrainer(RbMStudent(**arguments).double(), split, teacher_outputs, config)
+        made = RbMTrainer(RbMStudent.from_config(config.rbm, **sizes).double(), split, teacher_outputs, config)
     elif kind == "moe":
-        shape = {name: arguments[name] for name in ("hidden_channels", "num_experts", "top_k")}
+        shape = {name: getattr(config.rbm, name) for name in ("hidden_channels", "num_experts", "top_k")}
         student = MoEStudent(FEATURES, out_channels=CLASSES, norm="batch", noise=0.0, **shape).double()
         made = MoETrainer(student, split, teacher_outputs, config, None)
     else:

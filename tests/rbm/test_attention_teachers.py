@@ -292,7 +292,7 @@ def test_presets():
         ({"groups": 1}, "attention.groups is 1, expected at least 2"),
         ({"label_mask_rate": 1.0}, "attention.label_mask_rate is 1.0, expected at least 0 and below 1"),
         ({"label_iterations": -1}, "attention.label_iterations is -1"),
-        ({"loss": "l2"}, "attention.loss is 'l2', expected log or cross_entropy"),
+        ({"loss": "l2"}, "attention.loss is 'l2', expected one of log, cross_entropy"),
     ],
 )
 def test_bad_settings(changes, message):

@@ -24,7 +24,7 @@ def folder(tmp_path):
 def finished(folder):
     student = RbMStudent(**ARGUMENTS).eval()
     folder.save_phase("rbm", student, {"val_accuracy": 0.5})
-    save_student(folder.path, "rbm", student, ARGUMENTS)
+    save_student(folder.path, "rbm", student)
     return folder.path, student
 
 

@@ -15,7 +15,7 @@ from torch_geometric.nn import SAGEConv
 import rbm
 from rbm.config import Config, RbMConfig
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTrainer, annealed_decay
+from rbm.distillation.methods.rbm import RbMTrainer, annealed_decay
 from rbm.teachers.outputs import outputs_from_logits
 from rbm.training import loop as training
 from rbm.training.run_folder import RunFolder, load_student, read_metrics

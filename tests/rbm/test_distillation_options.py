@@ -8,7 +8,8 @@ import rbm
 from rbm.config import Config
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTrainer, StudentTrainer, student_inputs
+from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.distillation.trainer import StudentTrainer, student_inputs
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 from rbm.training import loop as training

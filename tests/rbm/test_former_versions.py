@@ -14,6 +14,8 @@ import torch
 
 import rbm
 from rbm.config import Config
+from rbm.distillation import distill as distillation
+from rbm.distillation import registry
 from rbm.training.run_folder import RunFolder
 
 RUNS = Path(__file__).parent / "runs_of_0_1_0"
@@ -59,3 +61,35 @@ def test_a_killed_run_goes_on(tmp_path):
 def test_former_names_of_modules(former, names):
     module = importlib.import_module(former)
     assert all(hasattr(module, name) for name in names)
+
+
+# The plugin that CONTRIBUTING.md of version 0.1.0 shows, word for word.
+FORMER_PLUGIN = """
+from rbm.baselines.glnn import GLNNTraining
+from rbm.baselines.mlp import mlp_arguments
+from rbm.lessons import Learned, Lesson
+from rbm.methods import METHODS, Method
+from rbm.students import MLPStudent
+
+
+def learn_copycat(lesson: Lesson) -> Learned:
+    settings = lesson.config.glnn
+    arguments = mlp_arguments(lesson, settings)
+    student = lesson.start(MLPStudent, arguments)
+    learner = GLNNTraining(student, lesson.split, lesson.teaching, settings)
+    return Learned(student, arguments, lesson.fit("copycat", learner, settings), None)
+
+
+METHODS["copycat"] = Method("Copycat", ("teacher", "glnn"), learn_copycat)
+"""
+
+
+def test_a_former_plugin_trains_what_glnn_trains(monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    monkeypatch.setattr(distillation, "METHODS", registry.METHODS)
+    monkeypatch.setattr(importlib.import_module("rbm.methods"), "METHODS", registry.METHODS)
+    exec(FORMER_PLUGIN, {})
+    config = Config().updated({"teacher": {"max_epochs": 3}, "glnn": {"max_epochs": 3}})
+    found = rbm.distill(rbm.load_dataset("digits"), config=config, methods=["glnn", "copycat"], folder=tmp_path / "run")
+    assert found.summary["copycat"] == found.summary["glnn"]
+    assert type(rbm.load(tmp_path / "run")).__name__ == "MLPStudent"

@@ -14,9 +14,8 @@ from rbm.config import Config
 from rbm.datasets import user_graph as own
 from rbm.datasets.splits import split_graph
 from rbm.distillation import soft_targets
-from rbm.distillation.registry import rbm_arguments
+from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
-from rbm.distillation.trainer import RbMTrainer
 from rbm.nn import students
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.kmeans_init import initialize_memory
@@ -97,7 +96,7 @@ def test_targets_in_chunks_have_the_same_bits(monkeypatch):
 def test_predictions_in_chunks(folder, monkeypatch):
     data = rbm.load_graph(folder)
     config = Config().updated(SMALL)
-    student = rbm.RbMStudent(**rbm_arguments(config, data.num_features, data.num_classes))
+    student = rbm.RbMStudent.from_config(config.rbm, in_channels=data.num_features, out_channels=data.num_classes)
     split = split_graph(data)
     trainer = RbMTrainer(student, split, outputs_from_logits(data.teacher_logits, split), config)
     student.pretraining = False

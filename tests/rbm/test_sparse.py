@@ -13,7 +13,8 @@ import rbm
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
-from rbm.distillation.trainer import RbMTrainer, StudentTrainer
+from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.distillation.trainer import StudentTrainer
 from rbm.nn.kmeans_init import kmeans_memory
 from rbm.nn.sparse_rows import SparseRows, as_rows, dropout, packed
 from rbm.serving.feature_files import open_features

@@ -141,14 +141,7 @@ def train_cohop(task: DistillationTask) -> TrainedStudent:
     """Train in rounds and keep the round with the best validation accuracy."""
     config, split = task.config.cohop, task.split
     encodings = histogram_encodings(split, task.classes, config)
-    arguments = {
-        "in_channels": task.width(encodings),
-        "hidden_channels": task.hidden(config),
-        "out_channels": task.classes,
-        "num_layers": config.num_layers,
-        "dropout": config.dropout,
-    }
-    student = task.start(CoHOpStudent, arguments)
+    student = task.new_student(CoHOpStudent, config, encodings)
     observed = split.observed
     labels = torch.where(observed.train_mask, observed.y, -1)
     best, state, epochs, test_max = None, {}, 0, 0.0
@@ -162,4 +155,4 @@ def train_cohop(task: DistillationTask) -> TrainedStudent:
             state = {name: tensor.clone() for name, tensor in student.state_dict().items()}
         epochs, test_max = epochs + result["epochs"], max(test_max, result["test_max"])
     student.load_state_dict(state)
-    return TrainedStudent(student, arguments, {**best, "epochs": epochs, "test_max": test_max}, encodings)
+    return TrainedStudent(student, {**best, "epochs": epochs, "test_max": test_max}, encodings)

@@ -3,8 +3,9 @@
 from dataclasses import asdict
 
 import torch
+from torch import nn
 
-from rbm.distillation.methods.mlp import mlp_arguments, shaped_like_rbm
+from rbm.distillation.methods.mlp import shaped_like_rbm
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import StudentTrainer, student_inputs
 from rbm.nn.students import EnsembleStudent, MLPStudent
@@ -18,17 +19,16 @@ def train_ensemble(task: DistillationTask) -> TrainedStudent:
     """
     config, split = task.config, task.split
     encodings = task.encode(config.encoding)
-    member_arguments = mlp_arguments(task, shaped_like_rbm(config), encodings)
-    arguments = {"members": config.ensemble.members, **member_arguments}
-    ensemble, epochs = EnsembleStudent(**arguments).to(split.graph.x.device), 0
+    members, epochs = [], 0
     for number in range(config.ensemble.members):
-        fresh = task.start(MLPStudent, member_arguments, member=number)
-        ensemble.members[number] = fresh
-        trainer = StudentTrainer(fresh, split, task.teacher_outputs, config, encodings)
+        members.append(task.new_student(MLPStudent, shaped_like_rbm(config), encodings, member=number))
+        trainer = StudentTrainer(members[-1], split, task.teacher_outputs, config, encodings)
         epochs += task.fit(f"ensemble-{number}", trainer, config.mlp)["epochs"]
+    ensemble = EnsembleStudent(len(members), **members[0].arguments).to(split.graph.x.device)
+    ensemble.members = nn.ModuleList(members)
     ensemble.eval()
     with torch.no_grad():
         logits = ensemble(student_inputs(split, encodings)[1])
     accuracies = split_accuracies(logits[split.observed_nodes], logits, split)
     result = Result(accuracies.val, accuracies.test, accuracies.test, best_epoch=epochs - 1, epochs=epochs)
-    return TrainedStudent(ensemble, arguments, asdict(result), encodings)
+    return TrainedStudent(ensemble, asdict(result), encodings)

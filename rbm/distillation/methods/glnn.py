@@ -15,7 +15,6 @@ from torch import Tensor
 from rbm.config import GLNNConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.methods.mlp import mlp_arguments
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
@@ -76,7 +75,6 @@ class GLNNTrainer(NodeTrainer):
 def train_glnn(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on features alone."""
     config = task.config.glnn
-    arguments = mlp_arguments(task, config)
-    student = task.start(MLPStudent, arguments)
+    student = task.new_student(MLPStudent, config)
     trainer = GLNNTrainer(student, task.split, task.teacher_outputs, config)
-    return TrainedStudent(student, arguments, task.fit("glnn", trainer, config), None)
+    return TrainedStudent(student, task.fit("glnn", trainer, config), None)

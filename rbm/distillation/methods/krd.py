@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rbm.config import Config, KRDConfig
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.methods.mlp import mlp_arguments
 from rbm.distillation.reliability import Reliability
 from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
 from rbm.distillation.task import DistillationTask, TrainedStudent
@@ -70,7 +69,6 @@ class KRDTrainer(NodeTrainer):
 def train_krd(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on features alone."""
     config: KRDConfig = task.config.krd
-    arguments = mlp_arguments(task, config)
-    student = task.start(MLPStudent, arguments)
+    student = task.new_student(MLPStudent, config)
     trainer = KRDTrainer(student, task.split, task.teacher_outputs, task.config)
-    return TrainedStudent(student, arguments, task.fit("krd", trainer, config), None)
+    return TrainedStudent(student, task.fit("krd", trainer, config), None)

@@ -1,7 +1,5 @@
 """The mixture of experts with a learned router (:mod:`rbm.nn.moe`), trained by the recipe of the RbM student."""
 
-from dataclasses import asdict
-
 from torch import Tensor
 
 from rbm.config import Config, MoEConfig
@@ -53,16 +51,7 @@ def train_moe(task: DistillationTask) -> TrainedStudent:
     """Train a mixture with a learned router on what the RbM student learns from."""
     config: MoEConfig = task.config.moe
     encodings = task.encode(task.config.encoding)
-    settings = asdict(config)
-    arguments = {
-        "in_channels": task.width(encodings),
-        "hidden_channels": task.hidden(config),
-        "out_channels": task.classes,
-        "top_k": config.top_k + config.extra_experts,
-        **{name: settings[name] for name in ("num_layers", "num_experts", "norm", "dropout")},
-        **{name: settings[name] for name in ("gates_over", "noise", "pretrain")},
-    }
-    student = task.start(MoEStudent, arguments)
+    student = task.new_student(MoEStudent, config, encodings, top_k=config.top_k + config.extra_experts)
     trainer = MoETrainer(student, task.split, task.teacher_outputs, task.config, encodings)
     result = task.fit("moe", trainer, config, warmup=config.pretrain_epochs)
-    return TrainedStudent(student, arguments, result, encodings)
+    return TrainedStudent(student, result, encodings)

@@ -14,7 +14,6 @@ from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.adversarial import pgd_perturb
 from rbm.distillation.methods.glnn import GLNNTrainer
-from rbm.distillation.methods.mlp import mlp_arguments
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
@@ -70,7 +69,6 @@ def train_nosmog(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on features and positions."""
     config = task.config.nosmog
     encodings = task.encode(config.encoding)
-    arguments = mlp_arguments(task, config, encodings)
-    student = task.start(MLPStudent, arguments)
+    student = task.new_student(MLPStudent, config, encodings)
     trainer = NOSMOGTrainer(student, task.split, task.teacher_outputs, config, encodings)
-    return TrainedStudent(student, arguments, task.fit("nosmog", trainer, config), encodings)
+    return TrainedStudent(student, task.fit("nosmog", trainer, config), encodings)

@@ -192,7 +192,7 @@ def test_a_new_run_takes_the_old_ones_files_away(tmp_path):
     run = RunFolder(tmp_path / "run", Config())
     student = rbm.MLPStudent(3, 4, 2)
     run.save_phase("mlp", student, {})
-    save_student(run.path, "mlp", student, {"in_channels": 3, "hidden_channels": 4, "out_channels": 2})
+    save_student(run.path, "mlp", student)
     export_student(run.path, "torch-export")
     (run.path / "notes.txt").write_text("mine")
     RunFolder(run.path, Config(), overwrite=True)

@@ -30,7 +30,7 @@ def make_run(folder: Path, *, features: int = F, encodings: torch.Tensor | None 
     arguments = {**SHAPE, "in_channels": features + (0 if encodings is None else encodings.shape[1])}
     run, student = RunFolder(folder, Config()), rbm.RbMStudent(**arguments)
     run.save_phase("rbm", student, {})
-    save_student(folder, "rbm", student, arguments)
+    save_student(folder, "rbm", student)
     if encodings is not None:
         run.save_tensors("encodings", {"encodings": encodings})
     return folder

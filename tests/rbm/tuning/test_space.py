@@ -79,7 +79,7 @@ def test_the_starting_point_belongs_to_the_space():
         ({"rbm.lr": {"low": 0.1, "high": 0.2, "step": 1}}, "expected a list of values, or low, high"),
         ({"rbm.lr": {"low": 0.2, "high": 0.1}}, "expected low not above high"),
         ({"rbm.lr": {"low": 0.1, "high": 0.2, "log": "yes"}}, "log true or false"),
-        ({"rbm.lr": {"low": -1, "high": 0.2}}, "rbm.lr is -1.0, expected a positive number"),
+        ({"rbm.lr": {"low": -1, "high": 0.2}}, "rbm.lr is -1, expected a positive number"),
         ({"rbm.lr": [0.1, "fast"]}, r"rbm.lr is 'fast' \(str\), expected float"),
         ({"rbm.num_experts": [4.5]}, "rbm.num_experts is 4.5"),
         ({"rbm.norm": {"low": 0, "high": 1}}, "rbm.norm holds str, expected a list of values, not a range"),

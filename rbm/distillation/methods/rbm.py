@@ -1,0 +1,99 @@
+"""Routing-by-Memory, which this package is about: pretraining of one expert, then the whole mixture (section 4.2)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from rbm.config import Config, RbMConfig
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import StudentTrainer
+from rbm.nn import losses
+from rbm.nn.kmeans_init import initialize_memory
+from rbm.nn.students import RbMStudent, Trace
+from rbm.teachers.outputs import TeacherOutputs
+from rbm.utils.distributed import broadcast_from_rank0
+
+
+class RbMTrainer(StudentTrainer):
+    """An RbM student starts as its first experts alone (pretraining). Then these are cloned, the memory vectors are
+    placed by K-means, the optimiser starts anew, and routing begins (paper, section 4.2).
+    """
+
+    def __init__(
+        self,
+        model: RbMStudent,
+        split: GraphSplit,
+        teacher_outputs: TeacherOutputs,
+        config: Config,
+        encodings: Encodings | None = None,
+    ) -> None:
+        super().__init__(model, split, teacher_outputs, config, encodings, config.rbm)
+        model.pretraining = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        if epoch == self.config.rbm.pretrain_epochs:
+            self._begin_routing()
+        self.model.set_decay(annealed_decay(self.config.rbm, epoch))
+
+    def auxiliary_loss(self, trace: Trace, share: float) -> Tensor | float | None:
+        if not trace.routings:
+            return None
+        rbm = self.config.rbm
+        return losses.embedding_loss(
+            trace.routings,
+            self.model.memories(),
+            commitment_weight=rbm.commitment_weight * share,
+            self_similarity_weight=rbm.self_similarity_weight,
+            load_balance_weight=rbm.load_balance_weight,
+        )
+
+    def freeze_memory(self, frozen: bool) -> None:
+        self.model.set_track_memory(not frozen)
+
+    def resume_at(self, epoch: int) -> None:
+        # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
+        if epoch > self.config.rbm.pretrain_epochs:
+            self.model.pretraining = False
+
+    def _begin_routing(self) -> None:
+        rbm = self.config.rbm
+        if rbm.pretrain_epochs > 0:
+            self.model.clone_experts()
+        self.model.pretraining = False
+        for memory, placed in zip(self.model.memories(), broadcast_from_rank0(self._place_memory), strict=True):
+            memory.detach().copy_(placed)
+        if rbm.reset_optimizer:
+            self.optimizer = self.build_optimizer()
+
+    def _place_memory(self) -> list[Tensor]:
+        max_rows = self.config.rbm.kmeans_max_rows or None
+        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=max_rows)
+        return [memory.detach() for memory in self.model.memories()]
+
+    def further_groups(self) -> list[dict[str, Any]]:
+        rbm = self.config.rbm
+        if rbm.self_similarity_weight == 0:
+            return []
+        # The self-similarity loss is the one that moves memory vectors by gradient. Adam rescales that gradient,
+        # so weight decay on it would steer the memory by itself: it stays off unless asked for.
+        memories = [memory.requires_grad_() for memory in self.model.memories()]
+        return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
+
+
+def train_rbm(task: DistillationTask) -> TrainedStudent:
+    """Train the student: ``rbm.pretrain_epochs`` without routing, then all experts."""
+    config = task.config
+    encodings = task.encode(config.encoding)
+    student = task.new_student(RbMStudent, config.rbm, encodings)
+    trainer = RbMTrainer(student, task.split, task.teacher_outputs, config, encodings)
+    result = task.fit("rbm", trainer, config.rbm, warmup=config.rbm.pretrain_epochs)
+    for buffer in student.buffers():
+        buffer.requires_grad_(False)
+    return TrainedStudent(student, result, encodings)
+
+
+def annealed_decay(config: RbMConfig, epoch: int) -> float:
+    """Decay of the memory at an epoch: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 13)."""
+    return min(1.0, config.decay + (1 - config.decay) * config.anneal_delta * epoch / config.anneal_steps)
