@@ -39,7 +39,7 @@ TESTS = ("tests/test_import.py", "tests/test_build.py", "tests/rbm_kernels/test_
 # With the lower bounds: what reads files, splits, encodes, trains and draws, and so uses every dependency.
 LOWEST_TESTS = tuple(
     f"tests/rbm/**/test_{name}.py"
-    for name in ("datasets", "own_graphs", "splits", "sparse", "encodings", "statistics", "plots", "checkpoint")
+    for name in ("datasets", "user_graph", "splits", "sparse_rows", "encodings", "statistics", "plots", "run_folder")
 )
 QUICK_DISTILLATION = tuple(
     argument

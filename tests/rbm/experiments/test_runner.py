@@ -18,7 +18,7 @@ from rbm.experiments.statistics import Summary, paired_test
 from rbm.experiments.tables import group_rows, main_table, paper_tables, percent, variants_table
 from rbm.teachers import prepare
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 QUICK = {
     "teacher": {"max_epochs": 4, "hidden_channels": 8},
     "mlp": {"max_epochs": 3},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).resolve().parent.parent / "helpers" / "soak.py"
+SOAK = Path(__file__).resolve().parents[2] / "helpers" / "soak.py"
 
 
 def soaked(*arguments: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pytest
 
 from rbm.utils.plugins import load_plugin
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FEW = [f"--set={section}.max_epochs=40" for section in ("teacher", "glnn")]
 
 

@@ -10,7 +10,7 @@ from rbm.experiments.tuning.space import build_space, read_space
 
 pytest.importorskip("optuna")
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "tune.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "tune.md"
 
 
 def blocks(language: str) -> list[str]:
