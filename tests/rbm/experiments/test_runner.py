@@ -217,10 +217,10 @@ def test_missing_graphs_are_noticed_before_anything_runs(tmp_path, monkeypatch):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments" / "searches").glob("*.yaml")), ids=lambda file: file.stem)
 def test_committed_rows_are_those_of_their_file(file):
     """Whoever runs the file again goes on where it was left."""
-    rows = read_rows(ROOT / "results" / f"{file.stem}.csv")
+    rows = read_rows(ROOT / "results" / "searches" / f"{file.stem}.csv")
     assert len(check_rows(rows, Experiment.from_yaml(file))) == len(rows)
 
 
