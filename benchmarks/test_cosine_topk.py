@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.measure.shapes import Problem, Workload, workloads
 from rbm_kernels import cosine_topk
-from rbm_kernels.cosine_topk import cost, reference
+from rbm_kernels.ops.cosine_topk import cost, reference
 
 
 @pytest.mark.parametrize("workload", workloads(routings=("uniform",)), ids=str)

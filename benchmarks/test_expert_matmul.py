@@ -7,9 +7,9 @@ from torch import Tensor
 from benchmarks.measure.shapes import Problem, Workload, workloads
 from benchmarks.peers import peers
 from rbm_kernels import cosine_topk, expert_matmul
-from rbm_kernels.cosine_topk import cost as cosine_topk_cost
-from rbm_kernels.cosine_topk import reference as routing
-from rbm_kernels.expert_matmul import cost, reference
+from rbm_kernels.ops.cosine_topk import cost as cosine_topk_cost
+from rbm_kernels.ops.cosine_topk import reference as routing
+from rbm_kernels.ops.expert_matmul import cost, reference
 
 COMPARED = 4096  # rows of results that are compared with float64; all rows are in the weights' gradient
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.measure.shapes import DEVICE, Shape, Workload, route, workloads
 from rbm_kernels import expert_order
-from rbm_kernels.expert_order import cost, reference
+from rbm_kernels.ops.expert_order import cost, reference
 
 TILE = 128
 

@@ -30,8 +30,8 @@ from benchmarks.measure.shapes import Shape
 from rbm import FusedRbMLayer
 from rbm_kernels import cosine_topk, expert_matmul, expert_order
 from rbm_kernels._library import TRITON_OPERATORS
-from rbm_kernels.expert_matmul import config
-from rbm_kernels.expert_matmul import op as expert_matmul_op
+from rbm_kernels.ops.expert_matmul import config
+from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
 
 triton = pytest.importorskip("triton")
 
@@ -199,7 +199,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from benchmarks.measure.harness import interleave
 from benchmarks.test_launches import CPU
-from rbm_kernels.expert_matmul import launch
+from rbm_kernels.ops.expert_matmul import launch
 
 class AbsentGpu:
     def get_current_device(self): return 0

@@ -13,7 +13,7 @@ from benchmarks.measure.suite import Suite
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer
 from rbm import FusedRbMLayer
 from rbm.nn.reference import ReferenceRbMLayer
-from rbm_kernels.expert_matmul import cost
+from rbm_kernels.ops.expert_matmul import cost
 
 ROWS = (1, 8, 64, 4096, 65536) if not HERE.is_gpu else (REFERENCE.rows, 1, 64, CORA, COAUTHOR_CS)
 LAYERS = {"rbm": FusedRbMLayer, "eager": ReferenceRbMLayer, "split": SplitRbMLayer, "sorted": SortedRbMLayer}

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.measure.shapes import PRECISIONS, Problem, Workload, workloads
 from rbm_kernels import memory_statistics, memory_update_
-from rbm_kernels.memory_update import cost, reference
+from rbm_kernels.ops.memory_update import cost, reference
 
 # How float32 is multiplied makes no difference here.
 DTYPES = tuple(precision for precision in PRECISIONS if precision != "tf32")

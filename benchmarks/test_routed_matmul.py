@@ -9,9 +9,9 @@ from torch import Tensor
 from benchmarks.measure.shapes import PRECISIONS, Problem, Shape, Workload
 from benchmarks.peers import sorted_addmm
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
-from rbm_kernels.cosine_topk import reference as routing
-from rbm_kernels.expert_matmul import reference as matmul
-from rbm_kernels.routed_matmul import cost
+from rbm_kernels.ops.cosine_topk import reference as routing
+from rbm_kernels.ops.expert_matmul import reference as matmul
+from rbm_kernels.ops.routed_matmul import cost
 
 ROWS = (1, 8, 64, 256)
 

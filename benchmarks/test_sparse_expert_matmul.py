@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.measure.device import HERE
 from benchmarks.measure.shapes import COAUTHOR_CS, CORA, DEVICE, PHYSICS, Problem, Shape, Workload, width
 from rbm_kernels import expert_matmul, sparse_expert_matmul
-from rbm_kernels.sparse_expert_matmul import reference
+from rbm_kernels.ops.sparse_expert_matmul import reference
 
 # Cora, Coauthor-CS and Coauthor Physics, and how many of a row's features are not zero.
 ENTRIES = {Shape(CORA, width(1_433)): 18, Shape(COAUTHOR_CS, width(6_805)): 60, Shape(PHYSICS, width(8_415)): 33}

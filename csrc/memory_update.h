@@ -1,5 +1,5 @@
 // The memory update: declarations and argument checks that the CPU and the CUDA library share.
-// The mathematics is in rbm_kernels/memory_update/README.md.
+// The mathematics is in rbm_kernels/ops/memory_update/README.md.
 #pragma once
 
 #include <tuple>

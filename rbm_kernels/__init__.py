@@ -15,12 +15,12 @@ synchronise with the host. The device of the arguments chooses the implementatio
 """
 
 from rbm_kernels import _native
-from rbm_kernels.cosine_topk import cosine_topk
-from rbm_kernels.expert_matmul import expert_matmul
-from rbm_kernels.expert_order import ExpertOrder, expert_order
-from rbm_kernels.memory_update import memory_statistics, memory_update_
-from rbm_kernels.routed_matmul import routed_matmul
-from rbm_kernels.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
+from rbm_kernels.ops.cosine_topk import cosine_topk
+from rbm_kernels.ops.expert_matmul import expert_matmul
+from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
+from rbm_kernels.ops.memory_update import memory_statistics, memory_update_
+from rbm_kernels.ops.routed_matmul import routed_matmul
+from rbm_kernels.ops.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
 
 _native.load()
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from benchmarks.measure.device import REHEARSES
 from benchmarks.measure.precision import DTYPES, multiplying_as
-from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
-from rbm_kernels.expert_matmul import config as expert_matmul_config
-from rbm_kernels.expert_matmul import launch as expert_matmul_launch
-from rbm_kernels.expert_order import expert_order
-from rbm_kernels.expert_order import kernels as expert_order_kernels
-from rbm_kernels.routed_matmul import kernels as routed_matmul_kernels
+from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.ops.expert_matmul import config as expert_matmul_config
+from rbm_kernels.ops.expert_matmul import launch as expert_matmul_launch
+from rbm_kernels.ops.expert_order import expert_order
+from rbm_kernels.ops.expert_order import kernels as expert_order_kernels
+from rbm_kernels.ops.routed_matmul import kernels as routed_matmul_kernels
 
 ARCHITECTURES = (80, 90, 100, 120)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rbm_kernels.expert_matmul import config
-from rbm_kernels.expert_order import pass_columns
-from rbm_kernels.expert_order.reference import set_rank
+from rbm_kernels.ops.expert_matmul import config
+from rbm_kernels.ops.expert_order import pass_columns
+from rbm_kernels.ops.expert_order.reference import set_rank
 
 ROWS = (18_333, 169_343, 2_449_029)  # Coauthor-CS, ogbn-arxiv, ogbn-products
 EXPERTS = (8, 16, 32, 64)

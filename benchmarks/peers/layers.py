@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from benchmarks.peers.experts import gate_of_expert, sorted_addmm
 from rbm.nn.reference import ReferenceRbMLayer
-from rbm_kernels.cosine_topk import reference as routing
+from rbm_kernels.ops.cosine_topk import reference as routing
 
 
 class _SparseRbMLayer(ReferenceRbMLayer):

@@ -10,8 +10,8 @@ from benchmarks.compiled.cases import Case, Tensors
 from benchmarks.measure.device import HERE, Device
 from benchmarks.measure.harness import buffer_sets, interleave, relative_error
 from benchmarks.measure.precision import multiplying_as
-from rbm_kernels.cosine_topk import reference as cosine_topk
-from rbm_kernels.expert_matmul import reference as expert_matmul
+from rbm_kernels.ops.cosine_topk import reference as cosine_topk
+from rbm_kernels.ops.expert_matmul import reference as expert_matmul
 
 Call = Callable[[], object]
 # Takes the calls of each candidate, one for each set of tensors; returns each candidate's microseconds a call.

@@ -16,10 +16,10 @@ import triton
 from benchmarks.compiled.cases import Case
 from benchmarks.measure.precision import DTYPES
 from rbm_kernels._launching import Machine, forget_prepared, machine_of
-from rbm_kernels.cosine_topk import config as cosine_topk_config
-from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
-from rbm_kernels.expert_matmul import config
-from rbm_kernels.expert_matmul.config import Tile
+from rbm_kernels.ops.cosine_topk import config as cosine_topk_config
+from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.ops.expert_matmul import config
+from rbm_kernels.ops.expert_matmul.config import Tile
 
 Candidate = tuple | int
 

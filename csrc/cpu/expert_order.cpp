@@ -1,5 +1,5 @@
 // expert_order on the CPU: a stable counting sort by the rank of each row's set, or a stable sort where sets are too many to
-// count. The rank and its revolving-door order are derived in rbm_kernels/expert_order/README.md.
+// count. The rank and its revolving-door order are derived in rbm_kernels/ops/expert_order/README.md.
 #include "../expert_order.h"
 
 #include <algorithm>

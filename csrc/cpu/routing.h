@@ -1,5 +1,5 @@
 // Routing rows to memory vectors: cosines, the k largest, softmax. Used by cosine_topk and by routed_matmul.
-// The mathematics is in rbm_kernels/cosine_topk/README.md.
+// The mathematics is in rbm_kernels/ops/cosine_topk/README.md.
 #pragma once
 
 #include <algorithm>

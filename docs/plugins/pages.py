@@ -14,8 +14,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Page of the site -> the file that it is.
 ELSEWHERE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"} | {
-    f"operators/{path.parent.name}.md": f"rbm_kernels/{path.parent.name}/README.md"
-    for path in sorted(ROOT.glob("rbm_kernels/*/README.md"))
+    f"operators/{path.parent.name}.md": f"rbm_kernels/ops/{path.parent.name}/README.md"
+    for path in sorted(ROOT.glob("rbm_kernels/ops/*/README.md"))
 }
 # Pictures that stand beside their data.
 PICTURES = ("benchmarks/results/large_graph.png",)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.utils import remove_self_loops
 
 from rbm.nn.losses import log_probabilities
-from rbm_kernels.sparse_expert_matmul.reference import csr
+from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 _CHUNK_NODES = 2**18
 

@@ -16,7 +16,7 @@ import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm_kernels.checks import accumulation_dtype
-from rbm_kernels.sparse_expert_matmul.reference import csr
+from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 EPS = 1e-12
 

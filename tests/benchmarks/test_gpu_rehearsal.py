@@ -42,7 +42,7 @@ def tree(tmp_path_factory) -> Path:
     for operator, (name, call, reference) in TESTS.items():
         (found / "tests" / "gpu" / f"test_{operator}.py").write_text(
             "import pytest\nimport torch\n"
-            f"from rbm_kernels import {name}\nfrom rbm_kernels.{operator} import reference\n\n\n"
+            f"from rbm_kernels import {name}\nfrom rbm_kernels.ops.{operator} import reference\n\n\n"
             '@pytest.mark.parametrize("width", [8, pytest.param(33, marks=pytest.mark.core)])\n'
             f"def test_{operator}(width):\n"
             "    x, memory = torch.randn(40, width), torch.randn(6, width)\n"

@@ -19,7 +19,7 @@ from benchmarks.peers.experts import grouped_mm, sort_pairs, sorted_addmm
 from benchmarks.peers.ffn import eager_ffn
 from benchmarks.report import tables
 from rbm.nn.reference import ReferenceRbMLayer
-from rbm_kernels.expert_matmul import reference
+from rbm_kernels.ops.expert_matmul import reference
 
 # bfloat16 has 8 bits: an error of one rounding of every sum, and of the values that are summed.
 ERRORS = {"float32": 1e-6, "bfloat16": 1e-2}

@@ -13,7 +13,7 @@ from benchmarks.measure.harness import Results, Timing, interleave, relative_err
 from benchmarks.measure.shapes import Problem, Shape, Workload, clear_rows, for_this_machine, route, workloads
 from benchmarks.measure.suite import Ceilings, Suite
 from rbm_kernels.cost import Cost
-from rbm_kernels.expert_matmul import reference
+from rbm_kernels.ops.expert_matmul import reference
 
 SMALL = Workload(Shape(40, 12, 10, 4, 2), "float32")
 

@@ -14,9 +14,9 @@ from benchmarks.compiled.cases import Case, launches
 from benchmarks.tuning import measuring, tune
 from benchmarks.tuning.tunables import TUNABLES
 from rbm_kernels._ahead_of_time import Compiled
-from rbm_kernels.cosine_topk import kernels as cosine_topk_kernels
-from rbm_kernels.expert_matmul import config
-from rbm_kernels.expert_matmul.config import Tile
+from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.ops.expert_matmul import config
+from rbm_kernels.ops.expert_matmul.config import Tile
 
 FORWARD = next(tunable for tunable in TUNABLES if tunable.name == "_FORWARD")
 TINY = {"rows": 40, "in_features": 24, "out_features": 16, "num_experts": 4, "top_k": 2}

@@ -18,7 +18,7 @@ from on_gpu import (
 from torch.nn.functional import normalize
 
 from rbm_kernels import cosine_topk
-from rbm_kernels.cosine_topk import reference
+from rbm_kernels.ops.cosine_topk import reference
 
 DTYPES = [torch.float32, torch.bfloat16, *full_only(torch.float16)]
 # (B, D, E, k); in the rehearsal at most REHEARSED rows.

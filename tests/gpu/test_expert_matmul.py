@@ -21,7 +21,7 @@ from on_gpu import (
 )
 
 from rbm_kernels import expert_matmul, expert_order
-from rbm_kernels.expert_matmul import config, reference
+from rbm_kernels.ops.expert_matmul import config, reference
 
 PRECISIONS = ["bfloat16", "ieee", *full_only("tf32", "float16")]
 # (B, D, N, E, k) on the GPU and in the rehearsal, which leaves out what has no shape there.

@@ -16,7 +16,7 @@ from on_gpu import (
 )
 
 from rbm_kernels import expert_order
-from rbm_kernels.expert_order import pass_columns, reference
+from rbm_kernels.ops.expert_order import pass_columns, reference
 
 # (B, E, k). The way is chosen by shape: compare, count or sort.
 SHAPES = {

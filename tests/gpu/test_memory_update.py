@@ -19,7 +19,7 @@ from on_gpu import (
 )
 
 from rbm_kernels import memory_statistics, memory_update_
-from rbm_kernels.memory_update import reference
+from rbm_kernels.ops.memory_update import reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.float16]
 

@@ -18,8 +18,8 @@ from on_gpu import (
 )
 
 from rbm_kernels import routed_matmul
-from rbm_kernels.cosine_topk import reference as routing
-from rbm_kernels.expert_matmul import reference as matmul
+from rbm_kernels.ops.cosine_topk import reference as routing
+from rbm_kernels.ops.expert_matmul import reference as matmul
 
 DTYPES = {"bfloat16": torch.bfloat16, "ieee": torch.float32, "tf32": torch.float32, "float16": torch.float16}
 

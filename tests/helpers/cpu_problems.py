@@ -2,7 +2,7 @@
 
 import torch
 
-from rbm_kernels.expert_matmul import reference
+from rbm_kernels.ops.expert_matmul import reference
 
 FEW = 256  # kFewRows: the most rows that take the way of small batches
 FLOOR = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}

@@ -5,7 +5,7 @@ from float32_sums import check_float32_sums
 from matmul_problems import in_float64
 from on_gpu import float32_products
 
-from rbm_kernels.expert_matmul import reference
+from rbm_kernels.ops.expert_matmul import reference
 
 NAMES = ("y", "grad_x", "grad_gates", "grad_x alone", "grad_weight", "grad_bias")
 DTYPES = {"bfloat16": torch.bfloat16, "ieee": torch.float32, "tf32": torch.float32, "float16": torch.float16}

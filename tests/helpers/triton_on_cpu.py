@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from rbm_kernels._library import TRITON_OPERATORS as KERNELS
-from rbm_kernels.expert_matmul import op as expert_matmul
+from rbm_kernels.ops.expert_matmul import op as expert_matmul
 
 MATMUL = tuple(name for name in KERNELS if name.startswith("expert_matmul"))
 

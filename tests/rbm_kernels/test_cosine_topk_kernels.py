@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from benchmarks.compiled.static_report import compiled_everywhere
 from rbm_kernels._launching import Machine
-from rbm_kernels.cosine_topk import kernels, op, reference
+from rbm_kernels.ops.cosine_topk import kernels, op, reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Each shape exists for a reason: (B, D, E, k)

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from rbm_kernels import cosine_topk, expert_order, memory_statistics
-from rbm_kernels.cosine_topk import cost as cosine_topk_cost
-from rbm_kernels.cosine_topk import reference as cosine_topk_reference
 from rbm_kernels.cost import Cost
-from rbm_kernels.expert_matmul import cost as expert_matmul_cost
-from rbm_kernels.expert_matmul import reference as expert_matmul_reference
-from rbm_kernels.expert_order import cost as expert_order_cost
-from rbm_kernels.memory_update import cost as memory_update_cost
-from rbm_kernels.routed_matmul import cost as routed_matmul_cost
+from rbm_kernels.ops.cosine_topk import cost as cosine_topk_cost
+from rbm_kernels.ops.cosine_topk import reference as cosine_topk_reference
+from rbm_kernels.ops.expert_matmul import cost as expert_matmul_cost
+from rbm_kernels.ops.expert_matmul import reference as expert_matmul_reference
+from rbm_kernels.ops.expert_order import cost as expert_order_cost
+from rbm_kernels.ops.memory_update import cost as memory_update_cost
+from rbm_kernels.ops.routed_matmul import cost as routed_matmul_cost
 
 B, D, N, E, K = 33, 20, 12, 5, 3
 # Bytes and operations a second of the H200 that the targets were set for.

@@ -10,9 +10,9 @@ import pytest
 import torch
 from cpu_problems import FEW, assert_as_good_as_eager, everything, everything_in_eager, problem, wide
 
-from rbm_kernels.cosine_topk import reference as routing
-from rbm_kernels.expert_matmul import reference
-from rbm_kernels.expert_order import reference as ordering
+from rbm_kernels.ops.cosine_topk import reference as routing
+from rbm_kernels.ops.expert_matmul import reference
+from rbm_kernels.ops.expert_order import reference as ordering
 
 ops = torch.ops.rbm
 

@@ -8,8 +8,8 @@ from cpu_problems import FEW, assert_as_good_as_eager, everything, everything_in
 from torch.autograd import gradcheck
 
 from rbm_kernels import cosine_topk, expert_matmul
-from rbm_kernels.cosine_topk import reference as routing
-from rbm_kernels.expert_order import reference as ordering
+from rbm_kernels.ops.cosine_topk import reference as routing
+from rbm_kernels.ops.expert_order import reference as ordering
 
 ops = torch.ops.rbm
 

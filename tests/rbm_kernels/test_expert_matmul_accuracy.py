@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from rbm_kernels import cosine_topk, expert_matmul, expert_order, routed_matmul
 from rbm_kernels._ahead_of_time import compile_launches
-from rbm_kernels.expert_matmul import config, launch, reference
-from rbm_kernels.routed_matmul import kernels as routed_kernels
+from rbm_kernels.ops.expert_matmul import config, launch, reference
+from rbm_kernels.ops.routed_matmul import kernels as routed_kernels
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "device"),
@@ -69,7 +69,7 @@ def test_the_compiler_sums_by_slices(architecture):
     """
     program = (
         "import torch\n"
-        "from rbm_kernels.expert_matmul import launch\n"
+        "from rbm_kernels.ops.expert_matmul import launch\n"
         "x = torch.empty(169_343, 256, device='meta')\n"
         "gates = torch.empty(169_343, 3, device='meta')\n"
         "launch.backward_weight(x, x, gates, gates.int(), 8, False)\n"

@@ -6,7 +6,7 @@ from matmul_problems import DEVICE, check_error, in_float64, problem, serving_ke
 
 from rbm import FusedRbMLayer
 from rbm_kernels import expert_matmul, expert_order
-from rbm_kernels.expert_matmul import config, launch, reference
+from rbm_kernels.ops.expert_matmul import config, launch, reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,8 +5,8 @@ import torch
 from matmul_problems import DEVICE, check_error, in_float64, problem, serving_kernels
 
 from rbm_kernels import expert_matmul, expert_order
-from rbm_kernels.expert_matmul import config, launch, reference
-from rbm_kernels.expert_order import pass_columns
+from rbm_kernels.ops.expert_matmul import config, launch, reference
+from rbm_kernels.ops.expert_order import pass_columns
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from matmul_problems import DEVICE, problem
 
 from rbm_kernels import expert_order
-from rbm_kernels.expert_matmul import launch
+from rbm_kernels.ops.expert_matmul import launch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

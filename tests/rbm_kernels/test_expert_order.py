@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbm_kernels import expert_order
-from rbm_kernels.expert_order.reference import set_rank
+from rbm_kernels.ops.expert_order.reference import set_rank
 
 
 def random_sets(rows: int, num_experts: int, k: int, seed: int = 0) -> torch.Tensor:

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES
 from benchmarks.compiled.static_report import compiled_everywhere
-from rbm_kernels.expert_order import kernels, op, reference
+from rbm_kernels.ops.expert_order import kernels, op, reference
 
 PATHS = ["compare", "count", "sort"]
 # Each shape exists for a reason: (B, E, k, block_m)

@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 import rbm_kernels
 from rbm_kernels import _launching, cosine_topk, expert_matmul, expert_order, memory_statistics, memory_update_
 from rbm_kernels._library import TRITON_OPERATORS
-from rbm_kernels.cosine_topk import op as cosine_topk_op
-from rbm_kernels.expert_matmul import launch
-from rbm_kernels.expert_matmul import op as expert_matmul_op
+from rbm_kernels.ops.cosine_topk import op as cosine_topk_op
+from rbm_kernels.ops.expert_matmul import launch
+from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
 
 SOURCES = [path for path in Path(rbm_kernels.__file__).parent.rglob("*.py") if path.name != "_launching.py"]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize as unit
 
 from rbm_kernels import memory_statistics, memory_update_
-from rbm_kernels.memory_update import reference
+from rbm_kernels.ops.memory_update import reference
 
 # Each shape exists for a reason: (B, D, E, k)
 SHAPES = {

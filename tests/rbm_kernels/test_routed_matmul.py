@@ -174,7 +174,7 @@ def test_bad_arguments(change, error, message, needs_gradient):
 
 def test_what_an_implementation_in_cpp_says_is_said_better(monkeypatch):
     """C++ can raise nothing but RuntimeError: the arguments are looked at again, and other failures left alone."""
-    from rbm_kernels.routed_matmul import op
+    from rbm_kernels.ops.routed_matmul import op
 
     def fails(*args, **kwargs):
         raise RuntimeError("rbm::routed_matmul: out of paper")

@@ -9,7 +9,7 @@ from benchmarks.compiled.cases import ARCHITECTURES, CASES
 from benchmarks.compiled.static_report import compiled_everywhere
 from rbm_kernels import cosine_topk, expert_matmul
 from rbm_kernels._launching import Machine
-from rbm_kernels.routed_matmul import config, kernels, op, reference
+from rbm_kernels.ops.routed_matmul import config, kernels, op, reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

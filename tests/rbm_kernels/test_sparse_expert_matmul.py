@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rbm_kernels import expert_matmul, sparse_expert_matmul
-from rbm_kernels.sparse_expert_matmul import reference
+from rbm_kernels.ops.sparse_expert_matmul import reference
 
 # Each shape exists for a reason: (B, D, N, E, k, density)
 SHAPES = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures
 
-from rbm_kernels.sparse_expert_matmul.reference import csr
+from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 # Where load_dataset hands over CSR features unasked; its documentation says why.
 MAX_SPARSE_DENSITY = 0.02

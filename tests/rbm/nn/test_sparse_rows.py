@@ -22,7 +22,7 @@ from rbm.serving.prediction import predict_probabilities
 from rbm.teachers import TEACHERS, build_teacher
 from rbm.teachers.outputs import outputs_from_logits
 from rbm.teachers.training import TeacherTrainer
-from rbm_kernels.sparse_expert_matmul.reference import csr
+from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 D, DENSE = 23, 4
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
-from rbm_kernels.cosine_topk import reference
+from rbm_kernels.ops.cosine_topk import reference
 
 define(
     "cosine_topk(Tensor h, Tensor memory, int k, *, float temperature=1.0)"
@@ -95,7 +95,7 @@ def served_by_triton(h: Tensor, memory: Tensor) -> bool:
 def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     if not served_by_triton(h, memory):
         return _eager(h, memory, k, temperature=temperature)
-    from rbm_kernels.cosine_topk import kernels
+    from rbm_kernels.ops.cosine_topk import kernels
 
     return kernels.forward(h, memory, k, temperature)
 
@@ -104,7 +104,7 @@ def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tup
 def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
     if not served_by_triton(h, memory):
         return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)
-    from rbm_kernels.cosine_topk import kernels
+    from rbm_kernels.ops.cosine_topk import kernels
 
     return kernels.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature)
 

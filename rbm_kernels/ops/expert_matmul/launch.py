@@ -13,8 +13,8 @@ import triton
 from torch import Tensor
 
 from rbm_kernels._launching import launcher, machine_of, prepared
-from rbm_kernels.expert_matmul import config, kernels, weight_kernels
-from rbm_kernels.expert_order import expert_order, pass_columns
+from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
+from rbm_kernels.ops.expert_order import expert_order, pass_columns
 
 # Work of one program of the reduction: enough for 16-byte accesses of 4 warps.
 _REDUCE_BLOCK = 1024

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from rbm_kernels.checks import accumulation_dtype
-from rbm_kernels.cosine_topk import reference as routing
-from rbm_kernels.expert_matmul import reference as matmul
+from rbm_kernels.ops.cosine_topk import reference as routing
+from rbm_kernels.ops.expert_matmul import reference as matmul
 
 
 def routed_matmul(

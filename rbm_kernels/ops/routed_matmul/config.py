@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rbm_kernels.cosine_topk.op import served_by_triton
+from rbm_kernels.ops.cosine_topk.op import served_by_triton
 
 # Every program routes its rows again. Up to here that is little beside reading the weights, and the launches of several
 # operators take longer than all of it; beyond, larger tiles read the weights less often, and routing once pays.

@@ -1,6 +1,6 @@
 """The meaning of the grouped matmul over CSR rows, through PyTorch's sparse matmul.
 
-Every expert sees every row, gated by zero where unused, as in :mod:`rbm_kernels.expert_matmul.reference`: ``E / k``
+Every expert sees every row, gated by zero where unused, as in :mod:`rbm_kernels.ops.expert_matmul.reference`: ``E / k``
 times the work that is needed, nothing dense of the rows' width, no host synchronisation, a fixed order of summation.
 """
 
@@ -9,7 +9,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from rbm_kernels.expert_matmul.reference import dense_gates
+from rbm_kernels.ops.expert_matmul.reference import dense_gates
 
 
 def csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from rbm_kernels._launching import prepared
-from rbm_kernels.expert_order import pass_columns
+from rbm_kernels.ops.expert_order import pass_columns
 
 # Features of the bias that the backward kernel multiplies at once: the smallest tile of a matrix instruction.
 UNION_BLOCK = 16

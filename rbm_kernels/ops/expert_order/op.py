@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import define, implement_cuda, implement_everywhere, implement_fake
-from rbm_kernels.expert_order import reference
+from rbm_kernels.ops.expert_order import reference
 
 define(
     "expert_order(Tensor experts, int num_experts, int block_m)"
@@ -44,7 +44,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
         block_m: rows a tile; at least 1.
         passes: 1, or into how many groups of columns ``experts`` is cut, at most k: then each group is ordered by
             itself, and the tensors have one more dimension in front. With many experts a row's whole set is too rare
-            for a tile; :func:`rbm_kernels.expert_matmul.config.passes` says how many passes are worth it.
+            for a tile; :func:`rbm_kernels.ops.expert_matmul.config.passes` says how many passes are worth it.
 
     Returns:
         ``order [B]``: a stable permutation of the rows, by the rank of their set in revolving-door order;
@@ -95,7 +95,7 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
 
 @implement_cuda("expert_order", _check)
 def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
-    from rbm_kernels.expert_order import kernels
+    from rbm_kernels.ops.expert_order import kernels
 
     if not kernels.fits(num_experts, experts.shape[1]):
         return _eager(experts, num_experts, block_m)

@@ -6,12 +6,12 @@ import triton.language as tl
 from torch import Tensor
 
 from rbm_kernels._launching import launcher, machine_of, prepared
-from rbm_kernels.cosine_topk.blocks import choose, dots_and_squares, load_rows
-from rbm_kernels.cosine_topk.kernels import addressable
-from rbm_kernels.cosine_topk.reference import EPS
-from rbm_kernels.expert_matmul.kernels import gates_for, uses
-from rbm_kernels.expert_matmul.launch import machine
-from rbm_kernels.routed_matmul import config
+from rbm_kernels.ops.cosine_topk.blocks import choose, dots_and_squares, load_rows
+from rbm_kernels.ops.cosine_topk.kernels import addressable
+from rbm_kernels.ops.cosine_topk.reference import EPS
+from rbm_kernels.ops.expert_matmul.kernels import gates_for, uses
+from rbm_kernels.ops.expert_matmul.launch import machine
+from rbm_kernels.ops.routed_matmul import config
 
 
 # One compilation for all numbers of rows: a server sees many of them.

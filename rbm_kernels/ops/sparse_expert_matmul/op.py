@@ -5,8 +5,8 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import define, implement_autograd, implement_everywhere, implement_fake
-from rbm_kernels.expert_matmul.reference import dense_gates
-from rbm_kernels.sparse_expert_matmul import reference
+from rbm_kernels.ops.expert_matmul.reference import dense_gates
+from rbm_kernels.ops.sparse_expert_matmul import reference
 
 _ROWS = "Tensor crow, Tensor col, Tensor values"
 define(

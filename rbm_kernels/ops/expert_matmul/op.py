@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
-from rbm_kernels.expert_matmul import config, reference
-from rbm_kernels.expert_order import ExpertOrder, expert_order
+from rbm_kernels.ops.expert_matmul import config, reference
+from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 
 _ORDER = "Tensor? order=None, Tensor? tile_experts=None, Tensor? tile_counts=None, int block_m=0"
 define(f"expert_matmul(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor experts, {_ORDER}) -> Tensor")
@@ -45,7 +45,7 @@ def expert_matmul(
         order: the rows' order from :func:`rbm_kernels.expert_order`, in one pass or several. It changes the speed and
             never the result, beyond the order in which a row's experts are added; worth passing where several calls
             share ``experts``. Without it the order is made here if kernels will use it, in as many passes as
-            :func:`rbm_kernels.expert_matmul.config.passes` finds best.
+            :func:`rbm_kernels.ops.expert_matmul.config.passes` finds best.
 
     Returns:
         ``y [B, N]`` in the dtype of ``x``, accumulated in float32 at least. ``x``, ``weight``, ``bias`` and ``gates``
@@ -164,7 +164,7 @@ def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) 
 @cache
 def _launch() -> ModuleType:
     """The kernels' launch functions, imported at the first call: Triton takes a second, and CPU users may lack it."""
-    from rbm_kernels.expert_matmul import launch
+    from rbm_kernels.ops.expert_matmul import launch
 
     return launch
 

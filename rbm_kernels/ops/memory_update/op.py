@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import LIBRARY, define, implement_everywhere, implement_fake, stop_gradient
-from rbm_kernels.memory_update import reference
+from rbm_kernels.ops.memory_update import reference
 
 define(
     "memory_statistics(Tensor h, Tensor gates, Tensor experts, int num_experts, *, bool normalize=True)"

@@ -1,5 +1,5 @@
 """Each row through its own experts: grouped, gate-weighted matmul."""
 
-from rbm_kernels.expert_matmul.op import expert_matmul
+from rbm_kernels.ops.expert_matmul.op import expert_matmul
 
 __all__ = ["expert_matmul"]

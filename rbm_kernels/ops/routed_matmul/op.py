@@ -5,12 +5,12 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
-from rbm_kernels.cosine_topk import cosine_topk
-from rbm_kernels.cosine_topk.op import check_routing
-from rbm_kernels.expert_matmul import expert_matmul
-from rbm_kernels.expert_matmul.op import check_weights
-from rbm_kernels.routed_matmul import reference
-from rbm_kernels.routed_matmul.config import serves
+from rbm_kernels.ops.cosine_topk import cosine_topk
+from rbm_kernels.ops.cosine_topk.op import check_routing
+from rbm_kernels.ops.expert_matmul import expert_matmul
+from rbm_kernels.ops.expert_matmul.op import check_weights
+from rbm_kernels.ops.routed_matmul import reference
+from rbm_kernels.ops.routed_matmul.config import serves
 
 define("routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, float temperature=1.0) -> Tensor")
 
@@ -82,7 +82,7 @@ def _fake(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
 @implement_cuda("routed_matmul", _check)
 def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     if serves(x, memory):
-        from rbm_kernels.routed_matmul import kernels
+        from rbm_kernels.ops.routed_matmul import kernels
 
         return kernels.forward(x, memory, weight, bias, k, temperature)
     gates, experts, _ = torch.ops.rbm.cosine_topk(x, memory, k, temperature=temperature)

@@ -2,9 +2,9 @@
 
 import torch
 
-from rbm_kernels.cosine_topk import cost as cosine_topk
 from rbm_kernels.cost import Cost
-from rbm_kernels.expert_matmul import cost as expert_matmul
+from rbm_kernels.ops.cosine_topk import cost as cosine_topk
+from rbm_kernels.ops.expert_matmul import cost as expert_matmul
 
 
 def forward(rows: int, in_features: int, out_features: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:

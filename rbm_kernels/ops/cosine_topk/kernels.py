@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rbm_kernels._launching import Machine, launcher, machine_of, prepared
-from rbm_kernels.cosine_topk.blocks import (
+from rbm_kernels.ops.cosine_topk.blocks import (
     below_each_other,
     choose,
     dot_float32,
@@ -17,8 +17,8 @@ from rbm_kernels.cosine_topk.blocks import (
     split,
     square_norm,
 )
-from rbm_kernels.cosine_topk.config import configuration
-from rbm_kernels.cosine_topk.reference import EPS
+from rbm_kernels.ops.cosine_topk.config import configuration
+from rbm_kernels.ops.cosine_topk.reference import EPS
 
 
 @triton.jit

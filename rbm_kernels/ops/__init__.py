@@ -1,0 +1,1 @@
+"""One folder for each operator: schema and checks (op.py), eager reference, kernels, configurations, cost, README."""
