@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from rbm.utils.files import write_atomically, write_json
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+STUDENT = "student.json"  # in a run folder, in the place of config.json
 _PLAIN = (int, float, str, bool, type(None))
 
 
@@ -137,13 +138,11 @@ class HubMixin:
 
     def _save(self, folder: Path, place: str, run: Path | str | None) -> None:
         from rbm.nn.model_card import model_card
-        from rbm_kernels import __version__
 
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         card = model_card(self, self.arguments, tensors, place, None if run is None else Path(run))
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"class": type(self).__name__, "arguments": self.arguments, "rbm_version": __version__}
-        write_json(folder / CONFIG, content)
+        write_json(folder / CONFIG, describe(self))
         weights = save(tensors, {"format": "pt"})
         write_atomically(folder / WEIGHTS, lambda partial: partial.write_bytes(weights))
         if run is not None or not (folder / CARD).exists():
@@ -158,7 +157,8 @@ def load(
     token: str | bool | None = None,
     cache_dir: Path | str | None = None,
 ) -> HubMixin:
-    """A student from a folder that ``save_pretrained`` wrote or from the Hub, in eval mode, on the CPU.
+    """A student from a folder that ``save_pretrained`` wrote, from a run folder, or from the Hub; in eval mode, on the
+    CPU.
 
     Args:
         name: the folder; or, where there is none of that name, ``OWNER/NAME`` on the Hub.
@@ -173,19 +173,61 @@ def load(
         ValueError: it is no student of this class, or its files are corrupt.
     """
     if Path(name).is_dir():
-        config, weights = Path(name) / CONFIG, Path(name) / WEIGHTS
-        for file in (config, weights):
-            if not file.is_file():
-                raise FileNotFoundError(f"{name} holds no {file.name}, so save_pretrained did not write it")
+        config, weights = find_student(Path(name))
     else:
         hub = _huggingface_hub(f"{name} is no folder here, and students from the Hub")
         fetch = {"revision": revision, "token": token, "cache_dir": cache_dir}
         config, weights = (Path(hub.hf_hub_download(str(name), file, **fetch)) for file in (CONFIG, WEIGHTS))
+    return rebuild(config, weights, kind)
+
+
+def describe(student: HubMixin, **further: Any) -> dict[str, Any]:
+    """What :func:`rebuild` reads: class, arguments, and the version that wrote it; ``further`` keys are for others."""
+    from rbm_kernels import __version__
+
+    return {**further, "class": type(student).__name__, "arguments": student.arguments, "rbm_version": __version__}
+
+
+def find_student(folder: Path) -> tuple[Path, Path]:
+    """The files of a saved student: its description and its weights.
+
+    A run folder describes the student that it keeps in ``student.json``, with the method whose weights are meant; any
+    other folder has ``config.json`` and ``model.safetensors``, as on the Hub.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: ``student.json`` names no method.
+    """
+    config, weights = folder / CONFIG, folder / WEIGHTS
+    if (folder / STUDENT).is_file() or not config.is_file():
+        config = folder / STUDENT
+        if not config.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {STUDENT}: it is no run folder, or its run is not finished; and no {CONFIG}, as"
+                " save_pretrained writes it"
+            )
+        try:
+            weights = folder / f"{json.loads(config.read_text())['method']}.safetensors"
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{config} does not describe a student of this package: {error!r}") from error
+    if not weights.is_file():
+        raise FileNotFoundError(f"{folder} holds no {weights.name}: its student was not written to the end")
+    return config, weights
+
+
+def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None) -> HubMixin:
+    """The student that a description and its weights make, in eval mode, on the CPU.
+
+    Raises:
+        ValueError: a file is corrupt, they do not belong together, or the class is not ``kind``.
+    """
     student = _rebuilt(config, kind)
     try:
         student.load_state_dict(load_file(weights))
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise ValueError(f"{weights} does not hold the weights of this {type(student).__name__}: {error}") from error
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{weights} is not a readable safetensors file: {error}") from error
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit {type(student).__name__}: {error}") from error
     return student.eval()
 
 

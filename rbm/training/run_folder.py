@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rbm.config import Config
-from rbm.nn.pretrained import STUDENTS, HubMixin
+from rbm.nn.pretrained import STUDENT, HubMixin, describe, find_student, rebuild
 from rbm.utils.files import write_atomically, write_json
 
 METADATA_KEY = "rbm"
@@ -167,12 +167,12 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 def save_student(folder: Path | str, method: str, student: HubMixin) -> None:
     """Write ``student.json``, from which :func:`load` rebuilds the module for ``<method>.safetensors``."""
-    content = {"method": method, "class": type(student).__name__, "arguments": student.arguments}
-    write_json(Path(folder) / "student.json", content)
+    write_json(Path(folder) / STUDENT, describe(student, method=method))
 
 
 def load(folder: Path | str) -> nn.Module:
-    """Load the student of a run folder, whatever method made it: a plain module in eval mode, on the CPU.
+    """Load the student that a run folder keeps, or one that ``save_pretrained`` wrote: a plain module in eval mode, on
+    the CPU, whatever method made it.
 
     It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. Where the run has encodings they are the last
     columns of a row, behind the features. Call it under :func:`torch.inference_mode`, in every thread that does: the
@@ -182,18 +182,10 @@ def load(folder: Path | str) -> nn.Module:
         FileNotFoundError: the folder holds no finished student.
         ValueError: a file of it is corrupt or was not written by this package.
     """
-    folder = Path(folder)
-    description = folder / "student.json"
-    _check_there(folder, description)
-    try:
-        content = json.loads(description.read_text())
-        weights = folder / f"{content['method']}.safetensors"
-        student = STUDENTS[content["class"]](**content["arguments"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{description} does not describe a student of this package: {error!r}") from error
-    _check_there(folder, weights)
-    load_weights(student, weights)
-    return student.eval()
+    description, weights = find_student(Path(folder))
+    if description.name == STUDENT:
+        _result(weights)  # a phase's file is this package's own
+    return rebuild(description, weights)
 
 
 load_student = load  # a name that says what, where the package's own does not stand before it
@@ -208,11 +200,6 @@ def load_encodings(folder: Path | str) -> Tensor | None:
         return load_file(path)["encodings"]
     except (SafetensorError, OSError, KeyError) as error:
         raise ValueError(f"{path} holds no encodings of this package: {error}") from error
-
-
-def _check_there(folder: Path, file: Path) -> None:
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} holds no {file.name}: it is no run folder, or its run is not finished")
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -166,9 +166,9 @@ def test_faults(tmp_path):
 
     with pytest.raises(ValueError, match=r"describes a RbMStudent, expected a MLPStudent; rbm.hub.load takes any"):
         MLPStudent.from_pretrained(tmp_path / "good")
-    with pytest.raises(ValueError, match=r"model.safetensors does not hold the weights of this RbMStudent"):
+    with pytest.raises(ValueError, match=r"model.safetensors is not a readable safetensors file"):
         hub.load(spoilt("model.safetensors", "no"))
-    with pytest.raises(ValueError, match=r"does not hold the weights of this RbMStudent: [^$]*size mismatch"):
+    with pytest.raises(ValueError, match=r"does not fit RbMStudent: [^$]*size mismatch"):
         hub.load(spoilt("config.json", config.replace('"hidden_channels": 8', '"hidden_channels": 9')))
     for text in ("no", "[]", '{"class": "Trap", "arguments": {}}', '{"class": "RbMStudent"}'):
         with pytest.raises(ValueError, match=r"config.json does not describe a student of this package"):
@@ -194,3 +194,16 @@ def test_without_the_library_one_sentence_says_what_to_install(monkeypatch, tmp_
         with pytest.raises(ModuleNotFoundError, match=r"huggingface_hub: pip install 'rbm-kernels\[hub\]'"):
             call()
     assert not (tmp_path / "student").exists()
+
+
+@pytest.mark.usefixtures("huggingface_hub")
+def test_a_run_folder_and_a_folder_as_on_the_hub_load_alike(run, tmp_path_factory):
+    result, folder = run
+    saved = tmp_path_factory.mktemp("saved")
+    result.student.save_pretrained(saved)
+    students = [load(place) for load in (rbm.load, rbm.hub.load) for place in (folder, saved)]
+    x = result.student_inputs()
+    assert all(torch.equal(student(x), result.student(x)) for student in students)
+    descriptions = [json.loads((folder / "student.json").read_text()), json.loads((saved / "config.json").read_text())]
+    assert descriptions[0].pop("method") == result.method
+    assert descriptions[0] == descriptions[1]
