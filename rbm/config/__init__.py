@@ -21,6 +21,7 @@ from rbm.config.tree import (
     SPARSE_FEATURES,
     Config,
     merged,
+    nested,
     parse_assignments,
     read_changes,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "SamplingConfig",
     "TeacherConfig",
     "merged",
+    "nested",
     "parse_assignments",
     "read_changes",
 ]

@@ -1,6 +1,7 @@
 """The whole tree: one run."""
 
 from dataclasses import asdict, field
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -106,14 +107,19 @@ def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     """Turn ``["rbm.lr=0.005"]`` into ``{"rbm": {"lr": 0.005}}``, values read as YAML."""
-    changes: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
-        *outer, last = key.strip().split(".")
-        target = changes
-        for name in outer:
-            target = target.setdefault(name, {})
-        target[last] = yaml.safe_load(value)
-    return changes
+        values[key.strip()] = yaml.safe_load(value)
+    return nested(values)
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """``{"rbm.lr": 0.01}`` as the tree ``{"rbm": {"lr": 0.01}}``."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *outer, last = name.split(".")
+        reduce(lambda branch, part: branch.setdefault(part, {}), outer, tree)[last] = value
+    return tree

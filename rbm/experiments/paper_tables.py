@@ -4,7 +4,6 @@ A table is a file in ``configs/tables``: its columns (a method, and what the col
 and the name of the paper's table. All tables share one CSV file of runs, so that what two of them need is run once.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from rbm.config import SETTINGS
 from rbm.experiments.runner import Experiment
 from rbm.experiments.statistics import Summary, median_scores, skillings_mack
-from rbm.experiments.tables import Runs, paper_tables, percent
+from rbm.experiments.tables import Group, group_rows, paper_tables, percent
 
 PERMUTATIONS = 20_000
 _TABLES = resources.files("rbm") / "config" / "configs" / "tables"
@@ -129,22 +128,21 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
     known = list(paper_tables()["dataset_statistics"])
     students = {title for title, cell in table.columns.items() if cell.method != "teacher"}
     found = []
+    groups = group_rows(rows)
     for teacher in table.teachers:
-        groups: dict[tuple[str, str, str], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
-        for row in rows:
-            if (row["teacher"], row["protocol"]) == (teacher, table.protocol):
-                key = row["dataset"], row["setting"], row["variant"]
-                groups[key][row["method"]][int(row["seed"])] = row
-        datasets = {dataset for dataset, _, _ in groups}
+        mine = [group for group in groups if (group.teacher, group.protocol) == (teacher, table.protocol)]
+        graphs = {(group.dataset, group.preset) for group in mine}
+        order = sorted(graphs, key=lambda graph: (known.index(graph[0]) if graph[0] in known else 99, graph))
         for setting in sorted(table.settings):
-            for dataset in sorted(datasets, key=lambda name: (known.index(name) if name in known else 99, name)):
+            for dataset, preset in order:
                 ours = {}
                 for title, cell in table.columns.items():
-                    runs = groups.get((dataset, setting, cell.variant), {}).get(cell.method, {})
-                    if summary := percent(runs, column):
+                    group = Group(dataset, setting, table.protocol, teacher, preset, cell.variant)
+                    if summary := percent(groups.get(group, {}).get(cell.method, {}), column):
                         ours[title] = summary
                 if len(students & set(ours)) >= min(2, len(students)):
-                    found.append(Line(dataset, setting, teacher, ours, _published(table, dataset, setting, teacher)))
+                    name = dataset if preset == "clean" else f"{dataset} ({preset})"
+                    found.append(Line(name, setting, teacher, ours, _published(table, dataset, setting, teacher)))
     return found
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from rbm.experiments.statistics import Summary, paired_test
 
@@ -18,15 +19,31 @@ def paper_tables() -> dict[str, dict]:
     return json.loads((resources.files("rbm") / "config" / "configs" / "paper" / "tables.json").read_text())
 
 
-def group_rows(rows: list[dict[str, str]]) -> dict[tuple[str, str, str], dict[str, Runs]]:
-    """``(graph, setting, variant) -> method -> seed -> row``; a teacher stands under the variant ``""``.
+class Group(NamedTuple):
+    """What rows have in common that may be compared, or averaged over seeds."""
 
-    A graph is a dataset's name, with the protocol where it is not the paper's.
-    """
-    groups: dict[tuple[str, str, str], dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
+    dataset: str
+    setting: str
+    protocol: str
+    teacher: str
+    preset: str
+    variant: str
+
+    @property
+    def graph(self) -> str:
+        """The dataset, and whatever of protocol, teacher and preset is not the usual."""
+        usual = {"protocol": "rbm", "preset": "clean"}
+        unlike = [getattr(self, name) for name in usual if getattr(self, name) != usual[name]]
+        if self.teacher != "sage":
+            unlike.append(f"{self.teacher} teacher")
+        return f"{self.dataset} ({', '.join(unlike)})" if unlike else self.dataset
+
+
+def group_rows(rows: list[dict[str, str]]) -> dict[Group, dict[str, Runs]]:
+    """``group -> method -> seed -> row``; a teacher stands under the variant ``""``."""
+    groups: dict[Group, dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        graph = row["dataset"] if row["protocol"] == "rbm" else f"{row['dataset']} ({row['protocol']})"
-        groups[graph, row["setting"], row["variant"]][row["method"]][int(row["seed"])] = row
+        groups[Group(*(row[name] for name in Group._fields))][row["method"]][int(row["seed"])] = row
     return groups
 
 
@@ -35,30 +52,28 @@ def percent(runs: Runs, column: str) -> Summary | None:
     return Summary.of([100 * float(row[column]) for row in runs.values()]) if runs else None
 
 
-def main_table(rows: list[dict[str, str]], *, teacher: str = "sage") -> str:
+def main_table(rows: list[dict[str, str]]) -> str:
     """Markdown: for every dataset and setting the paper's RbM, ours, the MLP student's and the teacher's accuracy.
 
     *Test* is at the epoch with the best validation accuracy. *Best test*, the maximum over epochs, is the protocol of
     the paper's code, which looks at test labels, and stands beside the paper's figure for that reason alone.
     """
-    printed = {"sage": "sage_distillation", "gcn": "gcn_distillation"}.get(teacher)
-    paper = paper_tables()[printed] if printed else {}
     lines = [
         "| dataset | setting | seeds | paper's RbM | RbM, best test | **RbM, test** | MLP, test | teacher, test |"
         " RbM - MLP | p |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     groups = group_rows(rows)
-    for dataset, setting, variant in sorted(groups, key=_in_order(groups)):
-        methods = groups[dataset, setting, variant]
-        rbm, mlp = methods.get("rbm", {}), methods.get("mlp", {})
+    for group in sorted(groups, key=_in_order(groups)):
+        rbm, mlp = groups[group].get("rbm", {}), groups[group].get("mlp", {})
         if not rbm:
             continue
-        teachers = {seed: row for seed, row in groups[dataset, setting, ""].get("teacher", {}).items() if seed in rbm}
-        published = paper.get(dataset, {}).get(setting, {}).get("RbM")
+        teachers = groups.get(group._replace(variant=""), {}).get("teacher", {})
+        teachers = {seed: row for seed, row in teachers.items() if seed in rbm}
+        published = _published(group)
         cells = [
-            f"{dataset} {variant}".strip(),
-            setting,
+            f"{group.graph} {group.variant}".strip(),
+            group.setting,
             str(len(rbm)),
             "" if published is None else f"{published[0]:.2f} ± {published[1]:.2f}",
             _cell(percent(rbm, "test_max")),
@@ -74,10 +89,10 @@ def main_table(rows: list[dict[str, str]], *, teacher: str = "sage") -> str:
 def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> dict[str, dict]:
     """``"dataset, setting" -> variant -> Summary`` of a column in per cent; graphs and variants in order of rows."""
     found: dict[str, dict[str, Summary]] = {}
-    for (dataset, setting, variant), methods in group_rows(rows).items():
+    for group, methods in group_rows(rows).items():
         summary = percent(methods.get(method, {}), column)
         if summary is not None:
-            found.setdefault(f"{dataset}, {setting}", {})[variant or "default"] = summary
+            found.setdefault(f"{group.graph}, {group.setting}", {})[group.variant or "default"] = summary
     return found
 
 
@@ -94,18 +109,23 @@ def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str 
     return "\n".join(lines) + "\n"
 
 
-def _in_order(groups: Iterable[tuple[str, str, str]]) -> Callable[[tuple[str, str, str]], tuple[int, str, int]]:
+def _published(group: Group) -> list[float] | None:
+    """Mean and standard deviation of the paper's RbM under the same teacher and protocol."""
+    printed = {"sage": "sage_distillation", "gcn": "gcn_distillation"}.get(group.teacher)
+    if printed is None or group.protocol != "rbm":
+        return None
+    return paper_tables()[printed].get(group.dataset, {}).get(group.setting, {}).get("RbM")
+
+
+def _in_order(groups: Iterable[Group]) -> Callable[[Group], tuple[int, str, int]]:
     """Graphs and variants as they first came, whichever process was done first; transductive last."""
-    graphs, variants = (list(dict.fromkeys(group[part] for group in groups)) for part in (0, 2))
-    return lambda group: (graphs.index(group[0]), group[1], variants.index(group[2]))
+    graphs = list(dict.fromkeys(group.graph for group in groups))
+    variants = list(dict.fromkeys(group.variant for group in groups))
+    return lambda group: (graphs.index(group.graph), group.setting, variants.index(group.variant))
 
 
 def _cell(summary: Summary | None) -> str:
     return "" if summary is None else str(summary)
-
-
-def _accuracies(runs: Runs) -> dict[int, float]:
-    return {seed: 100 * float(row["test_at_best_val"]) for seed, row in runs.items()}
 
 
 def _difference(first: Runs, second: Runs) -> tuple[str, str]:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rbm.config import Config
+from rbm.config import Config, nested
 from rbm.config.presets import preset_config
 from rbm.experiments.tuning.search import Search, Tuned
-from rbm.experiments.tuning.space import flat, import_optuna, nested, with_values
+from rbm.experiments.tuning.space import flat, import_optuna, with_values
 from rbm.utils.files import write_atomically
 
 if TYPE_CHECKING:

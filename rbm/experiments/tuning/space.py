@@ -8,14 +8,13 @@ A space is written in YAML, a line a setting::
 """
 
 from dataclasses import fields, is_dataclass
-from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rbm.config import ATTENTION_TEACHERS, Config
+from rbm.config import ATTENTION_TEACHERS, Config, nested
 from rbm.distillation.registry import METHODS
 from rbm.utils.files import read_yaml
 
@@ -81,17 +80,8 @@ def with_values(config: Config, values: dict[str, Any]) -> Config:
     return config.updated(nested(values))
 
 
-def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """``{"rbm.lr": 0.01}`` as the tree ``{"rbm": {"lr": 0.01}}``."""
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        *sections, last = name.split(".")
-        reduce(lambda branch, section: branch.setdefault(section, {}), sections, tree)[last] = value
-    return tree
-
-
 def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """A tree's leaves by their names: the other way round."""
+    """A tree's leaves by their names: the inverse of :func:`rbm.config.nested`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}

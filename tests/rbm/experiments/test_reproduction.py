@@ -83,7 +83,14 @@ def test_several_experiments_take_turns_by_seed(tmp_path):
 
 
 def row(method: str, seed: int, accuracy: float, **changed) -> dict[str, str]:
-    key = {"dataset": "cora", "setting": "inductive", "protocol": "rbm", "teacher": "sage", "variant": ""}
+    key = {
+        "dataset": "cora",
+        "setting": "inductive",
+        "protocol": "rbm",
+        "teacher": "sage",
+        "preset": "clean",
+        "variant": "",
+    }
     found = {"test_at_best_val": str(accuracy), "test_max": str(accuracy + 0.01)}
     return {**key, **changed, "method": method, "seed": str(seed), **found}
 

@@ -15,7 +15,7 @@ from rbm.experiments.paper_tables import read_table, table_names
 from rbm.experiments.results import COLUMNS, config_fingerprint, read_rows
 from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
 from rbm.experiments.statistics import Summary, paired_test
-from rbm.experiments.tables import group_rows, main_table, paper_tables, percent, variants_table
+from rbm.experiments.tables import Group, group_rows, main_table, paper_tables, percent, variants_table
 from rbm.teachers import prepare
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -268,12 +268,29 @@ def test_graphs_of_another_protocol_stand_for_themselves():
     assert of_other.startswith("| cora (cpf) | inductive | 1 |  |")
 
 
+def test_rows_of_other_teachers_and_presets_stand_for_themselves():
+    """One group had them all, so that a later row of the same seed took an earlier one's place."""
+    rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, teacher="gcn"), row("rbm", 0, 0.6, preset="official")]
+    rows += [row("teacher", 0, 0.9), row("teacher", 0, 0.5, teacher="gcn")]
+    sage, gcn, official = main_table(rows).strip().split("\n")[2:]
+    assert sage.startswith("| cora | inductive | 1 | 77.44")
+    assert "**80.00**" in sage
+    assert "| 90.00 |" in sage
+    assert gcn.startswith("| cora (gcn teacher) |")
+    assert "**70.00**" in gcn
+    assert "| 50.00 |" in gcn
+    assert official.startswith("| cora (official) |")
+    assert "**60.00**" in official
+
+
 def test_variants_table():
     rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, variant="w/o"), row("teacher", 0, 0.9)]
     header, _, line, _ = variants_table(rows).split("\n")
     assert header == "| | default | w/o |"
     assert line == "| cora, inductive | 80.00 | 70.00 |"
-    assert percent(group_rows(rows)["cora", "inductive", ""]["rbm"], "test_max") == Summary(81.0, 0.0, 1)
+    assert percent(
+        group_rows(rows)[Group("cora", "inductive", "rbm", "sage", "clean", "")]["rbm"], "test_max"
+    ) == Summary(81.0, 0.0, 1)
 
 
 def test_paired_test_agrees_with_hand_arithmetic():
