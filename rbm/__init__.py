@@ -1,8 +1,8 @@
 """Routing-by-Memory: distil a graph neural network into a sparse mixture of experts that needs no graph.
 
-* :func:`rbm.distill`: a graph and a teacher in, a student out; :func:`rbm.load` gives it back from its run folder.
-* :class:`rbm.FusedRbMLayer`: the layer alone, for any other model.
-* :mod:`rbm_kernels`: the operators alone.
+* :func:`rbm.distill` trains a student from a graph and a teacher; :func:`rbm.load` loads it from its run folder.
+* :class:`rbm.FusedRbMLayer` is the layer, for use in any model.
+* :mod:`rbm_kernels` contains the operators, which do not depend on graphs.
 """
 
 from importlib import import_module
@@ -13,8 +13,8 @@ from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm_kernels import __version__
 
-# What stands on PyTorch Geometric and scikit-learn is imported when it is first asked for: who wants the layer alone
-# does not wait for them.
+# Names that need PyTorch Geometric or scikit-learn are imported at their first use, so that importing the layer alone
+# stays fast.
 _LAZY = {
     "Config": "config",
     "Distillation": "distillation.distill",

@@ -99,12 +99,24 @@ def test_a_command_that_does_not_exist_would_be_seen():
             parse(words)
 
 
-def test_readme_has_an_example_for_each_of_the_three_users():
-    assert len(blocks(README.read_text(), "python")) == 3
+def test_readme_has_a_quick_start_and_an_example_of_each_use():
+    assert len(blocks(README.read_text(), "python")) == 5
 
 
-def test_map_names_what_exists():
-    tree = README.read_text().split("## Map of the tree")[1]
+def test_readme_is_short_and_begins_with_both_commands():
+    text = README.read_text()
+    assert len(text.splitlines()) < 180
+    assert len(text.split()) < 1800
+    commands = [line for line in text.splitlines()[:45] if line.startswith("python3 -m venv")]
+    assert ["rbm distill" in commands[0], "pytest" in commands[1]] == [True, True]
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert len(pictures) == 1
+    assert (ROOT / pictures[0]).is_file()
+
+
+@pytest.mark.parametrize(("page", "heading"), [("README.md", "## Layout"), ("CONTRIBUTING.md", "## Map of the tree")])
+def test_map_names_what_exists(page, heading):
+    tree = PAGES[page].split(heading)[1].split("\n## ")[0]
     named = re.findall(r"\b(\w+\.py|\w+/)(?=\s)", tree)
     assert len(named) > 10
     for name in named:

@@ -1,18 +1,19 @@
-"""Features that stay where they lie, in half the bytes: a file that is mapped into memory may be larger than memory."""
+"""Float16 features, possibly memory-mapped; rows become float32 when indexed."""
 
 import torch
 from torch import Tensor
 
 
 class HalfPrecisionRows:
-    """Rows of a float16 matrix, made float32 when they are asked for, with further columns beside them.
+    """Rows of a float16 matrix that become float32 when indexed, with optional float32 columns to their right.
 
-    The matrix may be a file: of ``x.npy`` in a folder for :func:`rbm.datasets.load_graph` a batch reads the pages that
-    its rows lie on. Nothing is computed in half precision.
+    The matrix may be a memory-mapped file larger than memory, such as ``x.npy`` in a folder for
+    :func:`rbm.datasets.load_graph`. A batch reads only the pages that contain its rows. All computations are in
+    float32.
 
     Args:
         stored: float16 ``[B, Ds]``.
-        dense: float32 ``[B, Dd]`` that stand to the right, or None.
+        dense: float32 ``[B, Dd]``, the columns to the right of ``stored``, or None.
     """
 
     dtype = torch.float32
@@ -30,12 +31,12 @@ class HalfPrecisionRows:
         return self.stored.device
 
     def __getitem__(self, index: slice | Tensor) -> Tensor:
-        """The rows of a slice, a boolean mask or integer indices, float32."""
+        """Float32 rows of a slice, a boolean mask or integer indices."""
         rows = self.stored[index].float()
         return rows if self.dense is None else torch.cat([rows, self.dense[index]], dim=1)
 
     def to_dense(self) -> Tensor:
-        """All of them, float32, in memory."""
+        """All rows as one float32 tensor in memory."""
         return self[:]
 
     def concat_columns(self, dense: Tensor) -> "HalfPrecisionRows":

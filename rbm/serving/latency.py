@@ -1,7 +1,7 @@
-"""How long a prediction takes: of a student from rows alone, of its teacher with the neighbourhood that it needs.
+"""Latency of a prediction: of a student from its rows, of its teacher with the neighbourhood that it needs.
 
-Times are wall-clock milliseconds of one call after another, each in a batch of its own. What a student is given, rows,
-is there before the clock starts; a teacher is given node ids, and gathering their neighbourhood is its affair.
+Times are wall-clock milliseconds of consecutive calls, each with its own batch. A student's rows are in memory before
+the clock starts. A teacher gets node ids, and its time includes gathering their neighbourhood.
 """
 
 import copy

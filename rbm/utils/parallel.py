@@ -1,4 +1,4 @@
-"""Processes that work side by side for one that hands out tasks and writes down results."""
+"""Worker processes for parallel runs."""
 
 import os
 import threading
@@ -12,13 +12,13 @@ from rbm.utils.plugins import load_plugin, loaded_plugins
 
 
 def worker_pool(jobs: int) -> Executor:
-    """``jobs`` processes that know the plugins and share the cores; for one job this process does what is submitted.
+    """A pool of ``jobs`` worker processes that load the plugins and share the cores; one job runs in this process.
 
-    They end when this process is killed.
+    The workers end when this process is killed.
     """
     if jobs == 1:
         return _Here()
-    # Forked children of a process with threads may hang; these start anew.
+    # Forked children of a process with threads may hang, so workers are spawned.
     threads = max(1, (os.cpu_count() or 1) // jobs)
     start = {"initializer": _start_worker, "initargs": (loaded_plugins(), threads)}
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), **start)

@@ -1,12 +1,14 @@
 """What is read back from results: ratios of two runs, tables, pictures, the summary of a run on a GPU."""
 
+import re
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from benchmarks.measure.harness import Results
 from benchmarks.measure.shapes import REFERENCE, Shape
-from benchmarks.report import plot, regression, summary, tables
+from benchmarks.report import overview, plot, regression, summary, tables
 
 LAYER = Shape(64)
 
@@ -56,6 +58,18 @@ def test_plot(tmp_path):
     assert "<svg" in picture.read_text()
     ((groups),) = plot.pictures(plot.read([path])).values()
     assert groups == {str(LAYER): {"eager": 4.0}}
+
+
+def texts(picture):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text())
+
+
+def test_the_committed_picture_is_what_the_committed_results_give(tmp_path):
+    result = run(overview.main, "--out", tmp_path / "overview.svg")
+    assert result.exit_code == 0, result.output
+    committed = texts(tables.RESULTS / "overview.svg")
+    assert texts(tmp_path / "overview.svg") == committed, "run python -m benchmarks.report.overview"
+    assert tables.human(overview.one_node(tables.CPU)["rbm"]) in committed
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)

@@ -1,4 +1,7 @@
-"""Label propagation: how much of each class lies near a node, from the labels of training nodes alone."""
+"""Label propagation: the share of each class near a node, computed from the labels of training nodes only.
+
+By default a node's own label can return to it from hop two; see ``exclude_self`` of :func:`label_propagation`.
+"""
 
 import numpy as np
 import scipy.sparse as sp
@@ -7,7 +10,7 @@ from torch import Tensor
 
 from rbm.datasets.encodings.graph import add_self_loops, check_edges, in_matrix
 
-# Numbers held at once where a node's own label is left out: 256 MB.
+# Numbers held in memory at once with exclude_self: 256 MB.
 _COLUMN_NUMBERS = 2**25
 
 
@@ -22,31 +25,31 @@ def label_propagation(
     exclude_self: bool = False,
     self_loops: bool = False,
 ) -> Tensor:
-    """Labels of training nodes, carried along the edges: what a node's neighbours know, never what it is itself told.
+    """Labels of training nodes, propagated along the edges.
 
     With ``P = D_in^{-1} A`` and ``Y`` the one-hot labels of training nodes (other rows zero)::
 
         L <- P (decay Y);  hops - 1 times: L <- L + P (decay L);  L = (I + decay P)^{hops-1} decay P Y =: M Y
 
-    and each row is divided by its sum plus 1e-6. An edge that is there twice counts twice. Without self-loops no label
-    reaches its own node at the first hop, but it comes back over a neighbour from the second on.
-    ``exclude_self`` cuts every such path: row ``i`` is ``sum_{j != i} M_ij Y_j``, so a node's row does not change with
-    its own label, not by a bit, and neither do rows of nodes outside ``train_mask`` beyond rounding. It costs as
+    and each row is divided by its sum plus 1e-6. A repeated edge counts as often as it occurs. By default a node's own
+    label can return from hop two, through a neighbour; without self-loops it does not reach the node at hop one.
+    ``exclude_self`` removes all such paths: row ``i`` is ``sum_{j != i} M_ij Y_j``, so a node's row is independent of
+    its own label, bit for bit. Rows of nodes outside ``train_mask`` stay the same up to rounding. The option costs as
     much as ``n_train / num_classes`` propagations.
 
     Args:
         edge_index: int64 ``[2, M]``; labels flow from row 0 to row 1.
-        labels: int64 ``[N]``. Only those under ``train_mask`` are read: others may be anything.
+        labels: int64 ``[N]``. Only those under ``train_mask`` are read; the others may have any value.
         train_mask: bool ``[N]``.
         num_classes: C.
         decay: the factor of each hop.
         hops: propagations, at least 1.
         exclude_self: leave each node's own label out of its row.
-        self_loops: add a self-loop to every node (the released code on Planetoid and OGB), by which each training node
-            sees its own label. False leaves out those of the graph as well.
+        self_loops: add a self-loop to every node (the released code on Planetoid and OGB), through which each training
+            node receives its own label. False also removes the self-loops of the graph.
 
     Returns:
-        float32 ``[N, C]`` on the CPU; a row sums to almost 1, or to 0 where no label arrives.
+        float32 ``[N, C]`` on the CPU; a row sums to almost 1, or to 0 if no label reaches the node.
 
     Raises:
         TypeError: a wrong dtype.
