@@ -59,7 +59,6 @@ class NodeTrainer(Trainer):
         self.model, self.split, self.network = model, split, network
         self.observed_x, self.full_x = student_inputs(split, encodings)
         self.train_nodes = split.observed.train_mask.nonzero().flatten()
-        self.optimizer = self.build_optimizer()
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
@@ -98,10 +97,9 @@ class StudentTrainer(NodeTrainer):
         encodings: Encodings | None = None,
         network: Network | None = None,
     ) -> None:
-        self.teacher_outputs, self.config = teacher_outputs, config
-        self.model, self.split = model, split
-        self.projection = self._build_projection()
         super().__init__(model, split, network or config.mlp, encodings)
+        self.teacher_outputs, self.config = teacher_outputs, config
+        self.projection = self._build_projection()
         distill = config.distill
         self.replicas = Replicas(model)
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)

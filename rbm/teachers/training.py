@@ -1,7 +1,5 @@
 """What one epoch of a teacher is: a step on the whole observed graph, or one for each batch of its training nodes."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
@@ -17,15 +15,15 @@ class TeacherTrainer(Trainer):
     """A teacher learns the hard labels of the observed graph, full batch."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
-        self.model, self.split = model, split
+        self.model, self.split, self.config = model, split, config
         self.observed_edges = edges_for(model, split.observed)
         self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
         self.full_x = features_for(model, split.full_rows)
         self.observed_x = features_for(model, split.observed_rows) if len(split.unseen_nodes) else self.full_x
-        self.optimizer = self.build_optimizer(model.parameters(), config)
 
-    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
-        return build_adam(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        teacher = self.config.teacher
+        return build_adam(self.model.parameters(), lr=teacher.lr, weight_decay=teacher.weight_decay)
 
     def train_epoch(self, epoch: int) -> float:
         self.optimizer.zero_grad()
@@ -71,12 +69,9 @@ class SampledTrainer(TeacherTrainer):
 class AttentionTrainer(TeacherTrainer):
     """The recipe of RevGAT and DRGAT: RMSprop with a warm-up, a loss that saturates, labels as input where asked."""
 
-    def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
-        self.config = config
-        super().__init__(model, split, config)
-
-    def build_optimizer(self, parameters: Iterable, config: Config) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(parameters, lr=config.teacher.lr, weight_decay=config.teacher.weight_decay)
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        teacher = self.config.teacher
+        return torch.optim.RMSprop(self.model.parameters(), lr=teacher.lr, weight_decay=teacher.weight_decay)
 
     def train_epoch(self, epoch: int) -> float:
         rise = min(1.0, (epoch + 1) / max(1, self.config.attention.warmup_epochs))

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,15 @@ class Trainer(ABC):
     """A model with its optimiser, as :func:`fit` trains it: one that can do an epoch, and hand over its whole state."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Built at its first use: then a trainer has all that it trains."""
+        return self.build_optimizer()
+
+    @abstractmethod
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """An optimiser of all that is trained."""
 
     @abstractmethod
     def train_epoch(self, epoch: int) -> float:

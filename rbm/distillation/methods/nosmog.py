@@ -33,11 +33,11 @@ class NOSMOGTrainer(GLNNTrainer):
         config: NOSMOGConfig,
         encodings: Encodings | None = None,
     ) -> None:
+        super().__init__(model, split, teacher_outputs, config, encodings)
         if config.similarity_weight > 0:
             self.embedding = teacher_outputs.embedding("nosmog")
             width = (model.layers[:-1] or model.layers)[-1].out_features
             self.projection = nn.Linear(width, width).to(self.embedding.device)
-        super().__init__(model, split, teacher_outputs, config, encodings)
 
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         rows, config = self.observed_x[nodes], self.config
