@@ -127,6 +127,7 @@ template <typename T>
 void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
   const int vectors = vectors_of_block<T>(p.outputs);
   const int64_t width = vectors * Lanes<T>::kCount, blocks = ceil_div(p.outputs, width);
+  if (blocks == 0) return;  // no outputs
   const int64_t multiplications = p.entries * p.top_k * p.outputs;
   const int64_t threads = multiplications < kGrainMultiplications ? 1 : torch::stable::get_num_threads();
   // Every chunk transposes the weights that it needs: no more chunks than threads without a block. No row's sum knows them.

@@ -15,6 +15,7 @@ import torch_geometric
 from rbm.config import Config
 from rbm.distillation.registry import METHODS
 from rbm.utils.cache import fingerprint
+from rbm.utils.files import write_atomically
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
 ACCURACIES = ("test_at_best_val", "val", "test_max")
@@ -75,7 +76,7 @@ def _commit() -> str:
 
 
 def read_rows(path: Path | str) -> list[dict[str, str]]:
-    """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is dropped.
+    """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is left out.
 
     Raises:
         ValueError: the file has other columns.
@@ -83,15 +84,20 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
     path = Path(path)
     if not path.is_file():
         return []
-    text = path.read_text()
-    whole, newline, cut = text.rpartition("\n")
-    if cut:
-        path.write_text(whole + newline)
-    rows = list(csv.DictReader(whole.splitlines()))
-    header = whole.split("\n", 1)[0]
-    if whole and header != ",".join(COLUMNS):
+    text = _whole_lines(path.read_text())
+    header = text.split("\n", 1)[0]
+    if text and header != ",".join(COLUMNS):
         raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
-    return rows
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _whole_lines(text: str) -> str:
+    """``text`` with a newline at its end, without a last line that a kill cut short: one with columns missing."""
+    before, newline, last = text.rpartition("\n")
+    if not last:
+        return text
+    fields = next(csv.reader([last]))
+    return f"{text}\n" if len(fields) == len(COLUMNS) and fields[-1] else before + newline
 
 
 def row_key(row: dict[str, str]) -> tuple[str, ...]:
@@ -103,6 +109,10 @@ def append_rows(path: Path, rows: list[dict[str, str]]) -> None:
     """Add rows to a file that :func:`read_rows` has read, or begin one."""
     is_new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not is_new:
+        text = path.read_text()
+        if (whole := _whole_lines(text)) != text:
+            write_atomically(path, lambda partial: partial.write_text(whole))
     with open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if is_new:

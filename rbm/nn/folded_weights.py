@@ -53,24 +53,25 @@ class FoldedExperts(NamedTuple):
     def of(cls, layer: nn.Module, dtype: torch.dtype | None) -> tuple["FoldedExperts", bool]:
         """Fold the experts of ``layer``, and say whether the result may be kept.
 
-        It may not where a change would go unseen (parameters made in inference mode have no version, reparametrised
-        ones are no parameters, distributed ones no plain tensors), nor where the numbers are not there yet: while a
-        CUDA graph is captured.
+        It may not where a change would go unseen (see :func:`_is_watched`; reparametrised parameters are none of the
+        layer's, distributed ones no plain tensors), nor where the numbers are not there yet: while a CUDA graph is
+        captured.
         """
         _count_steps()
+        # Versions before numbers: where another thread writes meanwhile, what is kept is known to be old.
+        steps, keep, sources = _steps, not _capturing(), []
         parameters = [getattr(layer, name) for name in _NAMES]
-        folded = fold(*parameters, dtype)
-        keep = type(folded[0]) is Tensor and not _capturing()
-        sources = []
         for name, parameter in zip(_NAMES, parameters, strict=True):
-            if layer._parameters.get(name) is not parameter or (parameter is not None and parameter.is_inference()):
+            if layer._parameters.get(name) is not parameter or not (parameter is None or _is_watched(parameter)):
                 keep = False
             elif parameter is None:
                 sources.append((name, None, 0, 0, None))
             elif keep:
                 # The alias keeps the memory: no other tensor can come to stand at its address.
                 sources.append((name, parameter, parameter._version, parameter.data_ptr(), parameter.detach()))
-        return cls(*folded, dtype, _steps, tuple(sources)), keep
+        folded = fold(*parameters, dtype)
+        keep = keep and type(folded[0]) is Tensor
+        return cls(*folded, dtype, steps, tuple(sources)), keep
 
     def are_of(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
         """Whether these parameters, unchanged, gave these experts. Every answer of a layer asks: four tensors, 1 µs."""
@@ -95,6 +96,15 @@ def _count_steps() -> None:
 def _count(*_) -> None:
     global _steps
     _steps += 1
+
+
+def _is_watched(parameter: Tensor) -> bool:
+    """Whether every change counts in the version: not in inference mode, nor where another process writes to the
+    memory, nor of what a transformation of ``torch.func`` wraps, which is another tensor's view for one call.
+    """
+    if type(parameter) not in (Tensor, nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(parameter):
+        return False
+    return not parameter.is_inference() and (parameter.device.type != "cpu" or not parameter.is_shared())
 
 
 def _capturing() -> bool:

@@ -18,7 +18,7 @@ from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors
 from rbm.training.run_folder import load, load_encodings
-from rbm.utils.files import check_ending, optional, write_atomically
+from rbm.utils.files import check_ending, optional, same_file, write_atomically
 from rbm.utils.progress import Progress
 
 
@@ -55,8 +55,9 @@ def predict_file(
         raise FileNotFoundError(f"predictions file {out}: folder {out.parent} does not exist; make it, or name another")
     student = load(run)
     source, joined = _open(run, features, student.in_channels, neighbors)
-    if out.resolve() == source.path.resolve():
-        raise ValueError(f"predictions file {out} is the features file; name another to write to")
+    for name, given in (("features", source.path), ("neighbors", neighbors)):
+        if given is not None and same_file(out, given):
+            raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
     total = 0
 
     def write(partial: Path) -> None:

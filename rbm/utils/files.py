@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -43,17 +44,40 @@ def optional(package: str, extra: str, what: str, otherwise: str = "") -> Module
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then rename it: a kill leaves the old file or the new one.
 
-    A failure of ``write`` leaves no temporary file.
+    The temporary file has a name that nobody can foresee, such as ``.name-x1y2z3.partial``. A failure leaves none.
+
+    Raises:
+        IsADirectoryError: ``path`` is a folder; before ``write`` is called.
     """
-    partial = path.with_name(path.name + ".partial")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".partial")
+    os.close(handle)
+    partial = Path(name)
     try:
         write(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(partial, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+
+
+def _umask() -> int:
+    # There is no way to read it but to set it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def same_file(first: Path | str, second: Path | str) -> bool:
+    """Whether two paths lead to one file, be it by links; a file that does not exist is the same as its own path."""
+    first, second = Path(first), Path(second)
+    if first.exists() and second.exists():
+        return first.samefile(second)
+    return first.resolve() == second.resolve()
 
 
 def write_json(path: Path, content: Any) -> None:

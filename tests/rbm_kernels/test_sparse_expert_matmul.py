@@ -10,6 +10,8 @@ from rbm_kernels.ops.sparse_expert_matmul import reference
 SHAPES = {
     "usual": (90, 70, 40, 8, 3, 0.3),
     "no rows": (0, 16, 8, 4, 2, 0.3),
+    "no outputs": (9, 16, 0, 4, 2, 0.3),
+    "no features": (9, 0, 8, 4, 2, 0.3),
     "one of each": (1, 1, 1, 1, 1, 1.0),
     "no entries": (9, 12, 5, 4, 2, 0.0),
     "few entries, served in place": (4, 900, 33, 4, 2, 0.005),

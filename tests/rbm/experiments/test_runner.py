@@ -12,7 +12,7 @@ import pytest
 from rbm.config import PROTOCOLS
 from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import read_table, table_names
-from rbm.experiments.results import COLUMNS, config_fingerprint, read_rows
+from rbm.experiments.results import COLUMNS, append_rows, config_fingerprint, read_rows
 from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
 from rbm.experiments.statistics import Summary, paired_test
 from rbm.experiments.tables import Group, group_rows, main_table, paper_tables, percent, variants_table
@@ -215,6 +215,18 @@ def test_missing_graphs_are_noticed_before_anything_runs(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"AttributedGraphDataset/citeseer/raw lacks attrs\.npz"):
         run_experiment(quick(datasets=("digits", "citeseer"), protocol="cpf"), out, root=str(tmp_path))
     assert not out.exists()
+
+
+def test_reading_rows_writes_nothing(tmp_path):
+    """A last line without its newline is a row where it is whole, and none where a kill cut it short."""
+    file, whole = tmp_path / "r.csv", ",".join(str(i) for i in range(len(COLUMNS)))
+    lines = [",".join(COLUMNS), whole]
+    for text, count in (("\n".join(lines), 1), ("\n".join([*lines, whole[:20]]), 1), ("\n".join([*lines, ""]), 1)):
+        file.write_text(text)
+        assert len(read_rows(file)) == count
+        assert file.read_text() == text
+        append_rows(file, [dict(zip(COLUMNS, whole.split(","), strict=True))])
+        assert file.read_text() == "\n".join([*lines, whole, ""])
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments" / "searches").glob("*.yaml")), ids=lambda file: file.stem)

@@ -230,3 +230,17 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert done.returncode == 0, done.stderr
     small, large = map(int, done.stdout.split())
     assert large - small < 60, f"peak resident memory went from {small} to {large} MiB"
+
+
+@pytest.mark.parametrize("way", ["by its name", "by a link"])
+def test_predictions_never_replace_an_input(tmp_path, x, way):
+    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "n.npy", np.array([[0, 1]]))
+    out = tmp_path / "n.npy"
+    if way == "by a link":
+        out = tmp_path / "out.npy"
+        out.hardlink_to(tmp_path / "n.npy")
+    with pytest.raises(ValueError, match=r"is the neighbors file; name another to write to"):
+        predict_file(run, tmp_path / "x.npy", out, neighbors=tmp_path / "n.npy")
+    assert np.load(tmp_path / "n.npy").tolist() == [[0, 1]]

@@ -1,0 +1,61 @@
+"""Files are written whole or not at all, and only where they are meant to be."""
+
+import os
+import stat
+
+import pytest
+
+from rbm.utils.files import same_file, write_atomically
+
+
+def test_a_folder_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder, expected the name of a file"):
+        write_atomically(tmp_path, lambda partial: pytest.fail("began to write"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "out.csv.partial").symlink_to(victim)
+    write_atomically(tmp_path / "out.csv", lambda partial: partial.write_text("new"))
+    assert victim.read_text() == "mine"
+    assert (tmp_path / "out.csv").read_text() == "new"
+
+
+@pytest.mark.parametrize("mode", [0o640, None], ids=["of the file before", "of a new file"])
+def test_permissions(tmp_path, mode):
+    file, usual = tmp_path / "out.csv", tmp_path / "usual"
+    usual.write_text("")
+    if mode is not None:
+        file.write_text("old")
+        os.chmod(file, mode)
+    write_atomically(file, lambda partial: partial.write_text("new"))
+    assert stat.S_IMODE(file.stat().st_mode) == (mode or stat.S_IMODE(usual.stat().st_mode))
+
+
+@pytest.mark.parametrize("failing", ["write", "rename"])
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failing):
+    def write(partial):
+        partial.write_text("half")
+        if failing == "write":
+            raise KeyboardInterrupt
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    if failing == "rename":
+        monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        write_atomically(tmp_path / "out.csv", write)
+    assert not list(tmp_path.iterdir())
+
+
+def test_same_file(tmp_path):
+    first, link, copy = tmp_path / "first", tmp_path / "link", tmp_path / "copy"
+    first.write_text("a")
+    copy.write_text("a")
+    os.link(first, link)
+    assert same_file(first, link)
+    assert not same_file(first, copy)
+    assert same_file(tmp_path / "new", tmp_path / "x" / ".." / "new")
