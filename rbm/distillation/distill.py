@@ -31,7 +31,7 @@ from rbm.training.run_folder import RunFolder, save_student
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process, on_main_process
-from rbm.utils.files import write_atomically, write_json
+from rbm.utils.files import as_json
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress
 from rbm.utils.timings import Timings
@@ -277,10 +277,9 @@ def _write(run: RunFolder, found: Distillation, kept: TrainedStudent) -> None:
     save_student(run.path, found.method, kept.student)
     if kept.encodings is not None:
         run.save_tensors("encodings", {"encodings": kept.encodings.full})
-    write_json(run.path / "summary.json", found.summary)
-    write_json(run.path / "timings.json", found.timings)
-    text = results_markdown(found.summary, found.timings)
-    write_atomically(run.path / "results.md", lambda partial: partial.write_text(text))
+    run.write_text("summary.json", as_json(found.summary))
+    run.write_text("timings.json", as_json(found.timings))
+    run.write_text("results.md", results_markdown(found.summary, found.timings))
 
 
 @contextmanager

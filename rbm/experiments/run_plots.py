@@ -11,6 +11,7 @@ from rbm.experiments import plots
 from rbm.nn.sparse_rows import SparseRows
 from rbm.nn.students import MixtureStudent
 from rbm.training.metrics import expert_loads
+from rbm.training.run_files import list_file
 
 
 @torch.no_grad()
@@ -22,13 +23,16 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
         The files written: ``training.png``, ``expert_load.png``, ``representation.png``.
     """
     files = [folder / "training.png"]
+    list_file(files[0])
     best_epochs = {phase: result.summary[phase]["best_epoch"] for phase in result.summary if phase in ROWS}
     titles = {phase: ROWS[phase] for phase in best_epochs}
     plots.plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
     student = result.student.eval()
     if not isinstance(student, MixtureStudent):
         return files
-    files += [folder / name for name in ("expert_load.png", "representation.png")]
+    for name in ("expert_load.png", "representation.png"):
+        files.append(folder / name)
+        list_file(folder / name)
     x, labels = result.student_inputs(), result.split.graph.y
     plots.plot_expert_load(expert_loads(student, x).cpu(), files[1])
     *_, (_, rows) = student.router_inputs(x)

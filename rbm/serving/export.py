@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from rbm.serving.standard_ops import plain
+from rbm.training.run_files import list_file
 from rbm.training.run_folder import load
 from rbm.utils.files import check_ending, optional, write_atomically
 
@@ -88,6 +89,7 @@ def export_student(student: nn.Module | Path | str, format: str, path: Path | st
             _compare(student, kind.open(whole), format)
             os.replace(whole, partial)
 
+    list_file(path)
     write_atomically(path, write)
     return path
 

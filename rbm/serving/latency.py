@@ -27,6 +27,7 @@ from rbm.distillation.registry import METHODS
 from rbm.nn.sparse_rows import Rows, as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
 from rbm.teachers.prepare import build_configured_teacher
+from rbm.training.run_files import list_file
 from rbm.training.run_folder import load, load_encodings, load_weights
 from rbm.utils.files import write_json
 from rbm.utils.progress import Progress
@@ -102,6 +103,7 @@ def measure_run(
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         "rows": rows,
     }
+    list_file(run / "latency.json")
     write_json(run / "latency.json", found)
     return found
 

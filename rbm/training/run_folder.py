@@ -5,6 +5,7 @@ Nothing is ever unpickled: finished models are safetensors files, the state of a
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,24 +16,10 @@ from torch import Tensor, nn
 
 from rbm.config import Config
 from rbm.nn.pretrained import STUDENT, HubMixin, describe, find_student, rebuild
+from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.utils.files import write_atomically, write_json
 
 METADATA_KEY = "rbm"
-# All that a run leaves in its folder.
-_WRITTEN = (
-    "*.safetensors",
-    "*.json",
-    "*.jsonl",
-    "*.png",
-    "results.md",
-    "*.partial",
-    "checkpoint.pt",
-    "config.yaml",
-    "student.pt2",
-    "student-aoti.pt2",
-    "student.onnx",
-    "tensorboard/*/events.out.tfevents.*",
-)
 
 
 class MetricsWriter(Protocol):
@@ -49,6 +36,7 @@ class RunFolder:
     """One run on disk.
 
     ==========================  ==========================================================================
+    ``run.json``                the list of all that follows: what ``--overwrite`` removes
     ``config.yaml``             the configuration
     ``metrics.jsonl``           one line an epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
@@ -82,6 +70,7 @@ class RunFolder:
             if not config_file.is_file():
                 raise FileNotFoundError(f"run folder {self.path} has no config.yaml: there is no run to resume")
             _check_same(Config.from_yaml(config_file), config, self.path)
+            begin_list(self.path)
         else:
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 if not overwrite:
@@ -89,17 +78,10 @@ class RunFolder:
                         f"run folder {self.path} exists and is not empty;"
                         " use --resume to continue it, --overwrite to replace it, or another --out"
                     )
-                self._remove_old_run()
+                remove_run(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(config_file, lambda partial: partial.write_text(config.to_yaml()))
-
-    def _remove_old_run(self) -> None:
-        # Only what a run writes: a folder given by mistake keeps everything else.
-        if not self.path.is_dir() or not (self.path / "config.yaml").is_file():
-            raise FileExistsError(f"{self.path} is not a run folder (no config.yaml), so --overwrite leaves it alone")
-        for pattern in _WRITTEN:
-            for file in self.path.glob(pattern):
-                file.unlink()
+            begin_list(self.path)
+            self._write("config.yaml", lambda partial: partial.write_text(config.to_yaml()))
 
     def finished(self, phase: str) -> dict[str, Any] | None:
         """The result of a phase that is complete, or None."""
@@ -113,20 +95,20 @@ class RunFolder:
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
         # One key: safetensors writes several in an order that changes, and equal runs shall leave equal files.
         content = save(tensors, {METADATA_KEY: json.dumps(result)})
-        write_atomically(self.path / f"{phase}.safetensors", lambda partial: partial.write_bytes(content))
+        self._write(f"{phase}.safetensors", lambda partial: partial.write_bytes(content))
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
 
     def save_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Write ``<name>.safetensors``."""
         content = save({key: tensor.cpu().contiguous() for key, tensor in tensors.items()})
-        write_atomically(self.path / f"{name}.safetensors", lambda partial: partial.write_bytes(content))
+        self._write(f"{name}.safetensors", lambda partial: partial.write_bytes(content))
 
     def load_phase(self, phase: str, model: nn.Module) -> None:
         """Read the model of a finished phase."""
         load_weights(model, self.path / f"{phase}.safetensors")
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        write_atomically(self.path / "checkpoint.pt", lambda partial: torch.save(state, partial))
+        self._write("checkpoint.pt", lambda partial: torch.save(state, partial))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The state of the unfinished phase, or None where there is none."""
@@ -145,11 +127,20 @@ class RunFolder:
         records = read_metrics(self.path)
         kept = [r for r in records if r["phase"] != phase or r["epoch"] < epochs]
         text = "".join(json.dumps(record) + "\n" for record in kept)
-        write_atomically(self.path / "metrics.jsonl", lambda partial: partial.write_text(text))
+        self._write("metrics.jsonl", lambda partial: partial.write_text(text))
         if self.events is not None and len(kept) < len(records):
             self.events.rewrite(kept)
 
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the run."""
+        self._write(name, lambda partial: partial.write_text(text))
+
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+        list_file(self.path / name)
+        write_atomically(self.path / name, write)
+
     def append_metrics(self, record: dict[str, Any]) -> None:
+        list_file(self.path / "metrics.jsonl")
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
         if self.events is not None:
@@ -167,6 +158,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 def save_student(folder: Path | str, method: str, student: HubMixin) -> None:
     """Write ``student.json``, from which :func:`load` rebuilds the module for ``<method>.safetensors``."""
+    list_file(Path(folder) / STUDENT)
     write_json(Path(folder) / STUDENT, describe(student, method=method))
 
 

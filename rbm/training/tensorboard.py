@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rbm.training.run_files import list_file
 from rbm.training.run_folder import RunFolder, read_metrics
 
 # Seconds until what was written reaches the disk: somebody is watching.
@@ -36,6 +37,7 @@ def check_tensorboard(folder: Path | str | None) -> None:
 @contextmanager
 def events(run: RunFolder) -> Iterator[None]:
     """Inside, what the run appends to its metrics goes to TensorBoard too; what it has there already goes first."""
+    list_file(run.path / "tensorboard")
     run.events = Events(run.path / "tensorboard")
     run.events.rewrite(read_metrics(run.path))
     try:

@@ -80,7 +80,12 @@ def same_file(first: Path | str, second: Path | str) -> bool:
     return first.resolve() == second.resolve()
 
 
+def as_json(content: Any) -> str:
+    """Indented JSON, as all files of this package have it."""
+    return json.dumps(content, indent=2) + "\n"
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON, atomically."""
-    text = json.dumps(content, indent=2) + "\n"
+    text = as_json(content)
     write_atomically(path, lambda partial: partial.write_text(text))

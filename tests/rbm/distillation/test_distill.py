@@ -77,6 +77,7 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
         "metrics.jsonl",
         "mlp.safetensors",
         "results.md",
+        "run.json",
         "student.json",
         "rbm.safetensors",
         "summary.json",

@@ -60,10 +60,45 @@ def test_existing_run_is_kept_unless_told_otherwise(folder):
 def test_overwrite_leaves_foreign_folders_alone(tmp_path):
     (tmp_path / "thesis.json").write_text("{}")
     with pytest.raises(
-        FileExistsError, match=r"is not a run folder \(no config.yaml\), so --overwrite leaves it alone"
+        FileExistsError,
+        match=r"is not a run folder of this version \(no valid run.json.*, so --overwrite leaves it alone",
     ):
         RunFolder(tmp_path, Config(), overwrite=True)
     assert (tmp_path / "thesis.json").exists()
+
+
+FOREIGN = ("config.yaml", "notes.json", "photo.png", "log.jsonl", "model.safetensors", "checkpoint.pt", "x.partial")
+
+
+def test_overwrite_removes_no_file_that_no_run_wrote(tmp_path):
+    """Any folder with a config.yaml passed for a run, and whatever ended as a run's files do was removed."""
+    for name in FOREIGN:
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match="--overwrite leaves it alone; use another --out"):
+        RunFolder(tmp_path, Config(), overwrite=True)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict.fromkeys(FOREIGN, "mine")
+
+
+def test_overwrite_removes_what_the_run_wrote_alone(folder):
+    folder.save_phase("teacher", torch.nn.Linear(2, 2), {})
+    folder.save_checkpoint({})
+    folder.append_metrics({"phase": "teacher", "epoch": 0})
+    (folder.path / ".summary.json-x1.partial").write_text("half")
+    folder.write_text("summary.json", "{}")
+    for name in FOREIGN[1:-2]:
+        (folder.path / name).write_text("mine")
+    RunFolder(folder.path, Config(), overwrite=True)
+    assert {file.name for file in folder.path.iterdir()} == {"run.json", "config.yaml", *FOREIGN[1:-2]}
+
+
+@pytest.mark.parametrize("names", [["../outside"], ["/etc/outside"], "config.yaml", [3], None])
+def test_a_list_that_lies_removes_nothing(folder, names):
+    (folder.path.parent / "outside").write_text("mine")
+    (folder.path / "run.json").write_text(json.dumps({"format": 1, "files": names}))
+    with pytest.raises(FileExistsError, match=r"no valid run\.json"):
+        RunFolder(folder.path, Config(), overwrite=True)
+    assert (folder.path / "config.yaml").is_file()
+    assert (folder.path.parent / "outside").is_file()
 
 
 def test_resume_needs_the_same_configuration(folder, tmp_path):
