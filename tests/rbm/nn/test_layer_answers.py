@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -384,71 +383,3 @@ def test_bad_input():
             answer(layer, torch.randn(3, 5))
         with pytest.raises(TypeError, match="weight has dtype float32, expected bfloat16"):
             answer(layer, torch.randn(3, 6).bfloat16())
-
-
-def test_a_step_while_experts_are_folded_is_seen(monkeypatch):
-    """Another thread's optimiser steps between the first number that is read and the last: what is kept is old."""
-    layer, x = make(), torch.randn(5, 6)
-    fold = folding.fold
-
-    def interrupted(*arguments):
-        folded = fold(*arguments)
-        with torch.no_grad():
-            layer.weight.mul_(2.0)
-        return folded
-
-    monkeypatch.setattr(folding, "fold", interrupted)
-    answer(layer, x)
-    monkeypatch.setattr(folding, "fold", fold)
-    torch.testing.assert_close(answer(layer, x), expected(layer, x))
-
-
-def test_threads_that_infer_beside_training_end_with_its_weights():
-    layer, x = make(), torch.randn(64, 6)
-    twin = FusedRbMLayer(6, 4, 5, 3)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    for _ in range(20):
-        with ThreadPoolExecutor(9) as pool:
-            infers = [pool.submit(lambda: [answer(layer, x) for _ in range(20)]) for _ in range(8)]
-
-            def train():
-                for parameter in layer.parameters():
-                    parameter.grad = torch.randn_like(parameter)
-                for _ in range(3):
-                    optimizer.step()
-
-            pool.submit(train).result()
-            for each in infers:
-                each.result()
-        twin.load_state_dict(layer.state_dict())
-        torch.testing.assert_close(answer(layer, x), answer(twin.eval(), x), rtol=0, atol=0)
-
-
-def test_memory_that_another_process_may_write_to_is_folded_anew(folds):
-    layer, x = make(), torch.randn(5, 6)
-    layer.share_memory()
-    # As another process does: the memory changes, and no version of this process counts it.
-    alias = torch.from_numpy(layer.weight.detach().numpy())
-    answer(layer, x)
-    alias.mul_(2.0)
-    torch.testing.assert_close(answer(layer, x), expected(layer, x))
-    assert len(folds) == 2
-
-
-def test_parameters_of_a_batched_functional_call():
-    layer, x = make(), torch.randn(5, 6)
-    layers = [make() for _ in range(3)]
-    stacked = {name: torch.stack([dict(each.named_parameters())[name] for each in layers]).detach() for name in NAMES}
-    buffers = dict(layer.named_buffers())
-
-    def call(parameters):
-        return torch.func.functional_call(layer, (parameters, buffers), (x,))
-
-    with torch.no_grad():
-        one_by_one = torch.stack([call({name: values[i] for name, values in stacked.items()}) for i in range(3)])
-        torch.testing.assert_close(torch.func.vmap(call)(stacked), one_by_one)
-        answer(layer, x)
-    torch.testing.assert_close(answer(layer, x), expected(layer, x))
-
-
-NAMES = ("weight", "bias", "attention", "log_scale")

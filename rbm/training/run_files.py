@@ -1,0 +1,66 @@
+"""The list of the files that this package wrote into a run folder: they alone are ever removed from it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rbm.utils.files import write_json
+
+MARKER = "run.json"
+_EVENTS = "tensorboard"  # a folder; only TensorBoard's event files in it are removed
+
+
+def begin_list(folder: Path) -> None:
+    """Make ``folder`` a run folder: write the list, empty, unless it has one."""
+    if not (folder / MARKER).is_file():
+        write_json(folder / MARKER, {"format": 1, "files": []})
+
+
+def list_file(file: Path) -> None:
+    """Add a file, or the folder ``tensorboard``, to the list of its folder before it is written.
+
+    A folder without a list is no run folder, and gets none.
+    """
+    marker = file.parent / MARKER
+    if marker.is_file() and file.name not in (names := listed_files(file.parent)):
+        write_json(marker, {"format": 1, "files": [*names, file.name]})
+
+
+def listed_files(folder: Path) -> list[str]:
+    """The names on the list.
+
+    Raises:
+        FileExistsError: there is none, or it is damaged: nobody knows whose files these are.
+    """
+    marker = folder / MARKER
+    try:
+        names = json.loads(marker.read_text())["files"]
+        if isinstance(names, list) and all(isinstance(name, str) and name == Path(name).name for name in names):
+            return names
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise FileExistsError(
+        f"{folder} is not a run folder of this version (no valid {MARKER}, the list of what a run wrote), so"
+        " --overwrite leaves it alone; use another --out, or remove what is not needed yourself"
+    )
+
+
+def remove_run(folder: Path) -> None:
+    """Remove the files on the list, and leave all others.
+
+    Raises:
+        FileExistsError: as :func:`listed_files`, and nothing was removed.
+    """
+    for file in list(_present(folder, listed_files(folder))):
+        file.unlink()
+    (folder / MARKER).unlink()
+
+
+def _present(folder: Path, names: list[str]) -> Iterator[Path]:
+    for name in names:
+        if name == _EVENTS:
+            yield from folder.glob(f"{_EVENTS}/*/events.out.tfevents.*")
+        elif (folder / name).is_file() or (folder / name).is_symlink():
+            yield folder / name
+        # What a kill left of a file that was being written.
+        yield from folder.glob(f".{name}-*.partial")
