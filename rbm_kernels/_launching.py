@@ -1,7 +1,7 @@
 """What launches of Triton kernels share: machines, launches prepared once for each shape, the options of all kernels.
 
-Whatever a launch owes to shapes alone (grid, tiles, constants) is worked out at the first call with these shapes and
-kept: a training step launches the same dozen kernels again and again, and the host must stay ahead of the GPU.
+What depends on shapes alone (grid, tiles, constants) is computed at the first call with these shapes and kept: a
+training step launches the same dozen kernels again and again, and the host must stay ahead of the GPU.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,7 @@ import torch
 
 Prepare = TypeVar("Prepare", bound=Callable)
 
-# Of every kernel. Sums of products may be fused, in Triton's own words: on, which is its default; said, so that
-# nobody's environment says otherwise.
+# Of every kernel. Fused multiply-add is on: Triton's default, set here so that no environment variable changes it.
 OPTIONS = {"enable_fp_fusion": True}
 # Shapes that a function remembers: a server's batch sizes, a few layers.
 _REMEMBERED = 1024

@@ -49,9 +49,9 @@ def implement_cuda(name: str, check: Callable | None = None) -> Callable[[Callab
     Importing this package stays quick thereby. Where Triton is not installed nothing is bound, and the eager reference
     serves CUDA as it serves any device. What kernels do not serve they leave to the reference, which knows no autocast.
 
-    Arguments are checked here, whoever calls the operator, and once for each combination of shapes, dtypes, devices and
-    numbers: tensors on two devices, which a kernel would take for addresses of one, and whatever ``check``, which takes
-    the operator's arguments and looks at nothing else, raises for.
+    Arguments are checked here, for every caller, once for each combination of shapes, dtypes, devices and
+    numbers: tensors on two devices, which a kernel would take for addresses of one; and by ``check``, which takes the
+    operator's arguments and may raise.
     """
 
     def bind(function: Callable) -> Callable:
@@ -70,7 +70,7 @@ def implement_cuda(name: str, check: Callable | None = None) -> Callable[[Callab
                 if len(checked) >= _REMEMBERED:
                     checked.clear()
                 checked.add(signature)
-            # A kernel runs on the current device, whatever the device of its arguments. Only the derivative of the
+            # A kernel runs on the current device, not on that of its arguments. Only the derivative of the
             # routing begins with optional tensors, two of them.
             device = (args[2] if args[0] is None else args[0]).device
             if device.type != "cuda" or device.index == torch.cuda.current_device():
@@ -141,7 +141,7 @@ def implement_autograd(name: str, backward: Callable, save: Callable) -> None:
 
 
 def stop_gradient(name: str, num_outputs: int) -> None:
-    """Give the operator outputs that never require a gradient, whatever its inputs require."""
+    """Give the operator outputs that never require a gradient."""
 
     def mark_outputs(ctx, output, *_, **__) -> None:
         ctx.mark_non_differentiable(*(output if num_outputs > 1 else (output,)))

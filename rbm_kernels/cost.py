@@ -1,6 +1,6 @@
 """What an operator must cost: bytes that must move and operations that must be done, from shapes alone.
 
-Every operator's folder has a ``cost.py`` with its formulas. They are floors, whatever kernel does the work: each input
+Every operator's folder has a ``cost.py`` with its formulas. They are floors for any kernel: each input
 is read from device memory once, each output written once, and only what the mathematics needs is computed. Time over
 the floor is what an implementation loses.
 """

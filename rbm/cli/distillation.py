@@ -94,8 +94,8 @@ def distill(
             tensorboard=tensorboard,
             console=status,
         )
-        speaks = is_main_process()
-    if speaks:
+        is_main = is_main_process()
+    if is_main:
         _report(result, path, plots)
 
 

@@ -116,7 +116,7 @@ def table(
 
 
 def run_and_show(chosen, out, root, cache, jobs) -> None:
-    """Run an experiment, and print what it came to."""
+    """Run an experiment and print its results as a table."""
     from rbm.experiments.paper_tables import render, table_of
     from rbm.experiments.runner import run_experiment
     from rbm.experiments.tables import main_table

@@ -165,7 +165,7 @@ def is_path(name: str | Path) -> bool:
     """
     if isinstance(name, Path):
         return True
-    # Path("") is the working directory, which nobody means by an empty text.
+    # Path("") is the working directory; an empty text is a mistake.
     if not isinstance(name, str) or not name or _key(name) in DATASETS:
         return False
     return "/" in name or "\\" in name or name.endswith(PATH_SUFFIXES) or Path(name).exists()

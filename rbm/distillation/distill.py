@@ -272,7 +272,7 @@ def _measure_latencies(found: Distillation) -> None:
 
 
 def _write(run: RunFolder, found: Distillation, kept: TrainedStudent) -> None:
-    """Write the student that the folder keeps for predictions, and what the run came to."""
+    """Write the student that the folder keeps for predictions, and the results of the run."""
     run.save_phase(found.method, kept.student, kept.result)
     save_student(run.path, found.method, kept.student)
     if kept.encodings is not None:

@@ -1,7 +1,7 @@
 """Which soft labels to trust: those whose entropy a disturbed input changes little.
 
 The reliability of Knowledge-inspired Reliable Distillation (KRD, Wu et al., ICML 2023), as the paper uses it. A node
-``u`` is drawn as somebody's neighbour with probability ``1 - d_u ** power``, where ``d_u`` in [0, 1] says how much the
+``u`` is drawn as a neighbour with probability ``1 - d_u ** power``, where ``d_u`` in [0, 1] says how much the
 entropy of its soft label changes, and ``power`` is learned from where student and teacher agree.
 """
 
@@ -54,7 +54,7 @@ def fit_power(
     share = (share - share.min()) / np.ptp(share)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OptimizeWarning)  # of a covariance that nobody asks for
+            warnings.simplefilter("ignore", OptimizeWarning)  # of the covariance, which is not used
             (fitted,), _ = curve_fit(lambda d, a: 1 - d**a, x, share, p0=[power])
     except (RuntimeError, ValueError):
         return None

@@ -144,7 +144,7 @@ class SoftTargets:
 
 
 def _chunks(num_nodes: int) -> Iterator[slice]:
-    """Nodes whose sums are formed at once: what lies between them need not be there for all nodes of a large graph."""
+    """Slices of nodes whose sums are formed at once: the memory for intermediate results stays bounded."""
     for start in range(0, num_nodes, _CHUNK_NODES):
         yield slice(start, min(start + _CHUNK_NODES, num_nodes))
 

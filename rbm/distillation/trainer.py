@@ -39,7 +39,7 @@ from rbm.utils.distributed import (
 
 
 class NodeTrainer(Trainer):
-    """A student that sees a row a node: what all of them have, whatever they learn from.
+    """Base of the students' trainers: rows of nodes, evaluation, optimiser. Losses are the subclasses'.
 
     Args:
         model: the student.

@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def figures(result: dict[str, Any], seconds: float) -> dict[str, str]:
-    """What a model came to, from its part of a run's summary and the seconds of its training."""
+    """Accuracies, epochs and size of a model, from its part of a run's summary and the seconds of its training."""
     return {
         "test_at_best_val": f"{result['test_accuracy']:.5f}",
         "val": f"{result['val_accuracy']:.5f}",

@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
     @property
     def graph(self) -> str:
-        """The dataset, and whatever of protocol, teacher and preset is not the usual."""
+        """The dataset; in brackets protocol, preset and teacher where they are not the defaults."""
         usual = {"protocol": "rbm", "preset": "clean"}
         unlike = [getattr(self, name) for name in usual if getattr(self, name) != usual[name]]
         if self.teacher != "sage":
@@ -99,7 +99,7 @@ def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "tes
 def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> str:
     """Markdown: a row for each dataset and setting, a column for each variant; test at best validation, per cent.
 
-    Whoever chooses between variants looks at the ``column`` ``val``.
+    A choice between variants is made by the ``column`` ``val``.
     """
     found = variants(rows, method, column)
     names = list(dict.fromkeys(name for of_graph in found.values() for name in of_graph))
@@ -118,7 +118,7 @@ def _published(group: Group) -> list[float] | None:
 
 
 def _in_order(groups: Iterable[Group]) -> Callable[[Group], tuple[int, str, int]]:
-    """Graphs and variants as they first came, whichever process was done first; transductive last."""
+    """Graphs and variants in order of their first rows; transductive last."""
     graphs = list(dict.fromkeys(group.graph for group in groups))
     variants = list(dict.fromkeys(group.variant for group in groups))
     return lambda group: (graphs.index(group.graph), group.setting, variants.index(group.variant))

@@ -1,7 +1,7 @@
 """A student as one file for production: for PyTorch alone, compiled ahead of time, or for ONNX runtimes.
 
 All formats are written from one program, :func:`rbm.serving.standard_ops.plain` traced with any batch size, so that the
-loading side needs neither this package nor its operators: whoever can import ``rbm_kernels`` is better served by
+loading side needs neither this package nor its operators: where ``rbm_kernels`` can be imported, it is faster by
 :func:`rbm.load`, which needs no export.
 """
 

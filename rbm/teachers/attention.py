@@ -104,7 +104,7 @@ def build_norm(norm: str, channels: int) -> nn.Module:
 
 
 class AttentionTeacher(Teacher):
-    """From input to the first hidden layer, and from the last to the logits; subclasses fill in what lies between.
+    """From input to the first hidden layer, and from the last to the logits; subclasses implement the layers between.
 
     Input dropout and a convolution; ``hidden_layers``; then norm, ReLU, dropout and a convolution with one head, plus a
     bias. Every convolution leaves out edges of its own in training. ``embed`` gives the last hidden layer, before norm.

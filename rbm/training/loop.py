@@ -81,7 +81,7 @@ class Trainer(ABC):
 
 @dataclass
 class Result:
-    """What training came to. ``test_accuracy`` is the one at the epoch with the best validation accuracy.
+    """Result of a training. ``test_accuracy`` is the one at the epoch with the best validation accuracy.
 
     ``test_max`` is the maximum over epochs, which the released code reports; it looks at test labels, and stands here
     for comparison with the paper only.

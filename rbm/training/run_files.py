@@ -30,7 +30,7 @@ def listed_files(folder: Path) -> list[str]:
     """The names on the list.
 
     Raises:
-        FileExistsError: there is none, or it is damaged: nobody knows whose files these are.
+        FileExistsError: there is none, or it is damaged, so that no file is known to be the run's.
     """
     marker = folder / MARKER
     try:

@@ -164,7 +164,7 @@ def save_student(folder: Path | str, method: str, student: HubMixin) -> None:
 
 def load(folder: Path | str) -> nn.Module:
     """Load the student that a run folder keeps, or one that ``save_pretrained`` wrote: a plain module in eval mode, on
-    the CPU, whatever method made it.
+    the CPU, made by any method.
 
     It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. Where the run has encodings they are the last
     columns of a row, behind the features. Call it under :func:`torch.inference_mode`, in every thread that does: the

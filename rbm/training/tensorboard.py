@@ -13,7 +13,7 @@ from typing import Any
 from rbm.training.run_files import list_file
 from rbm.training.run_folder import RunFolder, read_metrics
 
-# Seconds until what was written reaches the disk: somebody is watching.
+# Seconds until what was written reaches the disk, for those who watch a run.
 _FLUSH_SECONDS = 5
 
 

@@ -73,7 +73,7 @@ class Cache:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from computing ``path``, and leave no trace of that, whatever happens inside."""
+    """Keep other processes from computing ``path``, and remove the lock afterwards, also after a failure."""
     lock = path.with_name(f".{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):  # the system releases it where its process is killed

@@ -47,7 +47,7 @@ def rank() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this is the rank that reads, writes and speaks for all: in a single process, too."""
+    """Whether this is the rank that reads, writes and reports for all; true in a single process."""
     return rank() == 0
 
 
@@ -280,7 +280,7 @@ def _unpack(packed: Tensor) -> Any:
 
 
 def _broadcast(message: Tensor | None) -> Tensor:
-    """Bytes of the first rank on all, over connections that have patience, on the CPU whatever the others use."""
+    """Bytes of the first rank on all, over connections that have patience, always on the CPU."""
     global _messengers
     if _messengers is None or _messengers[0] is not dist.group.WORLD:
         _messengers = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_PATIENCE)

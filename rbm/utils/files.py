@@ -44,7 +44,7 @@ def optional(package: str, extra: str, what: str, otherwise: str = "") -> Module
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then rename it: a kill leaves the old file or the new one.
 
-    The temporary file has a name that nobody can foresee, such as ``.name-x1y2z3.partial``. A failure leaves none.
+    The temporary file has an unpredictable name, such as ``.name-x1y2z3.partial``. A failure leaves none.
 
     Raises:
         IsADirectoryError: ``path`` is a folder; before ``write`` is called.

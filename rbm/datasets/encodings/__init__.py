@@ -1,4 +1,4 @@
-"""Extra inputs of a student, beside the node features: where a node lies, and which labels lie near it."""
+"""Encodings: inputs of a student beside the features, from the position in the graph and from nearby labels."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from rbm.datasets.readers.features import UNREADABLE, csr_from_scipy
 from rbm.datasets.readers.text import read_table
 from rbm.utils.files import optional
 
-# Each part of a graph and the names that it may have, whatever holds it.
+# Each part of a graph and the names that it may have, in every file format.
 NAMES = {
     "x": ("x", "features"),
     "edge_index": ("edge_index", "edges"),

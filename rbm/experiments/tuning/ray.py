@@ -37,7 +37,7 @@ def run_on_ray(session: Session) -> None:
                 self.note()
 
             def __getstate__(self) -> dict[str, Any]:
-                return {}  # Ray keeps a copy for restoring its own state, which nobody does: ours is in the study
+                return {}  # Ray keeps a copy to restore its own state; ours is in the study
 
         given = {"search": _anywhere(session.search), "device": session.device, "plugins": loaded_plugins()}
         given["cache"] = None if session.cache is None else session.cache.resolve()

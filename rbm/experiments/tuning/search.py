@@ -1,4 +1,4 @@
-"""What is searched, how a trial is judged, and what it comes to."""
+"""A search: its space, the score of a trial, and its result."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,7 +80,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search came to. Accuracies are means over seeds, in [0, 1].
+    """Result of a search. Accuracies are means over seeds, in [0, 1].
 
     Attributes:
         config: the best settings, ready for :func:`rbm.distill`, with the test set again.

@@ -29,7 +29,7 @@ class Session:
     note: Callable[[], None]
 
     def sampler(self) -> "BaseSampler":
-        """A sampler that depends on the number of trials so far alone, not on whether a kill lies between them."""
+        """A sampler that depends on the number of trials so far alone, not on whether the search was resumed."""
         optuna = import_optuna()
         running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
         seed = 1_000_003 * self.search.start.seed + len(finished(self.study)) + len(running)

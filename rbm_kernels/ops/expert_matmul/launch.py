@@ -1,7 +1,7 @@
 """Launching the kernels: outputs, grids and configurations, all known from shapes. Nothing waits for the device.
 
 The functions have the signatures of the operators and take tensors of any device: Triton's interpreter runs them on CPU
-tensors. ``x`` and ``grad`` may have any row stride; whatever else is not contiguous is copied. What a launch owes to
+tensors. ``x`` and ``grad`` may have any row stride; other arguments that are not contiguous are copied. What depends on
 shapes alone, the ``_prepare_...`` functions work out once for each shape.
 """
 
@@ -314,7 +314,7 @@ def machine(x: Tensor) -> tuple[int, str]:
     architecture = machine_of(x.device).architecture
     if x.dtype != torch.float32:
         return architecture, "half"
-    # PyTorch's own setting, whichever of its three interfaces the user set it through.
+    # PyTorch's own setting, read where all three of its interfaces store it.
     return architecture, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
