@@ -81,7 +81,8 @@ class RunFolder:
                 remove_run(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             begin_list(self.path)
-            self._write("config.yaml", lambda partial: partial.write_text(config.to_yaml()))
+            self.write_text("config.yaml", config.to_yaml())
+        list_file(self.path / "metrics.jsonl")  # here, not at every line that is appended
 
     def finished(self, phase: str) -> dict[str, Any] | None:
         """The result of a phase that is complete, or None."""
@@ -127,7 +128,7 @@ class RunFolder:
         records = read_metrics(self.path)
         kept = [r for r in records if r["phase"] != phase or r["epoch"] < epochs]
         text = "".join(json.dumps(record) + "\n" for record in kept)
-        self._write("metrics.jsonl", lambda partial: partial.write_text(text))
+        self.write_text("metrics.jsonl", text)
         if self.events is not None and len(kept) < len(records):
             self.events.rewrite(kept)
 
@@ -140,7 +141,6 @@ class RunFolder:
         write_atomically(self.path / name, write)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        list_file(self.path / "metrics.jsonl")
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
         if self.events is not None:

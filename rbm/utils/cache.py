@@ -6,8 +6,6 @@ tensors. A file that is damaged, or was not written by this version, counts as m
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +16,8 @@ from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from rbm.utils.files import write_atomically
 
 Entry: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
 _METADATA = "rbm"
@@ -105,13 +105,7 @@ def _checksum(tensors: dict[str, Tensor], values: dict[str, Any]) -> str:
 def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     about = json.dumps({"values": values, "checksum": _checksum(tensors, values)})
     path.parent.mkdir(parents=True, exist_ok=True)  # gone, if who held the lock before failed
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    os.close(handle)
-    try:
-        save_file(tensors, beside, {_METADATA: about})
-        os.replace(beside, path)
-    finally:
-        Path(beside).unlink(missing_ok=True)
+    write_atomically(path, lambda partial: save_file(tensors, partial, {_METADATA: about}))
 
 
 def fingerprint(kind: str, settings: dict[str, Any], inputs: Iterable[Tensor] = ()) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -51,25 +51,18 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".partial")
-    os.close(handle)
-    partial = Path(name)
+    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.partial")
+    partial.touch(exist_ok=False)
     try:
         write(partial)
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
-        os.chmod(partial, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        if path.exists():
+            os.chmod(partial, path.stat().st_mode)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    # There is no way to read it but to set it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def same_file(first: Path | str, second: Path | str) -> bool:

@@ -2,41 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
+from layer_answers import answer, expected, make
 
 from rbm import FusedRbMLayer
 from rbm.nn import folded_weights as folding
 
 NAMES = ("weight", "bias", "attention", "log_scale")
-
-
-def make(**options):
-    layer = FusedRbMLayer(6, 4, 5, 3, **options).eval()
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return layer
-
-
-def answer(layer, x):
-    with torch.no_grad():
-        return layer(x)
-
-
-def expected(layer, x):
-    """By the two operators, from the parameters as they are now."""
-    with torch.enable_grad():
-        return layer(x).detach()
-
-
-@pytest.fixture
-def folds(monkeypatch):
-    """A list that grows by one whenever experts are folded for an answer."""
-    made = []
-    fold = folding.fold
-    monkeypatch.setattr(folding, "fold", lambda *arguments: made.append(None) or fold(*arguments))
-    return made
 
 
 def test_a_step_while_experts_are_folded_is_seen(monkeypatch):

@@ -1,0 +1,24 @@
+"""A layer, its answers at inference, and what they shall be: for the tests of kept experts."""
+
+import torch
+
+from rbm import FusedRbMLayer
+
+
+def make(**options):
+    layer = FusedRbMLayer(6, 4, 5, 3, **options).eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+def answer(layer, x):
+    with torch.no_grad():
+        return layer(x)
+
+
+def expected(layer, x):
+    """By the two operators, from the parameters as they are now."""
+    with torch.enable_grad():
+        return layer(x).detach()
