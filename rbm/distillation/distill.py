@@ -1,7 +1,7 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import check_logits
 from rbm.teachers.prepare import prepare_teacher
-from rbm.training.run_folder import RunFolder, save_student
+from rbm.training.run_folder import RunFolder, open_run, save_student
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process, on_main_process
@@ -134,6 +134,7 @@ def distill(
         ValueError, TypeError: data, teacher or configuration do not fit; before any work.
         ModuleNotFoundError: tensorboard is asked for and not installed.
         FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
+        BlockingIOError: another process has the folder open.
     """
     config, teacher = _named(config, teacher)
     _check_arguments(config, methods, teacher, encodings)
@@ -143,39 +144,41 @@ def distill(
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     teacher = _given(teacher, config, split, classes)
     _check_experts(config, methods, split.observed.num_nodes)
-    run = None
-    if folder is not None:
-        run = on_main_process(lambda: RunFolder(folder, config, resume=resume, overwrite=overwrite))
     kept, progress, timings = Cache(cache), Progress(console if is_main_process() else None), Timings()
-    progress.say(_sizes(split.graph, classes))
+    with ExitStack() as opened:
+        run = None
+        if folder is not None:
+            place = open_run(folder, config, resume=resume, overwrite=overwrite)
+            run = on_main_process(lambda: opened.enter_context(place))
+        progress.say(_sizes(split.graph, classes))
 
-    trained: dict[str, TrainedStudent] = {}
-    with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
-        with timings.measured("teacher"):
-            outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=kept, progress=progress)
-        encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
-        if any("encoding" in METHODS[method].sections for method in methods):
-            encode(config.encoding)
-        task = DistillationTask(split, outputs, config, classes, encode, run, progress)
-        for method in methods:
-            with timings.measured(method):
-                trained[method] = _train_student(METHODS[method], task)
+        trained: dict[str, TrainedStudent] = {}
+        with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
+            with timings.measured("teacher"):
+                outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=kept, progress=progress)
+            encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
+            if any("encoding" in METHODS[method].sections for method in methods):
+                encode(config.encoding)
+            task = DistillationTask(split, outputs, config, classes, encode, run, progress)
+            for method in methods:
+                with timings.measured(method):
+                    trained[method] = _train_student(METHODS[method], task)
 
-    name = config.teacher.name if teacher is None else "given"
-    found = Distillation(
-        students={method: each.student for method, each in trained.items()},
-        teacher=outputs.module,
-        teacher_logits=outputs.logits,
-        split=split,
-        encodings={method: each.encodings for method, each in trained.items()},
-        summary=_summary(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
-        timings=timings,
-        config=config,
-    )
-    if measure_latency and is_main_process():
-        _measure_latencies(found)
-    if run:
-        _write(run, found, trained[found.method])
+        name = config.teacher.name if teacher is None else "given"
+        found = Distillation(
+            students={method: each.student for method, each in trained.items()},
+            teacher=outputs.module,
+            teacher_logits=outputs.logits,
+            split=split,
+            encodings={method: each.encodings for method, each in trained.items()},
+            summary=_summary(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
+            timings=timings,
+            config=config,
+        )
+        if measure_latency and is_main_process():
+            _measure_latencies(found)
+        if run:
+            _write(run, found, trained[found.method])
     return found
 
 

@@ -19,6 +19,7 @@ from rbm.distillation.distill import DEFAULT_METHODS, distill
 from rbm.distillation.registry import METHODS
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
 from rbm.utils.files import read_yaml
+from rbm.utils.locks import only_process
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
 
@@ -162,18 +163,50 @@ def run_experiment(
     Raises:
         ValueError: ``out`` is no such file, or holds a row of this experiment that other settings made.
         FileNotFoundError: a graph's files are missing; before anything runs.
+        BlockingIOError: another process is adding rows to ``out``.
     """
-    out, done = Path(out), {}
+    out = Path(out)
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
+    _, waiting = _plan(experiments, out, jobs)
+    for name, protocol in dict.fromkeys((task.dataset, each.protocol) for each, task, _ in waiting):
+        check_files(name, root, protocol=protocol)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    advice = "more --jobs share one file; wait until that process has ended, or give another file by --out"
+    with only_process(out.with_name(f".{out.name}.lock"), f"results file {out}", advice):
+        return _run_missing(experiments, out, root, cache, jobs, device, console)
+
+
+def _plan(
+    experiments: list[Experiment], out: Path, jobs: int
+) -> tuple[dict[tuple, dict[str, str]], list[tuple[Experiment, "Task", str]]]:
+    """The rows that a file holds, by their keys, and the models that are missing, in the order in which they run."""
+    done: dict[tuple, dict[str, str]] = {}
     for each in experiments:
         done |= check_rows(read_rows(out), each)
-    tasks = [(each, task) for each in experiments for task in each.tasks()]
-    tasks.sort(key=lambda pair: pair[0].seeds.index(pair[1].seed))
+    tasks = _tasks(experiments)
     waiting = [(each, task, method) for each, task in tasks for method in _missing(task, each, done)]
     if jobs > 1:  # one method after the other: processes that start with the same teacher would wait for it
         waiting.sort(key=lambda what: (what[0].seeds.index(what[1].seed), what[0].methods.index(what[2])))
-    for name, protocol in dict.fromkeys((task.dataset, each.protocol) for each, task, _ in waiting):
-        check_files(name, root, protocol=protocol)
+    return done, waiting
+
+
+def _tasks(experiments: list[Experiment]) -> list[tuple[Experiment, "Task"]]:
+    """Those of several experiments, which take turns, seed after seed."""
+    tasks = [(each, task) for each in experiments for task in each.tasks()]
+    return sorted(tasks, key=lambda pair: pair[0].seeds.index(pair[1].seed))
+
+
+def _run_missing(
+    experiments: list[Experiment],
+    out: Path,
+    root: str | None,
+    cache: Path | str | None,
+    jobs: int,
+    device: str,
+    console: Console | None,
+) -> list[dict[str, str]]:
+    tasks = _tasks(experiments)
+    done, waiting = _plan(experiments, out, jobs)
     total = sum(len(each.methods) for each, _ in tasks)
     with count_runs(console) as bar, _shared(cache) as folder:
         shown = bar.add_task("runs", total=total, completed=total - len(waiting), what="")

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock
+
 from rbm.utils.files import write_json
 
 MARKER = "run.json"
@@ -22,8 +24,9 @@ def list_file(file: Path) -> None:
     A folder without a list is no run folder, and gets none.
     """
     marker = file.parent / MARKER
-    if marker.is_file() and file.name not in (names := listed_files(file.parent)):
-        write_json(marker, {"format": 1, "files": [*names, file.name]})
+    if marker.is_file() and file.name not in listed_files(file.parent):
+        with FileLock(file.parent / f".{MARKER}.lock"):  # two exports at once must both be listed
+            write_json(marker, {"format": 1, "files": [*listed_files(file.parent), file.name]})
 
 
 def listed_files(folder: Path) -> list[str]:

@@ -5,7 +5,8 @@ Nothing is ever unpickled: finished models are safetensors files, the state of a
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from rbm.config import Config
 from rbm.nn.pretrained import STUDENT, HubMixin, describe, find_student, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.utils.files import write_atomically, write_json
+from rbm.utils.locks import is_free, only_process
 
 METADATA_KEY = "rbm"
 
@@ -37,6 +39,7 @@ class RunFolder:
 
     ==========================  ==========================================================================
     ``run.json``                the list of all that follows: what ``--overwrite`` removes
+    ``.run.lock``               held by the process whose run it is
     ``config.yaml``             the configuration
     ``metrics.jsonl``           one line an epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
@@ -65,19 +68,12 @@ class RunFolder:
 
     def __init__(self, path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = Path(path)
-        config_file = self.path / "config.yaml"
+        _check_place(self.path, resume, overwrite)
         if resume:
-            if not config_file.is_file():
-                raise FileNotFoundError(f"run folder {self.path} has no config.yaml: there is no run to resume")
-            _check_same(Config.from_yaml(config_file), config, self.path)
+            _check_same(Config.from_yaml(self.path / "config.yaml"), config, self.path)
             begin_list(self.path)
         else:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-                if not overwrite:
-                    raise FileExistsError(
-                        f"run folder {self.path} exists and is not empty;"
-                        " use --resume to continue it, --overwrite to replace it, or another --out"
-                    )
+            if not is_free(self.path):
                 remove_run(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             begin_list(self.path)
@@ -145,6 +141,31 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
         if self.events is not None:
             self.events.add(record)
+
+
+@contextmanager
+def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> Iterator[RunFolder]:
+    """A run folder that no other process writes to as long as it is open; arguments and errors of :class:`RunFolder`.
+
+    Raises:
+        BlockingIOError: another run is at work in the folder; its process is named.
+    """
+    path = Path(path)
+    _check_place(path, resume, overwrite)  # before the folder is made, which holds the lock
+    path.mkdir(parents=True, exist_ok=True)
+    with only_process(path / ".run.lock", f"run folder {path}", "wait until that run has ended, or use another --out"):
+        yield RunFolder(path, config, resume=resume, overwrite=overwrite)
+
+
+def _check_place(path: Path, resume: bool, overwrite: bool) -> None:
+    """Raise where there is nothing to resume, or something that is not to be overwritten."""
+    if resume and not (path / "config.yaml").is_file():
+        raise FileNotFoundError(f"run folder {path} has no config.yaml: there is no run to resume")
+    if not resume and not overwrite and not is_free(path):
+        raise FileExistsError(
+            f"run folder {path} exists and is not empty;"
+            " use --resume to continue it, --overwrite to replace it, or another --out"
+        )
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:

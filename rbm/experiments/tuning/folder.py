@@ -22,7 +22,8 @@ from rbm.config import Config, nested
 from rbm.config.presets import preset_config
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.space import flat, import_optuna, with_values
-from rbm.utils.files import write_atomically
+from rbm.utils.files import read_yaml, write_atomically
+from rbm.utils.locks import is_free, only_process
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -34,11 +35,33 @@ STUDY = "rbm"
 BEFORE_PRUNING = 5
 
 
-def claim(folder: Path, search: Search) -> None:
-    """Write what is searched into an empty folder, or find the same there."""
+@contextmanager
+def claimed(folder: Path, search: Search) -> Iterator[None]:
+    """Write what is searched into an empty folder, or find the same there, and keep other processes out of it.
+
+    Raises:
+        ValueError: the folder holds another search, or a damaged one.
+        FileExistsError: it holds something else.
+        BlockingIOError: another process is searching there.
+    """
+    if not (folder / "search.yaml").is_file() and not is_free(folder):
+        raise FileExistsError(
+            f"{folder} is not empty and holds no search (no search.yaml); give another folder by --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    advice = "more --jobs share one search; wait until it has ended, or give another folder by --out"
+    with only_process(folder / ".search.lock", f"search folder {folder}", advice):
+        _claim(folder, search)
+        yield
+
+
+def _claim(folder: Path, search: Search) -> None:
     file, mine = folder / "search.yaml", search.description()
     if file.is_file():
-        was, now = flat(yaml.safe_load(file.read_text())), flat(mine)
+        was, now = read_yaml("search", file), flat(mine)
+        if not isinstance(was, dict):
+            raise ValueError(f"{file} holds {type(was).__name__}, expected what a search wrote; remove its folder")
+        was = flat(was)
         for name in {**now, **was}:
             if was.get(name, "absent") != now.get(name, "absent"):
                 raise ValueError(
@@ -46,11 +69,6 @@ def claim(folder: Path, search: Search) -> None:
                     f" {now.get(name, 'absent')}); give them as they were, to go on, or another folder by --out"
                 )
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(
-            f"{folder} is not empty and holds no search (no search.yaml); give another folder by --out"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, lambda partial: partial.write_text(yaml.safe_dump(mine, sort_keys=False)))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rbm.config import Config
-from rbm.experiments.tuning.folder import claim, finished, open_study, summary, write
+from rbm.experiments.tuning.folder import claimed, finished, open_study, summary, write
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space, import_optuna
@@ -60,6 +60,7 @@ def tune(
         ValueError: settings, space or numbers that do not fit, or a package that is not installed; before any work. Or
             the folder holds another search.
         FileExistsError: the folder holds something else.
+        BlockingIOError: another process is searching there.
     """
     for name, number in (("trials", trials), ("jobs", jobs)):
         if number < 1:
@@ -75,8 +76,7 @@ def tune(
         cluster.check_ray()
         run = cluster.run_on_ray
     folder = Path(out)
-    claim(folder, search)
-    with open_study(folder, search) as (study, storage), count_runs(console) as bar:
+    with claimed(folder, search), open_study(folder, search) as (study, storage), count_runs(console) as bar:
         shown = bar.add_task("trials", total=trials, what="")
 
         def note() -> None:
