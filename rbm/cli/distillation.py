@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rbm.cli.errors import goes_on_by
 from rbm.cli.experiments import run_and_show
 from rbm.cli.options import (
     CACHE,
@@ -55,7 +56,7 @@ def distill(
     ] = False,
     device: Device = None,
     cache: CacheFolder = CACHE,
-    jobs: Annotated[int, typer.Option(help="With --seeds: processes side by side.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="With --seeds: processes side by side.")] = 1,
 ) -> None:
     """Train a teacher on a graph, distil it into students, and compare them.
 
@@ -75,7 +76,7 @@ def distill(
         return
     chosen = configuration(*options, resumed=out if resume else None)
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
-    with joined(usable_device(device)) as place:
+    with goes_on_by(f"rbm distill --out {path} --resume"), joined(usable_device(device)) as place:
         data = load_dataset(
             chosen.dataset,
             chosen.root or None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
 
 
@@ -52,6 +53,8 @@ def reproduce(
 
     command = f"rbm {' '.join(sys.argv[1:])}"
     if table in STUDIES:
+        if methods is not None:
+            raise ValueError(f"methods is {methods!r}, expected none: the study {table} has methods of its own")
         page = study(
             table,
             datasets.split(","),
@@ -70,15 +73,12 @@ def reproduce(
     if settings is not None:
         chosen = replace(chosen, settings=tuple(settings.split(",")))
     if methods is not None:
-        wanted = {"teacher", *methods.split(",")}
-        chosen = replace(
-            chosen, columns={title: column for title, column in chosen.columns.items() if column.method in wanted}
-        )
+        chosen = chosen.only(methods.split(","))
     experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds))
+    place = usable_device(device)
     if run:
-        run_experiment(
-            experiments, out, root=root, cache=cache, jobs=jobs, device=usable_device(device), console=status
-        )
+        with goes_on_by(THE_SAME):
+            run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=place, console=status)
     rows = read_rows(out)
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
@@ -121,6 +121,7 @@ def run_and_show(chosen, out, root, cache, jobs) -> None:
     from rbm.experiments.runner import run_experiment
     from rbm.experiments.tables import main_table
 
-    rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
+    with goes_on_by(THE_SAME):
+        rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
     print(main_table(rows) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
     console.print(f"rows: {out}", highlight=False)

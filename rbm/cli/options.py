@@ -1,5 +1,6 @@
 """What commands share: where they print, the options of several, and the configuration that options come to."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -42,11 +43,12 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
         return Config.from_yaml(stored)
 
     changes = {} if config_file is None else read_changes(config_file)
-    dataset = dataset_name(dataset or changes.get("dataset", "digits"))
-    preset = preset or changes.get("preset", "clean")
-    setting = given.get("setting") or changes.get("setting", "transductive")
-    teacher = teacher or changes.get("teacher", {}).get("name", "sage")
-    protocol = given.get("protocol") or changes.get("protocol", "rbm")
+    dataset = dataset_name(changes.get("dataset", "digits") if dataset is None else dataset)
+    preset = changes.get("preset", "clean") if preset is None else preset
+    teacher = changes.get("teacher", {}).get("name", "sage") if teacher is None else teacher
+    setting, protocol = (
+        given.get(name, changes.get(name, usual)) for name, usual in (("setting", "transductive"), ("protocol", "rbm"))
+    )
     chosen = preset_config(preset, dataset, setting, teacher, protocol).updated(changes)
     fixed = {**given, "dataset": dataset, "preset": preset, "teacher": {"name": teacher}}
     return chosen.updated(fixed).updated(parse_assignments(assignments or []))
@@ -73,6 +75,8 @@ def usable_device(name: str | None) -> str:
 
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device is {name!r}, expected cpu, cuda, or cuda:0 and so on")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

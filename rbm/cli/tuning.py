@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import (
     CACHE,
     Assignments,
@@ -67,19 +68,20 @@ def tune(
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     start = configuration(dataset, teacher, preset, given, config, set_)
     folder = out or Path("runs") / f"tune-{run_name(start)}-{method}"
-    found = search(
-        start,
-        folder,
-        method=method,
-        seeds=parse_seeds(seeds),
-        space=None if space is None else read_space(space),
-        trials=trials,
-        jobs=jobs,
-        ray=ray,
-        cache=cache,
-        device=usable_device(device),
-        console=status,
-    )
+    with goes_on_by(THE_SAME):
+        found = search(
+            start,
+            folder,
+            method=method,
+            seeds=parse_seeds(seeds),
+            space=None if space is None else read_space(space),
+            trials=trials,
+            jobs=jobs,
+            ray=ray,
+            cache=cache,
+            device=usable_device(device),
+            console=status,
+        )
     console.print(_table(found))
     told = f"trials: {folder / 'trials.csv'}; rbm distill --config {folder / 'best.yaml'}"
     console.print(told, highlight=False, soft_wrap=True)

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rbm.config.distillation import EncodingConfig, ReliabilityConfig
-from rbm.config.networks import Network
+from rbm.config.networks import Network, Pretrained
 from rbm.config.section import Count, CountOrZero, Float, NonNegative, Positive, Probability, Section, Share, section
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 
 
 @section
-class MoEConfig(Network):
+class MoEConfig(Network, Pretrained):
     """The sparse mixture of experts with a learned cosine router: see :class:`rbm.nn.moe.MoELayer`.
 
     Defaults follow the paper's text. The released code uses one expert more than ``top_k`` (``extra_experts = 1``),

@@ -28,6 +28,15 @@ class Network(Section):
     min_epochs: CountOrZero = 0
 
 
+class Pretrained:
+    """What sections with ``pretrain_epochs`` have: epochs before ``max_epochs``, which are not selected."""
+
+    @property
+    def pretraining(self) -> int:
+        """Epochs of pretraining: at most as many as follow, so that ten epochs do not come to sixty."""
+        return min(self.pretrain_epochs, self.max_epochs)
+
+
 @section
 class TeacherConfig(Network):
     """The graph neural network: ``sage`` (mean aggregation with the node itself), ``gcn``, or one of those that have
@@ -122,12 +131,13 @@ class MLPConfig(Network):
 
 
 @section
-class RbMConfig(Network):
+class RbMConfig(Network, Pretrained):
     """The RbM student.
 
     ``decay`` is the share of the old memory in each update, ``anneal_delta`` and ``anneal_steps`` are its schedule
     (Eq. 13); ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the
-    self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows, where K-means places the memory.
+    self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows, where K-means places the memory. The first
+    ``pretrain_epochs``, at most as many as ``max_epochs``, come before these and are not routed.
     """
 
     num_experts: Count = NUM_EXPERTS

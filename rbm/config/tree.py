@@ -1,7 +1,6 @@
 """The whole tree: one run."""
 
 from dataclasses import asdict, field
-from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -112,7 +111,10 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
-        values[key.strip()] = yaml.safe_load(value)
+        try:
+            values[key.strip()] = yaml.safe_load(value)
+        except (yaml.YAMLError, RecursionError) as error:
+            raise ValueError(f"{assignment!r} holds no value that YAML knows: {error}") from error
     return nested(values)
 
 
@@ -121,5 +123,10 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")
-        reduce(lambda branch, part: branch.setdefault(part, {}), outer, tree)[last] = value
+        branch = tree
+        for part in outer:
+            branch = branch.setdefault(part, {})
+            if not isinstance(branch, dict):
+                raise ValueError(f"{name} is set, and {part} to {branch!r} as a whole; expected one of them")
+        branch[last] = value
     return tree

@@ -1,6 +1,5 @@
 """What the paper shows beside accuracies: how large and fast students are, and whether experts specialise."""
 
-import csv
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rbm.distillation.distill import Distillation, distill
 from rbm.distillation.registry import METHODS
 from rbm.nn.sparse_rows import SparseRows
 from rbm.training.metrics import purity
+from rbm.utils.files import write_csv, write_text
 
 STUDIES = ("complexity", "representation")
 COUNTED = ("mlp", "ensemble", "moe", "rbm")
@@ -89,11 +89,11 @@ def study(
         parts.extend(complexity_rows(dataset, result) if name == "complexity" else _pictures(dataset, result, folder))
     page = folder / f"{name}.md"
     if name == "complexity":
-        _write_csv(parts, folder / "complexity.csv")
-        page.write_text(f"# Sizes and speed of students\n\n`{command}`\n\n{complexity_table(parts)}\n{_FORMULAS}")
+        write_csv(folder / "complexity.csv", parts, (*_COLUMNS, *_MADE))
+        write_text(page, f"# Sizes and speed of students\n\n`{command}`\n\n{complexity_table(parts)}\n{_FORMULAS}")
     else:
         text = "\n".join(parts)
-        page.write_text(f"# What the last router sees, by expert and by class\n\n`{command}`\n\n{text}")
+        write_text(page, f"# What the last router sees, by expert and by class\n\n`{command}`\n\n{text}")
     return page
 
 
@@ -131,13 +131,6 @@ def complexity_table(rows: list[dict[str, Any]]) -> str:
             f"| {row['dataset']} | {title} | {counts} | {row['one_node_ms']:.3f} | {row['all_nodes_ms']:.1f} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _write_csv(rows: list[dict[str, Any]], path: Path) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, (*_COLUMNS, *_MADE), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 @torch.no_grad()

@@ -4,7 +4,8 @@ A table is a file in ``configs/tables``: its columns (a method, and what the col
 and the name of the paper's table. All tables share one CSV file of runs, so that what two of them need is run once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from rbm.config import SETTINGS
 from rbm.experiments.runner import Experiment
 from rbm.experiments.statistics import Summary, median_scores, skillings_mack
 from rbm.experiments.tables import Group, group_rows, paper_tables, percent
+from rbm.utils.files import write_text
 
 PERMUTATIONS = 20_000
 _TABLES = resources.files("rbm") / "config" / "configs" / "tables"
@@ -72,6 +74,22 @@ class Table:
             for teacher in self.teachers
             for columns in alike.values()
         ]
+
+    def only(self, methods: Iterable[str]) -> "Table":
+        """The table without the columns of other methods, but with the teacher's.
+
+        Raises:
+            ValueError: it has no column of one of them.
+        """
+        known, wanted = {column.method for column in self.columns.values()}, set(methods)
+        if unknown := sorted(wanted - known):
+            raise ValueError(
+                f"methods holds {unknown[0]!r}, expected some of {', '.join(sorted(known - {'teacher'}))}, which the"
+                f" table {self.name} has columns of"
+            )
+        wanted.add("teacher")
+        kept = {title: column for title, column in self.columns.items() if column.method in wanted}
+        return replace(self, columns=kept)
 
 
 def table_names() -> list[str]:
@@ -213,7 +231,7 @@ def write_outputs(table: Table, rows: list[dict[str, str]], folder: Path, comman
     parts += [render(table, rows)]
     parts += ["Maximum over epochs of the test accuracy, which the paper's code reports:", ""]
     parts += [render(table, rows, "test_max")]
-    page.write_text("\n".join(parts))
+    write_text(page, "\n".join(parts))
     lines = lines_of(table, rows)
     if lines:
         plot_table(

@@ -4,6 +4,7 @@ Figures are drawn with Matplotlib's object interface on the Agg canvas: no displ
 touched. Colours stay apart for colour-blind readers: Okabe and Ito's for a few lines, Petroff's ten for groups.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torch import Tensor
 
 from rbm.experiments.statistics import Summary
+from rbm.utils.files import write_bytes
 
 _BLUE, _ORANGE, _GREEN, _RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
@@ -44,7 +46,9 @@ def _tidy(axes: Axes, title: str) -> None:
 def _save(figure: Figure, path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160, facecolor="white")
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=160, facecolor="white", format=path.suffix.removeprefix(".") or "png")
+    write_bytes(path, picture.getbuffer())
 
 
 def plot_training_curves(

@@ -15,7 +15,7 @@ import torch_geometric
 from rbm.config import Config
 from rbm.distillation.registry import METHODS
 from rbm.utils.cache import fingerprint
-from rbm.utils.files import write_atomically
+from rbm.utils.files import disk_errors, write_text
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
 ACCURACIES = ("test_at_best_val", "val", "test_max")
@@ -112,8 +112,8 @@ def append_rows(path: Path, rows: list[dict[str, str]]) -> None:
     if not is_new:
         text = path.read_text()
         if (whole := _whole_lines(text)) != text:
-            write_atomically(path, lambda partial: partial.write_text(whole))
-    with open(path, "a", newline="") as file:
+            write_text(path, whole)
+    with disk_errors(path), open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if is_new:
             writer.writeheader()

@@ -1,8 +1,9 @@
 """Runs over datasets, settings, variants and seeds, resumable; each model is a row (:mod:`rbm.experiments.results`)."""
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from rbm.utils.files import read_yaml
 from rbm.utils.locks import only_process
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
+
+MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Experiment:
     _configs: dict[tuple[str, str, str], Config] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         object.__setattr__(self, "datasets", tuple(dataset_name(name) for name in self.datasets))
         for name, known in (("settings", SETTINGS), ("methods", METHODS)):
             if unknown := [value for value in getattr(self, name) if value not in known]:
@@ -64,6 +68,22 @@ class Experiment:
             )
         for task in self.tasks():
             self.config(task)
+
+    def _check_types(self) -> None:
+        for name in ("datasets", "settings", "methods", "seeds", "variants"):
+            values, kind = getattr(self, name), dict if name == "variants" else tuple
+            if not isinstance(values, kind) or not values:
+                expected = "names with changes below them" if kind is dict else "a list"
+                raise ValueError(f"{name} is {values!r}, expected {expected}, not empty")
+        for name in ("datasets", "settings", "methods", "variants"):
+            if wrong := [value for value in getattr(self, name) if not isinstance(value, str)]:
+                raise ValueError(f"{name} holds {wrong[0]!r}, expected names")
+        for name in ("preset", "protocol", "teacher"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected a name")
+        for name, changes in {"changes": self.changes, **self.variants}.items():
+            if not isinstance(changes, dict):
+                raise ValueError(f"{name} is {changes!r}, expected settings such as rbm: {{lr: 0.01}}")
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> "Experiment":
@@ -80,8 +100,11 @@ class Experiment:
             raise ValueError(f"{path} holds {given}, expected the keys {', '.join(sorted(known))}")
         if "seeds" in content:
             content["seeds"] = parse_seeds(content["seeds"])
-        lists = {key: tuple(content[key]) for key in ("datasets", "settings", "methods") if key in content}
-        return cls(**{**content, **lists})
+        lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+        try:
+            return cls(**{**content, **lists})
+        except ValueError as error:
+            raise ValueError(f"experiment file {path}: {error}") from error
 
     def tasks(self) -> Iterator["Task"]:
         """One for each dataset, setting, variant and seed; seeds turn slowest, so that rows fill evenly."""
@@ -113,25 +136,27 @@ class Task:
 
 
 def parse_seeds(text: str | int | list[int]) -> tuple[int, ...]:
-    """``"0-9"``, ``"0,3,7-9"``, ``5`` or a list of numbers.
+    """``"0-9"``, ``"0,3,7-9"``, ``5`` or a list of numbers; each counts once.
 
     Raises:
-        ValueError: anything else, or no seed at all.
+        ValueError: anything else, no seed at all, more than :data:`MOST_SEEDS`, or one that is not below 2^31.
     """
-    if isinstance(text, int):
-        return (text,)
-    if isinstance(text, list):
-        return tuple(int(seed) for seed in text)
-    seeds: list[int] = []
-    try:
-        for part in text.split(","):
-            first, dash, last = part.strip().partition("-")
-            seeds.extend(range(int(first), int(last) + 1) if dash else [int(first)])
-    except ValueError as error:
-        raise ValueError(f"seeds is {text!r}, expected numbers and ranges such as 0-9 or 0,3,7-9") from error
-    if not seeds:
-        raise ValueError(f"seeds is {text!r}, which names no seed; expected for example 0-9")
-    return tuple(dict.fromkeys(seeds))
+    parts = [str(text)] if type(text) is int else text.split(",") if isinstance(text, str) else text
+    if not isinstance(parts, list) or not all(type(part) in (int, str) for part in parts):
+        raise ValueError(f"seeds is {text!r}, expected numbers and ranges such as 0-9 or 0,3,7-9")
+    ranges = []
+    for part in parts:
+        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", str(part), re.ASCII)
+        if found is None:
+            raise ValueError(f"seeds is {text!r}, expected numbers below 2^31 and ranges such as 0-9 or 0,3,7-9")
+        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
+    count, largest = sum(map(len, ranges)), max((each.stop - 1 for each in ranges), default=0)
+    if not 0 < count <= MOST_SEEDS or largest >= 2**31:
+        raise ValueError(
+            f"seeds is {text!r}, which names {count:,} seeds, up to {largest}; expected 1 to {MOST_SEEDS:,}, below"
+            " 2^31, such as 0-9"
+        )
+    return tuple(dict.fromkeys(seed for each in ranges for seed in each))
 
 
 def run_experiment(
@@ -211,12 +236,13 @@ def _run_missing(
     with count_runs(console) as bar, _shared(cache) as folder:
         shown = bar.add_task("runs", total=total, completed=total - len(waiting), what="")
         arguments = [(*what, root, folder, device) for what in waiting]
-        for task, rows in _results(arguments, jobs):
-            new = [row for row in rows if row_key(row) not in done]
-            append_rows(out, new)
-            done |= {row_key(row): row for row in new}
-            what = f"{task.dataset} {task.setting} {task.variant} seed {task.seed}"
-            bar.update(shown, advance=1, what=what)
+        with closing(_results(arguments, jobs)) as results:  # workers end with it, also where a row cannot be written
+            for task, rows in results:
+                new = [row for row in rows if row_key(row) not in done]
+                append_rows(out, new)
+                done |= {row_key(row): row for row in new}
+                what = f"{task.dataset} {task.setting} {task.variant} seed {task.seed}"
+                bar.update(shown, advance=1, what=what)
     keys = {row_key(row) for each, task in tasks for row in _expected(task, each)}
     return [row for key, row in done.items() if key in keys]
 
@@ -237,12 +263,8 @@ def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dic
         return
     with worker_pool(jobs) as pool:
         futures = {pool.submit(_run_task, *given): given[1] for given in arguments}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 def _run_task(

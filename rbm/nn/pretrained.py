@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from rbm.utils.files import write_atomically, write_json
+from rbm.utils.files import write_bytes, write_json, write_text
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 STUDENT = "student.json"  # in a run folder, in the place of config.json
@@ -144,9 +144,9 @@ class HubMixin:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, describe(self))
         weights = save(tensors, {"format": "pt"})
-        write_atomically(folder / WEIGHTS, lambda partial: partial.write_bytes(weights))
+        write_bytes(folder / WEIGHTS, weights)
         if run is not None or not (folder / CARD).exists():
-            write_atomically(folder / CARD, lambda partial: partial.write_text(str(card)))
+            write_text(folder / CARD, str(card))
 
 
 def load(

@@ -6,8 +6,10 @@ loading side needs neither this package nor its operators: where ``rbm_kernels``
 """
 
 import contextlib
+import io
 import logging
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,12 +23,13 @@ from torch.export import Dim, ExportedProgram
 from rbm.serving.standard_ops import plain
 from rbm.training.run_files import list_file
 from rbm.training.run_folder import load
-from rbm.utils.files import check_ending, optional, write_atomically
+from rbm.utils.files import check_ending, disk_errors, optional, write_atomically
 
 # A written file must answer as the student does, within this share of the largest logit. Other libraries add up in
 # another order; an operator that is wrong, or a wrong expert, is off by orders of magnitude more.
 TOLERANCE = 1e-4
 _BATCHES = (1, 2, 7, 64)
+_COMPILER_FILES = 2**26  # bytes, beside those of the weights
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,13 @@ class Format:
 
     Attributes:
         file: its name in a run folder, unless another is asked for.
-        write: makes it from a traced student.
+        content: makes it from a traced student, in memory: exporters abort the process where a disk is full.
         open: gives a function from rows ``[B, F]`` to logits ``[B, C]`` that the file alone answers.
         needs: packages beside PyTorch; those of the extra ``export``.
     """
 
     file: str
-    write: Callable[[ExportedProgram, Path], object]
+    content: Callable[[ExportedProgram], bytes | memoryview]
     open: Callable[[Path], Callable[[Tensor], Tensor]]
     needs: tuple[str, ...] = ()
 
@@ -79,18 +82,15 @@ def export_student(student: nn.Module | Path | str, format: str, path: Path | st
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: folder {path.parent} does not exist; make it, or name another file")
     program = trace(student)
-
-    def write(partial: Path) -> None:
-        # Some writers insist on the ending, which a partial file does not have.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
-            whole = Path(folder) / path.name
-            with _quiet():
-                kind.write(program, whole)
-            _compare(student, kind.open(whole), format)
-            os.replace(whole, partial)
-
-    list_file(path)
-    write_atomically(path, write)
+    with _quiet():
+        content = kind.content(program)
+    # Runtimes insist on the ending, which a partial file does not have.
+    with disk_errors(path, len(content)), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as near:
+        whole = Path(near) / path.name
+        whole.write_bytes(content)
+        _compare(student, kind.open(whole), format)
+        list_file(path)
+        write_atomically(path, lambda partial: os.replace(whole, partial))
     return path
 
 
@@ -128,19 +128,32 @@ def _open_exported(path: Path) -> Callable[[Tensor], Tensor]:
     return torch.export.load(path).module()
 
 
-def _write_compiled(program: ExportedProgram, path: Path) -> None:
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+def _exported(program: ExportedProgram) -> memoryview:
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return content.getbuffer()
+
+
+def _compiled(program: ExportedProgram) -> bytes:
+    # The compiler works among temporary files, and aborts the process where there is no room for them.
+    with tempfile.TemporaryDirectory(prefix="rbm-") as folder:
+        size = sum(tensor.nbytes for tensor in program.state_dict.values())
+        free = shutil.disk_usage(folder).free
+        if free < (needed := 4 * size + _COMPILER_FILES):
+            raise OSError(f"{folder} has {free:,} bytes free, and compiling needs {needed:,}; set TMPDIR to another")
+        path = Path(folder) / "student.pt2"
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        return path.read_bytes()
 
 
 def _open_compiled(path: Path) -> Callable[[Tensor], Tensor]:
     return torch._inductor.aoti_load_package(str(path))
 
 
-def _write_onnx(program: ExportedProgram, path: Path) -> None:
-    torch.onnx.export(
+def _onnx(program: ExportedProgram) -> bytes:
+    exported = torch.onnx.export(
         program,
         (),
-        path,
         dynamo=True,
         external_data=False,  # one file; it may have 2 GB
         opset_version=18,  # an old one, which many runtimes know
@@ -149,6 +162,7 @@ def _write_onnx(program: ExportedProgram, path: Path) -> None:
         output_names=["logits"],
         custom_translation_table={torch.ops.aten.sort.stable: _stable_sort()},
     )
+    return exported.model_proto.SerializeToString()
 
 
 def _stable_sort() -> Callable:
@@ -184,7 +198,7 @@ def _quiet() -> Iterator[None]:
 
 
 FORMATS = {
-    "torch-export": Format("student.pt2", torch.export.save, _open_exported),
-    "aoti": Format("student-aoti.pt2", _write_compiled, _open_compiled),
-    "onnx": Format("student.onnx", _write_onnx, _open_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "torch-export": Format("student.pt2", _exported, _open_exported),
+    "aoti": Format("student-aoti.pt2", _compiled, _open_compiled),
+    "onnx": Format("student.onnx", _onnx, _open_onnx, ("onnx", "onnxscript", "onnxruntime")),
 }

@@ -33,6 +33,7 @@ from rbm.utils.files import write_json
 from rbm.utils.progress import Progress
 
 PERCENTILES = (50, 95, 99)
+MOST_ROWS = 2**20
 # Calls of a kind stop after so many seconds, see milliseconds().
 _SECONDS = 10.0
 
@@ -62,10 +63,13 @@ def measure_run(
 
     Raises:
         FileNotFoundError: no finished run, or no dataset.
-        ValueError: batch sizes or repeats below one, or a dataset that is not the one of the run.
+        ValueError: batch sizes below one or above :data:`MOST_ROWS`, repeats below one, or a dataset that is not that
+            of the run.
     """
     if not batch_sizes or min(batch_sizes) < 1:
         raise ValueError(f"batch_sizes: got {list(batch_sizes)}, expected whole numbers of at least 1, such as 1,64")
+    if max(batch_sizes) > MOST_ROWS:
+        raise ValueError(f"batch_sizes: got {max(batch_sizes):,}, expected at most {MOST_ROWS:,} rows at once")
     if repeats < 1:
         raise ValueError(f"repeats: got {repeats}, expected at least 1")
     run, progress = Path(run), Progress(console)

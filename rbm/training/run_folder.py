@@ -4,8 +4,9 @@ Nothing is ever unpickled: finished models are safetensors files, the state of a
 ``weights_only``. Files are written beside their place and renamed, so that a kill leaves the old file or the new one.
 """
 
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from rbm.config import Config
 from rbm.nn.pretrained import STUDENT, HubMixin, describe, find_student, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
-from rbm.utils.files import write_atomically, write_json
+from rbm.utils.files import disk_errors, write_bytes, write_json
 from rbm.utils.locks import is_free, only_process
 
 METADATA_KEY = "rbm"
@@ -92,20 +93,22 @@ class RunFolder:
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
         # One key: safetensors writes several in an order that changes, and equal runs shall leave equal files.
         content = save(tensors, {METADATA_KEY: json.dumps(result)})
-        self._write(f"{phase}.safetensors", lambda partial: partial.write_bytes(content))
+        self._write(f"{phase}.safetensors", content)
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
 
     def save_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Write ``<name>.safetensors``."""
         content = save({key: tensor.cpu().contiguous() for key, tensor in tensors.items()})
-        self._write(f"{name}.safetensors", lambda partial: partial.write_bytes(content))
+        self._write(f"{name}.safetensors", content)
 
     def load_phase(self, phase: str, model: nn.Module) -> None:
         """Read the model of a finished phase."""
         load_weights(model, self.path / f"{phase}.safetensors")
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        self._write("checkpoint.pt", lambda partial: torch.save(state, partial))
+        content = io.BytesIO()
+        torch.save(state, content)
+        self._write("checkpoint.pt", content.getbuffer())
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The state of the unfinished phase, or None where there is none."""
@@ -130,14 +133,15 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the run."""
-        self._write(name, lambda partial: partial.write_text(text))
+        self._write(name, text.encode())
 
-    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+    def _write(self, name: str, content: bytes | memoryview) -> None:
         list_file(self.path / name)
-        write_atomically(self.path / name, write)
+        write_bytes(self.path / name, content)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        with open(self.path / "metrics.jsonl", "a") as file:
+        path = self.path / "metrics.jsonl"
+        with disk_errors(path), open(path, "a") as file:
             file.write(json.dumps(record) + "\n")
         if self.events is not None:
             self.events.add(record)
@@ -161,6 +165,8 @@ def _check_place(path: Path, resume: bool, overwrite: bool) -> None:
     """Raise where there is nothing to resume, or something that is not to be overwritten."""
     if resume and not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"run folder {path} has no config.yaml: there is no run to resume")
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"run folder {path} is a file; use another --out")
     if not resume and not overwrite and not is_free(path):
         raise FileExistsError(
             f"run folder {path} exists and is not empty;"

@@ -1,9 +1,14 @@
 """Files: endings, YAML, atomic writing, and the optional packages that some formats need."""
 
+import csv
+import errno
+import io
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -48,21 +53,72 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     Raises:
         IsADirectoryError: ``path`` is a folder; before ``write`` is called.
+        OSError: as :func:`disk_errors` tells it.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write")
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.partial")
-    partial.touch(exist_ok=False)
+    with disk_errors(path):
+        partial.touch(exist_ok=False)
+        try:
+            write(partial)
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
+            if path.exists():
+                os.chmod(partial, path.stat().st_mode)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):  # what went wrong first counts
+                partial.unlink(missing_ok=True)
+            raise
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a file whose content is in memory, atomically. Libraries that write by themselves may abort the process
+    where the disk is full: what they make is taken into memory first, and written here.
+    """
+    with disk_errors(path, len(content)):
+        write_atomically(path, lambda partial: partial.write_bytes(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text (UTF-8), atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> None:
+    """Write rows under a header, atomically; the columns are those of the first row where none are given."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0] if columns is None else columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
+@contextmanager
+def disk_errors(path: Path, size: int | None = None) -> Iterator[None]:
+    """Inside, a disk that is full, damaged or read-only is an OSError whose sentence names ``path`` and its ``size``
+    in bytes, if that is known, and what is free there.
+    """
     try:
-        write(partial)
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        if path.exists():
-            os.chmod(partial, path.stat().st_mode)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        wanted = "" if size is None else f" {size:,} bytes are to be written;"
+        told = type(error)(f"{path} could not be written: {error.strerror};{wanted} {_free(path.parent)}")
+        told.errno = error.errno  # and no strerror: then its text is the sentence alone
+        raise told from error
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free:,} bytes are free in {folder}"
+    except OSError:
+        return f"{folder} cannot be read either"
 
 
 def same_file(first: Path | str, second: Path | str) -> bool:
@@ -80,5 +136,4 @@ def as_json(content: Any) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON, atomically."""
-    text = as_json(content)
-    write_atomically(path, lambda partial: partial.write_text(text))
+    write_text(path, as_json(content))

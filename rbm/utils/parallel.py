@@ -1,9 +1,13 @@
 """Worker processes for parallel runs."""
 
 import os
+import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context, parent_process
 from typing import Any
 
 import torch
@@ -11,17 +15,36 @@ import torch
 from rbm.utils.plugins import load_plugin, loaded_plugins
 
 
-def worker_pool(jobs: int) -> Executor:
+@contextmanager
+def worker_pool(jobs: int) -> Iterator[Executor]:
     """A pool of ``jobs`` worker processes that load the plugins and share the cores; one job runs in this process.
 
-    The workers end when this process is killed.
+    The workers end when this process is killed or interrupted, and when what is done with the pool fails.
+
+    Raises:
+        ChildProcessError: a worker was killed, or ended by itself.
     """
     if jobs == 1:
-        return _Here()
+        yield _Here()
+        return
     # Forked children of a process with threads may hang, so workers are spawned.
     threads = max(1, (os.cpu_count() or 1) // jobs)
     start = {"initializer": _start_worker, "initargs": (loaded_plugins(), threads)}
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), **start)
+    others = active_children()
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), **start) as pool:
+        try:
+            yield pool
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                if worker not in others:
+                    worker.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise ChildProcessError(
+                    "a worker process ended before its work, perhaps for lack of memory; what was finished is kept:"
+                    " go on with the same command, and with fewer --jobs"
+                ) from error
+            raise
 
 
 class _Here(Executor):
@@ -34,7 +57,11 @@ class _Here(Executor):
 
 
 def _start_worker(plugins: tuple[str, ...], threads: int) -> None:
-    """Know the plugins, and end when the process that one works for is killed, instead of waiting for ever."""
+    """Know the plugins, and end when the process that one works for is killed, instead of waiting for ever.
+
+    Ctrl-C reaches all processes of a terminal; the one that the workers work for ends them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     for plugin in plugins:
         load_plugin(plugin)

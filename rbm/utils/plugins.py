@@ -9,6 +9,7 @@ experiments and in their worker processes.
 import hashlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 
 _loaded: list[str] = []
@@ -19,7 +20,7 @@ def load_plugin(path: Path | str) -> None:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: it is no ``.py`` file.
+        ValueError: it is no ``.py`` file, or it raises anything.
     """
     path = Path(path).resolve()
     if str(path) in _loaded:
@@ -33,8 +34,19 @@ def load_plugin(path: Path | str) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        line = error.lineno if isinstance(error, SyntaxError) else _line(error, path)
+        raise ValueError(f"plugin {path} failed in line {line}: {type(error).__name__}: {error}") from error
     _loaded.append(str(path))
+
+
+def _line(error: BaseException, path: Path) -> int:
+    """The last line of the file that was at work when the error came."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame.lineno for frame in frames if frame.filename == str(path)][-1]
 
 
 def loaded_plugins() -> tuple[str, ...]:

@@ -24,11 +24,11 @@ class MoETrainer(StudentTrainer):
         encodings: Encodings | None,
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings, config.moe)
-        model.pretraining = config.moe.pretrain_epochs > 0
+        model.pretraining = config.moe.pretraining > 0
 
     def begin_epoch(self, epoch: int) -> None:
         settings = self.config.moe
-        if epoch != settings.pretrain_epochs or epoch == 0:
+        if epoch != settings.pretraining or epoch == 0:
             return
         self.model.pretraining = False
         if settings.pretrain == "first":
@@ -43,7 +43,7 @@ class MoETrainer(StudentTrainer):
         return settings.load_balance_weight * sum(balance)
 
     def resume_at(self, epoch: int) -> None:
-        if epoch > self.config.moe.pretrain_epochs:
+        if epoch > self.config.moe.pretraining:
             self.model.pretraining = False
 
 
@@ -53,5 +53,5 @@ def train_moe(task: DistillationTask) -> TrainedStudent:
     encodings = task.encode(task.config.encoding)
     student = task.new_student(MoEStudent, config, encodings, top_k=config.top_k + config.extra_experts)
     trainer = MoETrainer(student, task.split, task.teacher_outputs, task.config, encodings)
-    result = task.fit("moe", trainer, config, warmup=config.pretrain_epochs)
+    result = task.fit("moe", trainer, config, warmup=config.pretraining)
     return TrainedStudent(student, result, encodings)

@@ -33,7 +33,7 @@ class RbMTrainer(StudentTrainer):
         model.pretraining = True
 
     def begin_epoch(self, epoch: int) -> None:
-        if epoch == self.config.rbm.pretrain_epochs:
+        if epoch == self.config.rbm.pretraining:
             self._begin_routing()
         self.model.set_decay(annealed_decay(self.config.rbm, epoch))
 
@@ -54,12 +54,12 @@ class RbMTrainer(StudentTrainer):
 
     def resume_at(self, epoch: int) -> None:
         # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
-        if epoch > self.config.rbm.pretrain_epochs:
+        if epoch > self.config.rbm.pretraining:
             self.model.pretraining = False
 
     def _begin_routing(self) -> None:
         rbm = self.config.rbm
-        if rbm.pretrain_epochs > 0:
+        if rbm.pretraining > 0:
             self.model.clone_experts()
         self.model.pretraining = False
         for memory, placed in zip(self.model.memories(), broadcast_from_rank0(self._place_memory), strict=True):
@@ -88,7 +88,7 @@ def train_rbm(task: DistillationTask) -> TrainedStudent:
     encodings = task.encode(config.encoding)
     student = task.new_student(RbMStudent, config.rbm, encodings)
     trainer = RbMTrainer(student, task.split, task.teacher_outputs, config, encodings)
-    result = task.fit("rbm", trainer, config.rbm, warmup=config.rbm.pretrain_epochs)
+    result = task.fit("rbm", trainer, config.rbm, warmup=config.rbm.pretraining)
     for buffer in student.buffers():
         buffer.requires_grad_(False)
     return TrainedStudent(student, result, encodings)

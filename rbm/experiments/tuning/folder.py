@@ -8,7 +8,6 @@
 ==================  ==============================================================
 """
 
-import csv
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from rbm.config import Config, nested
 from rbm.config.presets import preset_config
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.space import flat, import_optuna, with_values
-from rbm.utils.files import read_yaml, write_atomically
+from rbm.utils.files import read_yaml, write_csv, write_text
 from rbm.utils.locks import is_free, only_process
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ def claimed(folder: Path, search: Search) -> Iterator[None]:
         FileExistsError: it holds something else.
         BlockingIOError: another process is searching there.
     """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; give a folder by --out")
     if not (folder / "search.yaml").is_file() and not is_free(folder):
         raise FileExistsError(
             f"{folder} is not empty and holds no search (no search.yaml); give another folder by --out"
@@ -69,15 +70,20 @@ def _claim(folder: Path, search: Search) -> None:
                     f" {now.get(name, 'absent')}); give them as they were, to go on, or another folder by --out"
                 )
         return
-    write_atomically(file, lambda partial: partial.write_text(yaml.safe_dump(mine, sort_keys=False)))
+    write_text(file, yaml.safe_dump(mine, sort_keys=False))
 
 
 @contextmanager
 def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseStorage"]]:
     """The trials of a folder. What a kill cut short waits to be run again before anything new, and the starting point
     waits until it is judged. A trial that was killed before all its values were written down is drawn anew: the same.
+
+    Raises:
+        OSError: the file of trials is damaged or cannot be written.
     """
     optuna = import_optuna()
+    from sqlalchemy.exc import SQLAlchemyError  # Optuna's own
+
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder.resolve() / 'trials.db'}")
@@ -95,6 +101,12 @@ def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseSto
         if start not in [_proposed(trial) for trial in study.get_trials(deepcopy=False) if trial.state != state.FAIL]:
             study.enqueue_trial(start)
         yield study, storage
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise OSError(
+            f"{folder / 'trials.db'} could not be read or written: {reason}; if the disk is neither full nor read-only,"
+            " the file is damaged: remove its folder, or give another by --out"
+        ) from error
     finally:
         optuna.logging.set_verbosity(verbosity)
         storage.remove_session()
@@ -126,20 +138,13 @@ def summary(search: Search, done: list["FrozenTrial"]) -> Tuned | None:
 
 def write(folder: Path, search: Search, found: Tuned) -> None:
     """``trials.csv`` and ``best.yaml`` as of now."""
-
-    def write_rows(path: Path) -> None:
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, found.rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(found.rows)
-
-    write_atomically(folder / "trials.csv", write_rows)
+    write_csv(folder / "trials.csv", found.rows)
     about = (
         f"# {search.method}, seeds {', '.join(map(str, search.seeds))}: {found.accuracy:.2%} of held-out validation"
         f" nodes, {found.start_accuracy:.2%} at the start. rbm distill --config {folder / 'best.yaml'}\n"
     )
     text = about + yaml.safe_dump(_changes(found.config), sort_keys=False)
-    write_atomically(folder / "best.yaml", lambda partial: partial.write_text(text))
+    write_text(folder / "best.yaml", text)
 
 
 def _row(search: Search, trial: "FrozenTrial") -> dict[str, Any]:

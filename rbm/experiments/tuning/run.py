@@ -116,15 +116,11 @@ def run_here(session: Session) -> None:
         session.note()
 
     with worker_pool(jobs) as pool:
-        try:
-            while waiting or len(finished(study)) < session.trials:
-                done = len(finished(study))
-                while len(waiting) < (jobs if done else 1) and done + len(waiting) < session.trials:
-                    study.sampler = session.sampler()
-                    submit(pool, study.ask(space), [])
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    trial, before = waiting.pop(future)
-                    judge(pool, trial, [*before, future.result()])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        while waiting or len(finished(study)) < session.trials:
+            done = len(finished(study))
+            while len(waiting) < (jobs if done else 1) and done + len(waiting) < session.trials:
+                study.sampler = session.sampler()
+                submit(pool, study.ask(space), [])
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                trial, before = waiting.pop(future)
+                judge(pool, trial, [*before, future.result()])

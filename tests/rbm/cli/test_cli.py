@@ -166,36 +166,6 @@ def test_resume_without_options_takes_what_the_run_was_started_with(rbm, run_fol
     assert (folder / "summary.json").read_bytes() == before
 
 
-MISTAKES = {
-    "unknown dataset": (["distill", "--dataset", "coraa"], "expected one of digits, cora.*did you mean 'cora'"),
-    "no root": (["distill", "--dataset", "cora"], "root"),
-    "missing root": (["distill", "--dataset", "cora", "--root", "nowhere"], "nowhere"),
-    "top_k": (["distill", "--set", "rbm.top_k=9"], "rbm.top_k is 9, expected between 1 and num_experts=8"),
-    "unknown setting": (["distill", "--set", "rbm.tpo_k=3"], "unknown setting rbm.tpo_k; known here"),
-    "experts": (["distill", "--set", "rbm.num_experts=2000"], "2000 but the observed graph has 1797 nodes"),
-    "preset": (["distill", "--preset", "paper"], "no hyperparameters for dataset 'digits'"),
-    "teacher": (["distill", "--teacher", "gat"], "gat"),
-    "method": (["distill", "--method", "gnn"], r"methods is \['gnn'\], expected one or more of mlp, rbm, moe"),
-    "device": (["distill", "--device", "tpu"], "device is 'tpu', which is not usable here"),
-    "config file": (["distill", "--config", "no.yaml"], "configuration file no.yaml does not exist"),
-    "config text": (["distill", "--config", __file__], "is not valid YAML|holds str, expected the sections"),
-    "resume nothing": (["distill", "--out", "nothing", "--resume"], "there is no run to resume"),
-    "predict nothing": (["predict", "nothing", "x.npy"], "holds no student.json"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_ends_in_one_sentence_and_leaves_nothing(rbm, tmp_path, arguments, message):
-    status, out, err = rbm(*arguments)
-    assert status == 2
-    assert out == ""
-    assert err.startswith("Error: ")
-    assert "Traceback" not in err
-    assert re.search(message, err), err
-    assert not any((tmp_path / "runs").glob("*/*.safetensors"))
-    assert not (tmp_path / "runs").exists()
-
-
 def test_existing_run_folder(rbm, run_folder):
     folder, _ = run_folder
     status, _, err = rbm("distill", *QUICK, "--out", folder)

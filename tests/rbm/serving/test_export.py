@@ -196,7 +196,7 @@ def test_a_new_run_takes_the_old_ones_files_away(tmp_path):
     export_student(run.path, "torch-export")
     (run.path / "notes.txt").write_text("mine")
     RunFolder(run.path, Config(), overwrite=True)
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "notes.txt", "run.json"]
+    assert sorted(path.name for path in run.path.glob("[!.]*")) == ["config.yaml", "notes.txt", "run.json"]
 
 
 def test_command(digits, command, tmp_path):

@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM: one sentence that says how to go on, no process left behind, and it does go on."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+QUICK = ["--set", "teacher.max_epochs=3", "--set", "encoding.deepwalk=false", "--no-plots", "--method", "rbm"]
+LONG = [*QUICK, "--set", "rbm.max_epochs=100000", "--set", "rbm.patience=100000"]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "rbm", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes)
+
+
+def wait_until(what, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not come so far"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_run_says_how_it_is_continued(tmp_path, number, name):
+    run = start(tmp_path, "distill", *LONG, "--out", "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and '"rbm"' in metrics.read_text())
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+    assert out == ""
+    said = f"Error: {name}; what is done so far is kept; continue by rbm distill --out run --resume"
+    assert err.strip().splitlines()[-1] == said
+    assert "Traceback" not in err
+    assert not list((tmp_path / "run").glob(".*.partial"))
+    # It does go on, from the teacher that it has: as a run that is shorter, which only another folder may be.
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(text.replace("max_epochs: 100000", "max_epochs: 3"))
+    (tmp_path / "run" / "checkpoint.pt").unlink(missing_ok=True)
+    resumed = start(tmp_path, "distill", "--out", "run", "--resume", "--no-plots", "--method", "rbm")
+    _, err = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, err
+    assert "teacher: finished before" in err
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc for the children of a process")
+def test_worker_processes_end_with_an_interrupted_command(tmp_path):
+    run = start(tmp_path, "distill", *LONG, "--seeds", "0-3", "--jobs", "2")
+
+    def workers() -> list[str]:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        return [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    wait_until(lambda: len(workers()) == 2 and any((tmp_path / "runs" / "cache").glob("teacher-*")))
+    left = workers()
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert err.strip().splitlines()[-1].endswith("what is done so far is kept; continue by the same command")
+    assert "Traceback" not in err
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 60)

@@ -1,0 +1,103 @@
+"""Mistakes on the command line: one sentence, exit status 2, nothing written."""
+
+import re
+
+import pytest
+
+
+@pytest.fixture
+def rbm(command, monkeypatch, tmp_path):
+    """Run a command in a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+    return command
+
+
+MISTAKES = {
+    "unknown dataset": (["distill", "--dataset", "coraa"], "expected one of digits, cora.*did you mean 'cora'"),
+    "no root": (["distill", "--dataset", "cora"], "root"),
+    "missing root": (["distill", "--dataset", "cora", "--root", "nowhere"], "nowhere"),
+    "top_k": (["distill", "--set", "rbm.top_k=9"], "rbm.top_k is 9, expected between 1 and num_experts=8"),
+    "unknown setting": (["distill", "--set", "rbm.tpo_k=3"], "unknown setting rbm.tpo_k; known here"),
+    "experts": (["distill", "--set", "rbm.num_experts=2000"], "2000 but the observed graph has 1797 nodes"),
+    "preset": (["distill", "--preset", "paper"], "no hyperparameters for dataset 'digits'"),
+    "teacher": (["distill", "--teacher", "gat"], "gat"),
+    "method": (["distill", "--method", "gnn"], r"methods is \['gnn'\], expected one or more of mlp, rbm, moe"),
+    "device": (["distill", "--device", "tpu"], "device is 'tpu', expected cpu, cuda, or cuda:0 and so on"),
+    "meta device": (["distill", "--device", "meta"], "device is 'meta', expected cpu"),
+    "no such GPU": (["distill", "--device", "cuda:99"], "device is 'cuda:99', which is not usable here"),
+    "config file": (["distill", "--config", "no.yaml"], "configuration file no.yaml does not exist"),
+    "config text": (["distill", "--config", __file__], "is not valid YAML|holds str, expected the sections"),
+    "resume nothing": (["distill", "--out", "nothing", "--resume"], "there is no run to resume"),
+    "predict nothing": (["predict", "nothing", "x.npy"], "holds no student.json"),
+    "out is a file": (["distill", "--out", "broken.py", "--overwrite"], "run folder broken.py is a file"),
+    "too many seeds": (["distill", "--seeds", "0-99999999999"], "seeds is '0-99999999999', expected numbers below"),
+    "many seeds": (["tune", "--seeds", "0-999999999"], "names 1,000,000,000 seeds.*expected 1 to 10,000"),
+    "seeds backwards": (["distill", "--seeds", "5-2"], "names 0 seeds"),
+    "no jobs": (
+        ["distill", "--seeds", "0", "--jobs", "0"],
+        "'--jobs'.*(equal to 1|not in the range)",
+    ),
+    "broken YAML": (["distill", "--set", "rbm.lr=[1"], r"'rbm.lr=\[1' holds no value that YAML knows"),
+    "YAML tag": (["distill", "--set", "rbm.lr=!!python/name:os.system"], "holds no value that YAML knows"),
+    "section and value": (["distill", "--set", "rbm=4", "--set", "rbm.lr=3"], "rbm.lr is set, and rbm to 4 as a whole"),
+    "variants": (["experiment", "variants.yaml"], r"variants.yaml: variants is .*, expected names with changes below"),
+    "changes": (["experiment", "changes.yaml"], "changes.yaml: changes is 5, expected settings such as rbm"),
+    "variant": (["experiment", "variant.yaml"], "variant.yaml: narrow is 3, expected settings"),
+    "fractional seed": (["experiment", "seeds.yaml"], "seeds is 1.5, expected numbers"),
+    "no datasets": (["experiment", "datasets.yaml"], r"datasets is \(\), expected a list, not empty"),
+    "methods as text": (["experiment", "methods.yaml"], "methods is 'rbm', expected a list"),
+    "column": (["reproduce", "main", "--methods", "x", "--no-run"], "methods holds 'x', expected some of cohop, glnn"),
+    "methods of a study": (["reproduce", "complexity", "--methods", "x"], "expected none: the study complexity"),
+    "device unused": (["reproduce", "main", "--no-run", "--device", "x"], "device is 'x', expected cpu"),
+    "plugin raises": (["--plugin", "broken.py", "info"], r"plugin .*broken.py failed in line 2: RuntimeError: boom"),
+    "plugin ends": (["--plugin", "ends.py", "info"], r"plugin .*ends.py failed in line 1: SystemExit: 3"),
+    "plugin is no Python": (["--plugin", "syntax.py", "info"], "failed in line 1: SyntaxError"),
+    **{
+        f"empty {option}": (["distill", f"--{option}", ""], f"--{option} is empty; give it a value, or leave it out")
+        for option in ("dataset", "teacher", "preset", "setting", "root", "method", "device", "seeds")
+    },
+}
+
+FILES = {
+    "variants.yaml": "variants: [1]",
+    "variant.yaml": "variants: {narrow: 3}",
+    "changes.yaml": "changes: 5",
+    "seeds.yaml": "seeds: 1.5",
+    "datasets.yaml": "datasets: []",
+    "methods.yaml": "methods: rbm",
+    "broken.py": "# a plugin\nraise RuntimeError('boom')",
+    "ends.py": "import sys; sys.exit(3)",
+    "syntax.py": "def broken(:",
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_ends_in_one_sentence_and_leaves_nothing(rbm, tmp_path, arguments, message):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    status, out, err = rbm(*arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("Error: ") or "╭─ Error" in err, "ours, or that of the library that reads options"
+    assert "Traceback" not in err
+    assert re.search(message, err), err
+    assert not any((tmp_path / "runs").glob("*/*.safetensors"))
+    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
+
+
+def test_a_library_that_breaks_is_no_mistake_of_the_user(rbm, monkeypatch):
+    """Anything else keeps its traceback, which a report needs."""
+    monkeypatch.setattr("rbm.experiments.results.read_rows", lambda path: [][0])
+    with pytest.raises(IndexError):
+        rbm("table", __file__)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[..] DefaultCPUAllocator: can't allocate memory: ..")])
+def test_out_of_memory(rbm, monkeypatch, error):
+    def read_rows(path):
+        raise error
+
+    monkeypatch.setattr("rbm.experiments.results.read_rows", read_rows)
+    status, _, err = rbm("table", __file__)
+    assert status == 2
+    assert err.startswith("Error: out of memory; a smaller graph, batch or student")
