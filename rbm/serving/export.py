@@ -90,7 +90,7 @@ def export_student(student: nn.Module | Path | str, format: str, path: Path | st
         whole.write_bytes(content)
         _compare(student, kind.open(whole), format)
         list_file(path)
-        write_atomically(path, lambda partial: os.replace(whole, partial))
+        write_atomically(path, lambda partial: os.replace(whole, partial), len(content))
     return path
 
 

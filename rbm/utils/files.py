@@ -46,10 +46,11 @@ def optional(package: str, extra: str, what: str, otherwise: str = "") -> Module
         ) from error
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], size: int | None = None) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then rename it: a kill leaves the old file or the new one.
 
-    The temporary file has an unpredictable name, such as ``.name-x1y2z3.partial``. A failure leaves none.
+    The temporary file has an unpredictable name, such as ``.name-x1y2z3.partial``. A failure leaves none; its message
+    tells the ``size`` in bytes, if that is known.
 
     Raises:
         IsADirectoryError: ``path`` is a folder; before ``write`` is called.
@@ -58,7 +59,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write")
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.partial")
-    with disk_errors(path):
+    with disk_errors(path, size):
         partial.touch(exist_ok=False)
         try:
             write(partial)
@@ -77,8 +78,7 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Write a file whose content is in memory, atomically. Libraries that write by themselves may abort the process
     where the disk is full: what they make is taken into memory first, and written here.
     """
-    with disk_errors(path, len(content)):
-        write_atomically(path, lambda partial: partial.write_bytes(content))
+    write_atomically(path, lambda partial: partial.write_bytes(content), len(content))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -106,7 +106,7 @@ def disk_errors(path: Path, size: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if error.errno not in DISK_ERRORS or error.strerror is None:  # told already
             raise
         wanted = "" if size is None else f" {size:,} bytes are to be written;"
         told = type(error)(f"{path} could not be written: {error.strerror};{wanted} {_free(path.parent)}")

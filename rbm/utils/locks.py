@@ -7,6 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rbm.utils.files import disk_errors
+
 
 @contextmanager
 def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
@@ -27,7 +29,8 @@ def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
     except Timeout:
         raise BlockingIOError(f"{what} is in use by process {_read(owner)}; {advice}") from None
     try:
-        owner.write_text(str(os.getpid()))
+        with disk_errors(owner):
+            owner.write_text(str(os.getpid()))
         yield
     finally:
         with suppress(OSError):

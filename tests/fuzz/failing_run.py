@@ -1,0 +1,83 @@
+"""A small run in a process of its own whose disk fails: ``python failing_run.py FOLDER [AT ERRNO SHORT]...``.
+
+A line of JSON for each case (and first for a run without a failure): how often it wrote, how it ended, what its files
+are, and whether it came to the same end when it was resumed. Each case is a fork: PyTorch is imported once.
+"""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+import rbm
+from rbm.cli.errors import EXPECTED
+
+CONFIG = rbm.preset_config("clean", "digits").updated(
+    {
+        **{name: {"max_epochs": 3} for name in ("teacher", "mlp")},
+        "rbm": {"max_epochs": 3, "pretrain_epochs": 1, "hidden_channels": 16},
+        "encoding": {"deepwalk": False},
+    }
+)
+SAME = ("config.yaml", "summary.json", "rbm.safetensors", "mlp.safetensors", "teacher.safetensors", "student.json")
+
+
+def run(folder: Path, **options) -> None:
+    data = rbm.load_dataset("digits")
+    rbm.distill(data, config=CONFIG, folder=folder / "run", cache=folder / "cache", measure_latency=False, **options)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / "run" / name).read_bytes()).hexdigest() for name in SAME}
+
+
+def case(folder: Path, at: int, error: int, short: int) -> dict:
+    library = ctypes.CDLL(None)
+    folder.mkdir(parents=True)
+    library.fail_writes(str(folder).encode(), at, error, short)
+    found = {"at": at, "error": errno.errorcode.get(error), "short": short}
+    try:
+        run(folder)
+        found["ended"] = "whole"
+    except EXPECTED as told:
+        found["ended"], found["said"] = type(told).__name__, str(told)
+    except BaseException:
+        found["ended"], found["said"] = "traceback", traceback.format_exc()[-2000:]
+    found["writes"] = library.counted_writes()
+    library.fail_writes(str(folder).encode(), 0, 0, 0)  # there is room again
+    found["left"] = [path.name for path in folder.rglob(".*.partial")]
+    if found["ended"] != "whole":
+        begun = (folder / "run" / "config.yaml").is_file()
+        run(folder, **({"resume": True} if begun else {"overwrite": (folder / "run" / "run.json").is_file()}))
+    found["files"] = digests(folder)
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, numbers = Path(sys.argv[1]), [int(number) for number in sys.argv[2:]]
+    rbm.load_dataset("digits")
+    cases = [(0, 0, 0), *zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)]
+    for number, given in enumerate(cases):
+        child = os.fork()
+        if child == 0:
+            print(json.dumps(case(folder / str(number), *given)), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        shutil.rmtree(folder / str(number), ignore_errors=True)
+        if status:
+            print(
+                json.dumps({"at": given[0], "error": errno.errorcode.get(given[1]), "ended": f"status {status}"}),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
