@@ -1,0 +1,99 @@
+"""A real server on a free port, in a thread of the test's process, and clients for it."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rbm.serving.server.run import listen, make_server, run_server
+
+
+class Client:
+    """One connection, opened when it is first used and kept.
+
+    Args:
+        port: of the server, on this machine.
+        timeout: seconds.
+    """
+
+    def __init__(self, port: int, timeout: float = 20.0) -> None:
+        self.port, self.timeout = port, timeout
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+
+    def ask(self, body: Any, path: str = "/predict", **headers: str) -> tuple[int, Any]:
+        """Status and JSON of the answer to a POST; a body that is neither bytes nor str is sent as JSON."""
+        content = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body)
+        self.connection.request("POST", path, content, headers)
+        return self._answer()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON, or text, of the answer to a GET."""
+        self.connection.request("GET", path)
+        return self._answer()
+
+    def _answer(self) -> tuple[int, Any]:
+        answer = self.connection.getresponse()
+        self.headers = answer.headers
+        content = answer.read()
+        if answer.headers["Content-Type"] == "application/json":
+            return answer.status, strict_json(content)
+        return answer.status, content.decode()
+
+    def raw(self) -> socket.socket:
+        """A connection of its own that speaks no HTTP by itself."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=self.timeout)
+
+    def say(self, *parts: bytes) -> tuple[int, bytes]:
+        """Status and body of what comes back until the server closes; status 0 where nothing does."""
+        with self.raw() as connection:
+            for part in parts:
+                connection.sendall(part)
+            return answer_of(connection)
+
+
+def answer_of(connection: socket.socket) -> tuple[int, bytes]:
+    """Everything until the other side closes: status and body; status 0 where nothing comes."""
+    content = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            content += piece
+    head, _, body = content.partition(b"\r\n\r\n")
+    return (int(head.split()[1]) if head else 0), body
+
+
+def strict_json(content: bytes) -> Any:
+    """JSON as the standard has it: no NaN, no Infinity."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(content, parse_constant=refuse)
+
+
+@contextlib.contextmanager
+def running(app) -> Iterator[Client]:
+    """Serve an application; gives a client of it, and fails where the server does not stop."""
+    server, listener = make_server(app), listen("127.0.0.1", 0)
+    thread = threading.Thread(target=lambda: asyncio.run(run_server(server, listener)), daemon=True)
+    thread.start()
+    client = Client(listener.getsockname()[1])
+    try:
+        yield client
+    finally:
+        client.connection.close()
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    """Wait until a condition holds; fails where it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.01)

@@ -1,0 +1,409 @@
+"""``rbm serve``: answers are the student's, whoever asks beside, and a bad request gets one sentence in JSON."""
+
+import io
+import json
+import random
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import rbm
+from rbm.config import Config
+from rbm.datasets.encodings import transfer
+from rbm.serving.server import Limits, make_app
+from rbm.training.run_folder import RunFolder, save_student
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+from http_server import Client, running, until
+
+F, D, C, NODES = 24, 4, 5, 30
+THREADS, REQUESTS = 8, 40
+
+
+def make_run(folder, *, encodings=None):
+    width = 0 if encodings is None else encodings.shape[1]
+    run, student = RunFolder(folder, Config()), rbm.RbMStudent(F + width, 16, C)
+    run.save_phase("rbm", student, {})
+    save_student(folder, "rbm", student)
+    if encodings is not None:
+        run.save_tensors("encodings", {"encodings": encodings})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    torch.manual_seed(0)
+    return make_run(tmp_path_factory.mktemp("runs") / "plain")
+
+
+@pytest.fixture(scope="module")
+def student(run):
+    return rbm.load(run)
+
+
+@pytest.fixture(scope="module")
+def client(run):
+    with running(make_app(run, limits=Limits(body_bytes=2**18, rows=100, queue_rows=2000))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    """A run with encodings, and a client of its server."""
+    torch.manual_seed(1)
+    run = make_run(tmp_path_factory.mktemp("runs") / "encoded", encodings=torch.randn(NODES, D))
+    with running(make_app(run)) as client:
+        yield run, client
+
+
+def check(answer, student, x):
+    """The probabilities of the rows alone, up to the rounding of sums in another order, and their classes."""
+    with torch.inference_mode():
+        expected = torch.cat([student(row[None]) for row in x]).softmax(-1)
+    got = torch.tensor(answer["probabilities"])
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+    assert answer["classes"] == got.argmax(-1).tolist()
+
+
+def npy(array, **options):
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 64, 100])
+def test_answers_are_the_students(client, student, rows):
+    x = torch.randn(rows, F)
+    status, answer = client.ask({"x": x.tolist()})
+    assert status == 200
+    check(answer, student, x)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: npy(x.numpy()),
+        lambda x: npy(x.double().numpy()),
+        lambda x: npy(np.asfortranarray(x.numpy())),
+        lambda x: npy(x.numpy().astype(">f4")),
+        lambda x: json.dumps({"indices": [list(range(F))] * 7, "values": x.tolist()}),
+        lambda x: json.dumps(
+            {"indices": [list(range(F))[::-1]] * 7, "values": [list(reversed(row)) for row in x.tolist()]}
+        ),
+    ],
+    ids=["npy", "float64 npy", "npy by columns", "big-endian npy", "sparse", "sparse in another order"],
+)
+def test_every_form_of_rows_gets_the_same_answer(client, student, body):
+    x = torch.randn(7, F)
+    status, answer = client.ask(body(x))
+    assert status == 200, answer
+    assert answer == client.ask({"x": x.tolist()})[1]
+
+
+def test_zeros_need_not_be_sent(client, student):
+    x = torch.zeros(3, F)
+    x[0, 5], x[2, 23], x[2, 0] = 1.5, -2, 1
+    status, answer = client.ask({"indices": [[5], [], [23, 0]], "values": [[1.5], [], [-2, 1]]})
+    assert status == 200, answer
+    check(answer, student, x)
+
+
+def test_no_rows_get_no_answers(client):
+    for body in ({"x": []}, {"indices": [], "values": []}, npy(np.zeros((0, F), np.float32))):
+        assert client.ask(body) == (200, {"classes": [], "probabilities": []})
+
+
+def test_eight_clients_get_the_answers_of_one(client, student):
+    rows = [torch.randn(1 + i % 17, F) for i in range(REQUESTS)]
+
+    def ask_all(first):
+        own = Client(client.port)
+        found = {
+            turn: own.ask({"x": rows[turn].tolist()}) for turn in ((first + i) % REQUESTS for i in range(REQUESTS))
+        }
+        own.connection.close()
+        return found
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for found in pool.map(ask_all, range(0, 5 * THREADS, 5)):
+            for turn, (status, answer) in found.items():
+                assert status == 200
+                check(answer, student, rows[turn])
+
+
+def test_requests_that_come_together_share_a_forward(run):
+    """While the first forward is held back, the others gather; the next one answers them all."""
+    app = make_app(run, limits=Limits(rows=30))
+    service, gate, sizes = app.state.service, threading.Event(), []
+
+    def hold(_, rows):
+        sizes.append(len(rows[0]))
+        gate.wait(20)
+
+    service.served.module.register_forward_pre_hook(hold)
+    with running(app) as client, ThreadPoolExecutor(8) as pool:
+        x = torch.randn(8, 3, F)
+        answers = [pool.submit(Client(client.port).ask, {"x": x[0].tolist()})]
+        until(lambda: sizes)
+        answers += [pool.submit(Client(client.port).ask, {"x": rows.tolist()}) for rows in x[1:]]
+        until(lambda: service.batcher.waiting_rows == 21)
+        gate.set()
+        for rows, answer in zip(x, answers, strict=True):
+            status, content = answer.result()
+            assert status == 200
+            check(content, rbm.load(run), rows)
+        _, text = client.get("/metrics")
+    assert sizes == [3, 21]
+    assert 'rbm_batch_rows_bucket{le="16"} 1\n' in text
+    assert 'rbm_batch_rows_bucket{le="32"} 2\n' in text
+    assert "rbm_batch_rows_sum 24" in text
+    assert "rbm_rows_total 24\n" in text
+    assert "rbm_queue_rows 0\n" in text
+
+
+def test_a_forward_that_fails_is_told_and_the_next_one_answered(run):
+    app, failures = make_app(run), [RuntimeError("on purpose")]
+
+    def fail_once(*_):
+        if failures:
+            raise failures.pop()
+
+    app.state.service.served.module.register_forward_pre_hook(fail_once)
+    with running(app) as client:
+        assert client.ask({"x": [[0.5] * F]}) == (500, {"error": "the server failed; its log says why"})
+        assert client.ask({"x": [[0.5] * F]})[0] == 200
+        assert 'rbm_requests_total{status="500"} 1\n' in client.get("/metrics")[1]
+
+
+ZEROS = [0.0] * F
+BAD = {
+    "no JSON": (b"no json", "the body is neither JSON"),
+    "empty": (b"", "the body is neither JSON"),
+    "cut short": (b'{"x": [[1, 2', "the body is neither JSON"),
+    "no UTF-8": (b'{"x": "\xff"}', "the body is neither JSON"),
+    "nested deeply": (b'{"x": ' + b"[" * 100_000, "recursion limit exceeded"),
+    "objects nested deeply": (b'{"x":' * 40_000, "recursion limit exceeded"),
+    "an integer of 5,000 digits": (b'{"x": [[' + b"9" * 5000 + b"]]}", "number out of range"),
+    "NaN": (json.dumps({"x": [[float("nan"), *ZEROS[1:]]]}).encode(), "the body is neither JSON"),
+    "Infinity": (json.dumps({"x": [[float("inf"), *ZEROS[1:]]]}).encode(), "the body is neither JSON"),
+    "-Infinity": (json.dumps({"x": [[-float("inf"), *ZEROS[1:]]]}).encode(), "the body is neither JSON"),
+    "1e39": ({"x": [ZEROS, [1e39, *ZEROS[1:]]]}, "row 1 holds NaN, infinity or a number beyond 3.4e38"),
+    "1e400": (b'{"x": [[1e400' + b", 0" * (F - 1) + b"]]}", "row 0 holds NaN, infinity or a number beyond"),
+    "10**400": ({"x": [[10**400, *ZEROS[1:]]]}, "a whole number beyond 3.4e38"),
+    "3e38 everywhere": ({"x": [[3e38] * F]}, "so large that the student's answer is not finite"),
+    "a list": ([ZEROS], "the body holds a list"),
+    "null": (b"null", "the body holds null"),
+    "no x": ({}, "the body holds nothing"),
+    "another key": ({"x": [ZEROS], "y": 1}, "the body holds 'x', 'y'"),
+    "x is a number": ({"x": 1}, "'x' is a whole number, expected a list"),
+    "a row alone": ({"x": ZEROS}, "row 0 of 'x' is a number, expected a list"),
+    "too short": ({"x": [[1, 2]]}, f"row 0 of 'x' holds 2 numbers, expected {F}"),
+    "too long": ({"x": [[0] * (F + 1)]}, f"row 0 of 'x' holds {F + 1} numbers, expected {F}"),
+    "ragged": ({"x": [ZEROS, [1]]}, f"row 1 of 'x' holds 1 numbers, expected {F}"),
+    "strings": ({"x": [["a"] * F]}, "row 0 of 'x' holds a string, expected numbers"),
+    "numbers as strings": ({"x": [["1.5"] * F]}, "row 0 of 'x' holds a string, expected numbers"),
+    "booleans": ({"x": [[True, *ZEROS[1:]]]}, "row 0 of 'x' holds a boolean, expected numbers"),
+    "nulls": ({"x": [[None, *ZEROS[1:]]]}, "row 0 of 'x' holds null, expected numbers"),
+    "lists in rows": ({"x": [[[1]] * F]}, "row 0 of 'x' holds a list, expected numbers"),
+    "neighbors": ({"x": [ZEROS], "neighbors": [[1]]}, "leave it out"),
+    "a column beyond": ({"indices": [[F]], "values": [[1]]}, f"names {F}, expected 0 to {F - 1}"),
+    "a column of -1": ({"indices": [[-1]], "values": [[1]]}, f"names -1, expected 0 to {F - 1}"),
+    "a column of 10**30": ({"indices": [[10**30]], "values": [[1]]}, f"expected 0 to {F - 1}"),
+    "half a column": ({"indices": [[0.5]], "values": [[1]]}, "holds a number, expected whole numbers"),
+    "a column twice": ({"indices": [[1, 1]], "values": [[1, 2]]}, "a column of a row twice"),
+    "fewer values": ({"indices": [[0, 1]], "values": [[1]]}, "row 0 of 'values' holds 1 numbers, expected 2"),
+    "fewer rows of values": ({"indices": [[0], [1]], "values": [[1]]}, "'values' holds 1 rows, expected 2"),
+    "npy of NaN": (npy(np.full((1, F), np.nan, np.float32)), "row 0 holds NaN"),
+    "npy of 1e39": (npy(np.full((2, F), 1e39)), "row 0 holds NaN, infinity or a number beyond 3.4e38"),
+    "npy of another width": (
+        npy(np.zeros((2, F + 1), np.float32)),
+        rf"shape \[2, {F + 1}\], expected numbers \[B, {F}",
+    ),
+    "npy of one dimension": (npy(np.zeros(F, np.float32)), rf"expected numbers \[B, {F}"),
+    "npy of strings": (npy(np.full((1, F), "a")), rf"expected numbers \[B, {F}"),
+    "npy of objects": (npy(np.full((1, F), None), allow_pickle=True), rf"expected numbers \[B, {F}"),
+    "npy cut short": (npy(np.zeros((2, F), np.float32))[:-1], "and its header speaks of others"),
+    "npy that claims 10 TB": (
+        npy(np.zeros((2, F), np.float32)).replace(b"(2, 24), }" + b" " * 13, b"(99999999999, 24), }   "),
+        "and its header speaks of others",
+    ),
+    "npy without a header": (b"\x93NUMPY", "whose header cannot be read"),
+    "npy with code for a header": (
+        b"\x93NUMPY\x01\x00\x20\x00" + b"__import__('os').system('true')\n",
+        "whose header cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_told_and_the_next_one_answered(client, name):
+    body, said = BAD[name]
+    status, answer = client.ask(body)
+    assert status == 400, answer
+    assert set(answer) == {"error"}
+    assert re.search(said, answer["error"]), answer
+    assert client.ask({"x": [ZEROS]})[0] == 200
+
+
+def test_more_rows_than_a_request_may_have(client):
+    for body in ({"x": [ZEROS] * 101}, {"indices": [[]] * 101, "values": [[]] * 101}, npy(np.zeros((101, F)))):
+        status, answer = client.ask(body)
+        assert status == 413
+        assert "got 101 rows of 24 numbers, expected at most 100" in answer["error"]
+
+
+def test_few_bytes_do_not_name_gigabytes_of_zeros():
+    """Rows of a wide student that hold nothing are three bytes each, and would be dense ones of 400 KB."""
+    with running(make_app(rbm.MLPStudent(100_000, 4, 2), limits=Limits(body_bytes=2**20))) as client:
+        status, answer = client.ask({"indices": [[]] * 4000, "values": [[]] * 4000})
+        assert status == 413
+        assert "expected at most 10 in one request" in answer["error"]
+        assert client.ask({"indices": [[7]] * 10, "values": [[1]] * 10})[0] == 200
+
+
+def test_bodies_at_random_get_200_or_400(client):
+    """Pieces of good bodies in any order, with bytes changed: always JSON, and the server lives."""
+    random.seed(0)
+    good = json.dumps({"x": [[0.5] * F, [1] * F]}).encode()
+    pieces = [
+        *(b'{"x": ', b"[[", b"]]", b"}", b"[", b"]", b", ", b"1", b"-1e308", b"NaN", b"null", b'"x"', b"\x00", b"\xff"),
+        *(
+            b'"indices": ',
+            b'"values": ',
+            b'"neighbors": ',
+            b"true",
+            b'"\\ud800"',
+            b"{}",
+            b":",
+            b"1" * 400,
+            good,
+            b"\x93NUMPY",
+        ),
+    ]
+    statuses = set()
+    for turn in range(200):
+        if turn % 2:
+            body = bytearray(good if turn % 4 == 1 else npy(np.ones((2, F), np.float32)))
+            for _ in range(random.randint(1, 4)):
+                body[random.randrange(len(body))] = random.randrange(256)
+        else:
+            body = b"".join(random.choices(pieces, k=random.randint(0, 12)))
+        status, answer = client.ask(bytes(body))
+        assert status in (200, 400), (body, answer)
+        assert set(answer) == ({"error"} if status == 400 else {"classes", "probabilities"})
+        statuses.add(status)
+    assert statuses == {200, 400}
+    assert client.get("/health") == (200, {"status": "ready"})
+
+
+def test_encodings_come_with_the_row_or_from_its_neighbors(encoded):
+    run, client = encoded
+    student = rbm.load(run)
+    known = rbm.training.run_folder.load_encodings(run)
+    x = torch.randn(3, F)
+    neighbors = [[3, 17, 3], [], [NODES - 1]]
+    edges = torch.tensor([[3, 17, 3, NODES - 1], [NODES, NODES, NODES, NODES + 2]])
+    own = transfer(known, torch.arange(NODES), edges, NODES + 3)[NODES:]
+    rows = torch.cat([x, own], dim=1)
+    by_row = client.ask({"x": rows.tolist()})
+    assert by_row[0] == 200
+    check(by_row[1], student, rows)
+    assert client.ask({"x": x.tolist(), "neighbors": neighbors}) == by_row
+    sparse = {"indices": [list(range(F))] * 3, "values": x.tolist(), "neighbors": neighbors}
+    assert client.ask(sparse) == by_row
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            {"x": [ZEROS]},
+            f"expected {F + D}: {F} features and {D} encodings; or the {F} features alone with 'neighbors'",
+        ),
+        ({"x": [[0.0] * (F + D)], "neighbors": [[1]]}, f"holds {F + D} numbers, expected {F} features"),
+        (
+            {"x": [ZEROS], "neighbors": [[NODES]]},
+            f"names {NODES}, expected 0 to {NODES - 1}, the training graph's nodes",
+        ),
+        ({"x": [ZEROS], "neighbors": [[-1]]}, f"names -1, expected 0 to {NODES - 1}"),
+        ({"x": [ZEROS], "neighbors": [[1], [2]]}, "'neighbors' holds 2 lists, expected 1"),
+        ({"x": [ZEROS], "neighbors": [1]}, "row 0 of 'neighbors' is a whole number, expected a list"),
+        ({"x": [ZEROS], "neighbors": [[True]]}, "holds a boolean, expected whole numbers"),
+        ({"x": [ZEROS], "neighbors": None}, "'neighbors' is null, expected a list"),
+    ],
+)
+def test_bad_neighbors_are_told(encoded, body, said):
+    status, answer = encoded[1].ask(body)
+    assert status == 400
+    assert said in answer["error"]
+
+
+def test_info_says_what_a_row_is(client, encoded):
+    status, info = client.get("/info")
+    assert status == 200
+    expected = {"name": "plain", "student": "RbMStudent", "in_channels": F, "num_classes": C, "rows": f"{F} features"}
+    assert expected.items() <= info.items()
+    assert info["limits"] == {"body_bytes": 2**18, "rows": 100, "timeout_seconds": 10.0}
+    info = encoded[1].get("/info")[1]
+    assert (info["features"], info["encodings"], info["in_channels"]) == (F, D, F + D)
+
+
+def test_metrics_are_prometheus_text(client):
+    client.ask({"x": [ZEROS] * 2})
+    client.ask("no json")
+    status, text = client.get("/metrics")
+    assert status == 200
+    assert client.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    samples = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            assert re.fullmatch(r"# (HELP rbm_\w+ .+\.|TYPE rbm_\w+ (counter|gauge|histogram))", line)
+            continue
+        name, value = re.fullmatch(r'(rbm_\w+(?:\{\w+="[^"]+"\})?) (\S+)', line).groups()
+        assert name not in samples
+        samples[name] = float(value)
+    assert samples['rbm_requests_total{status="200"}'] >= 1
+    assert samples['rbm_requests_total{status="400"}'] >= 1
+    assert samples["rbm_rows_total"] >= 2
+    assert samples['rbm_request_seconds_bucket{le="+Inf"}'] == samples["rbm_request_seconds_count"] >= 2
+
+
+def test_other_paths_and_methods_are_told(client):
+    assert client.get("/nowhere")[0] == 404
+    status, answer = client.get("/predict")
+    assert status == 405
+    assert "GET /predict is not served, expected one of POST /predict" in answer["error"]
+
+
+def test_without_starlette_one_sentence(monkeypatch, run, command):
+    monkeypatch.setitem(__import__("sys").modules, "starlette", None)
+    status, _, error = command("serve", run)
+    assert status == 2
+    assert error == "Error: rbm serve needs starlette, which is not installed: pip install 'rbm-kernels[serve]'"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-rows", "0"], "rows: got 0, expected a finite number above 0"),
+        (["--timeout", "nan"], "timeout: got nan, expected a finite number above 0"),
+        (["--max-queue", "5"], "queue_rows: got 5, expected at least the 4096 rows"),
+        (["--max-connections", "100000000"], "connections: so many need 200000100 open files"),
+        (["--host", "no such host"], "host 'no such host', port 8000: cannot listen there"),
+    ],
+)
+def test_bad_options_are_told(run, command, options, said):
+    status, _, error = command("serve", run, *options)
+    assert status == 2
+    assert said in error
+
+
+def test_an_address_in_use_is_told(client, run, command):
+    status, _, error = command("serve", run, "--port", client.port)
+    assert status == 2
+    assert f"port {client.port}: cannot listen there (Address already in use); name another by --port" in error
