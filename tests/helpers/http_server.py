@@ -44,12 +44,16 @@ class Client:
             return answer.status, strict_json(content)
         return answer.status, content.decode()
 
+    def fresh(self) -> "Client":
+        """A client with a connection of its own."""
+        return Client(self.port, self.timeout)
+
     def raw(self) -> socket.socket:
         """A connection of its own that speaks no HTTP by itself."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=self.timeout)
 
     def say(self, *parts: bytes) -> tuple[int, bytes]:
-        """Status and body of what comes back until the server closes; status 0 where nothing does."""
+        """Status and body of the answer to these bytes; status 0 where none comes."""
         with self.raw() as connection:
             for part in parts:
                 connection.sendall(part)
@@ -57,13 +61,13 @@ class Client:
 
 
 def answer_of(connection: socket.socket) -> tuple[int, bytes]:
-    """Everything until the other side closes: status and body; status 0 where nothing comes."""
-    content = b""
-    with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(65536):
-            content += piece
-    head, _, body = content.partition(b"\r\n\r\n")
-    return (int(head.split()[1]) if head else 0), body
+    """Status and body of the answer that comes; status 0 where the other side closes without one."""
+    answer = http.client.HTTPResponse(connection)
+    try:
+        answer.begin()
+    except (http.client.BadStatusLine, ConnectionResetError):
+        return 0, b""
+    return answer.status, answer.read()
 
 
 def strict_json(content: bytes) -> Any:

@@ -176,6 +176,7 @@ async def metrics(request: Request) -> Response:
     service: Service = request.app.state.service
     gauges = {
         "rbm_queue_rows": ("Rows that wait for a forward.", service.batcher.waiting_rows),
+        "rbm_connections": ("Open connections.", service.metrics.connections),
         "rbm_held_bytes": ("Bodies of requests that are not answered yet.", service.held_bytes),
     }
     return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")

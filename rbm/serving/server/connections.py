@@ -18,6 +18,7 @@ from rbm.serving.server.requests import RefusedError
 
 # Seconds for which a connection without a request stays open when the server is to stop: a request may be on its way.
 _LAST_REQUESTS = 0.2
+_CLOSE = (b"connection", b"close")
 
 
 class Connection(H11Protocol):
@@ -29,12 +30,18 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Accept it, unless there are too many."""
         super().connection_made(transport)
+        self.metrics.connections += 1
         self._silent_since = self._taken_at = self.loop.time()
         self._unsent = 0
         if len(self.connections) > 2 * self.limits.connections:
             transport.abort()
         elif len(self.connections) > self.limits.connections:
             self.app = self._say_full
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self.metrics.connections -= 1
+        super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -56,10 +63,13 @@ class Connection(H11Protocol):
                 self.transport.close()
 
     def shutdown(self) -> None:
-        """Stop, after the request that is answered now or may be on its way."""
+        """Stop, after the request that is answered now or may be on its way, whose answer says that it is the last."""
+        if _CLOSE not in self.server_state.default_headers:
+            self.server_state.default_headers.append(_CLOSE)
         if self._is_idle():
             self.loop.call_later(_LAST_REQUESTS, super().shutdown)
         else:
+            self.cycle.default_headers = self.server_state.default_headers
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:

@@ -36,6 +36,7 @@ class Metrics:
         requests: answers by status, those to requests that are no valid HTTP among them.
         reloads: by result, ``done`` or ``failed``.
         rows: that got predictions.
+        connections: open now; none under another server than :func:`rbm.serving.server.serve`.
         seconds: from the head of a request to ``/predict`` to its answer.
         batch_rows: rows of each forward.
     """
@@ -43,7 +44,7 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: Counter[int] = Counter()
         self.reloads: Counter[str] = Counter()
-        self.rows = 0
+        self.rows, self.connections = 0, 0
         self.seconds, self.batch_rows = Histogram(_SECONDS), Histogram(_ROWS)
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
