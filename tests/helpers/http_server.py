@@ -1,16 +1,24 @@
-"""A real server on a free port, in a thread of the test's process, and clients for it."""
+"""A real server on a free port, in a thread of the test's process; clients, run folders and bodies for it."""
 
 import asyncio
 import contextlib
 import http.client
+import io
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+import rbm
+from rbm.config import Config
 from rbm.serving.server.run import listen, make_server, run_server
+from rbm.training.run_folder import RunFolder, save_student
 
 
 class Client:
@@ -101,3 +109,24 @@ def until(condition, seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come true in time"
         time.sleep(0.01)
+
+
+def make_run(
+    folder: Path, features: int, classes: int, *, seed: int = 0, encodings: torch.Tensor | None = None
+) -> Path:
+    """A run folder with a student of random weights, in the place of any that is there."""
+    torch.manual_seed(seed)
+    run = RunFolder(folder, Config(), overwrite=True)
+    student = rbm.RbMStudent(features + (0 if encodings is None else encodings.shape[1]), 16, classes)
+    run.save_phase("rbm", student, {})
+    save_student(folder, "rbm", student)
+    if encodings is not None:
+        run.save_tensors("encodings", {"encodings": encodings})
+    return folder
+
+
+def npy(array: np.ndarray, **options: Any) -> bytes:
+    """What ``numpy.save`` writes."""
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()

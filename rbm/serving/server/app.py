@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
+import numpy as np
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from torch import Tensor, nn
+from torch import nn
 
 from rbm.serving.server.batching import Batcher
 from rbm.serving.server.limits import Limits
@@ -46,7 +48,7 @@ class Service:
         self.batcher = Batcher(limits, self.metrics, threads)
         self._reading, self._decoder = asyncio.Lock(), ThreadPoolExecutor(1, thread_name_prefix="rbm-decode")
 
-    async def predict(self, body: bytearray) -> tuple[Tensor, Tensor]:
+    async def predict(self, body: bytearray) -> tuple[np.ndarray, np.ndarray]:
         """Classes ``[B]`` and probabilities ``[B, C]`` of a request's rows; RefusedError says why not."""
         served = self.served
         if len(body) < _SMALL_BODY:
@@ -56,10 +58,10 @@ class Service:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self._decoder, decode, body, served, self.limits)
         probabilities = await self.batcher.answer(served, rows)
-        if not probabilities.isfinite().all():
+        if not np.isfinite(probabilities).all():
             raise RefusedError(400, "the rows hold numbers so large that the student's answer is not finite")
         self.metrics.rows += len(rows)
-        return probabilities.argmax(dim=-1), probabilities
+        return probabilities.argmax(axis=1), probabilities
 
     async def reload(self) -> str:
         """Read the run folder anew, and let its student answer all requests from here on.
@@ -98,8 +100,8 @@ class Refusal(Response):
         """Send the answer as ASGI has it."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_drop_rest(receive), _LINGER)
+        with anyio.move_on_after(_LINGER):
+            await _drop_rest(receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -121,8 +123,9 @@ async def predict(request: Request) -> Response:
     body = bytearray()
     try:
         try:
-            await asyncio.wait_for(_read(request, body, service), service.limits.timeout)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(service.limits.timeout):
+                await _read(request, body, service)
+        except TimeoutError:
             message = f"the body was not complete after {service.limits.timeout:g} seconds"
             return refusal(RefusedError(408, message), close=True)
         except RefusedError as error:

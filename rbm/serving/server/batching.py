@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,7 +60,7 @@ class Batcher:
             self._changed.notify()
         self._worker.join(self.limits.grace)
 
-    async def answer(self, served: ServedStudent, rows: Tensor) -> Tensor:
+    async def answer(self, served: ServedStudent, rows: Tensor) -> np.ndarray:
         """Probabilities ``[B, C]`` of ``rows [B, in_channels]``.
 
         Raises:
@@ -96,7 +97,7 @@ class Batcher:
         while taken := self._take():
             try:
                 rows = taken[0].rows if len(taken) == 1 else torch.cat([question.rows for question in taken])
-                result = taken[0].served.probabilities(rows)
+                result = taken[0].served.probabilities(rows).numpy()
             except Exception as error:  # whatever a forward may raise, the next one may succeed
                 result = error
             try:
@@ -104,7 +105,7 @@ class Batcher:
             except RuntimeError:  # the loop was closed: the server is gone
                 return
 
-    def _deliver(self, taken: list[_Question], result: Tensor | Exception) -> None:
+    def _deliver(self, taken: list[_Question], result: np.ndarray | Exception) -> None:
         self.metrics.batch_rows.observe(sum(len(question.rows) for question in taken))
         start = 0
         for question in taken:

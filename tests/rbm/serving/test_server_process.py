@@ -13,22 +13,13 @@ import pytest
 import torch
 
 import rbm
-from rbm.config import Config
-from rbm.training.run_folder import RunFolder, save_student
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from http_server import Client, answer_of, strict_json, until
+from http_server import Client, answer_of, make_run, strict_json, until
 
 F, C, CLIENTS = 12, 4, 6
 ROWS = [[0.25 * i for i in range(F)], [1.0] * F]
-
-
-def write_run(folder, seed, in_channels=F):
-    torch.manual_seed(seed)
-    run, student = RunFolder(folder, Config(), overwrite=True), rbm.RbMStudent(in_channels, 8, C)
-    run.save_phase("rbm", student, {})
-    save_student(folder, "rbm", student)
 
 
 def probabilities(folder):
@@ -57,8 +48,7 @@ def served(folder, *options):
 
 @pytest.fixture
 def folder(tmp_path):
-    write_run(tmp_path / "run", seed=0)
-    return tmp_path / "run"
+    return make_run(tmp_path / "run", F, C)
 
 
 def test_sigterm_lets_everyone_finish(folder):
@@ -127,7 +117,7 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
         asking = [pool.submit(ask_until_stopped, i) for i in range(CLIENTS)]
         try:
             until(lambda: all(statuses))
-            write_run(folder, seed=1)
+            make_run(folder, F, C, seed=1)
             students.append(probabilities(folder))
             assert now() == 0, "not before it is told"
             hang_up("was read anew: 12 numbers a row, 4 classes")
@@ -136,7 +126,7 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
             hang_up("not reloaded, the former student goes on answering: ")
             assert "rbm.safetensors is not a readable safetensors file" in lines()[-1]
             assert now() == 1
-            write_run(folder, seed=2, in_channels=F + 1)
+            make_run(folder, F + 1, C, seed=2)
             hang_up("takes 13 features and 0 encodings, expected 12 and 0")
             assert now() == 1
             text = client.get("/metrics")[1]
