@@ -103,6 +103,18 @@ def running(app) -> Iterator[Client]:
         assert not thread.is_alive(), "the server did not stop"
 
 
+def held_back(served) -> tuple[threading.Event, list[int]]:
+    """Hold the forwards of a served student back: an event that lets them go, and the rows of those that began."""
+    gate, sizes = threading.Event(), []
+
+    def hold(_, rows):
+        sizes.append(len(rows[0]))
+        gate.wait(20)
+
+    served.module.register_forward_pre_hook(hold)
+    return gate, sizes
+
+
 def until(condition, seconds: float = 10.0) -> None:
     """Wait until a condition holds; fails where it does not in time."""
     end = time.monotonic() + seconds

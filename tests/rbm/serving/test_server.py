@@ -1,8 +1,8 @@
 """``rbm serve``: answers are the student's, whoever asks beside, and a bad request gets one sentence in JSON."""
 
+import asyncio
 import json
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,10 +12,11 @@ import torch
 import rbm
 from rbm.datasets.encodings import transfer
 from rbm.serving.server import Limits, make_app
+from rbm.training.run_folder import load_encodings
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from http_server import Client, make_run, npy, running, until
+from http_server import Client, held_back, make_run, npy, running, until
 
 F, D, C, NODES = 24, 4, 5, 30
 THREADS, REQUESTS = 8, 40
@@ -115,15 +116,10 @@ def test_eight_clients_get_the_answers_of_one(client, student):
 
 
 def test_requests_that_come_together_share_a_forward(run):
-    """While the first forward is held back, the others gather; the next one answers them all."""
-    app = make_app(run, limits=Limits(rows=30))
-    service, gate, sizes = app.state.service, threading.Event(), []
-
-    def hold(_, rows):
-        sizes.append(len(rows[0]))
-        gate.wait(20)
-
-    service.served.module.register_forward_pre_hook(hold)
+    """While the first forward is held back, the others gather; the next ones answer them, 15 rows at a time."""
+    app = make_app(run, limits=Limits(rows=15))
+    service = app.state.service
+    gate, sizes = held_back(service.served)
     with running(app) as client, ThreadPoolExecutor(8) as pool:
         x = torch.randn(8, 3, F)
         answers = [pool.submit(Client(client.port).ask, {"x": x[0].tolist()})]
@@ -136,12 +132,39 @@ def test_requests_that_come_together_share_a_forward(run):
             assert status == 200
             check(content, rbm.load(run), rows)
         _, text = client.get("/metrics")
-    assert sizes == [3, 21]
-    assert 'rbm_batch_rows_bucket{le="16"} 1\n' in text
-    assert 'rbm_batch_rows_bucket{le="32"} 2\n' in text
+    assert sizes == [3, 15, 6]
+    assert 'rbm_batch_rows_bucket{le="4"} 1\n' in text
+    assert 'rbm_batch_rows_bucket{le="16"} 3\n' in text
     assert "rbm_batch_rows_sum 24" in text
     assert "rbm_rows_total 24\n" in text
     assert "rbm_queue_rows 0\n" in text
+
+
+def test_a_request_is_answered_by_the_student_that_its_rows_were_made_for(tmp_path):
+    """Encodings of one graph are nothing to another graph's student: a reload does not come between."""
+    folder, runs = tmp_path / "run", []
+    x = torch.randn(2, 1, F)
+    make_run(folder, F, C, encodings=torch.randn(NODES, D))
+    app = make_app(folder)
+    service = app.state.service
+    gate, sizes = held_back(service.served)
+    with running(app) as client, ThreadPoolExecutor(3) as pool:
+        ask = [{"x": rows.tolist(), "neighbors": [[3]]} for rows in x]
+        answers = [pool.submit(client.fresh().ask, ask[0])]
+        until(lambda: sizes)
+        answers.append(pool.submit(client.fresh().ask, ask[1]))
+        until(lambda: service.batcher.waiting_rows == 1)
+        runs.append((rbm.load(folder), load_encodings(folder)[[3]]))
+        make_run(folder, F, C, seed=1, encodings=torch.randn(NODES, D))
+        runs.append((rbm.load(folder), load_encodings(folder)[[3]]))
+        asyncio.run(service.reload())
+        answers.append(pool.submit(client.fresh().ask, ask[1]))
+        until(lambda: service.batcher.waiting_rows == 2)
+        gate.set()
+        for i, rows, (student, own) in ((0, x[0], runs[0]), (1, x[1], runs[0]), (2, x[1], runs[1])):
+            status, answer = answers[i].result()
+            assert status == 200
+            check(answer, student, torch.cat([rows, own], dim=1))
 
 
 def test_a_forward_that_fails_is_told_and_the_next_one_answered(run):
@@ -161,7 +184,7 @@ def test_a_forward_that_fails_is_told_and_the_next_one_answered(run):
 def test_encodings_come_with_the_row_or_from_its_neighbors(encoded):
     run, client = encoded
     student = rbm.load(run)
-    known = rbm.training.run_folder.load_encodings(run)
+    known = load_encodings(run)
     x = torch.randn(3, F)
     neighbors = [[3, 17, 3], [], [NODES - 1]]
     edges = torch.tensor([[3, 17, 3, NODES - 1], [NODES, NODES, NODES, NODES + 2]])

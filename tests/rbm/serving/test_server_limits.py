@@ -18,7 +18,7 @@ from rbm.serving.server import Limits, make_app
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from http_server import answer_of, running, strict_json, until
+from http_server import answer_of, held_back, running, strict_json, until
 
 F = 8
 GOOD = json.dumps({"x": [[0.5] * F]}).encode()
@@ -226,21 +226,9 @@ def client_full(client):
     return client.fresh().ask(GOOD)[0] == 503
 
 
-def held_back(app):
-    """Hold forwards back: an event that lets them go, and the sizes of those that came."""
-    gate, sizes = threading.Event(), []
-
-    def hold(_, rows):
-        sizes.append(len(rows[0]))
-        gate.wait(20)
-
-    app.state.service.served.module.register_forward_pre_hook(hold)
-    return gate, sizes
-
-
 def test_a_full_queue_says_503_and_when_to_come_again():
     app = app_with(rows=10, queue_rows=10)
-    gate, sizes = held_back(app)
+    gate, sizes = held_back(app.state.service.served)
     body = {"x": [[0.5] * F] * 10}
     with running(app) as client, ThreadPoolExecutor(2) as pool:
         running_one = pool.submit(client.fresh().ask, body)
