@@ -80,8 +80,12 @@ def test_two_lengths_are_refused(client):
 
 
 def test_a_head_without_end_is_refused(client):
-    status, message = told(client.say(HEAD, *[b"X-%d: %s\r\n" % (i, b"y" * 1000) for i in range(100)]))
-    assert (status, "not valid HTTP" in message) == (400, True)
+    """At 64 KiB, whatever comes behind; a client that still sends may find the connection closed before it reads."""
+    with client.raw() as connection, contextlib.suppress(ConnectionError):
+        for i in range(1000):
+            connection.sendall(b"X-%d: %s\r\n" % (i, b"y" * 1000) if i else HEAD)
+        pytest.fail("a megabyte of head was taken")
+    assert client.fresh().ask(GOOD)[0] == 200
 
 
 @pytest.mark.parametrize("length", [5000, 98_000_000])
