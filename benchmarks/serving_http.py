@@ -43,6 +43,7 @@ SERVERS = {
     "rbm serve": ["-m", "rbm", "serve", "--port", "0"],
     "standard library": ["-m", "benchmarks.peers.http_threads"],
 }
+CASE = ("server", "body", "rows", "clients")
 CASES = [
     (server, body, rows, clients)
     for rows in (1, 64)
@@ -136,6 +137,24 @@ def processor() -> str:
     return found[1] if found else platform.machine()
 
 
+def markdown(records: list[dict]) -> str:
+    """Medians over the rounds, as a table."""
+    lines = [
+        "| rows | clients | server, body | requests a second | p50 | p99 | server's processor time |",
+        "|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for case in CASES:
+        own = [r for r in records if tuple(str(r[name]) for name in CASE) == tuple(map(str, case))]
+        rate, p50, p99, used = (
+            statistics.median(float(r[name]) for r in own)
+            for name in ("requests_per_second", "p50_ms", "p99_ms", "server_cpu_ms")
+        )
+        server, body, rows, clients = case
+        times = " | ".join(f"{ms:.2f} ms" for ms in (p50, p99, used))
+        lines.append(f"| {rows} | {clients} | {server}, {body} | {rate:,.0f} | {times} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="CSV file to write")
@@ -161,23 +180,14 @@ def main() -> None:
             for server, body, rows, clients in CASES:
                 load = round(os.getloadavg()[0], 2)
                 found = measure(*found_at[server], request(body, rows), clients, arguments.seconds)
-                case = {"server": server, "body": body, "rows": rows, "clients": clients, "round": turn}
-                records.append({**fixed, "load": load, **case, **found})
+                case = dict(zip(CASE, (server, body, rows, clients), strict=True))
+                records.append({**fixed, "load": load, **case, "round": turn, **found})
     if arguments.out:
         with arguments.out.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(records)
-    print("| rows | clients | server, body | requests a second | p50 | p99 | server's processor time |")
-    print("|---:|---:|---|---:|---:|---:|---:|")
-    for case in CASES:
-        own = [r for r in records if tuple(r[name] for name in ("server", "body", "rows", "clients")) == case]
-        rate, p50, p99, used = (
-            statistics.median(r[name] for r in own)
-            for name in ("requests_per_second", "p50_ms", "p99_ms", "server_cpu_ms")
-        )
-        server, body, rows, clients = case
-        print(f"| {rows} | {clients} | {server}, {body} | {rate:,.0f} | {p50:.2f} ms | {p99:.2f} ms | {used:.2f} ms |")
+    print(markdown(records))
 
 
 if __name__ == "__main__":
