@@ -136,6 +136,8 @@ async def predict(request: Request) -> Response:
             classes, probabilities = await service.predict(body)
         except RefusedError as error:
             return refusal(error, close=False)
+    except asyncio.CancelledError:  # the server stops, and does not wait any longer
+        return Response(_error("the server is stopping"), 503, {"Retry-After": "1"}, "application/json")
     finally:
         service.held_bytes -= len(body)
     return _json({"classes": classes.tolist(), "probabilities": probabilities.tolist()})
