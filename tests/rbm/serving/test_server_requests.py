@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rbm
-from rbm.serving.server import Limits, make_app
+from rbm.serving.server import Limits, make_app, requests
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -38,8 +38,8 @@ BAD = {
     "empty": (b"", "the body is neither JSON"),
     "cut short": (b'{"x": [[1, 2', "the body is neither JSON"),
     "no UTF-8": (b'{"x": "\xff"}', "the body is neither JSON"),
-    "nested deeply": (b'{"x": ' + b"[" * 100_000, "recursion limit exceeded"),
-    "objects nested deeply": (b'{"x":' * 40_000, "recursion limit exceeded"),
+    "nested deeply": (b'{"x": ' + b"[" * 250, "recursion limit exceeded"),
+    "objects nested deeply": (b'{"x":' * 250, "recursion limit exceeded"),
     "an integer of 5,000 digits": (b'{"x": [[' + b"9" * 5000 + b"]]}", "number out of range"),
     "NaN": (json.dumps({"x": [[float("nan"), *ZEROS[1:]]]}).encode(), "the body is neither JSON"),
     "Infinity": (json.dumps({"x": [[float("inf"), *ZEROS[1:]]]}).encode(), "the body is neither JSON"),
@@ -84,6 +84,11 @@ BAD = {
         npy(np.zeros((2, F), np.float32)).replace(b"(2, 24), }" + b" " * 13, b"(99999999999, 24), }   "),
         "and its header speaks of others",
     ),
+    "npy with a header nested deeply": (
+        b"\x93NUMPY\x01\x00" + (9000).to_bytes(2, "little") + b"(" * 9000,
+        "whose header cannot be read",
+    ),
+    "npy of version 9": (b"\x93NUMPY\x09\x00\x02\x00{}", "whose header cannot be read"),
     "npy without a header": (b"\x93NUMPY", "whose header cannot be read"),
     "npy with code for a header": (
         b"\x93NUMPY\x01\x00\x20\x00" + b"__import__('os').system('true')\n",
@@ -107,6 +112,25 @@ def test_more_rows_than_a_request_may_have(client):
         status, answer = client.ask(body)
         assert status == 413
         assert "got 101 rows of 24 numbers, expected at most 100" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"x": ' + b"[" * 100_000, b'{"x":' * 40_000, b'{"x": [' + b"[]," * 80_000 + b"[]]}", b"[" + b"{}," * 80_000],
+    ids=["lists nested deeply", "objects nested deeply", "many lists", "many objects"],
+)
+def test_lists_are_counted_before_they_are_made(client, monkeypatch, body):
+    monkeypatch.setattr(requests, "from_json", None)
+    status, answer = client.ask(body)
+    assert (status, answer["error"]) == (413, "the body has lists for more than 100 rows, the most of one request")
+
+
+def test_as_many_rows_as_a_request_may_have(client, encoded):
+    """In the form with the most lists."""
+    assert client.ask({"indices": [[0]] * 100, "values": [[1]] * 100})[0] == 200
+    rows = Limits().rows
+    status, answer = encoded.ask({"indices": [[0]] * rows, "values": [[1]] * rows, "neighbors": [[1]] * rows})
+    assert (status, len(answer["classes"])) == (200, rows)
 
 
 def test_few_bytes_do_not_name_gigabytes_of_zeros():
