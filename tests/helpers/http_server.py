@@ -73,9 +73,9 @@ def answer_of(connection: socket.socket) -> tuple[int, bytes]:
     answer = http.client.HTTPResponse(connection)
     try:
         answer.begin()
+        return answer.status, answer.read()
     except (http.client.BadStatusLine, ConnectionResetError):
         return 0, b""
-    return answer.status, answer.read()
 
 
 def strict_json(content: bytes) -> Any:

@@ -18,7 +18,29 @@ from rbm.serving.server.requests import RefusedError
 
 # Seconds for which a connection without a request stays open when the server is to stop: a request may be on its way.
 _LAST_REQUESTS = 0.2
+_CHUNKS = 4096  # of a body
 _CLOSE = (b"connection", b"close")
+
+
+class Parser(h11.Connection):
+    """h11, which takes a body in chunks as small as its sender likes, with a limit on their number.
+
+    A chunk costs some 20 microseconds whatever it holds: a few megabytes in chunks of one byte would keep everyone
+    waiting for a minute.
+    """
+
+    chunks = 0
+
+    def next_event(self) -> object:
+        """As h11 has it; RemoteProtocolError at one chunk too many."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.chunks = 0
+        elif isinstance(event, h11.Data) and event.chunk_end:
+            self.chunks += 1
+            if self.chunks > _CHUNKS:
+                raise h11.RemoteProtocolError("too many chunks")
+        return event
 
 
 class Connection(H11Protocol):
@@ -26,6 +48,10 @@ class Connection(H11Protocol):
 
     limits: Limits
     metrics: Metrics
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)
+        self.conn = Parser(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Accept it, unless there are too many."""
@@ -74,6 +100,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""
+        if self.conn.chunks > _CHUNKS:
+            msg = f"its body comes in more than {_CHUNKS} chunks, send larger ones"
         self._refuse(400, f"the request is not valid HTTP: {msg}")
 
     def _is_idle(self) -> bool:
