@@ -9,7 +9,7 @@ from rbm.cli.distillation import distill
 from rbm.cli.errors import one_sentence
 from rbm.cli.experiments import experiment, reproduce, table
 from rbm.cli.options import console
-from rbm.cli.serving import export, latency, predict
+from rbm.cli.serving import export, latency, predict, serve
 from rbm.cli.tuning import tune
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -37,7 +37,7 @@ def info() -> None:
         console.print(shown)
 
 
-for _command in (distill, experiment, reproduce, table, tune, predict, export, latency, info):
+for _command in (distill, experiment, reproduce, table, tune, predict, export, latency, serve, info):
     app.command()(one_sentence(_command))
 
 

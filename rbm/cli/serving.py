@@ -1,4 +1,4 @@
-"""``rbm predict``, ``export`` and ``latency``."""
+"""``rbm predict``, ``export``, ``latency`` and ``serve``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -63,3 +63,28 @@ def latency(
     plot_latency(found["rows"], run / "latency.png", title=f"{found['dataset']}, threads: {found['threads']}")
     console.print(latency_table(found))
     console.print(f"{run / 'latency.json'}, {run / 'latency.png'}", highlight=False)
+
+
+def serve(
+    run: Run,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    threads: Annotated[int, typer.Option(min=1, help="Of a forward; more than one pays for large requests.")] = 1,
+    max_body: Annotated[float, typer.Option(help="MiB of a request's body.")] = 8.0,
+    max_rows: Annotated[int, typer.Option(help="Rows of a request, and of a forward.")] = 4096,
+    max_queue: Annotated[int, typer.Option(help="Rows that wait for a forward; more hear 503.")] = 16384,
+    max_connections: Annotated[int, typer.Option(help="Connections at once; more hear 503.")] = 512,
+    timeout: Annotated[float, typer.Option(help="Seconds to send a head, a body, or to take an answer.")] = 10.0,
+    grace: Annotated[float, typer.Option(help="Seconds to finish what is in flight, after SIGTERM.")] = 10.0,
+) -> None:
+    """Serve the student of a run folder over HTTP; SIGHUP reads the folder anew, SIGTERM finishes and stops."""
+    from rbm.serving import server
+
+    server.serve(
+        run,
+        host=host,
+        port=port,
+        threads=threads,
+        limits=server.Limits(int(max_body * 2**20), max_rows, max_queue, max_connections, timeout, grace),
+        tell=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )

@@ -14,6 +14,22 @@ from rbm.utils.files import check_ending
 _EDGES_AT_ONCE = 2**22
 
 
+def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, count: int) -> Tensor:
+    """Encodings ``[count, D]`` of new rows, see :func:`rbm.datasets.encodings.transfer`.
+
+    Args:
+        known: encodings of the training graph's nodes, floating ``[N, D]``.
+        rows: int64 ``[M]``, of each edge the row, 0 to ``count - 1``.
+        joined: int64 ``[M]``, of each edge the node that its row is joined to, 0 to ``N - 1``.
+        count: how many rows there are; one that no edge names gets zeros.
+    """
+    # Only the nodes that these rows are joined to: the training graph may be large.
+    nodes, places = np.unique(joined, return_inverse=True)
+    pairs = torch.from_numpy(np.stack([places, rows + len(nodes)]))
+    everyone = transfer(known[torch.from_numpy(nodes)], torch.arange(len(nodes)), pairs, len(nodes) + count)
+    return everyone[len(nodes) :]
+
+
 class Neighbors:
     """A file of whole numbers ``[M, 2]``: a row of the features, and a node of the training graph that it is joined to.
 
@@ -66,13 +82,7 @@ class Neighbors:
         end = bisect_left(range(self.count), stop, lo=self._place, key=lambda edge: int(edges[edge, 0]))
         rows, joined = np.array(edges[self._place : end], dtype=np.int64).T
         self._place = end
-        # Only the nodes that these rows are joined to: the training graph may be large.
-        nodes, places = np.unique(joined, return_inverse=True)
-        pairs = torch.from_numpy(np.stack([places, rows - start + len(nodes)]))
-        everyone = transfer(
-            self.known[torch.from_numpy(nodes)], torch.arange(len(nodes)), pairs, len(nodes) + stop - start
-        )
-        return everyone[len(nodes) :]
+        return neighbor_encodings(self.known, rows - start, joined, stop - start)
 
     def check_rows(self, rows: int) -> None:
         """Raise ValueError if an edge names a row that has not come, now that all ``rows`` have."""

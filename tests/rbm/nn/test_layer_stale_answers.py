@@ -1,13 +1,16 @@
 """Kept experts are never stale: other threads, other processes, transformations of torch.func."""
 
+import copy
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from layer_answers import answer, expected, make
 
-from rbm import FusedRbMLayer
+from rbm import FusedRbMLayer, RbMStudent
 from rbm.nn import folded_weights as folding
 
+THREADS = 8
 NAMES = ("weight", "bias", "attention", "log_scale")
 
 
@@ -74,3 +77,21 @@ def test_parameters_of_a_batched_functional_call():
         torch.testing.assert_close(torch.func.vmap(call)(stacked), one_by_one)
         answer(layer, x)
     torch.testing.assert_close(answer(layer, x), expected(layer, x))
+
+
+def test_first_calls_of_eight_threads_at_once():
+    """The experts are folded at the first answer: by whoever comes first, or by all, and never by halves."""
+    student, x = RbMStudent(64, 128, 10).eval(), torch.randn(9, 64)
+    with torch.inference_mode():
+        expected = student(x)
+    for _ in range(25):
+        fresh, barrier = copy.deepcopy(student), threading.Barrier(THREADS)
+
+        def first_call(_, fresh=fresh, barrier=barrier):
+            with torch.inference_mode():
+                barrier.wait()
+                return [fresh(x) for _ in range(3)]
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for answers in pool.map(first_call, range(THREADS)):
+                assert all(torch.equal(answer, expected) for answer in answers)

@@ -1,0 +1,194 @@
+"""Requests a second and latency of ``rbm serve`` beside the standard library's server, both on this machine.
+
+    python -m benchmarks.serving_http --out benchmarks/results/serving_http.csv
+
+A student of 831-256-10 with random weights answers requests of 1 and of 64 rows, from 1 client and from 8, each with a
+connection of its own that asks again as soon as it is answered. Servers and clients are three processes; the servers
+take turns, round after round. On a machine that others use as well, the server's own processor time per request says
+more than the clock. ``npy`` is the same rows as a ``.npy`` body, which the standard library's server, as the
+example of former versions wrote it, does not read.
+"""
+
+import argparse
+import csv
+import io
+import json
+import os
+import platform
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import rbm
+from rbm.config import Config
+from rbm.training.run_folder import RunFolder, save_student
+
+COLUMNS = (
+    *("date", "commit", "torch", "processor", "cores", "load", "server", "body", "rows", "clients", "round"),
+    *("requests", "requests_per_second", "p50_ms", "p99_ms", "server_cpu_ms"),
+)
+SERVERS = {
+    "rbm serve": ["-m", "rbm", "serve", "--port", "0"],
+    "standard library": ["-m", "benchmarks.peers.http_threads"],
+}
+CASE = ("server", "body", "rows", "clients")
+CASES = [
+    (server, body, rows, clients)
+    for rows in (1, 64)
+    for clients in (1, 8)
+    for server, body in (("rbm serve", "json"), ("standard library", "json"), ("rbm serve", "npy"))
+]
+SHAPE = (831, 256, 10)
+
+
+def write_run(folder: Path) -> None:
+    """A run folder with a student that was not trained."""
+    torch.manual_seed(0)
+    run, student = RunFolder(folder, Config()), rbm.RbMStudent(*SHAPE)
+    run.save_phase("rbm", student, {})
+    save_student(folder, "rbm", student)
+
+
+@contextmanager
+def started(arguments: list[str], run: Path) -> Iterator[tuple[int, int]]:
+    """A server's process; gives its port and its number."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        [sys.executable, *arguments, str(run)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield int(re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())[1]), process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def request(body: str, rows: int) -> bytes:
+    """All bytes of a request."""
+    x = torch.randn(rows, SHAPE[0], generator=torch.Generator().manual_seed(rows))
+    if body == "json":
+        content = json.dumps({"x": x.tolist()}).encode()
+    else:
+        file = io.BytesIO()
+        np.save(file, x.numpy())
+        content = file.getvalue()
+    return b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)
+
+
+def client(port: int, content: bytes, until: float) -> list[float]:
+    """Ask again and again; seconds of each answer."""
+    times = []
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while (begun := time.perf_counter()) < until:
+            connection.sendall(content)
+            answer = b""
+            while not (head := re.match(rb"(?is)HTTP/1.1 200 .*?content-length: (\d+).*?\r\n\r\n", answer)):
+                answer += _received(connection)
+            missing = head.end() + int(head[1]) - len(answer)
+            while missing > 0:
+                missing -= len(_received(connection))
+            times.append(time.perf_counter() - begun)
+    return times
+
+
+def _received(connection: socket.socket) -> bytes:
+    piece = connection.recv(2**18)
+    if not piece:
+        raise ConnectionError("the server closed the connection")
+    return piece
+
+
+def processor_seconds(process: int) -> float:
+    """What a process has used so far, in all its threads."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(port: int, process: int, content: bytes, clients: int, seconds: float) -> dict[str, float]:
+    """One round."""
+    client(port, content, time.perf_counter() + seconds / 10)
+    used, start = processor_seconds(process), time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        asked = [pool.submit(client, port, content, start + seconds) for _ in range(clients)]
+        times = [one for times in asked for one in times.result()]
+    took, used = time.perf_counter() - start, processor_seconds(process) - used
+    p50, p99 = np.percentile(times, (50, 99)) * 1e3
+    rate = round(len(times) / took, 1)
+    times_ms = {"p50_ms": round(p50, 3), "p99_ms": round(p99, 3), "server_cpu_ms": round(used / len(times) * 1e3, 3)}
+    return {"requests": len(times), "requests_per_second": rate, **times_ms}
+
+
+def processor() -> str:
+    """What the system calls it."""
+    found = re.search(r"(?m)^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.machine()
+
+
+def markdown(records: list[dict]) -> str:
+    """Medians over the rounds, as a table."""
+    lines = [
+        "| rows | clients | server, body | requests a second | p50 | p99 | server's processor time |",
+        "|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for case in CASES:
+        own = [r for r in records if tuple(str(r[name]) for name in CASE) == tuple(map(str, case))]
+        rate, p50, p99, used = (
+            statistics.median(float(r[name]) for r in own)
+            for name in ("requests_per_second", "p50_ms", "p99_ms", "server_cpu_ms")
+        )
+        server, body, rows, clients = case
+        times = " | ".join(f"{ms:.2f} ms" for ms in (p50, p99, used))
+        lines.append(f"| {rows} | {clients} | {server}, {body} | {rate:,.0f} | {times} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each round")
+    arguments = parser.parse_args()
+    fixed = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip(),
+        "torch": torch.__version__,
+        "processor": processor(),
+        "cores": os.cpu_count(),
+    }
+    records = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        write_run(Path(folder) / "run")
+        found_at = {
+            name: stack.enter_context(started(command, Path(folder) / "run")) for name, command in SERVERS.items()
+        }
+        for turn in range(arguments.rounds):
+            for server, body, rows, clients in CASES:
+                load = round(os.getloadavg()[0], 2)
+                found = measure(*found_at[server], request(body, rows), clients, arguments.seconds)
+                case = dict(zip(CASE, (server, body, rows, clients), strict=True))
+                records.append({**fixed, "load": load, **case, "round": turn, **found})
+    if arguments.out:
+        with arguments.out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(records)
+    print(markdown(records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""The paths of the server, and the service behind them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import numpy as np
+from pydantic_core import to_json
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import nn
+
+from rbm.serving.server.batching import Batcher
+from rbm.serving.server.limits import Limits
+from rbm.serving.server.metrics import Metrics
+from rbm.serving.server.requests import RefusedError, decode
+from rbm.serving.server.student import open_student
+
+_PATHS = "POST /predict, GET /info, GET /health, GET /metrics"
+# Bodies below this are read in the event loop, in a millisecond or less: another thread would take longer to wake.
+_SMALL_BODY = 2**16
+# Seconds for which the rest of a refused body is read and dropped: a client that is still sending, and finds the
+# connection closed, would never see why.
+_LINGER = 2.0
+
+
+class Service:
+    """A student, what waits for it, and what was counted.
+
+    Attributes:
+        source: a run folder or a student.
+        served: the student that answers now.
+        held_bytes: of bodies whose requests are not answered yet.
+    """
+
+    def __init__(self, source: nn.Module | Path | str, limits: Limits, threads: int) -> None:
+        self.source, self.limits, self.served = source, limits, open_student(source)
+        self.metrics, self.held_bytes = Metrics(), 0
+        self.batcher = Batcher(limits, self.metrics, threads)
+        self._reading, self._decoder = asyncio.Lock(), ThreadPoolExecutor(1, thread_name_prefix="rbm-decode")
+
+    async def predict(self, body: bytearray) -> tuple[np.ndarray, np.ndarray]:
+        """Classes ``[B]`` and probabilities ``[B, C]`` of a request's rows; RefusedError says why not."""
+        served = self.served
+        if len(body) < _SMALL_BODY:
+            rows = decode(body, served, self.limits)
+        else:
+            # One at a time: rows of Python's numbers take several times the room of the text that they stand in.
+            loop = asyncio.get_running_loop()
+            rows = await loop.run_in_executor(self._decoder, decode, body, served, self.limits)
+        probabilities = await self.batcher.answer(served, rows)
+        if not np.isfinite(probabilities).all():
+            raise RefusedError(400, "the rows hold numbers so large that the student's answer is not finite")
+        self.metrics.rows += len(rows)
+        return probabilities.argmax(axis=1), probabilities
+
+    async def reload(self) -> str:
+        """Read the run folder anew, and let its student answer all requests from here on.
+
+        Returns:
+            What was done, in one sentence.
+
+        Raises:
+            Exception: whatever reading the folder raises, or ValueError where clients could not go on as they do; the
+                former student goes on answering.
+        """
+        async with self._reading:
+            try:
+                if isinstance(self.source, nn.Module):
+                    raise ValueError("the student was given as an object, so there is no run folder to read anew")
+                loop = asyncio.get_running_loop()
+                other = await loop.run_in_executor(None, open_student, self.source)
+                self.served.check_successor(other)
+            except Exception:
+                self.metrics.reloads["failed"] += 1
+                raise
+            self.served = other
+            self.metrics.reloads["done"] += 1
+            return f"{self.source} was read anew: {other.in_channels} numbers a row, {other.num_classes} classes"
+
+    def close(self) -> None:
+        """End the threads."""
+        self.batcher.close()
+        self._decoder.shutdown(wait=False, cancel_futures=True)
+
+
+class Refusal(Response):
+    """An answer that ends the connection, and lets the client finish what it is saying first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer as ASGI has it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with anyio.move_on_after(_LINGER):
+            await _drop_rest(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drop_rest(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):
+        pass
+
+
+def refusal(error: RefusedError, *, close: bool) -> Response:
+    """The answer to a request that gets none; with ``close``, to one whose body was not read."""
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    headers |= {"Connection": "close"} if close else {}
+    return (Refusal if close else Response)(_error(str(error)), error.status, headers, "application/json")
+
+
+async def predict(request: Request) -> Response:
+    """``POST /predict``."""
+    service: Service = request.app.state.service
+    body = bytearray()
+    try:
+        try:
+            with anyio.fail_after(service.limits.timeout):
+                await _read(request, body, service)
+        except TimeoutError:
+            message = f"the body was not complete after {service.limits.timeout:g} seconds"
+            return refusal(RefusedError(408, message), close=True)
+        except RefusedError as error:
+            return refusal(error, close=True)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        try:
+            classes, probabilities = await service.predict(body)
+        except RefusedError as error:
+            return refusal(error, close=False)
+    except asyncio.CancelledError:  # the server stops, and does not wait any longer
+        return Response(_error("the server is stopping"), 503, {"Retry-After": "1"}, "application/json")
+    finally:
+        service.held_bytes -= len(body)
+    return _json({"classes": classes.tolist(), "probabilities": probabilities.tolist()})
+
+
+async def _read(request: Request, body: bytearray, service: Service) -> None:
+    """Fill ``body``; it never holds more than it may, whatever the request says of its length."""
+    limits, declared = service.limits, request.headers.get("content-length", "0")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RefusedError(415, "the body is compressed, expected JSON or .npy as it is")
+    if not (declared.isascii() and declared.isdigit()):
+        raise RefusedError(400, "Content-Length is not a number of bytes")
+    too_long = RefusedError(413, f"the body is too long, expected at most {limits.body_bytes:,} bytes; ask in parts")
+    if len(declared) > 20 or int(declared) > limits.body_bytes:
+        raise too_long
+    async for chunk in request.stream():
+        if len(body) + len(chunk) > limits.body_bytes:
+            raise too_long
+        if service.held_bytes + len(chunk) > limits.held_bytes:
+            raise RefusedError(503, "the bodies of other requests take all the room there is; try again", retry_after=1)
+        body += chunk
+        service.held_bytes += len(chunk)
+
+
+async def info(request: Request) -> Response:
+    """``GET /info``."""
+    service: Service = request.app.state.service
+    limits = service.limits
+    shown = {"body_bytes": limits.body_bytes, "rows": limits.rows, "timeout_seconds": limits.timeout}
+    return _json({**service.served.info(), "limits": shown})
+
+
+async def health(request: Request) -> Response:
+    """``GET /health``."""
+    alive = request.app.state.service.batcher.alive
+    return _json({"status": "ready" if alive else "stopped"}, 200 if alive else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """``GET /metrics``."""
+    service: Service = request.app.state.service
+    gauges = {
+        "rbm_queue_rows": ("Rows that wait for a forward.", service.batcher.waiting_rows),
+        "rbm_connections": ("Open connections.", service.metrics.connections),
+        "rbm_held_bytes": ("Bodies of requests that are not answered yet.", service.held_bytes),
+    }
+    return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+
+class Counted:
+    """Counts answers by status, and the time of predictions."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, as ASGI has it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, predicts = time.perf_counter(), scope["path"] == "/predict"
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.metrics.requests[message["status"]] += 1
+                if predicts:
+                    self.metrics.seconds.observe(time.perf_counter() - start)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counting)
+        except Exception:
+            self.metrics.requests[500] += 1  # which is sent by who comes before this
+            raise
+
+
+def build(source: nn.Module | Path | str, limits: Limits, threads: int) -> Starlette:
+    """See :func:`rbm.serving.server.make_app`."""
+    service = Service(source, limits, threads)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.batcher.start()
+        yield
+        service.close()
+
+    app = Starlette(
+        routes=[
+            Route("/predict", predict, methods=["POST"]),
+            Route("/info", info),
+            Route("/health", health),
+            Route("/metrics", metrics),
+        ],
+        middleware=[Middleware(Counted, metrics=service.metrics)],
+        exception_handlers={HTTPException: _no_such_path, Exception: _failed},
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    return app
+
+
+async def _no_such_path(request: Request, error: HTTPException) -> Response:
+    message = f"{request.method} {request.url.path[:200]} is not served, expected one of {_PATHS}"
+    return Response(_error(message), error.status_code, error.headers, "application/json")
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    headers = {"Connection": "close"}  # as uvicorn does after a failure
+    return Response(_error("the server failed; its log says why"), 500, headers, "application/json")
+
+
+def _json(content: dict, status: int = 200) -> Response:
+    return Response(to_json(content), status, media_type="application/json")
+
+
+def _error(message: str) -> bytes:
+    return to_json({"error": message})

@@ -1,0 +1,119 @@
+"""Requests that arrive while a forward runs are answered together by the next one.
+
+Nobody waits for company: a request that finds the worker idle is answered at once, so that batches grow with the load
+alone.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rbm.serving.server.limits import Limits
+from rbm.serving.server.metrics import Metrics
+from rbm.serving.server.requests import RefusedError
+from rbm.serving.server.student import ServedStudent
+
+
+class _Question(NamedTuple):
+    served: ServedStudent
+    rows: Tensor
+    answer: asyncio.Future
+    loop: asyncio.AbstractEventLoop
+
+
+class Batcher:
+    """A queue of rows, and the thread that runs the student.
+
+    Args:
+        limits: ``rows`` of a forward, ``queue_rows`` that wait.
+        metrics: counts forwards.
+        threads: threads of a forward.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics, threads: int) -> None:
+        self.limits, self.metrics = limits, metrics
+        self.waiting_rows = 0
+        self._queue: deque[_Question] = deque()
+        self._changed, self._closed = threading.Condition(), False
+        # A daemon: a forward that hangs must not keep the process.
+        self._worker = threading.Thread(target=self._work, args=(threads,), name="rbm-forward", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether questions are answered."""
+        return self._worker.is_alive() and not self._closed
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._worker.start()
+
+    def close(self) -> None:
+        """Finish the forward that runs, leave what waits, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify()
+        self._worker.join(self.limits.grace)
+
+    async def answer(self, served: ServedStudent, rows: Tensor) -> np.ndarray:
+        """Probabilities ``[B, C]`` of ``rows [B, in_channels]``.
+
+        Raises:
+            RefusedError: 503, the queue is full or closed.
+        """
+        loop = asyncio.get_running_loop()
+        question = _Question(served, rows, loop.create_future(), loop)
+        with self._changed:
+            if self._closed or self.waiting_rows + len(rows) > self.limits.queue_rows:
+                raise RefusedError(503, f"{self.waiting_rows} rows are waiting already; try again", retry_after=1)
+            self.waiting_rows += len(rows)
+            self._queue.append(question)
+            self._changed.notify()
+        return await question.answer
+
+    def _take(self) -> list[_Question]:
+        """Questions of one student, in order, for the next forward; none when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            taken, rows = [], 0
+            while self._queue:
+                question = self._queue[0]
+                # One request is answered by one student: rows of the former one may hold encodings of its graph.
+                fits = not taken or question.served is taken[0].served
+                if not fits or (taken and rows + len(question.rows) > self.limits.rows):
+                    break
+                taken.append(self._queue.popleft())
+                rows += len(question.rows)
+            self.waiting_rows -= rows
+            return taken
+
+    def _work(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        while taken := self._take():
+            try:
+                rows = taken[0].rows if len(taken) == 1 else torch.cat([question.rows for question in taken])
+                result = taken[0].served.probabilities(rows).numpy()
+            except Exception as error:  # whatever a forward may raise, the next one may succeed
+                result = error
+            try:
+                taken[0].loop.call_soon_threadsafe(self._deliver, taken, result)
+            except RuntimeError:  # the loop was closed: the server is gone
+                return
+
+    def _deliver(self, taken: list[_Question], result: np.ndarray | Exception) -> None:
+        self.metrics.batch_rows.observe(sum(len(question.rows) for question in taken))
+        start = 0
+        for question in taken:
+            stop = start + len(question.rows)
+            if question.answer.done():  # cancelled
+                pass
+            elif isinstance(result, Exception):
+                question.answer.set_exception(result)
+            else:
+                question.answer.set_result(result[start:stop])
+            start = stop

@@ -1,0 +1,148 @@
+"""From an application to a process: its socket, its signals, its end."""
+
+import asyncio
+import contextlib
+import math
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from rbm.serving.server.app import Service
+from rbm.serving.server.connections import connection_class, watch
+
+# Connections that the system keeps until they are accepted; it may keep fewer (net.core.somaxconn).
+_BACKLOG = 1024
+# Open files beside connections: libraries, the socket, a run folder that is read.
+_OTHER_FILES = 100
+
+
+def run_forever(app: Starlette, host: str, port: int, tell: Callable[[str], object]) -> None:
+    """See :func:`rbm.serving.server.serve`."""
+    service: Service = app.state.service
+    _allow_files(2 * service.limits.connections + _OTHER_FILES)
+    server = make_server(app)
+    with contextlib.closing(listen(host, port)) as listener, _signals_stop(server):
+        asyncio.run(_serve_and_reload(server, listener, service, tell))
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """The server, with the limits of the application; ``server.should_exit = True`` stops it."""
+    service: Service = app.state.service
+    limits = service.limits
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=connection_class(limits, service.metrics),
+            ws="none",
+            lifespan="on",
+            backlog=_BACKLOG,
+            timeout_keep_alive=math.ceil(limits.timeout),
+            timeout_graceful_shutdown=math.ceil(limits.grace),
+            server_header=False,
+            proxy_headers=False,
+            access_log=False,
+            log_config=None,
+            log_level="error",  # a warning for each bad request would be anyone's way to fill a disk
+        )
+    )
+
+
+async def run_server(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until the server is told to exit."""
+    limits = server.config.app.state.service.limits
+    watching = asyncio.create_task(watch(server.server_state.connections, limits.timeout))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watching.cancel()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        OSError: the address is in use, or not of this machine; the message names it.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )[0]
+        # With its protocol named: else asyncio leaves Nagle's algorithm on, which holds each body back for 40 ms.
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+    except OSError as error:
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        raise OSError(f"host {host!r}, port {port}: cannot listen there ({reason}); name another by --port") from error
+
+
+async def _serve_and_reload(
+    server: uvicorn.Server, listener: socket.socket, service: Service, tell: Callable[[str], object]
+) -> None:
+    async def reload() -> None:
+        try:
+            tell(await service.reload())
+        except Exception as error:  # a damaged folder may raise anything; the server must not mind
+            tell(f"not reloaded, the former student goes on answering: {error}")
+
+    tasks = set()  # the loop itself keeps no task alive
+
+    def on_hangup() -> None:
+        task = asyncio.get_running_loop().create_task(reload())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
+    tell(_first_line(service, listener))  # from here on every signal does what it should
+    await run_server(server, listener)
+
+
+@contextlib.contextmanager
+def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
+    """Let signals stop the server before it listens to them itself, and when it has stopped and raises them anew.
+
+    By their defaults they would end the process then, and its exit status would not be 0.
+    """
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _allow_files(count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        if hard != resource.RLIM_INFINITY and hard < count:
+            raise ValueError(
+                f"connections: so many need {count} open files, and the system allows this process {hard}; allow fewer"
+                " connections, or raise the limit (ulimit -Hn)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def _first_line(service: Service, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    served, limits = service.served, service.limits
+    return (
+        f"{served.name} at http://{f'[{host}]' if ':' in host else host}:{port}/predict: rows of {served.in_channels}"
+        f" numbers, {served.num_classes} classes; at most {limits.body_bytes:,} bytes and {limits.rows:,} rows a"
+        f" request, {limits.queue_rows:,} rows waiting, {limits.connections:,} connections,"
+        f" {limits.timeout:g} s to send or take"
+    )

@@ -1,0 +1,97 @@
+"""The student that is served: what its rows are, and whether another one can take its place."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbm.serving.prediction import predict_probabilities
+from rbm.training.run_folder import load, load_encodings
+
+
+@dataclass(frozen=True, eq=False)
+class ServedStudent:
+    """A student that has answered once.
+
+    Attributes:
+        name: of its run folder, or of its class.
+        module: from rows ``[B, in_channels]`` to logits ``[B, num_classes]``, in eval mode on the CPU.
+        num_classes: C.
+        encodings: what the nodes of the training graph have beside their features, ``[N, D]``, or None.
+    """
+
+    name: str
+    module: nn.Module
+    num_classes: int
+    encodings: Tensor | None
+
+    @property
+    def in_channels(self) -> int:
+        """Numbers of a row: features, and encodings where the student takes them."""
+        return self.module.in_channels
+
+    @property
+    def features(self) -> int:
+        """Numbers of a row without its encodings."""
+        return self.in_channels - (0 if self.encodings is None else self.encodings.shape[1])
+
+    @property
+    def meaning(self) -> str:
+        """What a row of ``x`` holds."""
+        if self.encodings is None:
+            return f"{self.in_channels} features"
+        nodes, width = self.encodings.shape
+        return (
+            f"{self.features} features and {width} encodings; or the {self.features} features alone with 'neighbors',"
+            f" for each row the list of the training graph's nodes (0 to {nodes - 1}) that it is joined to"
+        )
+
+    def probabilities(self, rows: Tensor) -> Tensor:
+        """Float32 ``[B, C]`` of rows ``[B, in_channels]``."""
+        return predict_probabilities(self.module, rows.to(next(self.module.parameters()).dtype)).float()
+
+    def info(self) -> dict[str, Any]:
+        """What a client needs to know."""
+        return {
+            "name": self.name,
+            "student": type(self.module).__name__,
+            "in_channels": self.in_channels,
+            "features": self.features,
+            "encodings": self.in_channels - self.features,
+            "num_classes": self.num_classes,
+            "rows": self.meaning,
+        }
+
+    def check_successor(self, other: "ServedStudent") -> None:
+        """Raise ValueError unless clients can send ``other`` the rows that they send to this one."""
+        mine, its = ((s.features, s.in_channels - s.features) for s in (self, other))
+        if mine != its:
+            raise ValueError(
+                f"the new student of {other.name} takes {its[0]} features and {its[1]} encodings, expected {mine[0]}"
+                f" and {mine[1]}, as the one that is served; start another server for it"
+            )
+
+
+def open_student(source: nn.Module | Path | str) -> ServedStudent:
+    """A student from its run folder, or as it is; it answers once here, so that its first client does not wait.
+
+    Raises:
+        FileNotFoundError: no finished run.
+        ValueError: a corrupt file, encodings of another width than the student's, or an answer that is not finite.
+    """
+    if isinstance(source, nn.Module):
+        module, name, encodings = source.eval(), type(source).__name__, None
+    else:
+        module, name, encodings = load(source), Path(source).resolve().name, load_encodings(source)
+    if encodings is not None and not encodings.shape[1] < module.in_channels:
+        raise ValueError(
+            f"run {source}: its encodings have {encodings.shape[1]} columns, expected fewer than the student's"
+            f" {module.in_channels} inputs; its files do not belong together"
+        )
+    served = ServedStudent(name, module, 0, encodings)
+    answer = served.probabilities(torch.zeros(1, module.in_channels))
+    if not answer.isfinite().all():
+        raise ValueError(f"student {name}: a row of zeros gets probabilities that are not finite; train it anew")
+    return ServedStudent(name, module, answer.shape[1], encodings)
