@@ -44,10 +44,10 @@ def _tidy(axes: Axes, title: str) -> None:
 
 
 def _save(figure: Figure, path: str | Path) -> None:
-    path = Path(path)
+    path = Path(path) if Path(path).suffix else Path(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=160, facecolor="white", format=path.suffix.removeprefix(".") or "png")
+    figure.savefig(picture, dpi=160, facecolor="white", format=path.suffix.removeprefix("."))
     write_bytes(path, picture.getbuffer())
 
 
