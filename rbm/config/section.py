@@ -32,6 +32,10 @@ Share = Annotated[Float, Field(ge=0, le=1)]
 Probability = Annotated[Float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+# What a module is built of: a number that is mistyped, or a damaged file, must not take all memory or forever.
+Layers = Annotated[int, Field(ge=1, le=1000)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+Experts = Annotated[int, Field(ge=1, le=2**16)]
 
 
 @dataclass_transform(frozen_default=True)

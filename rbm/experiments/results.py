@@ -15,7 +15,7 @@ import torch_geometric
 from rbm.config import Config
 from rbm.distillation.registry import METHODS
 from rbm.utils.cache import fingerprint
-from rbm.utils.files import write_atomically
+from rbm.utils.files import read_text, write_atomically
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
 ACCURACIES = ("test_at_best_val", "val", "test_max")
@@ -84,7 +84,7 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
     path = Path(path)
     if not path.is_file():
         return []
-    text = _whole_lines(path.read_text())
+    text = _whole_lines(read_text(path))
     header = text.split("\n", 1)[0]
     if text and header != ",".join(COLUMNS):
         raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
@@ -110,7 +110,7 @@ def append_rows(path: Path, rows: list[dict[str, str]]) -> None:
     is_new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     if not is_new:
-        text = path.read_text()
+        text = read_text(path)
         if (whole := _whole_lines(text)) != text:
             write_atomically(path, lambda partial: partial.write_text(whole))
     with open(path, "a", newline="") as file:

@@ -18,6 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 METADATA_KEY = "rbm"
+# Dtypes that isfinite() knows; there are others, of 8 bits.
+_FINITE_TOLD = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64)
 
 
 def sealed(tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> bytes:
@@ -28,15 +30,18 @@ def sealed(tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> 
     return save(tensors, {METADATA_KEY: json.dumps(about)})
 
 
-def read_sealed(path: Path, *, unsealed: bool = True) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """The tensors of a safetensors file, and the values beside them; None in the place of these where it has none.
+def read_sealed(
+    path: Path, *, foreign: bool = False, unsealed: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a safetensors file, and the values beside them.
 
     Args:
         path: the file.
-        unsealed: whether a file without a checksum is taken, as version 0.1.0 and others write them.
+        foreign: whether a file without this package's metadata is taken, as others write them. It has no values.
+        unsealed: whether a file without a checksum is taken, as version 0.1.0 wrote them.
 
     Raises:
-        ValueError: the file is damaged: something else, cut short, or not what was written.
+        ValueError: the file is damaged: something else, cut short, or not what was written; or it is not taken.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -45,8 +50,10 @@ def read_sealed(path: Path, *, unsealed: bool = True) -> tuple[dict[str, Tensor]
         about = None if written is None else json.loads(written)
     except Exception as error:  # a damaged header raises nearly anything
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
-    if unsealed and about is None:
-        return tensors, None
+    if about is None:
+        if not foreign:
+            raise ValueError(f"{path} was not written by this package: its metadata lacks the key {METADATA_KEY}")
+        return tensors, {}
     if not isinstance(about, dict):
         raise ValueError(f"{path} is damaged: its metadata say {about!r}, expected values by name")
     if unsealed and "values" not in about and "checksum" not in about:
@@ -57,10 +64,13 @@ def read_sealed(path: Path, *, unsealed: bool = True) -> tuple[dict[str, Tensor]
 
 
 def check_finite(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise ValueError where one of the tensors of a file holds NaN or infinity."""
+    """Raise ValueError where one of the tensors of a file holds NaN, infinity or complex numbers."""
     for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise ValueError(f"{path}: {name} holds NaN or infinity, expected finite numbers; train the model anew")
+        known = tensor if tensor.dtype in _FINITE_TOLD else tensor.float()
+        if tensor.is_complex() or not bool(known.isfinite().all()):
+            raise ValueError(
+                f"{path}: {name} holds NaN, infinity or complex numbers, expected finite numbers; train the model anew"
+            )
 
 
 def _checksum(tensors: dict[str, Tensor], values: Any) -> str:

@@ -22,7 +22,7 @@ from rbm.config import Config, nested
 from rbm.config.presets import preset_config
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.space import flat, import_optuna, with_values
-from rbm.utils.files import write_atomically
+from rbm.utils.files import read_yaml, write_atomically
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -38,7 +38,10 @@ def claim(folder: Path, search: Search) -> None:
     """Write what is searched into an empty folder, or find the same there."""
     file, mine = folder / "search.yaml", search.description()
     if file.is_file():
-        was, now = flat(yaml.safe_load(file.read_text())), flat(mine)
+        stored = read_yaml("search", file)
+        if not isinstance(stored, dict):
+            raise ValueError(f"search {file} holds {type(stored).__name__}, expected what a search wrote")
+        was, now = flat(stored), flat(mine)
         for name in {**now, **was}:
             if was.get(name, "absent") != now.get(name, "absent"):
                 raise ValueError(
