@@ -79,7 +79,7 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
     """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is left out.
 
     Raises:
-        ValueError: the file has other columns.
+        ValueError: the file has other columns, a row has, or it is no text.
     """
     path = Path(path)
     if not path.is_file():
@@ -88,7 +88,14 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
     header = text.split("\n", 1)[0]
     if text and header != ",".join(COLUMNS):
         raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
-    return list(csv.DictReader(text.splitlines()))
+    try:
+        rows = list(csv.DictReader(text.splitlines()))
+    except csv.Error as error:
+        raise ValueError(f"{path} is no table of results: {error}") from error
+    # Too few columns are None, too many stand under None.
+    if wrong := [place for place, row in enumerate(rows, 2) if None in row or None in row.values()]:
+        raise ValueError(f"{path}: row {wrong[0]} has not the {len(COLUMNS)} columns of a result; repair or remove it")
+    return rows
 
 
 def _whole_lines(text: str) -> str:
@@ -96,7 +103,10 @@ def _whole_lines(text: str) -> str:
     before, newline, last = text.rpartition("\n")
     if not last:
         return text
-    fields = next(csv.reader([last]))
+    try:
+        fields = next(csv.reader([last]))
+    except csv.Error:
+        return before + newline
     return f"{text}\n" if len(fields) == len(COLUMNS) and fields[-1] else before + newline
 
 

@@ -22,6 +22,8 @@ from rbm.utils.files import read_yaml
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
 
+_MOST_SEEDS = 10_000
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -77,6 +79,9 @@ class Experiment:
         if not isinstance(content, dict) or not set(content) <= known:
             given = sorted(set(content) - known) if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"{path} holds {given}, expected the keys {', '.join(sorted(known))}")
+        for key, value in content.items():
+            if expected := _misfit(key, value):
+                raise ValueError(f"{path}: {key} is {value!r}, expected {expected}")
         if "seeds" in content:
             content["seeds"] = parse_seeds(content["seeds"])
         lists = {key: tuple(content[key]) for key in ("datasets", "settings", "methods") if key in content}
@@ -101,6 +106,21 @@ class Experiment:
         return replace(self._configs[key], seed=task.seed)
 
 
+def _misfit(key: str, value: Any) -> str:
+    """What a key of an experiment file takes, where ``value`` is something else."""
+    if key in ("datasets", "settings", "methods"):
+        fits = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        return "" if fits else "a list of names"
+    if key in ("preset", "protocol", "teacher"):
+        return "" if isinstance(value, str) else "a name"
+    if key == "changes":
+        return "" if isinstance(value, dict) else "sections with settings"
+    if key == "variants":
+        fits = isinstance(value, dict) and all(isinstance(changes, dict) for changes in value.values())
+        return "" if fits else "sections with settings by name"
+    return ""
+
+
 @dataclass(frozen=True)
 class Task:
     """One graph, one split, one teacher, and the students that learn from it."""
@@ -119,18 +139,26 @@ def parse_seeds(text: str | int | list[int]) -> tuple[int, ...]:
     """
     if isinstance(text, int):
         return (text,)
-    if isinstance(text, list):
-        return tuple(int(seed) for seed in text)
+    if isinstance(text, list) and text and all(isinstance(seed, int) for seed in text):
+        return tuple(text)
+    if not isinstance(text, str):
+        raise ValueError(f"seeds is {text!r}, expected numbers and ranges such as 0-9 or 0,3,7-9")
     seeds: list[int] = []
     try:
         for part in text.split(","):
             first, dash, last = part.strip().partition("-")
-            seeds.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+            seeds.extend(_seed_range(int(first), int(last)) if dash else [int(first)])
     except ValueError as error:
         raise ValueError(f"seeds is {text!r}, expected numbers and ranges such as 0-9 or 0,3,7-9") from error
     if not seeds:
         raise ValueError(f"seeds is {text!r}, which names no seed; expected for example 0-9")
     return tuple(dict.fromkeys(seeds))
+
+
+def _seed_range(first: int, last: int) -> range:
+    if last - first >= _MOST_SEEDS:
+        raise ValueError(f"{first}-{last} are more than {_MOST_SEEDS} seeds")
+    return range(first, last + 1)
 
 
 def run_experiment(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbm.utils.files import read_json, write_atomically, write_json
+from rbm.utils.files import first_line, read_json, write_atomically, write_json
 from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed, sealed
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -248,7 +248,7 @@ def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None) -> 
     except _UnfitError:
         raise
     except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
-        raise ValueError(f"{config} holds arguments that {kind.__name__} does not take: {error}") from error
+        raise ValueError(f"{config} holds arguments that {kind.__name__} does not take: {first_line(error)}") from error
     fill(student, tensors, weights)
     return student.eval()
 

@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from rbm.utils.files import first_line
+
 try:
     import resource
 except ModuleNotFoundError:  # Windows
@@ -52,7 +54,7 @@ def open_npy(path: Path, mode: str = "r") -> np.ndarray:
             _check_header(file, os.fstat(file.fileno()).st_size)
         return np.load(path, mmap_mode=mode, allow_pickle=False)
     except Exception as error:  # a damaged header raises nearly anything
-        raise ValueError(_reason(error)) from error
+        raise ValueError(first_line(error)) from error
 
 
 def read_npz(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple[list[str], dict[str, np.ndarray]]:
@@ -74,9 +76,11 @@ def read_npz(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple
             entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             if len(entries) < len(archive.infolist()):
                 raise ValueError("it holds two arrays of one name")
+            if not all(map(str.isprintable, entries)):
+                raise ValueError("it holds an array whose name is not text")
             return list(entries), {name: _read(archive, entries[name]) for name in entries if chosen(name)}
     except Exception as error:  # a damaged archive raises nearly anything
-        raise ValueError(_reason(error)) from error
+        raise ValueError(first_line(error)) from error
 
 
 def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
@@ -95,7 +99,10 @@ def _check_header(file: BinaryIO, size: int) -> None:
     version = np.lib.format.read_magic(file)
     if version not in read:
         raise ValueError(f"its header has version {version}, which arrays of numbers do not need")
-    shape, _, dtype = read[version](file)
+    try:
+        shape, _, dtype = read[version](file)
+    except Exception as error:  # it is Python, of a kind
+        raise ValueError("its header cannot be parsed") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects, whose pickle may run any code")
     if any(isinstance(length, bool) or length < 0 for length in shape):
@@ -103,7 +110,3 @@ def _check_header(file: BinaryIO, size: int) -> None:
     declared, held = math.prod(shape) * dtype.itemsize, size - file.tell()
     if declared > held:
         raise ValueError(f"its header declares {list(shape)} of {dtype}, {declared} bytes, but {held} follow")
-
-
-def _reason(error: Exception) -> str:
-    return f"{error}" or type(error).__name__

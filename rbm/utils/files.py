@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -98,6 +99,12 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     if known[id(node)] > _MOST_VALUES:
         raise ValueError(f"it stands for more than {_MOST_VALUES:,} values")
     return known[id(node)]
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another package says, in one line: without a stack of C++ frames, advice, and colours."""
+    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
 
 
 def optional(package: str, extra: str, what: str, otherwise: str = "") -> ModuleType:

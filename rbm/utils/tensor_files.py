@@ -17,6 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from rbm.utils.files import first_line
+
 METADATA_KEY = "rbm"
 # Dtypes that isfinite() knows; there are others, of 8 bits.
 _FINITE_TOLD = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64)
@@ -49,7 +51,7 @@ def read_sealed(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = None if written is None else json.loads(written)
     except Exception as error:  # a damaged header raises nearly anything
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a readable safetensors file: {first_line(error)}") from error
     if about is None:
         if not foreign:
             raise ValueError(f"{path} was not written by this package: its metadata lacks the key {METADATA_KEY}")
@@ -63,7 +65,7 @@ def read_sealed(
     return tensors, about["values"]
 
 
-def check_finite(path: Path, tensors: dict[str, Tensor]) -> None:
+def check_finite(path: Path | str, tensors: dict[str, Tensor]) -> None:
     """Raise ValueError where one of the tensors of a file holds NaN, infinity or complex numbers."""
     for name, tensor in tensors.items():
         known = tensor if tensor.dtype in _FINITE_TOLD else tensor.float()
@@ -125,9 +127,9 @@ def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None
         with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, map_location=device, weights_only=True, mmap=archive)
     except pickle.UnpicklingError as error:
-        raise PicklesError(_first_line(error)) from error
+        raise PicklesError(first_line(error)) from error
     except Exception as error:  # a damaged pickle raises nearly anything
-        raise ValueError(_first_line(error)) from error
+        raise ValueError(first_line(error)) from error
 
 
 def _check_archive(path: Path) -> None:
@@ -141,7 +143,3 @@ def _check_archive(path: Path) -> None:
         # torch.serialization.set_crc32_options(False) writes none.
         if any(entry.CRC for entry in entries) and (damaged := archive.testzip()) is not None:
             raise ValueError(f"its part {damaged} is not what was written (its checksum differs)")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -5,7 +5,9 @@ readers, which those classes call, do neither: they go from raw files to a graph
 nothing is written into anyone's folder, and no processed file of unknown origin is ever opened.
 """
 
+import io
 import pickle
+import pickletools
 import warnings
 from pathlib import Path
 
@@ -71,16 +73,24 @@ def read_planetoid(info: DatasetInfo, folder: Path) -> Data:
 
 def _check_test_ids(path: Path, tx: sp.csr_matrix) -> None:
     """PyG makes a row for each id from the first to the last, some more than there are test nodes."""
-    ids = read_table(path, np.int64, columns=1)
+    ids = np.unique(read_table(path, np.int64, columns=1))
     if len(ids) != tx.shape[0] or ids.min() < 0 or ids.max() - ids.min() >= 2 * len(ids):
-        raise ValueError(f"{path} does not name the {tx.shape[0]} test nodes, nearly one after another")
+        raise ValueError(f"{path} does not name the {tx.shape[0]} test nodes, whose ids nearly follow one another")
+
+
+def _check_memo(content: bytes) -> None:
+    """Python makes a table as long as the largest place that a pickle stores something at: here one of its objects."""
+    for code, place, _ in pickletools.genops(content):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and place > len(content):
+            raise ValueError(f"it stores an object at place {place}")
 
 
 def _check_pickle(path: Path) -> object:
     """The content of a pickle, whose sparse matrix does not point outside itself."""
     try:
-        with path.open("rb") as file:
-            part = _PlanetoidUnpickler(file, encoding="latin1").load()
+        content = path.read_bytes()
+        _check_memo(content)
+        part = _PlanetoidUnpickler(io.BytesIO(content), encoding="latin1").load()
         if sp.issparse(part):
             check_compressed(part.data, part.indices, part.indptr, part.shape)
             check_memory(f"its shape {list(part.shape)}", part.shape[0] * part.shape[1] * part.dtype.itemsize)

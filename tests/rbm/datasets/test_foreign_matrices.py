@@ -210,3 +210,9 @@ def test_checksums_that_were_not_written_are_not_compared(tmp_path):
 def test_a_file_of_pytorch_before_1_6_is_taken(tmp_path):
     torch.save(tensors(), tmp_path / "graph.pt", _use_new_zipfile_serialization=False)
     assert said(tmp_path / "graph.pt") == "taken"
+
+
+def test_names_that_would_drive_a_terminal_are_not_repeated(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("\x1b[2J.npy", header((0,)))
+    assert "it holds an array whose name is not text" in said(tmp_path / "x.npz")
