@@ -221,7 +221,7 @@ def find_student(folder: Path) -> tuple[Path, Path]:
             if not isinstance(method, str) or method != Path(method).name:
                 raise ValueError(f"its method is {method!r}")
         except (ValueError, KeyError) as error:
-            raise ValueError(f"{config} does not describe a student of this package: {error!r}") from error
+            raise _undescribed(config, error) from error
         weights = folder / f"{method}.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(f"{folder} holds no {weights.name}: its student was not written to the end")
@@ -238,12 +238,13 @@ def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None) -> 
     tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # a phase's file is this package's own
     try:
         # Each layer has a tensor at least: an impossible number of layers would take forever to build.
-        if math.prod(arguments.get(name, 1) for name in ("num_layers", "members")) > max(1, len(tensors)):
+        counts = [arguments.get(name) for name in ("num_layers", "members")]
+        if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
             raise ValueError(f"they ask for more layers than the {len(tensors)} tensors of {weights} make")
         if kind.__module__.startswith("rbm."):  # a class of others need not know what a meta tensor is
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nothing is copied
-                fill(kind(**arguments), tensors, weights)
+                _load_state(kind(**arguments), tensors, weights)
         student = kind(**arguments)
     except _UnfitError:
         raise
@@ -254,18 +255,25 @@ def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None) -> 
 
 
 class _UnfitError(ValueError):
-    """Weights that do not fit a module, or are not finite."""
+    """Weights that do not fit a module."""
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Load the tensors of a file into a module; ValueError where they do not fit it, or are not finite."""
+    check_finite(path, tensors)
+    _load_state(module, tensors, path)
+
+
+def _load_state(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     try:
-        check_finite(path, tensors)
         module.load_state_dict(tensors)
-    except ValueError as error:
-        raise _UnfitError(str(error)) from None
     except RuntimeError as error:
         raise _UnfitError(f"{path} does not fit {type(module).__name__}: {error}") from error
+
+
+def _undescribed(config: Path, error: Exception) -> ValueError:
+    reason = f"nothing is known of {error}" if isinstance(error, KeyError) else str(error)
+    return ValueError(f"{config} does not describe a student of this package: {reason}")
 
 
 def _described(config: Path, kind: type[HubMixin] | None) -> tuple[type[HubMixin], dict[str, Any]]:
@@ -274,7 +282,7 @@ def _described(config: Path, kind: type[HubMixin] | None) -> tuple[type[HubMixin
         name, arguments = content["class"], dict(content["arguments"])
         known = STUDENTS[name] if kind is None else kind
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{config} does not describe a student of this package: {error!r}") from error
+        raise _undescribed(config, error) from error
     if name != known.__name__:
         raise ValueError(f"{config} describes a {name}, expected a {known.__name__}; rbm.hub.load takes any")
     if content.get("checksum") not in (None, _checksum(name, arguments)):

@@ -201,3 +201,10 @@ def test_students_of_a_teacher_that_the_paper_does_not_tune_are_those_of_graphsa
     assert theirs.teacher.hidden_channels != of_sage.teacher.hidden_channels
     with pytest.raises(ValueError, match="the paper has no hyperparameters for"):
         preset_config("paper", "cora", setting, teacher)
+
+
+def test_a_message_shows_the_beginning_of_a_long_value():
+    for changes in ({"setting": "x" * 10_000}, {"rbm": ["x"] * 10_000}, {"y" * 10_000: 3}, {"seed": [3] * 10_000}):
+        with pytest.raises(ValueError, match=r"setting|rbm|seed") as stop:
+            Config().updated(changes)
+        assert len(str(stop.value)) < 1000

@@ -247,3 +247,12 @@ def test_predictions_never_replace_an_input(tmp_path, x, way):
     with pytest.raises(ValueError, match=r"is the neighbors file; name another to write to"):
         predict_file(run, tmp_path / "x.npy", out, neighbors=tmp_path / "n.npy")
     assert np.load(tmp_path / "n.npy").tolist() == [[0, 1]]
+
+
+def test_encodings_of_another_run(tmp_path, x):
+    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    make_run(tmp_path / "other", encodings=torch.randn(NODES, D + F))
+    (tmp_path / "other" / "encodings.safetensors").replace(run / "encodings.safetensors")
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match="holds encodings of 10 columns, and its student takes rows of 10: they"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.csv")
