@@ -4,6 +4,7 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,8 @@ try:
     import resource
 except ModuleNotFoundError:  # Windows
     resource = None
+
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_memory(what: str, size: int) -> None:
@@ -29,6 +32,8 @@ def _memory() -> int:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if resource is not None and (soft := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         limits.append(soft)
+    with suppress(OSError, ValueError):  # "max" says that the container has no limit of its own
+        limits.append(int(_CONTAINER.read_text()))
     return min(limits, default=2**47)
 
 

@@ -18,7 +18,7 @@ import pytest
 WORKER, ROOT = Path(__file__).parent / "worker.py", Path(__file__).parent.parent.parent
 CASES = int(os.environ.get("RBM_FUZZ_CASES", "200"))
 SEED = int(os.environ.get("RBM_FUZZ_SEED", "0"))
-PATIENCE = 120.0  # for one case; the worker itself stops sooner, unless it hangs outside Python
+PATIENCE = 300.0  # for one case, or the first imports; the worker itself stops sooner, unless it hangs outside Python
 
 
 class Worker:

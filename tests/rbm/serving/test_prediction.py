@@ -169,6 +169,11 @@ FAULTS = {
     "foreign.parquet": (lambda p, x: p.write_bytes(b"%PDF-1.7 " * 99), r"foreign\.parquet cannot be read"),
     "archive.npy": (lambda p, x: (np.savez(f"{p}.npz", x=x), Path(f"{p}.npz").rename(p)), r"holds an archive, not"),
     "words.npy": (lambda p, x: np.save(p, np.array([["a"] * F])), r"holds <U1, not real numbers"),
+    "complex.npy": (lambda p, x: np.save(p, x * 1j), r"holds complex64, not real numbers"),
+    "complex.npz": (lambda p, x: np.savez(p, x=x * 1j), r"holds complex64, not real numbers"),
+    "words.npz": (lambda p, x: np.savez(p, x=np.array([["a"] * F])), r"holds <U1, not real numbers"),
+    "objects.npz": (lambda p, x: np.savez(p, x=x.astype(object)), r"holds Python objects, whose pickle may run"),
+    "others.npz": (lambda p, x: np.savez(p, y=x, z=x), r"cannot be read \(it holds y, z\)"),
     "words.csv": (
         lambda p, x: p.write_text("1,2,3,4,5,6\n" * 9 + "1,2,3,x,5,6\n"),
         r"lines 1 to 10 hold something else",
