@@ -7,7 +7,20 @@ from pydantic import Field
 
 from rbm.config.distillation import EncodingConfig, ReliabilityConfig
 from rbm.config.networks import Network, Pretrained
-from rbm.config.section import Count, CountOrZero, Float, NonNegative, Positive, Probability, Section, Share, section
+from rbm.config.section import (
+    Count,
+    CountOrZero,
+    Experts,
+    Float,
+    Layers,
+    NonNegative,
+    Positive,
+    Probability,
+    Section,
+    Share,
+    Width,
+    section,
+)
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 
 
@@ -20,7 +33,7 @@ class MoEConfig(Network, Pretrained):
     rows (``pretrain = "proportional"``) where the paper trains the first and clones it (``"first"``).
     """
 
-    num_experts: Count = NUM_EXPERTS
+    num_experts: Experts = NUM_EXPERTS
     top_k: int = TOP_K
     extra_experts: int = 0
     gates_over: Literal["selected", "all"] = "selected"
@@ -40,7 +53,7 @@ class MoEConfig(Network, Pretrained):
 class EnsembleConfig(Section):
     """Several MLP students (section ``mlp``) that differ in their seeds and vote by the mean of their probabilities."""
 
-    members: Count = 3
+    members: Layers = 3
 
 
 @section
@@ -51,7 +64,7 @@ class GLNNConfig(Network):
     it, as its code does, for what Adam's momentum and weight decay then do by themselves.
     """
 
-    hidden_channels: Count = 128
+    hidden_channels: Width = 128
     dropout: Probability = 0.3
     max_epochs: Count = 200
     batch_size: Count = 512
@@ -81,7 +94,7 @@ class KRDConfig(Network):
     they are.
     """
 
-    hidden_channels: Count = 512
+    hidden_channels: Width = 512
     dropout: Probability = 0.4
     label_weight: Share = 0.2
     temperature: Positive = 1.0
@@ -99,7 +112,7 @@ class CoHOpConfig(Network):
     """
 
     num_layers: Annotated[int, Field(ge=1, le=2, description="1 (linear) or 2")] = 1
-    hidden_channels: Count = 512
+    hidden_channels: Width = 512
     dropout: Probability = 0.0
     lr: Positive = 0.1
     max_epochs: Count = 200

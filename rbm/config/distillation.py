@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rbm.config.section import Count, CountOrZero, Float, NonNegative, Positive, Section, Share, section
+from rbm.config.section import Count, CountOrZero, Float, NonNegative, Positive, Section, Share, Width, section
 
 
 @section
@@ -82,7 +82,7 @@ class EncodingConfig(Section):
     walks_per_node: Count = 5
     window_size: Count = 5
     epochs: Count = 1
-    embedding_dim: Count = 64
+    embedding_dim: Width = 64
     negative: CountOrZero = 5
     hierarchical_softmax: bool = True
     workers: Count = 1

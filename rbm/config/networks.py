@@ -4,7 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rbm.config.section import Count, CountOrZero, NonNegative, Positive, Probability, Section, Share, section
+from rbm.config.section import (
+    Count,
+    CountOrZero,
+    Experts,
+    Layers,
+    NonNegative,
+    Positive,
+    Probability,
+    Section,
+    Share,
+    Width,
+    section,
+)
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 
 Norm = Literal["none", "batch", "layer"]
@@ -17,8 +29,8 @@ class Network(Section):
     Epochs before ``min_epochs`` are not selected, whatever their validation accuracy.
     """
 
-    num_layers: Count = 2
-    hidden_channels: Count = 128
+    num_layers: Layers = 2
+    hidden_channels: Width = 128
     norm: Norm = "none"
     dropout: Probability = 0.3
     lr: Positive = 0.01
@@ -102,8 +114,8 @@ class AttentionConfig(Section):
     ``cross_entropy``.
     """
 
-    heads: Count = 3
-    groups: Annotated[int, Field(ge=2)] = 2
+    heads: Layers = 3
+    groups: Annotated[int, Field(ge=2, le=1000)] = 2
     input_dropout: Probability = 0.25
     edge_dropout: Probability = 0.3
     label_input: bool = False
@@ -113,7 +125,7 @@ class AttentionConfig(Section):
     loss: Literal["log", "cross_entropy"] = "log"
 
 
-_Same = Annotated[int, Field(ge=0, description="at least 1, or 0 (section rbm's)")]
+_AS_RBM = "at least 1, or 0 (section rbm's), and at most"
 
 
 @section
@@ -122,8 +134,8 @@ class MLPConfig(Network):
     and the norm ``same`` are those of the RbM student.
     """
 
-    num_layers: _Same = 0
-    hidden_channels: _Same = 0
+    num_layers: Annotated[int, Field(ge=0, le=1000, description=f"{_AS_RBM} 1000")] = 0
+    hidden_channels: Annotated[int, Field(ge=0, le=2**20, description=f"{_AS_RBM} {2**20}")] = 0
     norm: Annotated[
         Literal["none", "batch", "layer", "same"],
         Field(description="one of none, batch, layer, or same (section rbm's)"),
@@ -140,7 +152,7 @@ class RbMConfig(Network, Pretrained):
     ``pretrain_epochs``, at most as many as ``max_epochs``, come before these and are not routed.
     """
 
-    num_experts: Count = NUM_EXPERTS
+    num_experts: Experts = NUM_EXPERTS
     top_k: int = TOP_K
     decay: Share = 0.9
     anneal_delta: NonNegative = 0.0

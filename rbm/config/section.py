@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import dataclass_transform
 
 T = TypeVar("T", bound=type)
+_MOST_SHOWN = 200
 
 
 def _number(value: Any) -> Any:
@@ -32,6 +33,10 @@ Share = Annotated[Float, Field(ge=0, le=1)]
 Probability = Annotated[Float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+# What a module is built of: a number that is mistyped, or a damaged file, must not take all memory or forever.
+Layers = Annotated[int, Field(ge=1, le=1000)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+Experts = Annotated[int, Field(ge=1, le=2**16)]
 
 
 @dataclass_transform(frozen_default=True)
@@ -63,7 +68,7 @@ class Section:
 
     def require(self, name: str, fits: bool, expected: str) -> None:
         if not fits:
-            raise ValueError(f"{_prefix(type(self))}{name} is {getattr(self, name)!r}, expected {expected}")
+            raise ValueError(f"{_prefix(type(self))}{name} is {shown(getattr(self, name))}, expected {expected}")
 
 
 def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
@@ -72,14 +77,20 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
     values = {}
     for key, value in changes.items():
         if key not in known:
-            raise ValueError(f"unknown setting {path}{key}; known here: {', '.join(sorted(known))}")
+            raise ValueError(f"unknown setting {path}{str(key)[:_MOST_SHOWN]}; known here: {', '.join(sorted(known))}")
         current = getattr(section, key)
         if is_dataclass(current):
             if not isinstance(value, dict):
-                raise ValueError(f"{path}{key} is {value!r}, expected a section with keys such as lr")
+                raise ValueError(f"{path}{key} is {shown(value)}, expected a section with keys such as lr")
             value = updated(current, value, f"{path}{key}.")
         values[key] = value
     return replace(section, **values)
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: of a long one its beginning."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _prefix(section: type) -> str:
@@ -95,7 +106,7 @@ def _sentence(section: type, error: dict[str, Any]) -> str:
         return f"unknown setting {_prefix(section)}{name}"
     known = section.__pydantic_fields__[name]
     out_of_range = error["type"] in _OUT_OF_RANGE
-    came = repr(value) if out_of_range else f"{value!r} ({type(value).__name__})"
+    came = shown(value) if out_of_range else f"{shown(value)} ({type(value).__name__})"
     return f"{_prefix(section)}{name} is {came}, expected {_range(known) if out_of_range else _kind(known)}"
 
 

@@ -10,8 +10,8 @@ from pydantic import Field
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
 from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
-from rbm.config.section import Count, Section, section, updated
-from rbm.utils.files import read_yaml
+from rbm.config.section import Section, section, updated
+from rbm.utils.files import parse_yaml, read_yaml
 
 Setting = Literal["transductive", "inductive"]
 Protocol = Literal["rbm", "cpf"]
@@ -46,7 +46,7 @@ class Config(Section):
     setting: Setting = "transductive"
     preset: Preset = "clean"
     seed: Annotated[int, Field(ge=0, lt=2**31, description="between 0 and 2^31 - 1")] = 0
-    inflate: Count = 1
+    inflate: Annotated[int, Field(ge=1, le=1024, description="at least 1 and at most 1024")] = 1
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     mlp: MLPConfig = field(default_factory=MLPConfig)
     rbm: RbMConfig = field(default_factory=RbMConfig)
@@ -112,9 +112,9 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
         try:
-            values[key.strip()] = yaml.safe_load(value)
-        except (yaml.YAMLError, RecursionError) as error:
-            raise ValueError(f"{assignment!r} holds no value that YAML knows: {error}") from error
+            values[key.strip()] = parse_yaml(value)
+        except ValueError as error:
+            raise ValueError(f"{assignment!r} has a value that is not valid YAML: {error}") from error
     return nested(values)
 
 

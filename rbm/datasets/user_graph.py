@@ -10,10 +10,11 @@ from torch_geometric.data import Data
 from rbm.datasets.readers.features import pack_features
 from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.splits import per_class_masks
-from rbm.datasets.validation import MASKS
+from rbm.datasets.validation import MASKS, check_class_numbers
 
 # Fewer features are made float32 at once: everyone's code takes those.
 MIN_STORED_NUMEL = 2**24
+_MOST_EXACT = 2.0**53
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
 
 
@@ -78,6 +79,7 @@ def load_graph(
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
         raise ValueError(f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node")
+    check_class_numbers(f"dataset: {path}, y", y)
     data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"], num_nodes), y=y)
     masks = _masks(path, parts, num_nodes)
     if masks is None:
@@ -123,6 +125,8 @@ def _whole(where: str, value: Any) -> Tensor:
     if value.is_floating_point():
         if not bool((value.isfinite() & (value == value.round())).all()):
             raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones")
+        if bool((value.abs() > _MOST_EXACT).any()):
+            raise ValueError(f"dataset: {where} holds floating-point numbers beyond 2^53, which are not exact")
     elif value.dtype == torch.bool:
         raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers")
     return value.to(torch.int64)
@@ -135,6 +139,7 @@ def _class_count(path: Path, value: Any) -> int:
     value = _whole(where, torch.tensor(value) if isinstance(value, int) else value)
     if value.numel() != 1 or int(value) < 1:
         raise ValueError(f"dataset: {where} is {value.tolist()}, expected one number, at least 1")
+    check_class_numbers(f"dataset: {where}", value - 1)
     return int(value)
 
 
@@ -185,6 +190,10 @@ def _mask(where: str, value: Any, num_nodes: int) -> Tensor:
     _check_ids(where, ids, num_nodes)
     mask = torch.zeros(num_nodes, dtype=torch.bool)
     mask[ids] = True
+    if int(mask.sum()) < ids.numel():
+        raise ValueError(
+            f"dataset: {where} names a node twice, expected each node id once, or 0 or 1 for each of {num_nodes} nodes"
+        )
     return mask
 
 

@@ -7,12 +7,22 @@ from torch_geometric.data import Data
 from rbm.nn.sparse_rows import SparseRows
 
 MASKS = ("train_mask", "val_mask", "test_mask")
+# A table [nodes, classes] is made of any graph, and a layer of as many outputs.
+MOST_CLASSES = 2**16
 
 
 def num_classes(data: Data) -> int:
     """The number of classes: ``data.num_classes`` where it is set, else the largest label plus one."""
     known = data.get("num_classes")
     return int(known) if known is not None else int(data.y.max()) + 1
+
+
+def check_class_numbers(where: str, labels: Tensor) -> None:
+    """Raise ValueError where the class numbers ``labels`` (any shape, int64) are too large to count classes by them."""
+    if labels.numel() and (largest := int(labels.max())) >= MOST_CLASSES:
+        raise ValueError(
+            f"{where} holds the class number {largest}, expected numbers below {MOST_CLASSES}; renumber the classes"
+        )
 
 
 def validate_data(data: Data) -> None:
@@ -123,6 +133,9 @@ def _check_labels(data: Data) -> None:
     known = data.get("num_classes")
     if known is not None and (isinstance(known, bool) or not isinstance(known, int) or known < 1):
         raise TypeError(f"data.num_classes: got {known!r}, expected a positive int; set it or delete it")
+    if known is not None and known > MOST_CLASSES:
+        raise ValueError(f"data.num_classes: got {known}, expected at most {MOST_CLASSES}")
+    check_class_numbers("data.y", data.y)
     used = data.train_mask | data.val_mask | data.test_mask
     wrong = (data.y < -1) | ((data.y < 0) & used)
     expected = "class numbers from 0 (-1, unknown, only outside the masks)"

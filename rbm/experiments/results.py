@@ -15,7 +15,7 @@ import torch_geometric
 from rbm.config import Config
 from rbm.distillation.registry import METHODS
 from rbm.utils.cache import fingerprint
-from rbm.utils.files import disk_errors, write_text
+from rbm.utils.files import disk_errors, read_text, write_text
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
 ACCURACIES = ("test_at_best_val", "val", "test_max")
@@ -79,16 +79,23 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
     """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is left out.
 
     Raises:
-        ValueError: the file has other columns.
+        ValueError: the file has other columns, a row has, or it is no text.
     """
     path = Path(path)
     if not path.is_file():
         return []
-    text = _whole_lines(path.read_text())
+    text = _whole_lines(read_text(path))
     header = text.split("\n", 1)[0]
     if text and header != ",".join(COLUMNS):
         raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
-    return list(csv.DictReader(text.splitlines()))
+    try:
+        rows = list(csv.DictReader(text.splitlines()))
+    except csv.Error as error:
+        raise ValueError(f"{path} is no table of results: {error}") from error
+    # Too few columns are None, too many stand under None.
+    if wrong := [place for place, row in enumerate(rows, 2) if None in row or None in row.values()]:
+        raise ValueError(f"{path}: row {wrong[0]} has not the {len(COLUMNS)} columns of a result; repair or remove it")
+    return rows
 
 
 def _whole_lines(text: str) -> str:
@@ -96,7 +103,10 @@ def _whole_lines(text: str) -> str:
     before, newline, last = text.rpartition("\n")
     if not last:
         return text
-    fields = next(csv.reader([last]))
+    try:
+        fields = next(csv.reader([last]))
+    except csv.Error:
+        return before + newline
     return f"{text}\n" if len(fields) == len(COLUMNS) and fields[-1] else before + newline
 
 
@@ -110,7 +120,7 @@ def append_rows(path: Path, rows: list[dict[str, str]]) -> None:
     is_new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     if not is_new:
-        text = path.read_text()
+        text = read_text(path)
         if (whole := _whole_lines(text)) != text:
             write_text(path, whole)
     with disk_errors(path), open(path, "a", newline="") as file:

@@ -1,7 +1,7 @@
 """Runs over datasets, settings, variants and seeds, resumable; each model is a row (:mod:`rbm.experiments.results`)."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -25,6 +25,26 @@ from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
 
 MOST_SEEDS = 10_000
+_LISTS = ("datasets", "settings", "methods")
+
+
+def _is_list_of(values: Any, kind: type) -> bool:
+    return isinstance(values, tuple) and values != () and all(type(value) is kind for value in values)
+
+
+def _is_tree(variants: Any) -> bool:
+    """Whether there is a variant, and each is named and has settings."""
+    parts = list(variants.items()) if isinstance(variants, dict) else []
+    return parts != [] and all(isinstance(name, str) and isinstance(changes, dict) for name, changes in parts)
+
+
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_LISTS, (lambda value: _is_list_of(value, str), "a list of names, not empty")),
+    "seeds": (lambda value: _is_list_of(value, int), "a list of numbers, not empty"),
+    **dict.fromkeys(("preset", "protocol", "teacher"), (lambda value: isinstance(value, str), "a name")),
+    "changes": (lambda value: isinstance(value, dict), "sections with settings"),
+    "variants": (_is_tree, "sections with settings by name"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,9 @@ class Experiment:
     _configs: dict[tuple[str, str, str], Config] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._check_types()
+        for name, (fits, expected) in _TYPES.items():
+            if not fits(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
         object.__setattr__(self, "datasets", tuple(dataset_name(name) for name in self.datasets))
         for name, known in (("settings", SETTINGS), ("methods", METHODS)):
             if unknown := [value for value in getattr(self, name) if value not in known]:
@@ -68,22 +90,6 @@ class Experiment:
             )
         for task in self.tasks():
             self.config(task)
-
-    def _check_types(self) -> None:
-        for name in ("datasets", "settings", "methods", "seeds", "variants"):
-            values, kind = getattr(self, name), dict if name == "variants" else tuple
-            if not isinstance(values, kind) or not values:
-                expected = "names with changes below them" if kind is dict else "a list"
-                raise ValueError(f"{name} is {values!r}, expected {expected}, not empty")
-        for name in ("datasets", "settings", "methods", "variants"):
-            if wrong := [value for value in getattr(self, name) if not isinstance(value, str)]:
-                raise ValueError(f"{name} holds {wrong[0]!r}, expected names")
-        for name in ("preset", "protocol", "teacher"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected a name")
-        for name, changes in {"changes": self.changes, **self.variants}.items():
-            if not isinstance(changes, dict):
-                raise ValueError(f"{name} is {changes!r}, expected settings such as rbm: {{lr: 0.01}}")
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> "Experiment":
@@ -100,7 +106,7 @@ class Experiment:
             raise ValueError(f"{path} holds {given}, expected the keys {', '.join(sorted(known))}")
         if "seeds" in content:
             content["seeds"] = parse_seeds(content["seeds"])
-        lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+        lists = {key: tuple(content[key]) for key in _LISTS if isinstance(content.get(key), list)}
         try:
             return cls(**{**content, **lists})
         except ValueError as error:

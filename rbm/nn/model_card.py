@@ -1,16 +1,15 @@
 """The model card of a student: what it is, how to load it, and the figures of the run that it comes from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rbm.nn.parameters import count_parameters
-from rbm.utils.files import read_yaml
+from rbm.utils.files import read_json, read_text, read_yaml
+from rbm.utils.tensor_files import read_sealed
 
 _TAGS = ["graph-neural-networks", "knowledge-distillation", "mixture-of-experts", "node-classification"]
 
@@ -63,17 +62,20 @@ def _read(run: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], str, s
     for name in ("config.yaml", "summary.json"):
         if not (run / name).is_file():
             raise FileNotFoundError(f"{run} holds no {name}: it is no run folder, or its run is not finished")
-    summary = json.loads((run / "summary.json").read_text())
-    evaluate_on = read_yaml("configuration", run / "config.yaml").get("evaluate_on", "test")
+    summary = read_json(run / "summary.json")
+    if lacking := [name for name in ("dataset", "setting", "features") if name not in summary]:
+        raise ValueError(f"{run / 'summary.json'} lacks {', '.join(lacking)}: it is not what a run wrote")
+    config = read_yaml("configuration", run / "config.yaml")
+    evaluate_on = config.get("evaluate_on", "test") if isinstance(config, dict) else "test"
     # Of a graph given as a file only the file's name is published.
     dataset = Path(summary["dataset"]).stem
     # Version 0.1.0 wrote results.md from the command line alone, and the file's folder into it.
     file = run / "results.md"
-    table = file.read_text().replace(summary["dataset"], dataset) if file.is_file() else ""
+    table = read_text(file).replace(summary["dataset"], dataset) if file.is_file() else ""
     summary["dataset"] = dataset
     for method in (key for key, value in summary.items() if isinstance(value, dict) and key != "teacher"):
         file = run / f"{method}.safetensors"
-        if file.is_file() and _equal(load_file(file), tensors):
+        if file.is_file() and _equal(read_sealed(file)[0], tensors):
             return summary, table, method, "held-out validation" if evaluate_on == "validation" else "test"
     raise ValueError(f"run is {run}, but none of its students has these weights, so its figures belong to others")
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from rbm.nn.students import RbMStudent
+from rbm.utils.tensor_files import check_finite, read_pickled
 
 _NOT_OURS = ("mlp_feature_encoder.weight", "mlp_feature_encoder.bias")
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -53,6 +54,9 @@ def load_released(
     if unfit or not state:
         found = f"{unfit[0]!r}: {type(state[unfit[0]]).__name__}" if unfit else "nothing"
         raise ValueError(f"{where} holds {found}, expected tensors by name, as model.state_dict() gives them")
+    if not all(isinstance(name, str) for name in state) or any(_is_odd(tensor) for tensor in state.values()):
+        raise ValueError(f"{where} holds other than dense real tensors by name, as model.state_dict() gives them")
+    check_finite(where, state)
     released = _Released(state, where)
     converted = released.converted()
     student = RbMStudent(**released.arguments, top_k=top_k, dropout=dropout, decay=decay)
@@ -60,15 +64,19 @@ def load_released(
     return student.eval()
 
 
+def _is_odd(tensor: Tensor) -> bool:
+    return tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path} does not exist")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+        content = read_pickled(path)
+    except ValueError as error:
         # A whole pickled module ends here too: reading it would run its code.
         raise ValueError(
-            f"{path} cannot be read as tensors alone ({str(error).splitlines()[0]});"
+            f"{path} cannot be read as tensors alone ({error});"
             " write torch.save(model.state_dict(), path) with the released code and load that"
         ) from error
     if not isinstance(content, Mapping):

@@ -6,17 +6,19 @@ Loading from a folder needs nothing more than this package; the card and the Hub
 """
 
 import inspect
-import json
+import math
 import tempfile
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+import torch
+from torch import Tensor, nn
 
-from rbm.utils.files import write_bytes, write_json, write_text
+from rbm.utils.files import first_line, read_json, write_bytes, write_json, write_text
+from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed, sealed
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 STUDENT = "student.json"  # in a run folder, in the place of config.json
@@ -143,8 +145,7 @@ class HubMixin:
         card = model_card(self, self.arguments, tensors, place, None if run is None else Path(run))
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, describe(self))
-        weights = save(tensors, {"format": "pt"})
-        write_bytes(folder / WEIGHTS, weights)
+        write_bytes(folder / WEIGHTS, sealed(tensors))
         if run is not None or not (folder / CARD).exists():
             write_text(folder / CARD, str(card))
 
@@ -182,10 +183,18 @@ def load(
 
 
 def describe(student: HubMixin, **further: Any) -> dict[str, Any]:
-    """What :func:`rebuild` reads: class, arguments, and the version that wrote it; ``further`` keys are for others."""
+    """What :func:`rebuild` reads: class, arguments, a checksum of these, and the version that wrote it; ``further``
+    keys are for others.
+    """
     from rbm_kernels import __version__
 
-    return {**further, "class": type(student).__name__, "arguments": student.arguments, "rbm_version": __version__}
+    name, arguments = type(student).__name__, student.arguments
+    checksum = _checksum(name, arguments)
+    return {**further, "class": name, "arguments": arguments, "checksum": checksum, "rbm_version": __version__}
+
+
+def _checksum(name: str, arguments: dict[str, Any]) -> str:
+    return fingerprint("student", [name, arguments])
 
 
 def find_student(folder: Path) -> tuple[Path, Path]:
@@ -207,9 +216,12 @@ def find_student(folder: Path) -> tuple[Path, Path]:
                 " save_pretrained writes it"
             )
         try:
-            weights = folder / f"{json.loads(config.read_text())['method']}.safetensors"
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{config} does not describe a student of this package: {error!r}") from error
+            method = read_json(config)["method"]
+            if not isinstance(method, str) or method != Path(method).name:
+                raise ValueError(f"its method is {method!r}")
+        except (ValueError, KeyError) as error:
+            raise _undescribed(config, error) from error
+        weights = folder / f"{method}.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(f"{folder} holds no {weights.name}: its student was not written to the end")
     return config, weights
@@ -221,30 +233,63 @@ def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None) -> 
     Raises:
         ValueError: a file is corrupt, they do not belong together, or the class is not ``kind``.
     """
-    student = _rebuilt(config, kind)
+    kind, arguments = _described(config, kind)
+    tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # a phase's file is this package's own
     try:
-        student.load_state_dict(load_file(weights))
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{weights} is not a readable safetensors file: {error}") from error
-    except RuntimeError as error:
-        raise ValueError(f"{weights} does not fit {type(student).__name__}: {error}") from error
+        # Each layer has a tensor at least: an impossible number of layers would take forever to build.
+        counts = [arguments.get(name) for name in ("num_layers", "members")]
+        if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
+            raise ValueError(f"they ask for more layers than the {len(tensors)} tensors of {weights} make")
+        if kind.__module__.startswith("rbm."):  # a class of others need not know what a meta tensor is
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # nothing is copied
+                _load_state(kind(**arguments), tensors, weights)
+        student = kind(**arguments)
+    except _UnfitError:
+        raise
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"{config} holds arguments that {kind.__name__} does not take: {first_line(error)}") from error
+    fill(student, tensors, weights)
     return student.eval()
 
 
-def _rebuilt(config: Path, kind: type[HubMixin] | None) -> HubMixin:
+class _UnfitError(ValueError):
+    """Weights that do not fit a module."""
+
+
+def fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Load the tensors of a file into a module; ValueError where they do not fit it, or are not finite."""
+    check_finite(path, tensors)
+    _load_state(module, tensors, path)
+
+
+def _load_state(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     try:
-        content = json.loads(config.read_text())
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise _UnfitError(f"{path} does not fit {type(module).__name__}: {error}") from error
+
+
+def _undescribed(config: Path, error: Exception) -> ValueError:
+    reason = f"nothing is known of {error}" if isinstance(error, KeyError) else str(error)
+    return ValueError(f"{config} does not describe a student of this package: {reason}")
+
+
+def _described(config: Path, kind: type[HubMixin] | None) -> tuple[type[HubMixin], dict[str, Any]]:
+    try:
+        content = read_json(config)
         name, arguments = content["class"], dict(content["arguments"])
-        if kind is None:
-            kind = STUDENTS[name]
+        known = STUDENTS[name] if kind is None else kind
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{config} does not describe a student of this package: {error!r}") from error
-    if name != kind.__name__:
-        raise ValueError(f"{config} describes a {name}, expected a {kind.__name__}; rbm.hub.load takes any")
-    try:
-        return kind(**arguments)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{config} holds arguments that {name} does not take: {error}") from error
+        raise _undescribed(config, error) from error
+    if name != known.__name__:
+        raise ValueError(f"{config} describes a {name}, expected a {known.__name__}; rbm.hub.load takes any")
+    if content.get("checksum") not in (None, _checksum(name, arguments)):
+        raise ValueError(
+            f"{config} is damaged: its content is not what was written (its checksum differs); restore it, or remove"
+            " the line of the checksum where it was changed on purpose"
+        )
+    return known, arguments
 
 
 def _huggingface_hub(what: str = "A model card and the Hub") -> ModuleType:

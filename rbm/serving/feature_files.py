@@ -14,9 +14,11 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from rbm.datasets.readers.features import UNREADABLE, csr_from_scipy
+from rbm.datasets.readers.features import csr_from_scipy
+from rbm.datasets.readers.matrices import SPARSE_NAMES, scipy_csr
 from rbm.datasets.readers.text import read_chunks
 from rbm.nn.sparse_rows import Rows, SparseRows
+from rbm.utils.arrays import open_npy, read_npz
 from rbm.utils.files import check_ending, optional
 
 _PIECE_NUMBERS, _PIECE_ROWS = 2**22, 2**14
@@ -94,7 +96,9 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except _BadRowError as error:
         raise ValueError(str(error)) from None
-    except (*UNREADABLE, KeyError, TypeError) as error:
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # a damaged file raises nearly anything
         raise ValueError(
             f"features file {path} cannot be read ({error}); expected .npy, .npz with an array x or a SciPy sparse"
             " matrix, or .csv or .parquet of numbers, whole as it was written"
@@ -120,27 +124,30 @@ _Read = tuple[tuple[int | None, ...], Callable[[], Iterator[Any]]]
 
 
 def _open_npy(path: Path, at_once: int) -> _Read:
-    def mapped() -> np.ndarray:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise ValueError(f"it holds {getattr(array, 'dtype', 'an archive')}, not numbers")
-        return array
-
-    shape = mapped().shape
+    shape = _numbers(open_npy(path)).shape
 
     def read() -> Iterator[np.ndarray]:
         for start in range(0, shape[0], at_once):
-            yield mapped()[start : start + at_once]
+            yield _numbers(open_npy(path))[start : start + at_once]
 
     return shape, read
 
 
+def _numbers(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"it holds {array.dtype}, not real numbers")
+    return array
+
+
 def _open_npz(path: Path, at_once: int) -> _Read:
-    with np.load(path, allow_pickle=False) as arrays:
-        rows = None if "format" in arrays else arrays["x"]
-    if rows is None:
-        rows = sp.csr_matrix(sp.load_npz(path), dtype=np.float32)
+    names, _ = read_npz(path, ())
+    if "format" in names:
+        rows = scipy_csr(read_npz(path, SPARSE_NAMES)[1]).astype(np.float32)
         rows.sum_duplicates()  # and sorts the columns of each row
+    elif "x" in names:
+        rows = _numbers(read_npz(path, ("x",))[1]["x"])
+    else:
+        raise ValueError(f"it holds {', '.join(names[:8]) or 'nothing'}")
     return rows.shape, lambda: (rows[start : start + at_once] for start in range(0, rows.shape[0], at_once))
 
 

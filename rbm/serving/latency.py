@@ -6,7 +6,6 @@ the clock starts. A teacher gets node ids, and its time includes gathering their
 
 import copy
 import datetime
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
 from rbm.teachers.prepare import build_configured_teacher
 from rbm.training.run_files import list_file
 from rbm.training.run_folder import load, load_encodings, load_weights
-from rbm.utils.files import write_json
+from rbm.utils.files import read_json, write_json
 from rbm.utils.progress import Progress
 
 PERCENTILES = (50, 95, 99)
@@ -74,7 +73,7 @@ def measure_run(
         raise ValueError(f"repeats: got {repeats}, expected at least 1")
     run, progress = Path(run), Progress(console)
     student = load(run).to(device)
-    method = json.loads((run / "student.json").read_text())["method"]
+    method = read_json(run / "student.json")["method"]
     config = Config.from_yaml(run / "config.yaml")
     graph, teacher = _graph_and_teacher(run, config, root)
     graph = graph.to(device)
@@ -159,11 +158,11 @@ def _graph_and_teacher(run: Path, config: Config, root: Path | str | None) -> tu
     )
     classes, split = num_classes(data), split_for(config, data)
     data = split.graph
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_json(run / "summary.json")
     for name, size in (("nodes", data.num_nodes), ("edges", data.num_edges), ("features", data.num_features)):
-        if summary[name] != size:
+        if summary.get(name) != size:
             raise ValueError(
-                f"run {run} was made on a graph of {summary[name]:,} {name}, and its dataset {config.dataset!r} has"
+                f"run {run} was made on a graph of {summary.get(name)} {name}, and its dataset {config.dataset!r} has"
                 f" {size:,}; a graph that rbm.distill was given as an object cannot be found again"
             )
     weights = run / "teacher.safetensors"

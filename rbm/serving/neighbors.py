@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rbm.datasets.encodings import transfer
 from rbm.datasets.readers.text import read_table
+from rbm.utils.arrays import open_npy
 from rbm.utils.files import check_ending
 
 _EDGES_AT_ONCE = 2**22
@@ -56,9 +57,9 @@ class Neighbors:
                 self._edges = read_table(self.path, np.int64)
             edges = self._open()
             kind, shape = edges.dtype, list(edges.shape)
-        except (ValueError, OSError, EOFError, AttributeError) as error:
+        except ValueError as error:
             raise ValueError(f"neighbors file {path} cannot be read ({error}); expected .npy or .csv") from error
-        if len(shape) != 2 or shape[1] != 2 or not np.issubdtype(kind, np.integer):
+        if len(shape) != 2 or shape[1] != 2 or kind.kind not in "iu":
             raise ValueError(f"neighbors file {path} holds {kind} of shape {shape}, expected whole numbers [M, 2]")
         self.count, self._place = shape[0], 0
         ascending, last = True, 0
@@ -92,7 +93,7 @@ class Neighbors:
 
     def _open(self) -> np.ndarray:
         # Mapped anew each time, as features are: pages that were read do not add up.
-        return self._edges if self._edges is not None else np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return self._edges if self._edges is not None else open_npy(self.path)
 
     def _check(self, ids: np.ndarray, start: int, count: int | None, what: str) -> None:
         bad = np.flatnonzero(ids < 0 if count is None else (ids < 0) | (ids >= count))

@@ -88,6 +88,11 @@ def _open(
             raise ValueError(f"neighbors: got {neighbors}, but the student of {run} takes features alone; leave it out")
         return open_features(path, width), None
     alone = width - known.shape[1]
+    if alone < 1:
+        raise ValueError(
+            f"{run} holds encodings of {known.shape[1]} columns, and its student takes rows of {width}: they are files"
+            " of two runs; restore the run folder"
+        )
     if neighbors is not None:
         source = open_features(path, alone)
         return source, Neighbors(neighbors, known, source.rows)

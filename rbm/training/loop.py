@@ -145,7 +145,12 @@ def fit(
     first = warmup + min(min_epochs, max_epochs - 1)
     checkpoint = broadcast_from_rank0(lambda: folder.load_checkpoint() if folder else None)
     if checkpoint is not None and checkpoint["phase"] == phase:
-        start = _restore(checkpoint, trainer, selection)
+        try:
+            start = _restore(checkpoint, trainer, selection)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ValueError(
+                f"the checkpoint does not fit phase {phase!r} ({error!r}); delete checkpoint.pt to start it anew"
+            ) from error
     if folder:
         folder.keep_metrics(phase, start)
 

@@ -1,12 +1,11 @@
 """The list of the files that this package wrote into a run folder: they alone are ever removed from it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
 
-from rbm.utils.files import write_json
+from rbm.utils.files import read_json, write_json
 
 MARKER = "run.json"
 _EVENTS = "tensorboard"  # a folder; only TensorBoard's event files in it are removed
@@ -37,7 +36,7 @@ def listed_files(folder: Path) -> list[str]:
     """
     marker = folder / MARKER
     try:
-        names = json.loads(marker.read_text())["files"]
+        names = read_json(marker)["files"]
         if isinstance(names, list) and all(isinstance(name, str) and name == Path(name).name for name in names):
             return names
     except (OSError, ValueError, KeyError, TypeError):

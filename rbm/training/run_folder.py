@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rbm.config import Config
-from rbm.nn.pretrained import STUDENT, HubMixin, describe, find_student, rebuild
+from rbm.nn.pretrained import STUDENT, HubMixin, describe, fill, find_student, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
-from rbm.utils.files import disk_errors, write_bytes, write_json
+from rbm.utils.files import disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import is_free, only_process
-
-METADATA_KEY = "rbm"
+from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed
 
 
 class MetricsWriter(Protocol):
@@ -84,22 +81,16 @@ class RunFolder:
     def finished(self, phase: str) -> dict[str, Any] | None:
         """The result of a phase that is complete, or None."""
         path = self.path / f"{phase}.safetensors"
-        if not path.is_file():
-            return None
-        return _result(path)
+        return read_sealed(path)[1] if path.is_file() else None
 
     def save_phase(self, phase: str, model: nn.Module, result: dict[str, Any]) -> None:
         """Write the model of a finished phase together with its result."""
-        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        # One key: safetensors writes several in an order that changes, and equal runs shall leave equal files.
-        content = save(tensors, {METADATA_KEY: json.dumps(result)})
-        self._write(f"{phase}.safetensors", content)
+        self._write(f"{phase}.safetensors", sealed(model.state_dict(), result))
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
 
     def save_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Write ``<name>.safetensors``."""
-        content = save({key: tensor.cpu().contiguous() for key, tensor in tensors.items()})
-        self._write(f"{name}.safetensors", content)
+        self._write(f"{name}.safetensors", sealed(tensors))
 
     def load_phase(self, phase: str, model: nn.Module) -> None:
         """Read the model of a finished phase."""
@@ -116,8 +107,11 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            return torch.load(path, weights_only=True)
-        except Exception as error:
+            state = read_pickled(path, device=None)
+            if not isinstance(state, dict) or "phase" not in state:
+                raise ValueError("it holds no state of a phase")
+            return state
+        except ValueError as error:
             raise ValueError(
                 f"{path} is no readable checkpoint ({error}); delete it to start its phase anew"
             ) from error
@@ -175,12 +169,28 @@ def _check_place(path: Path, resume: bool, overwrite: bool) -> None:
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """All lines of a run folder's ``metrics.jsonl``; a line that a kill cut short is left out."""
+    """All lines of a run folder's ``metrics.jsonl``; a line that a kill cut short is left out.
+
+    Raises:
+        ValueError: a line that is whole does not tell of an epoch.
+    """
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():
         return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = read_text(path).split("\n")[:-1]  # behind the last newline stands nothing, or what a kill cut short
+    return [_record(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        if isinstance(record["phase"], str) and isinstance(record["epoch"], int):
+            return record
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ValueError(
+        f"{path}: line {number} is {line[:60]!r}, expected an epoch of a phase, as a run writes it; remove the line"
+    )
 
 
 def save_student(folder: Path | str, method: str, student: HubMixin) -> None:
@@ -201,10 +211,7 @@ def load(folder: Path | str) -> nn.Module:
         FileNotFoundError: the folder holds no finished student.
         ValueError: a file of it is corrupt or was not written by this package.
     """
-    description, weights = find_student(Path(folder))
-    if description.name == STUDENT:
-        _result(weights)  # a phase's file is this package's own
-    return rebuild(description, weights)
+    return rebuild(*find_student(Path(folder)))
 
 
 load_student = load  # a name that says what, where the package's own does not stand before it
@@ -215,33 +222,18 @@ def load_encodings(folder: Path | str) -> Tensor | None:
     path = Path(folder) / "encodings.safetensors"
     if not path.is_file():
         return None
-    try:
-        return load_file(path)["encodings"]
-    except (SafetensorError, OSError, KeyError) as error:
-        raise ValueError(f"{path} holds no encodings of this package: {error}") from error
+    tensors, _ = read_sealed(path, foreign=True)  # version 0.1.0 wrote no metadata into this file
+    known = tensors.get("encodings")
+    if known is None or known.dim() != 2 or not known.is_floating_point():
+        found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"{path} holds no encodings of this package: it has {found or 'nothing'}")
+    check_finite(path, tensors)
+    return known
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill ``model`` from a safetensors file of this package; ValueError where the file is corrupt or foreign."""
-    _result(path)
-    with safe_open(path, framework="pt") as file:
-        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from error
-
-
-def _result(path: Path) -> dict[str, Any]:
-    """The result that :meth:`RunFolder.save_phase` wrote into the file's metadata."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
-    if METADATA_KEY not in metadata:
-        raise ValueError(f"{path} was not written by this package: its metadata lacks the key {METADATA_KEY}")
-    return json.loads(metadata[METADATA_KEY])
+    fill(model, read_sealed(path)[0], path)
 
 
 def _check_same(stored: Config, given: Config, path: Path) -> None:

@@ -4,23 +4,18 @@ A file of the cache is a safetensors file whose metadata hold a checksum and, on
 tensors. A file that is damaged, or was not written by this version, counts as missing.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from rbm.utils.files import write_atomically
+from rbm.utils.files import write_bytes
+from rbm.utils.tensor_files import fingerprint, read_sealed, sealed
 
 Entry: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
-_METADATA = "rbm"
 
 
 class Cache:
@@ -87,38 +82,13 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> Entry | None:
     """The content of a file; None where there is none, or one that is not ours or that a disk has damaged."""
-    if not path.is_file():
-        return None
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[_METADATA])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, ValueError):
+        return read_sealed(path, unsealed=False) if path.is_file() else None
+    except ValueError:
         return None
-    return (tensors, about["values"]) if about["checksum"] == _checksum(tensors, about["values"]) else None
-
-
-def _checksum(tensors: dict[str, Tensor], values: dict[str, Any]) -> str:
-    return fingerprint("content", {"names": sorted(tensors), "values": values}, (tensors[n] for n in sorted(tensors)))
 
 
 def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    about = json.dumps({"values": values, "checksum": _checksum(tensors, values)})
+    content = sealed(tensors, values)
     path.parent.mkdir(parents=True, exist_ok=True)  # gone, if who held the lock before failed
-    write_atomically(path, lambda partial: save_file(tensors, partial, {_METADATA: about}))
-
-
-def fingerprint(kind: str, settings: dict[str, Any], inputs: Iterable[Tensor] = ()) -> str:
-    """16 hexadecimal digits that differ where kind, settings, or shapes, dtypes or numbers of the inputs do."""
-    digest = hashlib.sha256(json.dumps([kind, settings], sort_keys=True).encode())
-    for tensor in inputs:
-        digest.update(f"{tensor.layout} {tensor.dtype} {list(tensor.shape)}".encode())
-        for part in _parts(tensor.detach().cpu()):
-            digest.update(part.contiguous().view(torch.uint8).numpy().data if part.numel() else b"")
-    return digest.hexdigest()[:16]
-
-
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    if tensor.layout == torch.sparse_csr:
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return (tensor.reshape(-1),)
+    write_bytes(path, content)

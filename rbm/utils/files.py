@@ -1,10 +1,12 @@
-"""Files: endings, YAML, atomic writing, and the optional packages that some formats need."""
+"""Files: endings, text, JSON and YAML, atomic writing, and the optional packages that some formats need."""
 
 import csv
 import errno
 import io
+import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,9 @@ from typing import Any
 
 import yaml
 
+_MOST_DESCRIPTION = 2**22
+_MOST_VALUES = 2**16
+
 
 def check_ending(what: str, path: Path | str, endings: Iterable[str]) -> Path:
     """The path, if it ends as one of ``endings``; else ValueError, which calls the file ``what``."""
@@ -25,14 +30,86 @@ def check_ending(what: str, path: Path | str, endings: Iterable[str]) -> Path:
     return path
 
 
+def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> str:
+    """The text of a file in UTF-8.
+
+    Args:
+        path: the file.
+        what: what messages call it, before its path.
+        most: bytes that it may have.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not UTF-8, or more bytes.
+    """
+    path, name = Path(path), f"{what} {path}".strip()
+    if not path.is_file():
+        raise FileNotFoundError(f"{name} does not exist")
+    if most is not None and path.stat().st_size > most:
+        raise ValueError(f"{name} has {path.stat().st_size:,} bytes, expected at most {most:,}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not text in UTF-8: {error}") from error
+
+
+def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
+    """The object that a JSON file describes; FileNotFoundError or ValueError, which call the file ``what``."""
+    name = f"{what} {path}".strip()
+    try:
+        content = json.loads(read_text(path, what, most=_MOST_DESCRIPTION))
+    except RecursionError as error:
+        raise ValueError(f"{name} is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} holds {type(content).__name__}, expected names and values")
+    return content
+
+
 def read_yaml(what: str, path: Path | str) -> Any:
     """What a YAML file says; FileNotFoundError or ValueError, which call the file ``what``."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{what} {path} does not exist")
+    text = read_text(path, what, most=_MOST_DESCRIPTION)
     try:
-        return yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
+        return parse_yaml(text)
+    except ValueError as error:
         raise ValueError(f"{what} {path} is not valid YAML: {error}") from error
+
+
+def parse_yaml(text: str) -> Any:
+    """What YAML says; ValueError where it is not valid, nested too deeply, or grows by its aliases."""
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_nodes(node, {})
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except Exception as error:  # what is no number behind a tag "!!int" may raise nearly anything
+        raise ValueError(str(error)) from error
+
+
+def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values in a node where every alias is written out: a few lines of aliases may stand for billions."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 0  # it is being counted
+        parts = itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
+    if known[id(node)] == 0:
+        raise ValueError("an alias stands for what holds it")
+    if known[id(node)] > _MOST_VALUES:
+        raise ValueError(f"it stands for more than {_MOST_VALUES:,} values")
+    return known[id(node)]
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another package says, in one line: without a stack of C++ frames, advice, and colours."""
+    lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
 
 
 def optional(package: str, extra: str, what: str, otherwise: str = "") -> ModuleType:

@@ -1,8 +1,5 @@
 """Features as CSR or dense, as stored or row-normalised."""
 
-import zipfile
-import zlib
-
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -10,13 +7,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures
 
+from rbm.utils.arrays import check_memory
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 # Where load_dataset hands over CSR features unasked; its documentation says why.
 MAX_SPARSE_DENSITY = 0.02
 MIN_SPARSE_NUMEL = 2**24
-# What NumPy and SciPy raise of a file that is cut short, overwritten, or something else.
-UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
@@ -28,7 +24,10 @@ def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
         sparse = sparse_features == "always"
     if sparse == (x.layout == torch.sparse_csr):
         return x
-    return as_csr(x) if sparse else x.to_dense()
+    if sparse:
+        return as_csr(x)
+    check_memory(f"dense features {list(x.shape)}", x.numel() * x.element_size())
+    return x.to_dense()
 
 
 def as_csr(x: Tensor) -> Tensor:

@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
 from torch_geometric.io import parse_npz
 from torch_geometric.transforms import LargestConnectedComponents
 
-from rbm.datasets.readers.features import UNREADABLE, csr_from_scipy
+from rbm.datasets.readers.features import csr_from_scipy
+from rbm.datasets.readers.matrices import scipy_csr
 from rbm.datasets.registry import DatasetInfo
+from rbm.datasets.validation import check_class_numbers
+from rbm.utils.arrays import read_npz
 
 _NPZ_KEYS = tuple(f"{part}_{field}" for part in ("adj", "attr") for field in ("data", "indices", "indptr", "shape"))
 
@@ -25,13 +27,20 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
     """
     path = folder / info.raw_files[0]
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in (*_NPZ_KEYS, "labels")}
-        features, _ = (_sparse(arrays, part) for part in ("attr", "adj"))
-        num_nodes = features.shape[0]
+        names, arrays = read_npz(path, (*_NPZ_KEYS, "labels"))
+        if missing := [key for key in (*_NPZ_KEYS, "labels") if key not in names]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        features, adjacency = (scipy_csr(arrays, f"{part}_") for part in ("attr", "adj"))
+        num_nodes, labels = features.shape[0], arrays["labels"]
+        if adjacency.shape != (num_nodes, num_nodes) or labels.shape != (num_nodes,) or labels.dtype.kind not in "iu":
+            raise ValueError(
+                f"features {list(features.shape)}, adjacency {list(adjacency.shape)} and labels {list(labels.shape)} of"
+                f" {labels.dtype} do not fit together"
+            )
+        check_class_numbers("labels", torch.from_numpy(labels.astype(np.int64)))
         # PyG binarises features in a dense copy of them all: give it none, and add ours when the component is known.
         data = parse_npz(arrays | _empty_features(num_nodes), to_undirected=True)
-    except (*UNREADABLE, KeyError) as error:
+    except ValueError as error:
         raise ValueError(f"root: {path} is not a graph in npz form: {error}. Fetch the original file again") from error
     data.kept = torch.arange(num_nodes)
     data = LargestConnectedComponents()(data)
@@ -39,13 +48,6 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
     if binarize:
         kept.data = (kept.data > 0).astype(np.float32)
     return Data(x=csr_from_scipy(kept), edge_index=data.edge_index, y=data.y)
-
-
-def _sparse(arrays: dict[str, np.ndarray], part: str) -> sp.csr_matrix:
-    data, indices, indptr, shape = (arrays[f"{part}_{field}"] for field in ("data", "indices", "indptr", "shape"))
-    matrix = sp.csr_matrix((data, indices, indptr), shape)
-    matrix.check_format(full_check=True)  # SciPy would read and write wherever wrong indices point
-    return matrix
 
 
 def _empty_features(num_nodes: int) -> dict[str, np.ndarray]:

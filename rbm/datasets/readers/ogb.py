@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from rbm.datasets.readers.edges import check_ids, undirected
 from rbm.datasets.readers.text import read_table
 from rbm.datasets.registry import DatasetInfo
+from rbm.datasets.validation import check_class_numbers
 
 
 def read_ogb(info: DatasetInfo, folder: Path, *, keep_duplicates: bool = False) -> Data:
@@ -34,6 +35,7 @@ def read_ogb(info: DatasetInfo, folder: Path, *, keep_duplicates: bool = False) 
     y = read_table(path, np.int64, rows=num_nodes, columns=1)[:, 0]
     if y.size and y.min() < 0:
         raise ValueError(f"{path} holds the class {y.min()}, expected numbers from 0")
+    check_class_numbers(str(path), torch.from_numpy(y))
     masks = _masks([folder / file for file in info.raw_files if file.startswith("split/")], num_nodes)
     path = raw / "edge.csv.gz"
     edges = read_table(path, np.int64, rows=num_edges, columns=2)
@@ -47,7 +49,10 @@ def read_ogb(info: DatasetInfo, folder: Path, *, keep_duplicates: bool = False) 
 
 def _count(path: Path) -> int:
     # OGB lists a count a graph, and these datasets are one graph.
-    return int(read_table(path, np.int64, rows=1, columns=1)[0, 0])
+    count = int(read_table(path, np.int64, rows=1, columns=1)[0, 0])
+    if count < 1:
+        raise ValueError(f"{path} says {count}, expected at least 1; it is corrupt")
+    return count
 
 
 def _masks(paths: list[Path], num_nodes: int) -> dict[str, torch.Tensor]:

@@ -5,7 +5,9 @@ readers, which those classes call, do neither: they go from raw files to a graph
 nothing is written into anyone's folder, and no processed file of unknown origin is ever opened.
 """
 
+import io
 import pickle
+import pickletools
 import warnings
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from torch_geometric.data import Data
 from torch_geometric.io import read_planetoid_data
 from torch_geometric.transforms import LargestConnectedComponents
 
-from rbm.datasets.readers.edges import undirected
-from rbm.datasets.readers.features import UNREADABLE
+from rbm.datasets.readers.edges import check_ids, undirected
+from rbm.datasets.readers.matrices import SPARSE_NAMES, check_compressed, scipy_csr
 from rbm.datasets.readers.text import read_table
 from rbm.datasets.registry import DatasetInfo
+from rbm.utils.arrays import check_memory, read_npz
 
 # All that Planetoid's pickles need: arrays, sparse matrices and a dictionary of lists, under old and new module names.
 _PICKLE_GLOBALS = {
@@ -55,21 +58,43 @@ def read_planetoid(info: DatasetInfo, folder: Path) -> Data:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the files name SciPy's and NumPy's old modules
-        for file in info.raw_files:
-            if not file.endswith("test.index"):
-                _check_pickle(folder / file)
+        pickles = [file for file in info.raw_files if not file.endswith("test.index")]
+        parts = {file.rpartition(".")[2]: _check_pickle(folder / file) for file in pickles}
         try:
-            return read_planetoid_data(str(folder), info.pyg_name)
-        except (ValueError, TypeError, IndexError, RuntimeError, AttributeError) as error:
+            _check_test_ids(folder / info.raw_files[-1], parts["tx"])
+            data = read_planetoid_data(str(folder), info.pyg_name)
+            if data.y.shape != data.x.shape[:1] or (data.num_edges and int(data.edge_index.min()) < 0):
+                raise ValueError(f"features {list(data.x.shape)}, labels {list(data.y.shape)}, or edges are wrong")
+            check_ids(data.edge_index.numpy(), data.x.size(0), folder / info.raw_files[-2])
+            return data
+        except Exception as error:  # what PyG makes of wrong parts raises nearly anything
             raise ValueError(f"root: the Planetoid files in {folder} do not fit together: {error}") from error
 
 
-def _check_pickle(path: Path) -> None:
+def _check_test_ids(path: Path, tx: sp.csr_matrix) -> None:
+    """PyG makes a row for each id from the first to the last, some more than there are test nodes."""
+    ids = np.unique(read_table(path, np.int64, columns=1))
+    if len(ids) != tx.shape[0] or ids.min() < 0 or ids.max() - ids.min() >= 2 * len(ids):
+        raise ValueError(f"{path} does not name the {tx.shape[0]} test nodes, whose ids nearly follow one another")
+
+
+def _check_memo(content: bytes) -> None:
+    """Python makes a table as long as the largest place that a pickle stores something at: here one of its objects."""
+    for code, place, _ in pickletools.genops(content):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and place > len(content):
+            raise ValueError(f"it stores an object at place {place}")
+
+
+def _check_pickle(path: Path) -> object:
+    """The content of a pickle, whose sparse matrix does not point outside itself."""
     try:
-        with path.open("rb") as file:
-            part = _PlanetoidUnpickler(file, encoding="latin1").load()
+        content = path.read_bytes()
+        _check_memo(content)
+        part = _PlanetoidUnpickler(io.BytesIO(content), encoding="latin1").load()
         if sp.issparse(part):
-            part.check_format(full_check=True)
+            check_compressed(part.data, part.indices, part.indptr, part.shape)
+            check_memory(f"its shape {list(part.shape)}", part.shape[0] * part.shape[1] * part.dtype.itemsize)
+        return part
     except Exception as error:  # a broken pickle raises nearly anything
         raise ValueError(f"root: {path} is not a Planetoid file: {error}. Fetch the original file again") from error
 
@@ -84,9 +109,9 @@ def read_attributed(info: DatasetInfo, folder: Path) -> Data:
     """
     attributes, edge_list, label_list = (folder / file for file in info.raw_files)
     try:
-        features = sp.load_npz(attributes).tocsr()
-        features.check_format(full_check=True)  # SciPy would write wherever wrong indices point
-    except (*UNREADABLE, KeyError) as error:
+        features = scipy_csr(read_npz(attributes, SPARSE_NAMES)[1])
+        check_memory(f"dense features {list(features.shape)}", 4 * features.shape[0] * features.shape[1])
+    except ValueError as error:
         raise ValueError(f"root: {attributes} is no sparse matrix: {error}. Fetch the original file again") from error
     num_nodes = features.shape[0]
     edges, labels = (read_table(path, np.int64, columns=2) for path in (edge_list, label_list))

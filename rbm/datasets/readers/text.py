@@ -14,7 +14,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from rbm.utils.arrays import check_memory
+
 CHUNK_BYTES = 2**24
+_LONGEST_LINE = 2**28
 
 _TO_SPACES = bytes.maketrans(b",\t\r\n", b"    ")
 _NO_SEPARATORS = bytes(set(range(256)) - set(b",\n"))
@@ -36,6 +39,9 @@ def read_table(
         ValueError: the file is corrupt, a line has fewer or more numbers than the first or something else on it, or
             there are not ``rows`` lines of ``columns``.
     """
+    # A line has two bytes or more, and no compressed byte is worth more than 1,032.
+    if rows is not None and 2 * rows > path.stat().st_size * (1032 if path.suffix == ".gz" else 1) + 2:
+        raise ValueError(f"{path} has too few bytes for the {rows} lines expected; is it cut short?")
     chunks = read_chunks(path, dtype, columns=columns, header=header)
     if rows is None:
         found = list(chunks)
@@ -43,6 +49,7 @@ def read_table(
     table, filled = None, 0
     for chunk in chunks:
         if table is None:
+            check_memory(f"{path}: a table of {rows} lines", rows * chunk.shape[1] * np.dtype(dtype).itemsize)
             table = np.empty((rows, chunk.shape[1]), dtype)
         if filled + len(chunk) > rows:
             raise ValueError(f"{path} has more than the {rows} lines expected")
@@ -78,6 +85,8 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     """The file in pieces of whole lines, without the newline at a piece's end."""
     rest = b""
     while block := file.read(CHUNK_BYTES):
+        if len(rest) > _LONGEST_LINE:
+            raise ValueError(f"it holds a line of more than {_LONGEST_LINE} bytes")
         whole, newline, rest = (rest + block).rpartition(b"\n")
         if newline:
             yield whole

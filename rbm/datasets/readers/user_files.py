@@ -1,22 +1,21 @@
 """A graph of one's own, from files: what they may be called and look like, and how they are opened safely."""
 
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from rbm.datasets.readers.features import UNREADABLE, csr_from_scipy
+from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor
 from rbm.datasets.readers.text import read_table
+from rbm.utils.arrays import check_memory, open_npy, read_npz
 from rbm.utils.files import optional
+from rbm.utils.tensor_files import PicklesError, read_pickled
 
 # Each part of a graph and the names that it may have, in every file format.
 NAMES = {
@@ -30,6 +29,11 @@ NAMES = {
     "test_mask": ("test_mask", "test"),
 }
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
+_LARGEST = 2**63 - 1
+_NUMBERS = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -75,19 +79,19 @@ def _read_saved(path: Path) -> dict[str, Any]:
     # PyTorch's unpickler for weights makes tensors, containers and these classes, and runs nothing else.
     allowed = [Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage]
     try:
-        with torch.serialization.safe_globals(allowed):
-            # mmap: pages of a large graph are read when they are needed. Files of PyTorch before 1.6 do not allow it.
-            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
+        saved = read_pickled(path, allowed)
+    except PicklesError as error:
         raise ValueError(
             f"dataset: {path} holds more than tensors and a PyG Data, or is corrupt, and is not opened, since a pickle "
-            f"may run any code ({reason}). Save a plain graph: torch.save(Data(x=..., edge_index=..., y=...), path)"
+            f"may run any code ({error}). Save a plain graph: torch.save(Data(x=..., edge_index=..., y=...), path)"
         ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(f"dataset: {path} is no file of torch.save: {error}") from error
     if isinstance(saved, Data):
-        saved = saved.to_dict()
+        try:
+            saved = saved.to_dict()
+        except Exception as error:  # what was put in the place of its own parts may do anything
+            raise ValueError(f"dataset: {path} holds a PyG Data that is damaged: {error}") from error
     if not isinstance(saved, dict):
         raise ValueError(
             f"dataset: {path} holds {type(saved).__name__}, expected a PyG Data or a dictionary of tensors"
@@ -100,57 +104,66 @@ def _read_saved(path: Path) -> dict[str, Any]:
 
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except UNREADABLE as error:
+        names, found = read_npz(path, lambda name: _is_part(name) or name in SPARSE_NAMES)
+    except ValueError as error:
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
-    if set(_SPARSE) <= set(found):
-        layout = found.pop("format", np.array(b"csr"))
-        if layout.item() not in (b"csr", "csr"):
-            raise ValueError(f"dataset: {path} holds a sparse matrix as {layout.item()!r}, expected CSR")
+    if set(_SPARSE) <= set(names):
+        layout = found.get("format", np.array(b"csr"))
+        if layout.size != 1 or layout.item() not in (b"csr", "csr"):
+            raise ValueError(f"dataset: {path} holds a sparse matrix as {layout.tolist()!r}, expected CSR")
         if "x" in found or "features" in found:
             raise ValueError(f"dataset: {path} holds features twice, dense and as {', '.join(_SPARSE)}")
-        data, indices, indptr, shape = (found.pop(name) for name in _SPARSE)
-        found["x"] = _csr(path, lambda: sp.csr_matrix((data, indices, indptr), shape))
-    return {
-        name: as_tensor(value, f"{path}, {name}", sparse=True) if _is_part(name) else None
-        for name, value in found.items()
-    }
+        found["x"] = _csr(path, found)
+        names = ["x", *(name for name in names if name not in (*_SPARSE, "format"))]
+    return {name: as_tensor(found[name], f"{path}, {name}", sparse=True) if _is_part(name) else None for name in names}
 
 
 def _is_part(name: str) -> bool:
     return any(name in names for names in NAMES.values()) or name == "num_classes"
 
 
-def _csr(path: Path, read: Callable[[], sp.spmatrix]) -> Tensor:
+def _csr(path: Path, arrays: dict[str, np.ndarray]) -> Tensor:
     try:
-        matrix = read().tocsr()
-        matrix.check_format(full_check=True)
-    except (*UNREADABLE, KeyError, TypeError, IndexError) as error:
+        return csr_from_arrays(arrays)
+    except ValueError as error:
         raise ValueError(f"dataset: {path} holds no sound sparse matrix: {error}") from error
-    return csr_from_scipy(matrix)
 
 
 def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
     """An array or tensor as a tensor of a dtype that PyTorch computes with.
 
     Raises:
-        ValueError: it holds no real numbers, or is a sparse tensor where ``sparse`` does not allow one.
+        ValueError: it holds no real numbers, or is a sparse tensor where ``sparse`` does not allow one, or a CSR tensor
+            that points outside itself.
     """
     if isinstance(value, Tensor):
-        if value.is_complex() or not (sparse or value.layout == torch.strided):
-            raise ValueError(f"dataset: {where} is {value.dtype}, {value.layout}, expected dense real numbers")
+        _check_tensor(value, where, sparse)
         return value
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(f"dataset: {where} is {kind}, expected an array of numbers")
     if value.dtype.kind == "u" and value.dtype.itemsize > 1:
+        if value.size and value.max() > _LARGEST:
+            raise ValueError(f"dataset: {where} holds {value.max()}, expected numbers below 2^63")
         value = value.astype(np.int64)
     if value.dtype == np.longdouble:
         value = value.astype(np.float64)
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     return torch.from_numpy(value)
+
+
+def _check_tensor(value: Tensor, where: str, sparse: bool) -> None:
+    if value.dtype not in _NUMBERS or value.device.type != "cpu" or not (sparse or value.layout == torch.strided):
+        kind = f"{value.dtype}, {value.layout}, on device {value.device}"
+        raise ValueError(f"dataset: {where} is {kind}, expected dense real numbers in memory")
+    try:
+        if value.layout == torch.sparse_csr:
+            csr_from_tensor(value)
+        else:
+            check_memory(f"its shape {list(value.shape)}", value.numel() * value.element_size())
+    except ValueError as error:
+        raise ValueError(f"dataset: {where} is no sound tensor: {error}") from error
 
 
 # A folder
@@ -176,9 +189,8 @@ def _read_folder(folder: Path) -> dict[str, Any]:
 
 def _read_npy(path: Path) -> Tensor:
     try:
-        # Pages are read when they are needed, and copied when someone writes to them.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
+        array = open_npy(path, "c")
+    except ValueError as error:
         raise ValueError(f"dataset: {path} is no .npy of plain numbers: {error}") from error
     return as_tensor(array, str(path))
 
@@ -186,17 +198,18 @@ def _read_npy(path: Path) -> Tensor:
 def _read_npz_part(path: Path) -> Tensor:
     """What ``scipy.sparse.save_npz`` wrote, or the one array of an archive."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            names = file.files
-            if "format" not in names and len(names) == 1:
-                return as_tensor(file[names[0]], f"{path}, {names[0]}")
-    except UNREADABLE as error:
+        names, _ = read_npz(path, ())
+        sparse, single = "format" in names, len(names) == 1
+        _, found = read_npz(path, SPARSE_NAMES if sparse else names if single else ())
+    except ValueError as error:
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
-    if "format" not in names:
+    if sparse:
+        return _csr(path, found)
+    if not single:
         raise ValueError(
             f"dataset: {path} holds {', '.join(names) or 'nothing'}, expected one array or a sparse matrix"
         )
-    return _csr(path, lambda: sp.load_npz(path))
+    return as_tensor(found[names[0]], f"{path}, {names[0]}")
 
 
 def _read_csv(path: Path) -> Tensor:
@@ -208,13 +221,13 @@ def _read_csv(path: Path) -> Tensor:
 
 
 def _read_parquet(path: Path) -> Tensor:
-    pyarrow = optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
+    optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
     from pyarrow import parquet
 
     try:
         table = parquet.read_table(path)
         columns = [column.to_numpy() for column in table.columns]
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+    except Exception as error:  # a damaged file raises nearly anything
         raise ValueError(f"dataset: {path} is no Parquet table: {error}") from error
     if not columns:
         raise ValueError(f"dataset: {path} has no columns")

@@ -59,10 +59,10 @@ def claimed(folder: Path, search: Search) -> Iterator[None]:
 def _claim(folder: Path, search: Search) -> None:
     file, mine = folder / "search.yaml", search.description()
     if file.is_file():
-        was, now = read_yaml("search", file), flat(mine)
-        if not isinstance(was, dict):
-            raise ValueError(f"{file} holds {type(was).__name__}, expected what a search wrote; remove its folder")
-        was = flat(was)
+        stored = read_yaml("search", file)
+        if not isinstance(stored, dict):
+            raise ValueError(f"search {file} holds {type(stored).__name__}, expected what a search wrote")
+        was, now = flat(stored), flat(mine)
         for name in {**now, **was}:
             if was.get(name, "absent") != now.get(name, "absent"):
                 raise ValueError(

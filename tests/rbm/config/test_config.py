@@ -126,6 +126,8 @@ def test_assignments():
     }
     with pytest.raises(ValueError, match=r"'rbm.lr' is no assignment, expected SECTION.KEY=VALUE"):
         parse_assignments(["rbm.lr"])
+    with pytest.raises(ValueError, match=r"'rbm.lr=\[' has a value that is not valid YAML"):
+        parse_assignments(["rbm.lr=["])
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,16 @@ def test_assignments():
         ({"preset": "best"}, "preset is 'best', expected one of clean, paper"),
         ({"seed": -1}, "seed is -1, expected between 0"),
         ({"distill": 3}, "distill is 3, expected a section"),
+        ({"rbm": {"num_layers": 10**7}}, "rbm.num_layers is 10000000, expected between 1 and 1000"),
+        (
+            {"mlp": {"num_layers": 10**7}},
+            "mlp.num_layers is 10000000, expected at least 1, or 0 (section rbm's), and at",
+        ),
+        ({"teacher": {"hidden_channels": 10**12}}, "teacher.hidden_channels is 1000000000000, expected between 1 and"),
+        ({"moe": {"num_experts": 10**12}}, "moe.num_experts is 1000000000000, expected between 1 and 65536"),
+        ({"ensemble": {"members": 10**9}}, "ensemble.members is 1000000000, expected between 1 and 1000"),
+        ({"attention": {"heads": 10**9}}, "attention.heads is 1000000000, expected between 1 and 1000"),
+        ({"inflate": 10**9}, "inflate is 1000000000, expected at least 1 and at most 1024"),
         ({"inflate": 0}, "inflate is 0, expected at least 1"),
         (
             {"moe": {"top_k": 7, "extra_experts": 2}},
@@ -189,3 +201,10 @@ def test_students_of_a_teacher_that_the_paper_does_not_tune_are_those_of_graphsa
     assert theirs.teacher.hidden_channels != of_sage.teacher.hidden_channels
     with pytest.raises(ValueError, match="the paper has no hyperparameters for"):
         preset_config("paper", "cora", setting, teacher)
+
+
+def test_a_message_shows_the_beginning_of_a_long_value():
+    for changes in ({"setting": "x" * 10_000}, {"rbm": ["x"] * 10_000}, {"y" * 10_000: 3}, {"seed": [3] * 10_000}):
+        with pytest.raises(ValueError, match=r"setting|rbm|seed") as stop:
+            Config().updated(changes)
+        assert len(str(stop.value)) < 1000

@@ -53,3 +53,27 @@ def test_attributed(tmp_path):
         (folder / name).write_text("0 1\n")
     with pytest.raises(ValueError, match=r"root: .*attrs\.npz is no sparse matrix: .*Fetch the original file again"):
         load_dataset("citeseer", tmp_path, protocol="cpf")
+
+
+def test_a_planetoid_pickle_that_asks_for_a_table_of_gigabytes(tmp_path):
+    """``LONG_BINPUT`` at place 2^28: Python made a table of 4 GiB for it."""
+    folder = tmp_path / "Planetoid/Cora/raw"
+    folder.mkdir(parents=True)
+    for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
+        (folder / f"ind.cora.{part}").write_bytes(b"\x80\x02]r\x00\x00\x00\x10.")
+    with pytest.raises(ValueError, match=r"cora\.x is not a Planetoid file: it stores an object at place 268435456"):
+        load_dataset("cora", tmp_path)
+
+
+@pytest.mark.parametrize("ids", ["0\n" * 3, "0\n1\n", "0\n1\n1000000000000\n", "-1\n0\n1\n"])
+def test_planetoid_test_ids_that_are_no_range(tmp_path, ids):
+    """PyG makes a row for each id between the first and the last."""
+    folder = tmp_path / "Planetoid/CiteSeer/raw"
+    folder.mkdir(parents=True)
+    x, y = sp.csr_matrix(np.eye(3, dtype=np.float32)), np.eye(3, dtype=np.int32)
+    content = {"x": x, "tx": x, "allx": x, "y": y, "ty": y, "ally": y, "graph": {0: [1]}}
+    for part, value in content.items():
+        (folder / f"ind.citeseer.{part}").write_bytes(pickle.dumps(value))
+    (folder / "ind.citeseer.test.index").write_text(ids)
+    with pytest.raises(ValueError, match=r"do not fit together: .*test\.index does not name the 3 test nodes"):
+        load_dataset("citeseer", tmp_path)

@@ -193,3 +193,27 @@ def test_download_leaves_a_folder_that_lacks_files(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"could not fetch ogbn-arxiv .*exists but lacks files; move it away first"):
         load_dataset("arxiv", tmp_path, download=True)
     assert not (folder / EDGE).exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "message"),
+    [
+        ("raw/num-node-list", [10**12], r"node-feat\.csv\.gz has too few bytes for the 1000000000000 lines expected"),
+        ("raw/num-node-list", [-3], r"num-node-list\.csv\.gz says -3, expected at least 1"),
+        ("raw/num-edge-list", [0], r"num-edge-list\.csv\.gz says 0, expected at least 1"),
+        ("raw/node-label", [10**12, *LABELS[1:]], r"node-label\.csv\.gz holds the class number 1000000000000"),
+    ],
+)
+def test_numbers_that_ask_for_all_memory(tmp_path, file, rows, message):
+    write(write_ogb(tmp_path, "ogbn-arxiv") / f"{file}.csv.gz", rows)
+    with pytest.raises(ValueError, match=message):
+        load_dataset("ogbn-arxiv", tmp_path)
+
+
+def test_a_line_without_an_end_is_not_read_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(text, "_LONGEST_LINE", 1000)
+    folder = write_ogb(tmp_path, "ogbn-arxiv")
+    (folder / "raw/edge.csv.gz").write_bytes(gzip.compress(b" " * 10**6))
+    with pytest.raises(ValueError, match="it holds a line of more than 1000 bytes"):
+        load_dataset("ogbn-arxiv", tmp_path)

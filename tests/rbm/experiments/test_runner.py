@@ -193,6 +193,16 @@ def test_wrong_seeds(text):
         ("datasets: [coral]", "did you mean 'cora'"),
         ("changes: {rbm: {lrr: 1}}", "unknown setting rbm.lrr"),
         ("variants: {wide: {rbm: {hidden_channels: 0}}}", "rbm.hidden_channels is 0"),
+        ("datasets: 3", "datasets is 3, expected a list of names"),
+        ("datasets: [[cora]]", r"datasets is \(\['cora'\],\), expected a list of names"),
+        ("preset: [clean]", r"preset is \['clean'\], expected a name"),
+        ("changes: 3", "changes is 3, expected sections with settings"),
+        ("variants: [wide]", r"variants is \['wide'\], expected sections with settings by name"),
+        ("variants: {wide: 3}", "variants is .*, expected sections with settings by name"),
+        ("seeds: 0-1000000000000", "seeds is '0-1000000000000', expected numbers below"),
+        ("seeds:", "seeds is None, expected numbers and ranges"),
+        ("seeds: [0, 1.5]", r"seeds is \[0, 1\.5\], expected numbers and ranges"),
+        ("seeds: []", r"seeds is \[\], which names 0 seeds"),
         ("variants: {deep: {teacher: {num_layers: 4}}}", "variant 'deep' changes the teacher"),
     ],
 )
@@ -227,6 +237,21 @@ def test_reading_rows_writes_nothing(tmp_path):
         assert file.read_text() == text
         append_rows(file, [dict(zip(COLUMNS, whole.split(","), strict=True))])
         assert file.read_text() == "\n".join([*lines, whole, ""])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", r"r\.csv is not text in UTF-8"),
+        (b"a,b,c\n" * 3, r"r\.csv: row 2 has not the \d+ columns of a result"),
+        (b"x" + b",x" * len(COLUMNS) + b"\n", r"r\.csv: row 2 has not the \d+ columns of a result"),
+        (b'"' + b"x" * 140_000 + b"\n", r"r\.csv is no table of results: field larger"),
+    ],
+)
+def test_rows_that_are_none(tmp_path, content, message):
+    (tmp_path / "r.csv").write_bytes(",".join(COLUMNS).encode() + b"\n" + content)
+    with pytest.raises(ValueError, match=message):
+        read_rows(tmp_path / "r.csv")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments" / "searches").glob("*.yaml")), ids=lambda file: file.stem)

@@ -174,3 +174,30 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot be read as tensors alone"):
         load_released("trap.pt", top_k=3)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("kind", ["nan", "infinite", "meta", "sparse", "complex", "numbered"])
+def test_tensors_that_no_layer_has(kind):
+    state = Released(2, "none", True).state_dict()
+    name = "layers.0.temperature"
+    if kind in ("nan", "infinite"):
+        state[name] = torch.tensor([float(kind[:3])])
+    elif kind == "sparse":
+        state["layers.0.routing_memory"] = state["layers.0.routing_memory"].to_sparse()
+    elif kind == "numbered":
+        state[3] = state.pop(name)
+    else:
+        state[name] = state[name].to("meta") if kind == "meta" else state[name] * 1j
+    with pytest.raises(ValueError, match=r"^the state(: layers\.0\.temperature holds NaN| holds other than dense)"):
+        load_released(state, top_k=TOP_K)
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path):
+    path = tmp_path / "state.pt"
+    state = Released(2, "none", True).state_dict()
+    torch.save(state, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(state["layers.0.routing_memory"].numpy().tobytes()) + 2] ^= 64
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"cannot be read as tensors alone \(its part .* is not what was written"):
+        load_released(path, top_k=TOP_K)

@@ -156,7 +156,10 @@ def bad_row(x: np.ndarray) -> np.ndarray:
 
 
 FAULTS = {
-    "cut.npy": (lambda p, x: (np.save(p, x), cut(p)), r"cut\.npy cannot be read \(mmap length is greater"),
+    "cut.npy": (
+        lambda p, x: (np.save(p, x), cut(p)),
+        r"cut\.npy cannot be read \(its header declares \[23, 6\] of float32, 552 bytes, but 280 follow",
+    ),
     "cut.npz": (lambda p, x: (np.savez(p, x=x), cut(p)), r"cut\.npz cannot be read"),
     "cut.parquet": (lambda p, x: (save_parquet(p, x), cut(p)), r"cut\.parquet cannot be read"),
     "cut.csv": (lambda p, x: (SAVE["plain.csv"](p, x), cut(p, 0.95)), r"cut\.csv cannot be read .*do not all hold 6"),
@@ -165,7 +168,12 @@ FAULTS = {
     "foreign.csv": (lambda p, x: p.write_bytes(bytes(range(256)) * 9), r"foreign\.csv cannot be read"),
     "foreign.parquet": (lambda p, x: p.write_bytes(b"%PDF-1.7 " * 99), r"foreign\.parquet cannot be read"),
     "archive.npy": (lambda p, x: (np.savez(f"{p}.npz", x=x), Path(f"{p}.npz").rename(p)), r"holds an archive, not"),
-    "words.npy": (lambda p, x: np.save(p, np.array([["a"] * F])), r"holds <U1, not numbers"),
+    "words.npy": (lambda p, x: np.save(p, np.array([["a"] * F])), r"holds <U1, not real numbers"),
+    "complex.npy": (lambda p, x: np.save(p, x * 1j), r"holds complex64, not real numbers"),
+    "complex.npz": (lambda p, x: np.savez(p, x=x * 1j), r"holds complex64, not real numbers"),
+    "words.npz": (lambda p, x: np.savez(p, x=np.array([["a"] * F])), r"holds <U1, not real numbers"),
+    "objects.npz": (lambda p, x: np.savez(p, x=x.astype(object)), r"holds Python objects, whose pickle may run"),
+    "others.npz": (lambda p, x: np.savez(p, y=x, z=x), r"cannot be read \(it holds y, z\)"),
     "words.csv": (
         lambda p, x: p.write_text("1,2,3,4,5,6\n" * 9 + "1,2,3,x,5,6\n"),
         r"lines 1 to 10 hold something else",
@@ -244,3 +252,12 @@ def test_predictions_never_replace_an_input(tmp_path, x, way):
     with pytest.raises(ValueError, match=r"is the neighbors file; name another to write to"):
         predict_file(run, tmp_path / "x.npy", out, neighbors=tmp_path / "n.npy")
     assert np.load(tmp_path / "n.npy").tolist() == [[0, 1]]
+
+
+def test_encodings_of_another_run(tmp_path, x):
+    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    make_run(tmp_path / "other", encodings=torch.randn(NODES, D + F))
+    (tmp_path / "other" / "encodings.safetensors").replace(run / "encodings.safetensors")
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match="holds encodings of 10 columns, and its student takes rows of 10: they"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.csv")

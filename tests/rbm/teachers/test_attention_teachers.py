@@ -288,8 +288,8 @@ def test_presets():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 0}, "attention.heads is 0, expected at least 1"),
-        ({"groups": 1}, "attention.groups is 1, expected at least 2"),
+        ({"heads": 0}, "attention.heads is 0, expected between 1 and 1000"),
+        ({"groups": 1}, "attention.groups is 1, expected between 2 and 1000"),
         ({"label_mask_rate": 1.0}, "attention.label_mask_rate is 1.0, expected at least 0 and below 1"),
         ({"label_iterations": -1}, "attention.label_iterations is -1"),
         ({"loss": "l2"}, "attention.loss is 'l2', expected one of log, cross_entropy"),

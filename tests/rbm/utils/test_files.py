@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rbm.utils.files import same_file, write_atomically
+from rbm.utils.files import read_yaml, same_file, write_atomically
 
 
 def test_a_folder_is_refused_before_anything_is_written(tmp_path):
@@ -59,3 +59,31 @@ def test_same_file(tmp_path):
     assert same_file(first, link)
     assert not same_file(first, copy)
     assert same_file(tmp_path / "new", tmp_path / "x" / ".." / "new")
+
+
+LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}, *a{i}, *a{i}]\n" for i in range(20))
+NO_YAML = {
+    "nested": ("[" * 50_000, "nested too deeply"),
+    "aliases": (LAUGHS, "stands for more than 65,536 values"),
+    "circle": ("a: &a [*a]", "an alias stands for what holds it"),
+    "date": ("a: 2024-13-45", "month must be in"),
+    "number": ("a: " + "9" * 5000, "not valid YAML"),
+    "tag": ("a: !!int ''", "not valid YAML"),
+    "code": ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+    "latin": ("a: \xe9", "is not text in UTF-8"),
+    "large": ("a: " + "x" * 2**23, "bytes, expected at most"),
+    "control": ("a: \x00", "special characters are not allowed"),
+}
+
+
+@pytest.mark.parametrize("name", NO_YAML)
+def test_yaml_that_is_none(tmp_path, name):
+    text, message = NO_YAML[name]
+    (tmp_path / "own.yaml").write_bytes(text.encode("latin1"))
+    with pytest.raises(ValueError, match=f"settings .*own.yaml .*{message}"):
+        read_yaml("settings", tmp_path / "own.yaml")
+
+
+def test_aliases_that_stand_for_little_are_taken(tmp_path):
+    (tmp_path / "own.yaml").write_text("a: &a {lr: 1}\nb: *a\nc: {<<: *a, decay: 2}\n")
+    assert read_yaml("settings", tmp_path / "own.yaml")["c"] == {"lr": 1, "decay": 2}

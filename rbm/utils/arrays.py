@@ -1,0 +1,117 @@
+"""NumPy's files: what a header declares is held against the file and the memory before an array is made."""
+
+import math
+import os
+import zipfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from rbm.utils.files import first_line
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None
+
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")
+
+
+def check_memory(what: str, size: int) -> None:
+    """Raise ValueError where ``size`` bytes are more than this machine or process may ever have."""
+    if size > (limit := _memory()):
+        raise ValueError(f"{what} would take {_gib(size)} of memory, and this process may have {_gib(limit)}")
+
+
+def _memory() -> int:
+    limits = []
+    if hasattr(os, "sysconf"):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if resource is not None and (soft := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        limits.append(soft)
+    with suppress(OSError, ValueError):  # "max" says that the container has no limit of its own
+        limits.append(int(_CONTAINER.read_text()))
+    return min(limits, default=2**47)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def open_npy(path: Path, mode: str = "r") -> np.ndarray:
+    """An ``.npy``, mapped into memory: pages are read when they are needed.
+
+    Args:
+        path: the file.
+        mode: ``"r"``; or ``"c"``, where what is written stays in memory.
+
+    Raises:
+        ValueError: the file is something else or damaged; the message tells why, and does not name the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            if file.read(2) == b"PK":
+                raise ValueError("it holds an archive, not one array; its name should end in .npz")
+            file.seek(0)
+            _check_header(file, os.fstat(file.fileno()).st_size)
+        return np.load(path, mmap_mode=mode, allow_pickle=False)
+    except Exception as error:  # a damaged header raises nearly anything
+        raise ValueError(first_line(error)) from error
+
+
+def read_npz(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """The arrays of an ``.npz`` that are wanted; the others are not read, however large they are.
+
+    Args:
+        path: the file.
+        wanted: names, or what tells of a name whether it is wanted. Names that the file lacks are passed over.
+
+    Returns:
+        All names, and the wanted arrays by name.
+
+    Raises:
+        ValueError: as :func:`open_npy`; or a name is there twice, or an array is larger than memory.
+    """
+    chosen = wanted if callable(wanted) else set(wanted).__contains__
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            if len(entries) < len(archive.infolist()):
+                raise ValueError("it holds two arrays of one name")
+            if not all(map(str.isprintable, entries)):
+                raise ValueError("it holds an array whose name is not text")
+            return list(entries), {name: _read(archive, entries[name]) for name in entries if chosen(name)}
+    except Exception as error:  # a damaged archive raises nearly anything
+        raise ValueError(first_line(error)) from error
+
+
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(entry) as file:
+        _check_header(file, entry.file_size)
+    check_memory(entry.filename, entry.file_size)
+    with archive.open(entry) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        file.read()  # zipfile compares checksums at the end
+    return array
+
+
+def _check_header(file: BinaryIO, size: int) -> None:
+    """Raise ValueError unless an ``.npy`` of ``size`` bytes holds the array that its header declares."""
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in read:
+        raise ValueError(f"its header has version {version}, which arrays of numbers do not need")
+    try:
+        shape, _, dtype = read[version](file)
+    except Exception as error:  # it is Python, of a kind
+        raise ValueError("its header cannot be parsed") from error
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, whose pickle may run any code")
+    if any(isinstance(length, bool) or length < 0 for length in shape):
+        raise ValueError(f"its header declares the shape {list(shape)}")
+    declared, held = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if declared > held:
+        raise ValueError(f"its header declares {list(shape)} of {dtype}, {declared} bytes, but {held} follow")

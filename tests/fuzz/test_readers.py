@@ -1,0 +1,102 @@
+"""Damaged files of every format: each is read, or refused in one sentence. Nothing crashes, hangs, or takes all memory.
+
+``RBM_FUZZ_CASES`` says how many cases there are in all (200), ``RBM_FUZZ_SEED`` which ones (0). A worker reads them;
+the case that it dies of is named, and the message of a failure has the command that replays it.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import selectors
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER, ROOT = Path(__file__).parent / "worker.py", Path(__file__).parent.parent.parent
+CASES = int(os.environ.get("RBM_FUZZ_CASES", "200"))
+SEED = int(os.environ.get("RBM_FUZZ_SEED", "0"))
+PATIENCE = 300.0  # for one case, or the first imports; the worker itself stops sooner, unless it hangs outside Python
+
+
+class Worker:
+    """A process that reads files, and is started anew where one has ended it."""
+
+    def __init__(self) -> None:
+        self.process = None
+
+    def read(self, name: str, seed: int) -> dict[str, str]:
+        """The outcome of a case, see ``worker.py``."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, str(WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )
+        self.process.stdin.write(f"{name} {seed}\n")
+        self.process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            line = self.process.stdout.readline() if selector.select(PATIENCE) else None
+        if line:
+            return json.loads(line)
+        why = (
+            f"no answer in {PATIENCE} s" if line is None else f"it ended the process with status {self.process.wait()}"
+        )
+        self.stop()
+        return {"outcome": "fault", "why": why}
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdin.close()
+            self.process.stdout.close()
+        self.process = None
+
+
+@pytest.fixture
+def worker():
+    worker = Worker()
+    yield worker
+    worker.stop()
+
+
+def _formats() -> list[str]:
+    sys.path.insert(0, str(WORKER.parent))
+    try:
+        from formats import FORMATS
+    finally:
+        sys.path.remove(str(WORKER.parent))
+    has_arrow = importlib.util.find_spec("pyarrow") is not None
+    return [name for name in FORMATS if has_arrow or "parquet" not in name]
+
+
+def test_damaged_files(worker):
+    names, faults, counts = _formats(), [], {"taken": 0, "refused": 0, "fault": 0}
+    for case, name in zip(range(CASES), itertools.cycle(names)):
+        seed = SEED * 10_000_000 + case
+        answer = worker.read(name, seed)
+        counts[answer["outcome"]] += 1
+        if answer["outcome"] == "fault":
+            faults.append(f"{answer['why']}\nreplay: PYTHONPATH={ROOT} {sys.executable} {WORKER} {name} {seed}")
+    print(counts)
+    assert not faults, f"{len(faults)} of {CASES} cases: " + "\n\n".join(faults[:20])
+    assert counts["refused"] > counts["taken"] / 4, "mutations that spoil nothing test nothing"
+
+
+def test_sound_files_are_taken(tmp_path):
+    """Else the mutations of a file that no reader takes would pass."""
+    code = (
+        "import sys; from pathlib import Path; from formats import FORMATS\n"
+        "for name, form in FORMATS.items():\n"
+        "    if name in sys.argv[2:]:\n"
+        "        case = Path(sys.argv[1]) / name.replace('/', '-') / 'case'; case.mkdir(parents=True)\n"
+        "        form.make(case); form.read(case / form.target)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WORKER.parent), str(ROOT)])}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), *_formats()], check=True, env=environment, timeout=300)

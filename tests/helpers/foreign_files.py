@@ -1,0 +1,47 @@
+"""What the readers say of files: in this process, or in one that a segmentation fault may end."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+WIDTH = 6  # of the features
+_MEMORY = 6 * 2**30
+
+
+def said(path: Path) -> str:
+    """The message with which a graph (``.pt``, ``graph.npz``, a folder) or features are refused, or ``"taken"``."""
+    from rbm.datasets import load_graph, validate_data
+    from rbm.nn.sparse_rows import SparseRows
+    from rbm.serving.feature_files import open_features
+
+    try:
+        if path.is_dir() or path.suffix == ".pt" or path.name == "graph.npz":
+            validate_data(load_graph(path))
+        else:
+            pieces = list(open_features(path, WIDTH).pieces())
+            torch.cat([rows.to_dense() if isinstance(rows, SparseRows) else rows for rows in pieces])
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return "taken"
+
+
+def said_elsewhere(paths: Iterable[Path]) -> dict[str, str]:
+    """:func:`said` of each file by its name, from a process that may have 6 GiB."""
+    command = [sys.executable, __file__, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    answers = {}
+    for name in sys.argv[1:]:
+        print(name, file=sys.stderr, flush=True)
+        answers[Path(name).name] = said(Path(name))
+    print(json.dumps(answers))
