@@ -197,6 +197,8 @@ def run_experiment(
         BlockingIOError: another process is adding rows to ``out``.
     """
     out = Path(out)
+    if out.is_dir():
+        raise IsADirectoryError(f"results file {out} is a folder; give a file by --out")
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
     _, waiting = _plan(experiments, out, jobs)
     for name, protocol in dict.fromkeys((task.dataset, each.protocol) for each, task, _ in waiting):

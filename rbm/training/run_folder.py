@@ -159,6 +159,8 @@ def _check_place(path: Path, resume: bool, overwrite: bool) -> None:
     """Raise where there is nothing to resume, or something that is not to be overwritten."""
     if resume and not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"run folder {path} has no config.yaml: there is no run to resume")
+    if resume and overwrite:
+        raise ValueError(f"run folder {path}: resume continues its run and overwrite replaces it; expected one of them")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"run folder {path} is a file; use another --out")
     if not resume and not overwrite and not is_free(path):

@@ -26,10 +26,15 @@ class Cache:
 
     Args:
         folder: where files lie; made when the first is written. None keeps nothing: everything is computed.
+
+    Raises:
+        FileExistsError: the folder is a file.
     """
 
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
+        if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
+            raise FileExistsError(f"cache is {folder}, which is a file; expected a folder")
 
     def tensors(
         self,

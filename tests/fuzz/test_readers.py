@@ -6,62 +6,20 @@ the case that it dies of is named, and the message of a failure has the command 
 
 import importlib.util
 import itertools
-import json
 import os
-import selectors
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fuzz_worker import CASES, ROOT, SEED, Worker
 
-WORKER, ROOT = Path(__file__).parent / "worker.py", Path(__file__).parent.parent.parent
-CASES = int(os.environ.get("RBM_FUZZ_CASES", "200"))
-SEED = int(os.environ.get("RBM_FUZZ_SEED", "0"))
-PATIENCE = 300.0  # for one case, or the first imports; the worker itself stops sooner, unless it hangs outside Python
-
-
-class Worker:
-    """A process that reads files, and is started anew where one has ended it."""
-
-    def __init__(self) -> None:
-        self.process = None
-
-    def read(self, name: str, seed: int) -> dict[str, str]:
-        """The outcome of a case, see ``worker.py``."""
-        if self.process is None:
-            self.process = subprocess.Popen(
-                [sys.executable, str(WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-            )
-        self.process.stdin.write(f"{name} {seed}\n")
-        self.process.stdin.flush()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            line = self.process.stdout.readline() if selector.select(PATIENCE) else None
-        if line:
-            return json.loads(line)
-        why = (
-            f"no answer in {PATIENCE} s" if line is None else f"it ended the process with status {self.process.wait()}"
-        )
-        self.stop()
-        return {"outcome": "fault", "why": why}
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdin.close()
-            self.process.stdout.close()
-        self.process = None
+WORKER = Path(__file__).parent / "read_cases.py"
 
 
 @pytest.fixture
 def worker():
-    worker = Worker()
+    worker = Worker(WORKER)
     yield worker
     worker.stop()
 
@@ -80,10 +38,10 @@ def test_damaged_files(worker):
     names, faults, counts = _formats(), [], {"taken": 0, "refused": 0, "fault": 0}
     for case, name in zip(range(CASES), itertools.cycle(names)):
         seed = SEED * 10_000_000 + case
-        answer = worker.read(name, seed)
+        answer = worker.answer(f"{name} {seed}")
         counts[answer["outcome"]] += 1
         if answer["outcome"] == "fault":
-            faults.append(f"{answer['why']}\nreplay: PYTHONPATH={ROOT} {sys.executable} {WORKER} {name} {seed}")
+            faults.append(f"{answer['why']}\nreplay: {worker.replay(f'{name} {seed}')}")
     print(counts)
     assert not faults, f"{len(faults)} of {CASES} cases: " + "\n\n".join(faults[:20])
     assert counts["refused"] > counts["taken"] / 4, "mutations that spoil nothing test nothing"

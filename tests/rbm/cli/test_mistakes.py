@@ -30,6 +30,12 @@ MISTAKES = {
     "resume nothing": (["distill", "--out", "nothing", "--resume"], "there is no run to resume"),
     "predict nothing": (["predict", "nothing", "x.npy"], "holds no student.json"),
     "out is a file": (["distill", "--out", "broken.py", "--overwrite"], "run folder broken.py is a file"),
+    "resume and overwrite": (
+        ["distill", "--resume", "--overwrite", "--out", "x"],
+        "has no config.yaml|expected one of",
+    ),
+    "cache is a file": (["distill", "--cache", "broken.py"], "cache is broken.py, which is a file; expected a folder"),
+    "rows into a folder": (["distill", "--seeds", "0", "--out", ".."], "results file .. is a folder"),
     "too many seeds": (["distill", "--seeds", "0-99999999999"], "seeds is '0-99999999999', expected numbers below"),
     "many seeds": (["tune", "--seeds", "0-999999999"], "names 1,000,000,000 seeds.*expected 1 to 10,000"),
     "seeds backwards": (["distill", "--seeds", "5-2"], "names 0 seeds"),

@@ -1,7 +1,7 @@
 """Reads mutated files, one after the other, in a process that may die of one.
 
 A line ``format seed`` on standard input makes a case; a line of JSON on standard output tells its outcome. By itself it
-replays one case: ``python tests/fuzz/worker.py FORMAT SEED [FOLDER]``; what is read is kept in FOLDER.
+replays one case: ``python tests/fuzz/read_cases.py FORMAT SEED [FOLDER]``; what is read is kept in FOLDER.
 """
 
 import importlib
