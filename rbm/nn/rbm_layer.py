@@ -162,6 +162,7 @@ class FusedRbMLayer(nn.Module):
         Raises:
             ValueError: the last dimension of ``h`` is not ``in_features``.
             TypeError: the dtype of ``h`` is not that of the parameters, outside autocast.
+            RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
         if not (self.training or return_routing or torch.is_grad_enabled()) and _is_dense(h):
             return self._answer(h)
@@ -169,6 +170,7 @@ class FusedRbMLayer(nn.Module):
         rows = self._rows(h)
         records = self.training and self.track_memory and not _recomputing()
         if records:
+            _refuse_transformations()
             self.update_memory()
         gates, experts, cosines = cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
         if records:
@@ -314,6 +316,14 @@ def _autocast_dtype(rows: Tensor) -> torch.dtype | None:
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
+
+
+def _refuse_transformations() -> None:
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "the memory moves in place in a training forward, which no transformation of torch.func (grad, jvp, vmap,"
+            " ...) follows: set track_memory = False on the layer, or call eval(), before the transformation"
+        )
 
 
 def _recomputing() -> bool:

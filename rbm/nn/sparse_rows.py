@@ -16,7 +16,7 @@ import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm_kernels.checks import accumulation_dtype
-from rbm_kernels.ops.sparse_expert_matmul.reference import csr
+from rbm_kernels.ops.sparse_expert_matmul.reference import csr, dense_rows
 
 EPS = 1e-12
 
@@ -224,6 +224,7 @@ def memory_statistics(
     """:func:`rbm_kernels.memory_statistics`: ``[E, D]`` and ``[E]``, rows that are not finite left out."""
     if not isinstance(rows, SparseRows):
         return rbm_kernels.memory_statistics(rows, gates, experts, num_experts, normalize=normalize)
+    gates = gates.detach()  # without gradients there still are tangents
     squared = rows.squared_norms()
     usable = squared.isfinite() & gates.isfinite().all(-1)
     weights = torch.where(usable[:, None], gates.exp(), 0.0)
@@ -269,6 +270,9 @@ def expert_matmul(
 
 def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
     """The sparse columns, with ``values`` for entries, times ``matrix [Ds, N]``."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        # No transformation of torch.func takes a CSR tensor.
+        return dense_rows(rows.crow, rows.col, values, rows.width) @ matrix
     return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix
 
 

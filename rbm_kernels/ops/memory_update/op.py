@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import LIBRARY, define, implement_everywhere, implement_fake, stop_gradient
+from rbm_kernels._library import LIBRARY, define, has_tangent, implement_everywhere, implement_fake, stop_gradient
 from rbm_kernels.ops.memory_update import reference
 
 define(
@@ -74,6 +74,7 @@ def memory_update_(
     Raises:
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit, or a decay outside [0, 1].
+        RuntimeError: ``memory`` requires a gradient where gradients are enabled, or carries a tangent.
     """
     try:
         torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
@@ -134,8 +135,14 @@ def _fake_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: flo
 def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:
     """Bump the version of ``memory``, as PyTorch's own in-place operators do.
 
-    Otherwise a backward pass would take the moved memory for the one that its forward pass saved, and say nothing.
+    Otherwise a backward pass would take the moved memory for the one that its forward pass saved, and say nothing. For
+    the same reason a memory that is being differentiated is refused.
     """
+    if (torch.is_grad_enabled() and memory.requires_grad) or has_tangent(memory):
+        raise RuntimeError(
+            "rbm::memory_update_: memory is being differentiated, and no derivative follows the update: pass"
+            " memory.detach(), or call it under torch.no_grad()"
+        )
     with torch._C._AutoDispatchBelowADInplaceOrView():
         below = keyset & torch._C._after_ADInplaceOrView_keyset
         torch.ops.rbm.memory_update_.default.redispatch(below, memory, *args, **kwargs)
@@ -144,5 +151,5 @@ def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:
 
 implement_fake("memory_statistics", _fake_statistics)
 implement_fake("memory_update_", _fake_update)
-stop_gradient("memory_statistics", num_outputs=2)
+stop_gradient("memory_statistics")
 LIBRARY.impl("memory_update_", _count_the_change, "ADInplaceOrView", with_keyset=True)
