@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "checks.h"
+#include "long_vectors.h"
 
 namespace rbm {
 

@@ -16,9 +16,8 @@ import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm_kernels.checks import accumulation_dtype
+from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr, dense_rows
-
-EPS = 1e-12
 
 
 class SparseRows:
@@ -201,12 +200,11 @@ def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0)
     dtype = accumulation_dtype(rows, memory)
     # Routing stays in this dtype under autocast, as the operator's does.
     with torch.autocast(rows.device.type, enabled=False):
-        wide = rows.to(dtype)
-        unit = F.normalize(memory.detach().to(dtype), dim=-1, eps=EPS)
-        dots = _times(wide, wide.values, unit[:, : rows.width].T)
+        wide, squared = _shrunk(rows.to(dtype))
+        memory = unit(memory.detach().to(dtype))
+        dots = _times(wide, wide.values, memory[:, : rows.width].T)
         if wide.dense is not None:
-            dots = dots + wide.dense @ unit[:, rows.width :].T
-        squared = wide.squared_norms()
+            dots = dots + wide.dense @ memory[:, rows.width :].T
         # A row shorter than EPS has no direction and gets no gradient.
         directed = squared > EPS**2
         norms = torch.where(directed, squared, EPS**2).sqrt()
@@ -268,10 +266,27 @@ def expert_matmul(
     return y
 
 
+def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
+    """Rows of the same directions, and their squared lengths: those whose squares might overflow are made shorter."""
+    longest, factor = LONG[rows.dtype]
+    squared = rows.squared_norms()
+    is_long = ~(squared < longest**2)
+    if rows.device.type == "cpu" and _is_eager() and not is_long.any():
+        return rows, squared
+    factors = torch.where(is_long, factor, squared.new_ones(()))
+    dense = None if rows.dense is None else rows.dense * factors[:, None]
+    rows = rows._with(values=rows.values * rows.spread(factors), dense=dense)
+    return rows, rows.squared_norms()
+
+
+def _is_eager() -> bool:
+    """Neither traced nor transformed by torch.func."""
+    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
 def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
     """The sparse columns, with ``values`` for entries, times ``matrix [Ds, N]``."""
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        # No transformation of torch.func takes a CSR tensor.
+    if not _is_eager() and not torch.compiler.is_compiling():  # no transformation of torch.func takes a CSR tensor
         return dense_rows(rows.crow, rows.col, values, rows.width) @ matrix
     return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix
 

@@ -74,6 +74,27 @@ def square_norm(b_rows):
 
 
 @triton.jit
+def shrinking(b_square):
+    """What a vector of this squared length is multiplied by before it is squared: 1, or a power of two if it is long.
+
+    The square of a vector longer than 1e15 may overflow. NaN counts as too long, and stays what it is.
+    """
+    return tl.where(b_square < 1e30, 1.0, 8.271806125530277e-25)  # 2^-80
+
+
+@triton.jit
+def any_shrinks(b_factor):
+    """Whether one of these factors is not 1."""
+    return tl.min(b_factor, 0) < 1.0
+
+
+@triton.jit
+def scaled(b_rows, b_factor):
+    """The rows of ``b_rows [M, K]`` times ``b_factor [M]``, a power of two, in their dtype."""
+    return (b_rows.to(tl.float32) * b_factor[:, None]).to(b_rows.dtype)
+
+
+@triton.jit
 def load_rows(h_ptr, h_stride, rows, m_rows, start, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Columns ``start`` to ``start + BLOCK_D`` of the rows ``[BLOCK_M]`` from ``h_ptr`` on: ``[BLOCK_M, BLOCK_D]``."""
     columns = start + tl.arange(0, BLOCK_D)
@@ -105,13 +126,70 @@ def dots_and_squares(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Tile by tile of columns: products of rows and memory ``[BLOCK_M, BLOCK_E]``, squared lengths of both."""
+    """Tile by tile of columns: products of rows and memory ``[BLOCK_M, BLOCK_E]``, squared lengths of both.
+
+    Long vectors are taken shrunk: that changes no cosine.
+    """
+    b_dot, b_square, b_memory_square = _dots_and_squares(
+        h_ptr,
+        h_stride,
+        memory_ptr,
+        memory_stride,
+        rows,
+        m_rows,
+        tl.full((rows.shape[0],), 1.0, tl.float32),
+        tl.full((BLOCK_E,), 1.0, tl.float32),
+        D,
+        E,
+        BLOCK_D,
+        BLOCK_E,
+        False,
+    )
+    b_factor, b_memory_factor = shrinking(b_square), shrinking(b_memory_square)
+    if any_shrinks(b_factor) | any_shrinks(b_memory_factor):
+        b_dot, b_square, b_memory_square = _dots_and_squares(
+            h_ptr,
+            h_stride,
+            memory_ptr,
+            memory_stride,
+            rows,
+            m_rows,
+            b_factor,
+            b_memory_factor,
+            D,
+            E,
+            BLOCK_D,
+            BLOCK_E,
+            True,
+        )
+    return b_dot, b_square, b_memory_square
+
+
+@triton.jit
+def _dots_and_squares(
+    h_ptr,
+    h_stride,
+    memory_ptr,
+    memory_stride,
+    rows,
+    m_rows,
+    b_factor,
+    b_memory_factor,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    SHRINK: tl.constexpr,
+):
     b_dot = tl.zeros((rows.shape[0], BLOCK_E), tl.float32)
     b_square = tl.zeros((rows.shape[0],), tl.float32)
     b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
     for start in tl.range(0, D, BLOCK_D):
         b_h = load_rows(h_ptr, h_stride, rows, m_rows, start, D, BLOCK_D)
         b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
+        if SHRINK:
+            b_h = scaled(b_h, b_factor)
+            b_memory = b_memory * b_memory_factor[None, :]
         b_square += square_norm(b_h)
         b_memory_square += tl.sum(b_memory * b_memory, 0)
         # Tensor cores cut where they should round, and a long sum would drift: tiles are added outside of them.

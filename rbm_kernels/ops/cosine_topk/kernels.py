@@ -7,12 +7,15 @@ from torch import Tensor
 
 from rbm_kernels._launching import Machine, launcher, machine_of, prepared
 from rbm_kernels.ops.cosine_topk.blocks import (
+    any_shrinks,
     below_each_other,
     choose,
     dot_float32,
     dots_and_squares,
     load_memory,
     load_rows,
+    scaled,
+    shrinking,
     side_by_side,
     split,
     square_norm,
@@ -47,6 +50,7 @@ def cosine_topk_fwd_kernel(
     if D <= BLOCK_D:
         # The memory stays on the chip while one tile of rows after the other passes it.
         b_memory = load_memory(memory_ptr, memory_stride, 0, D, E, BLOCK_D, BLOCK_E)
+        b_memory = b_memory * shrinking(tl.sum(b_memory * b_memory, 0))[None, :]
         b_memory_square = tl.sum(b_memory * b_memory, 0)
         b_parts = side_by_side(b_memory)
     for tile in tl.range(tl.program_id(0), tl.cdiv(B, BLOCK_M), tl.num_programs(0)):
@@ -56,6 +60,10 @@ def cosine_topk_fwd_kernel(
         if D <= BLOCK_D:
             b_h = load_rows(h_ptr + first * h_stride, h_stride, rows, m_rows, 0, D, BLOCK_D)
             b_square = square_norm(b_h)
+            b_factor = shrinking(b_square)
+            if any_shrinks(b_factor):
+                b_h = scaled(b_h, b_factor)
+                b_square = square_norm(b_h)
             b_dot = dot_float32(b_h, b_parts, BLOCK_E)
         else:
             b_dot, b_square, b_memory_square = dots_and_squares(
@@ -100,9 +108,15 @@ def cosine_topk_bwd_kernel(
     for start in tl.range(0, D, BLOCK_D):
         b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
         b_memory_square += tl.sum(b_memory * b_memory, 0)
+    b_memory_factor = shrinking(b_memory_square)
+    if any_shrinks(b_memory_factor):
+        b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
+        for start in tl.range(0, D, BLOCK_D):
+            b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E) * b_memory_factor[None, :]
+            b_memory_square += tl.sum(b_memory * b_memory, 0)
     b_memory_scale = tl.rsqrt(tl.maximum(b_memory_square, EPS * EPS))
     if D <= BLOCK_D:
-        b_memory = load_memory(memory_ptr, memory_stride, 0, D, E, BLOCK_D, BLOCK_E)
+        b_memory = load_memory(memory_ptr, memory_stride, 0, D, E, BLOCK_D, BLOCK_E) * b_memory_factor[None, :]
         b_parts = below_each_other(b_memory * b_memory_scale[None, :])
     # Each part of the memory meets the same coefficients.
     experts = tl.arange(0, 4 * BLOCK_E) % BLOCK_E
@@ -119,6 +133,12 @@ def cosine_topk_bwd_kernel(
             for start in tl.range(0, D, BLOCK_D):
                 b_h = load_rows(h_ptr + first * h_stride, h_stride, rows, m_rows, start, D, BLOCK_D)
                 b_square += square_norm(b_h)
+        b_factor = shrinking(b_square)
+        if any_shrinks(b_factor):
+            b_square = tl.zeros((BLOCK_M,), tl.float32)
+            for start in tl.range(0, D, BLOCK_D):
+                b_h = load_rows(h_ptr + first * h_stride, h_stride, rows, m_rows, start, D, BLOCK_D)
+                b_square += square_norm(scaled(b_h, b_factor))
         # A row too short has no direction. Neither has a bad one: NaN > EPS is false.
         m_direction = b_square > EPS * EPS
         b_scale = tl.where(m_direction, tl.rsqrt(tl.maximum(b_square, EPS * EPS)), 0.0)
@@ -150,11 +170,13 @@ def cosine_topk_bwd_kernel(
             if D > BLOCK_D:
                 b_h = load_rows(h_ptr + first * h_stride, h_stride, rows, m_rows, start, D, BLOCK_D)
                 b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
+                b_memory = b_memory * b_memory_factor[None, :]
                 b_parts = below_each_other(b_memory * b_memory_scale[None, :])
             b_high, b_middle, b_low = split(b_coefficients)
             b_grad_h = tl.dot(b_low, b_parts)
             b_grad_h = tl.dot(b_middle, b_parts, b_grad_h)
-            b_grad_h = tl.dot(b_high, b_parts, b_grad_h) - b_along_row[:, None] * b_h.to(tl.float32)
+            b_row = b_h.to(tl.float32) * b_factor[:, None]
+            b_grad_h = (tl.dot(b_high, b_parts, b_grad_h) - b_along_row[:, None] * b_row) * b_factor[:, None]
             # The choice once more: 0 times the NaN of a bad row is NaN.
             b_grad_h = tl.where(m_direction[:, None], b_grad_h, 0.0).to(b_h.dtype)
             mask = m_rows[:, None] & (columns < D)[None, :]

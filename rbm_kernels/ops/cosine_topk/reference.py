@@ -6,8 +6,9 @@ from torch import Tensor
 from rbm_kernels.checks import accumulation_dtype
 
 EPS = 1e-12
-# Squares of numbers above the first may overflow when they are added. Times the second, a power of two, they do not.
-_LARGE = {torch.float32: (1e15, 2.0**-96), torch.float64: (1e150, 2.0**-600)}
+# The square of a vector longer than the first may overflow. Times the second, a power of two, the vector is squared
+# safely, and stays far longer than EPS.
+LONG = {torch.float32: (1e15, 2.0**-80), torch.float64: (1e150, 2.0**-530)}
 
 
 def cosine_topk(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,8 +34,8 @@ def all_cosines(h: Tensor, memory: Tensor) -> Tensor:
 
 def shrinking(rows: Tensor) -> Tensor:
     """``[B, 1]``: what each row of float32 or float64 is multiplied by so that its squared length is finite."""
-    large, factor = _LARGE[rows.dtype]
-    return torch.where((rows.detach().abs() > large).any(-1, keepdim=True), factor, rows.new_ones(()))
+    longest, factor = LONG[rows.dtype]
+    return torch.where((rows.detach().abs() > longest).any(-1, keepdim=True), factor, rows.new_ones(()))
 
 
 def unit(rows: Tensor) -> Tensor:
