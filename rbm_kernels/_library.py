@@ -110,9 +110,10 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
     """Bind the derivatives of every order and mode.
 
     ``save(ctx, output, *arguments)`` keeps what the backward pass needs. It is called with the operator's arguments,
-    those left out that have their default value: it declares the same defaults. ``backward(ctx, *grads)`` returns a
-    gradient or None for each argument. While PyTorch records a backward pass (``create_graph=True``), gradients are
-    enabled inside it: it then returns :func:`gradients_of` the formula, which have derivatives of their own.
+    those left out that have their default value: it declares the same defaults. ``backward(ctx, saved, *grads)`` takes
+    the tensors that were saved and returns a gradient or None for each argument. While PyTorch records a backward pass
+    (``create_graph=True``), gradients are enabled inside it: it then returns :func:`gradients_of` the formula, which
+    have derivatives of their own.
 
     ``formula(operate, *arguments)`` returns what the operator does, by PyTorch's operators: those know forward mode and
     the transformations of ``torch.func``, and the formula serves these. ``operate()`` is the operator's own answer,
@@ -134,8 +135,9 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
 
         @staticmethod
         def backward(ctx, *grads):
+            saved = ctx.saved_tensors  # may compute them anew: activation checkpointing does, with autograd
             with _recording(*grads):
-                return (*backward(ctx, *grads), None, None)  # one for each argument, and for what follows them
+                return (*backward(ctx, saved, *grads), None, None)  # one for each argument, and for what follows them
 
     Derivative.__name__ = Derivative.__qualname__ = f"rbm_{name}"
 

@@ -246,7 +246,7 @@ def expert_matmul(
     """:func:`rbm_kernels.expert_matmul` with the weights ``weight * scale[:, None, :]``.
 
     ``scale [E, D]`` (or a scalar, or None) multiplies inside the product, so that no scaled copy of the weight is made.
-    Under autocast it runs in the dtype of the parameters and only the result is cast.
+    Under autocast it runs in the dtype of the parameters and only the result is cast, float64 not at all.
     """
     if weight.shape[2] != rows.shape[1]:
         raise ValueError(f"sparse rows have shape {list(rows.shape)}, expected [*, {weight.shape[2]}]")
@@ -261,7 +261,7 @@ def expert_matmul(
         y = rbm_kernels.sparse_expert_matmul(*parts, left, bias, left_scale, gates, experts)
         y = y + rbm_kernels.expert_matmul(rows.dense, right, None, gates, experts)
     device = rows.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if y.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         y = y.to(torch.get_autocast_dtype(device))
     return y
 

@@ -128,16 +128,14 @@ def _save(ctx, output, h, memory, k, *, temperature=1.0) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_gates, _grad_experts, grad_cosines):
+def _backward(ctx, saved, grad_gates, _grad_experts, grad_cosines):
     if grad_gates is None and grad_cosines is None:
         return None, None, None
     if torch.is_grad_enabled():
-        h, memory, _, experts, _ = ctx.saved_tensors
+        h, memory, _, experts, _ = saved
         formula = partial(reference.gates_and_cosines, memory=memory, experts=experts, temperature=ctx.temperature)
         return *gradients_of(formula, (h,), (True,), (grad_gates, grad_cosines)), None, None
-    grad_h = torch.ops.rbm.cosine_topk_backward(
-        grad_gates, grad_cosines, *ctx.saved_tensors, temperature=ctx.temperature
-    )
+    grad_h = torch.ops.rbm.cosine_topk_backward(grad_gates, grad_cosines, *saved, temperature=ctx.temperature)
     return grad_h, None, None
 
 

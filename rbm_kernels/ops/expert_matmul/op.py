@@ -184,8 +184,8 @@ def _save(
     ctx.block_m = block_m
 
 
-def _backward(ctx, grad):
-    x, weight, bias, gates, experts, *order = ctx.saved_tensors
+def _backward(ctx, saved, grad):
+    x, weight, bias, gates, experts, *order = saved
     needs_x, needs_weight, needs_bias, needs_gates = needed = ctx.needs_input_grad[:4]
     if torch.is_grad_enabled():
         formula = partial(reference.expert_matmul, experts=experts)

@@ -129,8 +129,8 @@ def _save(ctx, output, *arguments) -> None:
     ctx.save_for_backward(*arguments)
 
 
-def _backward(ctx, grad):
-    crow, col, values, weight, bias, scale, gates, experts = ctx.saved_tensors
+def _backward(ctx, saved, grad):
+    crow, col, values, weight, bias, scale, gates, experts = saved
     needs_weight, needs_bias, needs_scale, needs_gates = needed = ctx.needs_input_grad[3:7]
     if torch.is_grad_enabled():
         formula = partial(reference.by_dense_rows, crow, col, values, experts=experts)
