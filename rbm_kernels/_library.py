@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from rbm_kernels import checks
+
 LIBRARY = torch.library.Library("rbm", "FRAGMENT")
 # What Triton serves on CUDA: the function that is registered for each operator.
 TRITON_OPERATORS: dict[str, Callable] = {}
@@ -36,6 +38,7 @@ def implement_everywhere(name: str) -> Callable[[Callable], Callable]:
     def bind(function: Callable) -> Callable:
         @wraps(function)
         def without_autocast(*args, **kwargs):
+            _check_devices(name, args)
             with torch._C._DisableAutocast():
                 return function(*args, **kwargs)
 
@@ -91,19 +94,18 @@ def implement_cuda(name: str, check: Callable | None = None) -> Callable[[Callab
 def _check_devices(name: str, args: tuple) -> None:
     """Raise ValueError unless all tensors are on one device."""
     names = [argument.name for argument in getattr(torch.ops.rbm, name).default._schema.arguments]
-    tensors = [(said, arg) for said, arg in zip(names, args, strict=False) if isinstance(arg, Tensor)]
-    first_name, first = tensors[0]
-    for other_name, other in tensors[1:]:
-        if other.device != first.device:
-            raise ValueError(
-                f"rbm::{name}: {other_name} is on {other.device} and {first_name} on {first.device}, expected all"
-                f" tensors on one device: move one, as {other_name}.to({first_name}.device) does"
-            )
+    checks.check_devices(name, **dict(zip(names, args, strict=False)))
 
 
 def implement_fake(name: str, function: Callable) -> None:
     """Bind the shape-only implementation that tracing, export and the meta device use."""
-    torch.library.register_fake(f"rbm::{name}", function, lib=LIBRARY)
+
+    @wraps(function)
+    def on_one_device(*args, **kwargs):
+        _check_devices(name, args)
+        return function(*args, **kwargs)
+
+    torch.library.register_fake(f"rbm::{name}", on_one_device, lib=LIBRARY)
 
 
 def implement_autograd(name: str, backward: Callable, save: Callable, formula: Callable) -> None:

@@ -36,8 +36,9 @@ def routed_alike(h, memory, forward, backward):
     # Relative to each row's slopes; what lies below float32's normal numbers has few digits.
     size = truth.abs().amax(1, keepdim=True).clamp_min(1e-4 * wide[0].abs().max() / LENGTHS[0])
     half = h.dtype != torch.float32
-    allowed = (1e-2 if half else 2e-5) * size + 1e-40 + 1e-6 / h.double().abs().amax(1, keepdim=True).clamp_min(1e-12)
-    assert ((found - truth).abs() <= allowed).all()
+    allowed = (1e-2 if half else 2e-5) * size + 1e-39 + 1e-6 / h.double().abs().amax(1, keepdim=True).clamp_min(1e-12)
+    excess = ((found - truth).abs() / allowed).amax(1)
+    assert (excess <= 1).all(), excess
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -83,14 +83,17 @@ def shrinking(b_square):
 
 
 @triton.jit
-def any_shrinks(b_factor):
-    """Whether one of these factors is not 1."""
-    return tl.min(b_factor, 0) < 1.0
+def has_long(b_square, b_other_square):
+    """Whether one of these squared lengths, ``[M]`` and ``[N]``, is that of a long vector."""
+    return (tl.min(shrinking(b_square), 0) < 1.0) | (tl.min(shrinking(b_other_square), 0) < 1.0)
 
 
 @triton.jit
 def scaled(b_rows, b_factor):
-    """The rows of ``b_rows [M, K]`` times ``b_factor [M]``, a power of two, in their dtype."""
+    """The rows of ``b_rows [M, K]`` times ``b_factor [M]``, in their dtype.
+
+    In float16, which has no 2^-80, they become 0 and NaN: only rows that are not finite are long there.
+    """
     return (b_rows.to(tl.float32) * b_factor[:, None]).to(b_rows.dtype)
 
 
@@ -126,73 +129,46 @@ def dots_and_squares(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Tile by tile of columns: products of rows and memory ``[BLOCK_M, BLOCK_E]``, squared lengths of both.
-
-    Long vectors are taken shrunk: that changes no cosine.
-    """
-    b_dot, b_square, b_memory_square = _dots_and_squares(
-        h_ptr,
-        h_stride,
-        memory_ptr,
-        memory_stride,
-        rows,
-        m_rows,
-        tl.full((rows.shape[0],), 1.0, tl.float32),
-        tl.full((BLOCK_E,), 1.0, tl.float32),
-        D,
-        E,
-        BLOCK_D,
-        BLOCK_E,
-        False,
-    )
-    b_factor, b_memory_factor = shrinking(b_square), shrinking(b_memory_square)
-    if any_shrinks(b_factor) | any_shrinks(b_memory_factor):
-        b_dot, b_square, b_memory_square = _dots_and_squares(
-            h_ptr,
-            h_stride,
-            memory_ptr,
-            memory_stride,
-            rows,
-            m_rows,
-            b_factor,
-            b_memory_factor,
-            D,
-            E,
-            BLOCK_D,
-            BLOCK_E,
-            True,
-        )
-    return b_dot, b_square, b_memory_square
-
-
-@triton.jit
-def _dots_and_squares(
-    h_ptr,
-    h_stride,
-    memory_ptr,
-    memory_stride,
-    rows,
-    m_rows,
-    b_factor,
-    b_memory_factor,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    SHRINK: tl.constexpr,
-):
+    """Tile by tile of columns: products of rows and memory ``[BLOCK_M, BLOCK_E]``, squared lengths of both."""
     b_dot = tl.zeros((rows.shape[0], BLOCK_E), tl.float32)
     b_square = tl.zeros((rows.shape[0],), tl.float32)
     b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
     for start in tl.range(0, D, BLOCK_D):
         b_h = load_rows(h_ptr, h_stride, rows, m_rows, start, D, BLOCK_D)
         b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
-        if SHRINK:
-            b_h = scaled(b_h, b_factor)
-            b_memory = b_memory * b_memory_factor[None, :]
         b_square += square_norm(b_h)
         b_memory_square += tl.sum(b_memory * b_memory, 0)
         # Tensor cores cut where they should round, and a long sum would drift: tiles are added outside of them.
+        b_dot += dot_float32(b_h, side_by_side(b_memory), BLOCK_E)
+    return b_dot, b_square, b_memory_square
+
+
+@triton.jit
+def dots_and_squares_of_long(
+    h_ptr,
+    h_stride,
+    memory_ptr,
+    memory_stride,
+    rows,
+    m_rows,
+    b_square,
+    b_memory_square,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """The same where vectors are long by their squared lengths, multiplied by :func:`shrinking`: no cosine changes."""
+    b_factor = shrinking(b_square)
+    b_memory_factor = shrinking(b_memory_square)
+    b_dot = tl.zeros((rows.shape[0], BLOCK_E), tl.float32)
+    b_square = tl.zeros((rows.shape[0],), tl.float32)
+    b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
+    for start in tl.range(0, D, BLOCK_D):
+        b_h = scaled(load_rows(h_ptr, h_stride, rows, m_rows, start, D, BLOCK_D), b_factor)
+        b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E) * b_memory_factor[None, :]
+        b_square += square_norm(b_h)
+        b_memory_square += tl.sum(b_memory * b_memory, 0)
         b_dot += dot_float32(b_h, side_by_side(b_memory), BLOCK_E)
     return b_dot, b_square, b_memory_square
 

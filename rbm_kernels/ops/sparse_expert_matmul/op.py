@@ -101,6 +101,10 @@ def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:
     if scale is not None:
         checks.check_shape(op, "scale", scale, tuple(weight.shape[::2]), "experts by features, as in weight")
     checks.check_shape(op, "gates", gates, (None, None), "rows by choices")
+    if gates.shape[1] > 1 and isinstance(gates.shape[0], int) and gates.shape[0] * gates.shape[1] > checks.MOST_SIZE:
+        raise ValueError(
+            f"rbm::{op}: gates has shape {list(gates.shape)}, expected fewer than 2^31 choices: split the batch"
+        )
     checks.check_shape(op, "experts", experts, tuple(gates.shape), "the shape of gates")
     checks.check_shape(op, "crow", crow, (gates.shape[0] + 1,), "where each row begins, and the end")
 
