@@ -89,6 +89,12 @@ def has_long(b_square, b_other_square):
 
 
 @triton.jit
+def is_long(b_square, b_memory_square):
+    """Of which rows ``[M]`` products with the memory may overflow: long ones, and all if a memory vector is long."""
+    return tl.minimum(shrinking(b_square), tl.min(shrinking(b_memory_square), 0)) < 1.0
+
+
+@triton.jit
 def scaled(b_rows, b_factor):
     """The rows of ``b_rows [M, K]`` times ``b_factor [M]``, in their dtype.
 

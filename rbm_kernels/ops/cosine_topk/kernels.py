@@ -13,6 +13,7 @@ from rbm_kernels.ops.cosine_topk.blocks import (
     dots_and_squares,
     dots_and_squares_of_long,
     has_long,
+    is_long,
     load_memory,
     load_rows,
     scaled,
@@ -75,7 +76,7 @@ def cosine_topk_fwd_kernel(
             # Once more, in the narrowest tiles of columns, and stored again: what the two passes would share takes
             # registers from every tile of rows.
             tl.debug_barrier()
-            b_dot, b_square, b_short_square = dots_and_squares_of_long(
+            b_dot, b_short, b_short_memory = dots_and_squares_of_long(
                 h_ptr + first * h_stride,
                 h_stride,
                 memory_ptr,
@@ -89,10 +90,12 @@ def cosine_topk_fwd_kernel(
                 16,
                 BLOCK_E,
             )
-            b_gates, b_chosen, b_top = choose(b_dot, b_square, b_short_square, sharpness, E, K, EPS, BLOCK_K)
-            tl.store(gates_ptr + places, b_gates, mask=m_places)
-            tl.store(experts_ptr + places, b_chosen, mask=m_places)
-            tl.store(cosines_ptr + places, b_top, mask=m_places)
+            # A row does not depend on its neighbours: of the others not a bit changes.
+            m_long = is_long(b_square, b_memory_square)
+            b_gates, b_chosen, b_top = choose(b_dot, b_short, b_short_memory, sharpness, E, K, EPS, BLOCK_K)
+            tl.store(gates_ptr + places, b_gates, mask=m_places & m_long[:, None])
+            tl.store(experts_ptr + places, b_chosen, mask=m_places & m_long[:, None])
+            tl.store(cosines_ptr + places, b_top, mask=m_places & m_long[:, None])
 
 
 @triton.jit

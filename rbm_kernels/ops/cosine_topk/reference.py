@@ -42,9 +42,9 @@ def unit(rows: Tensor) -> Tensor:
     """``rows / max(|rows|, EPS)``, where a row shorter than that has no direction and no derivative."""
     rows = rows * shrinking(rows)
     square = rows.square().sum(-1, keepdim=True)
-    directed = square > EPS**2
+    short = square <= EPS**2  # NaN is not: such a row is NaN as a whole
     # A constant is chosen before the root is taken: the root of zero has an infinite derivative.
-    return torch.where(directed, rows / torch.where(directed, square, 1.0).sqrt(), rows.detach() / EPS)
+    return torch.where(short, rows.detach() / EPS, rows / torch.where(short, 1.0, square).sqrt())
 
 
 def cosine_topk_backward(
