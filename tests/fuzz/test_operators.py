@@ -10,8 +10,10 @@ arguments, in float64, is that bound.
 
 import math
 import os
+import signal
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -204,8 +206,18 @@ CHECKS = {
 @pytest.mark.parametrize("operator", CHECKS)
 def test_operator(operator):
     check, dtypes = CHECKS[operator]
-    examples = max(1, CASES // len(CHECKS))
+    run_cases(operator, check, dtypes, max(1, CASES // len(CHECKS)))
 
+
+def test_a_crash_is_reported_with_its_case():
+    def crashes(case):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(pytest.fail.Exception, match=r"signal 9 in the case\nnothing: Case\(b=\d+, d=\d+"):
+        run_cases("nothing", crashes, FLOATS, 1)
+
+
+def run_cases(operator: str, check: Callable[[Case], None], dtypes: tuple[str, ...], examples: int) -> None:
     @hypothesis.settings(max_examples=examples, deadline=None, database=None, derandomize=SEED is None)
     @hypothesis.given(make.cases(dtypes))
     def every_case(case):
