@@ -270,8 +270,12 @@ def compare_products(case: Case, operator, formula, tensors, grad, terms: int, a
     exact = values_and_gradients(formula, [None if t is None else t.double() for t in tensors], grad.double())
     sizes = [None if t is None else t.double().abs() for t in tensors]
     bounds = values_and_gradients(absolute or formula, sizes, grad.double().abs())
-    for one, truth, bound in zip(found, exact, bounds, strict=True):
-        compare_elements(one, truth, bound, unit, one.dtype, terms)
+    # A product may overflow before it meets the small gate or scale that its result has: no factor below one counts.
+    reaches = values_and_gradients(
+        absolute or formula, [None if t is None else t.clamp_min(1) for t in sizes], grad.double().abs().clamp_min(1)
+    )
+    for one, truth, bound, reach in zip(found, exact, bounds, reaches, strict=True):
+        compare_elements(one, truth, bound, unit, one.dtype, terms, reach)
 
 
 def values_and_gradients(function, tensors, grad):
@@ -281,11 +285,9 @@ def values_and_gradients(function, tensors, grad):
     return [y.detach(), *torch.autograd.grad(y, given, grad)]
 
 
-def compare_elements(found, truth, bound, unit: float, dtype: torch.dtype, terms: int) -> None:
-    """Where no partial sum can overflow, nor is one of a number that is none."""
-    known = bound.isfinite() & (bound < torch.finfo(dtype).max / 16) & (bound < torch.finfo(torch.float32).max / 16)
-    if dtype == torch.float64:
-        known = bound.isfinite()
+def compare_elements(found, truth, bound, unit: float, dtype: torch.dtype, terms: int, reach=None) -> None:
+    """Where no partial sum can overflow, nor is one of a number that is none: ``reach`` bounds those, or ``bound``."""
+    known = bound.isfinite() & ((bound if reach is None else reach) < torch.finfo(dtype).max / 16)
     # A product may fall below the smallest number of the accumulation's dtype.
     within(found[known], truth[known], unit * bound[known] + (terms + 8) * smallest(dtype))
 
