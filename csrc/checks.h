@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -19,6 +20,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t kAnySize = -1;
+// Rows, features and experts are numbered in int32.
+constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
 
 inline std::string dtype_name(ScalarType dtype) {
   switch (dtype) {
@@ -80,6 +83,36 @@ class Checks {
       fits = size == kAnySize || size == sizes[i];
     }
     if (!fits) fail(name, " has shape ", shape_text(sizes), ", expected ", shape_text(expected), " (", why, ")");
+    for (const int64_t size : sizes) {
+      if (size > kMostSize) fail(name, " has shape ", shape_text(sizes), ", expected sizes below 2^31: split the batch");
+    }
+  }
+
+  // Two tensors of which one is written to.
+  void disjoint(const char* name, const Tensor& written, const char* other_name, const Tensor& other) const {
+    const auto begins = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
+    const auto ends = [&](const Tensor& t) {
+      uintptr_t last = 0;
+      for (int64_t i = 0; i < t.dim(); ++i) last += (t.size(i) - 1) * t.stride(i);
+      return begins(t) + (last + 1) * t.element_size();
+    };
+    if (written.numel() == 0 || other.numel() == 0) return;
+    if (begins(written) < ends(other) && begins(other) < ends(written)) {
+      fail(other_name, " lies in the same memory as ", name, ", which is written to: pass ", other_name, ".clone()");
+    }
+  }
+
+  // Every element of a matrix at an address of its own: rows i apart and columns j apart meet where i * stride(0) equals
+  // j * stride(1), first at the strides' least common multiple.
+  void no_overlap(const char* name, const Tensor& matrix) const {
+    const int64_t rows = matrix.size(0), columns = matrix.size(1), row = matrix.stride(0), column = matrix.stride(1);
+    const bool repeats = (rows > 1 && row == 0) || (columns > 1 && column == 0);
+    const int64_t common = std::gcd(row, column);
+    const bool meets = rows > 1 && columns > 1 && common > 0 && column / common < rows && row / common < columns;
+    if (matrix.numel() > 0 && (repeats || meets)) {
+      fail(name, " has several elements at one address (strides ", row, " and ", column, "), and is written to: pass ", name,
+           ".clone()");
+    }
   }
 
   // The dispatcher chooses by the first accelerator it meets: nothing before this stops a pointer of another device.
@@ -94,9 +127,8 @@ class Checks {
 };
 
 inline void check_num_experts(const Checks& check, int64_t num_experts) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (num_experts < 1 || num_experts > kMost) {
-    check.fail("num_experts is ", num_experts, ", expected between 1 and ", kMost, ": experts are numbered in int32");
+  if (num_experts < 1 || num_experts > kMostSize) {
+    check.fail("num_experts is ", num_experts, ", expected between 1 and ", kMostSize, ": experts are numbered in int32");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "checks.h"
+#include "long_vectors.h"
 
 namespace rbm {
 
@@ -23,7 +24,7 @@ inline void check_memory_statistics(
   check.shape("experts", experts, {h.size(0), gates.size(1)}, "one expert for each gate");
   check.same_device("gates", gates, "h", h);
   check.same_device("experts", experts, "h", h);
-  if (num_experts < 1) check.fail("num_experts is ", num_experts, ", expected at least 1");
+  check_num_experts(check, num_experts);
 }
 
 inline void check_memory_update(
@@ -37,6 +38,9 @@ inline void check_memory_update(
   check.shape("total", total, {memory.size(0)}, "one for each row of memory");
   check.same_device("weighted_sum", weighted_sum, "memory", memory);
   check.same_device("total", total, "memory", memory);
+  check.no_overlap("memory", memory);
+  check.disjoint("memory", memory, "weighted_sum", weighted_sum);
+  check.disjoint("memory", memory, "total", total);
   if (!(decay >= 0 && decay <= 1)) check.fail("decay is ", decay, ", expected between 0 and 1");
 }
 

@@ -22,6 +22,9 @@ inline void check_sparse_rows(
   check.shape("gates", gates, {kAnySize, kAnySize}, "rows by choices");
   check.shape("experts", experts, {gates.size(0), gates.size(1)}, "the shape of gates");
   check.shape("crow", crow, {gates.size(0) + 1}, "where each row begins, and the end");
+  if (gates.size(0) * gates.size(1) > kMostSize) {
+    check.fail("gates has shape ", shape_text(gates.sizes()), ", expected fewer than 2^31 choices: split the batch");
+  }
   for (const auto& [name, tensor] : {std::pair{"crow", &crow}, {"col", &col}, {"gates", &gates}, {"experts", &experts}}) {
     check.same_device(name, *tensor, "values", values);
   }

@@ -12,6 +12,9 @@
 
 All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(fullgraph=True)``, export, and never
 synchronise with the host. The device of the arguments chooses the implementation.
+
+First derivatives in reverse come from kernels. Higher ones, forward mode and the transformations of ``torch.func`` come
+from the same formulas in eager PyTorch, at ``E / k`` times the work. They are those of the experts that were chosen.
 """
 
 from rbm_kernels import _native

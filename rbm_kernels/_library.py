@@ -6,12 +6,16 @@ libraries of ``csrc/`` to ``CPU`` and ``CUDA``, and the Triton kernels to ``CUDA
 PyTorch's dispatcher picks by the device of the arguments; nothing else chooses.
 """
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial, wraps
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from rbm_kernels import checks
 
 LIBRARY = torch.library.Library("rbm", "FRAGMENT")
 # What Triton serves on CUDA: the function that is registered for each operator.
@@ -34,6 +38,7 @@ def implement_everywhere(name: str) -> Callable[[Callable], Callable]:
     def bind(function: Callable) -> Callable:
         @wraps(function)
         def without_autocast(*args, **kwargs):
+            _check_devices(name, args)
             with torch._C._DisableAutocast():
                 return function(*args, **kwargs)
 
@@ -89,29 +94,35 @@ def implement_cuda(name: str, check: Callable | None = None) -> Callable[[Callab
 def _check_devices(name: str, args: tuple) -> None:
     """Raise ValueError unless all tensors are on one device."""
     names = [argument.name for argument in getattr(torch.ops.rbm, name).default._schema.arguments]
-    tensors = [(said, arg) for said, arg in zip(names, args, strict=False) if isinstance(arg, Tensor)]
-    first_name, first = tensors[0]
-    for other_name, other in tensors[1:]:
-        if other.device != first.device:
-            raise ValueError(
-                f"rbm::{name}: {other_name} is on {other.device} and {first_name} on {first.device}, expected all"
-                f" tensors on one device: move one, as {other_name}.to({first_name}.device) does"
-            )
+    checks.check_devices(name, **dict(zip(names, args, strict=False)))
 
 
 def implement_fake(name: str, function: Callable) -> None:
     """Bind the shape-only implementation that tracing, export and the meta device use."""
-    torch.library.register_fake(f"rbm::{name}", function, lib=LIBRARY)
+
+    @wraps(function)
+    def on_one_device(*args, **kwargs):
+        _check_devices(name, args)
+        return function(*args, **kwargs)
+
+    torch.library.register_fake(f"rbm::{name}", on_one_device, lib=LIBRARY)
 
 
-def implement_autograd(name: str, backward: Callable, save: Callable) -> None:
-    """Bind the derivative.
+def implement_autograd(name: str, backward: Callable, save: Callable, formula: Callable) -> None:
+    """Bind the derivatives of every order and mode.
 
     ``save(ctx, output, *arguments)`` keeps what the backward pass needs. It is called with the operator's arguments,
-    those left out that have their default value: it declares the same defaults. ``backward(ctx, *grads)`` returns a
-    gradient or None for each argument.
+    those left out that have their default value: it declares the same defaults. ``backward(ctx, saved, *grads)`` takes
+    the tensors that were saved and returns a gradient or None for each argument. While PyTorch records a backward pass
+    (``create_graph=True``), gradients are enabled inside it: it then returns :func:`gradients_of` the formula, which
+    have derivatives of their own.
 
-    ``torch.library.register_autograd`` does the same with a ``save`` that gets every default; to look those up in the
+    ``formula(operate, *arguments)`` returns what the operator does, by PyTorch's operators: those know forward mode and
+    the transformations of ``torch.func``, and the formula serves these. ``operate()`` is the operator's own answer,
+    without a derivative: a formula takes from it what was selected, so that derivatives are those of that branch.
+    Autocast is off in a formula, except under ``torch.func``, which switches it on again for each operator.
+
+    ``torch.library.register_autograd`` does less with a ``save`` that gets every default; to look those up in the
     schema takes it 27 µs of each call's forward, more than all the rest of its work.
     """
     operator = getattr(torch.ops.rbm, name).default
@@ -120,33 +131,105 @@ def implement_autograd(name: str, backward: Callable, save: Callable) -> None:
         @staticmethod
         def forward(ctx, *arguments):
             *args, keyset, kwargs = arguments
-            with torch._C._AutoDispatchBelowAutograd():
-                output = operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+            output = _beneath_autograd(operator, keyset, args, kwargs)
             save(ctx, output, *args, **kwargs)
             return output
 
         @staticmethod
         def backward(ctx, *grads):
-            return (*backward(ctx, *grads), None, None)  # one for each argument, and for what follows them
+            saved = ctx.saved_tensors  # may compute them anew: activation checkpointing does, with autograd
+            with _recording(*grads):
+                return (*backward(ctx, saved, *grads), None, None)  # one for each argument, and for what follows them
 
     Derivative.__name__ = Derivative.__qualname__ = f"rbm_{name}"
 
     def differentiable(keyset, *args, **kwargs):
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        backwards = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        if has_tangent(*args) or (backwards and torch._C._are_functorch_transforms_active()):
+            with torch._C._DisableAutocast():
+                return formula(partial(_beneath_autograd, operator, keyset, args, kwargs), *args, **kwargs)
+        if backwards:
             return Derivative.apply(*args, keyset, kwargs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+        return _beneath_autograd(operator, keyset, args, kwargs)
 
     LIBRARY.impl(name, differentiable, "Autograd", with_keyset=True)
 
 
-def stop_gradient(name: str, num_outputs: int) -> None:
-    """Give the operator outputs that never require a gradient."""
+def _recording(*grads):
+    """What a backward pass runs in: gradients enabled where it is differentiated itself, else beneath autograd."""
+    if has_tangent(*grads):
+        return torch.enable_grad()
+    # A compiler that traces a backward pass does not know the other context.
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return nullcontext()
+    return torch._C._AutoDispatchBelowAutograd()
 
-    def mark_outputs(ctx, output, *_, **__) -> None:
-        ctx.mark_non_differentiable(*(output if num_outputs > 1 else (output,)))
 
-    def no_gradients(ctx, *grads):
-        return (None,) * (len(ctx.needs_input_grad) - 2)
+def implement_autograd_by_others(name: str, equivalent: Callable) -> None:
+    """Let other operators do the same, and be differentiated, where a derivative is wanted."""
+    operator = getattr(torch.ops.rbm, name).default
 
-    implement_autograd(name, no_gradients, mark_outputs)
+    def differentiable(keyset, *args, **kwargs):
+        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or has_tangent(*args):
+            return equivalent(*args, **kwargs)
+        return _beneath_autograd(operator, keyset, args, kwargs)
+
+    LIBRARY.impl(name, differentiable, "Autograd", with_keyset=True)
+
+
+def stop_gradient(name: str) -> None:
+    """Give the operator outputs that never require a gradient, nor carry a tangent."""
+    operator = getattr(torch.ops.rbm, name).default
+
+    def constant(keyset, *args, **kwargs):
+        return _beneath_autograd(operator, keyset, args, kwargs)
+
+    LIBRARY.impl(name, constant, "Autograd", with_keyset=True)
+
+
+def refuse_derivative(name: str, differentiable: str) -> None:
+    """Let an operator of a backward pass raise where a derivative of it is wanted: its formula has them all."""
+    operator = getattr(torch.ops.rbm, name).default
+
+    def refusing(keyset, *args, **kwargs):
+        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or has_tangent(*args):
+            raise RuntimeError(
+                f"rbm::{name} has no derivative of its own: differentiate rbm::{differentiable} (with"
+                " create_graph=True for a second time), or detach the arguments"
+            )
+        return _beneath_autograd(operator, keyset, args, kwargs)
+
+    LIBRARY.impl(name, refusing, "Autograd", with_keyset=True)
+
+
+def has_tangent(*args) -> bool:
+    """Whether forward-mode differentiation (``torch.func.jvp``, dual numbers) is under way, and of one of ``args``."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args)
+
+
+def gradients_of(
+    formula: Callable, inputs: Sequence[Tensor | None], needed: Sequence[bool], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients of ``formula(*inputs)``, one tensor or several, for those inputs that need one; differentiable.
+
+    ``grads`` has a gradient, or None, for each of the formula's outputs.
+    """
+    # Views: a tensor that is passed twice has two gradients.
+    inputs = [tensor.view_as(tensor) if need else tensor for tensor, need in zip(inputs, needed, strict=True)]
+    sought = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    with torch._C._DisableAutocast():
+        outputs = formula(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        pairs = [pair for pair in zip(outputs, grads, strict=True) if pair[1] is not None and pair[0].requires_grad]
+        if not pairs:
+            return [None] * len(inputs)
+        outputs, grads = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(outputs, sought, grads, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needed]
+
+
+def _beneath_autograd(operator, keyset, args: tuple, kwargs: dict):
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)

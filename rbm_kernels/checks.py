@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+# Rows, features and experts are numbered in int32.
+MOST_SIZE = 2**31 - 1
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -26,6 +28,32 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, 
     if not fits:
         wanted = ", ".join("*" if size is None else str(size) for size in expected)
         raise ValueError(f"rbm::{op}: {name} has shape {list(tensor.shape)}, expected [{wanted}] ({why})")
+    # Not the symbolic sizes of a traced program: the comparison would become a condition of it.
+    if any(isinstance(size, int) and size > MOST_SIZE for size in tensor.shape):
+        raise ValueError(
+            f"rbm::{op}: {name} has shape {list(tensor.shape)}, expected sizes below 2^31: split the batch"
+        )
+
+
+def check_num_experts(op: str, num_experts: int) -> None:
+    """Raise ValueError unless experts can be numbered in int32, and there is one."""
+    if not 1 <= num_experts <= MOST_SIZE:
+        raise ValueError(
+            f"rbm::{op}: num_experts is {num_experts}, expected between 1 and {MOST_SIZE}: experts are numbered in"
+            " int32"
+        )
+
+
+def check_devices(op: str, **tensors: Tensor | None) -> None:
+    """Raise ValueError unless all tensors are on the device of the first."""
+    given = [(name, tensor) for name, tensor in tensors.items() if isinstance(tensor, Tensor)]
+    first_name, first = given[0]
+    for name, tensor in given[1:]:
+        if tensor.device != first.device:
+            raise ValueError(
+                f"rbm::{op}: {name} is on {tensor.device} and {first_name} on {first.device}, expected all tensors on"
+                f" one device: move one, as {name}.to({first_name}.device) does"
+            )
 
 
 def check_top_k(op: str, k: int, num_experts: int) -> None:

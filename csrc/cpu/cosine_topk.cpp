@@ -15,11 +15,12 @@ void route(
   using Acc = Accumulation<T>;
   const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0);
   const auto inverse_norms = scratch<Acc>(num_experts);
-  invert_norms(data<Acc>(memory), num_experts, features, inverse_norms.get());
+  std::unique_ptr<Acc[]> copies;
+  const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms.get(), copies);
   const Routing<T> routing{
       .h = data<T>(h),
       .row_stride = h.stride(0),
-      .memory = data<Acc>(memory),
+      .memory = vectors,
       .inverse_norms = inverse_norms.get(),
       .features = features,
       .num_experts = num_experts,
@@ -60,8 +61,14 @@ RBM_INLINE void route_rows_backward_lanes(
   for (int64_t b = begin; b < end; ++b) {
     const T* const row = r.h + b * r.row_stride;
     T* const __restrict out = r.grad_h + b * r.features;
-    Acc square[1];
+    Acc square[1], factor = 1;
     dot_tile<kBytes, 1, 1>(&row, row, 0, r.features, square);
+    if (!square_is_safe(square[0])) {
+      factor = kShrink<Acc>;
+      const auto copy = shrunk(row, r.features);
+      const Acc* const short_row = copy.get();
+      dot_tile<kBytes, 1, 1>(&short_row, short_row, 0, r.features, square);
+    }
     const Acc norm = std::sqrt(square[0]);
     // A row too short has no direction. Neither has a bad one: NaN > kShortest is false.
     if (!(norm > static_cast<Acc>(kShortest))) {
@@ -81,14 +88,14 @@ RBM_INLINE void route_rows_backward_lanes(
       along_row += slope * r.cosines[first + j];
     }
     const Acc scale = -along_row / square[0];
-    for (int64_t d = 0; d < r.features; ++d) row_grad[d] = scale * static_cast<Acc>(row[d]);
+    for (int64_t d = 0; d < r.features; ++d) row_grad[d] = scale * (static_cast<Acc>(row[d]) * factor);
     for (int64_t j = 0; j < r.top_k; ++j) {
       const int64_t expert = r.experts[first + j];
       const Acc* const __restrict memory = r.memory + expert * r.features;
       const Acc weight = slopes[j] * r.inverse_norms[expert] / norm;
       for (int64_t d = 0; d < r.features; ++d) row_grad[d] += weight * memory[d];
     }
-    for (int64_t d = 0; d < r.features; ++d) out[d] = static_cast<T>(row_grad[d]);
+    for (int64_t d = 0; d < r.features; ++d) out[d] = static_cast<T>(row_grad[d] * factor);
   }
 }
 RBM_DISPATCH(route_rows_backward)
@@ -100,11 +107,12 @@ void route_backward(
   using Acc = Accumulation<T>;
   const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0), top_k = gates.size(1);
   const auto inverse_norms = scratch<Acc>(num_experts);
-  invert_norms(data<Acc>(memory), num_experts, features, inverse_norms.get());
+  std::unique_ptr<Acc[]> copies;
+  const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms.get(), copies);
   const RoutingGrad<T> routing{
       .h = data<T>(h),
       .row_stride = h.stride(0),
-      .memory = data<Acc>(memory),
+      .memory = vectors,
       .inverse_norms = inverse_norms.get(),
       .features = features,
       .top_k = top_k,

@@ -50,13 +50,13 @@ RBM_INLINE bool all_finite(const Acc* values, int64_t count) {
 
 // In blocks, for the same reason as kTileRows: how many lanes a vector has is not to decide how exact a norm is.
 template <typename Acc>
-RBM_INLINE Acc squared_norm(const Acc* row, int64_t stride, int64_t features) {
+RBM_INLINE Acc squared_norm(const Acc* row, int64_t stride, int64_t features, Acc factor = 1) {
   Acc square = 0;
   for (int64_t first = 0; first < features; first += kBlockFeatures) {
     const int64_t last = std::min(first + kBlockFeatures, features);
     Acc block = 0;
 #pragma omp simd reduction(+ : block)
-    for (int64_t d = first; d < last; ++d) block += row[d * stride] * row[d * stride];
+    for (int64_t d = first; d < last; ++d) block += (row[d * stride] * factor) * (row[d * stride] * factor);
     square += block;
   }
   return square;
@@ -162,11 +162,15 @@ void move_memory(Tensor& memory, const Tensor& weighted_sum, const Tensor& total
       if (!(totals[e] > 0) || !std::isfinite(totals[e])) continue;
       Acc* const row = mutable_data<Acc>(memory) + e * row_stride;
       const Acc* const sum = data<Acc>(weighted_sum) + e * features;
-      const Acc square = squared_norm(row, stride, features);
+      Acc square = squared_norm<Acc>(row, stride, features), factor = 1;
+      if (normalize && !square_is_safe(square)) {
+        factor = kShrink<Acc>;
+        square = squared_norm(row, stride, features, factor);
+      }
       const Acc norm = normalize ? std::max(std::sqrt(square), static_cast<Acc>(kNormEps)) : 1;
       const Acc keep = static_cast<Acc>(decay) / norm;
       const Acc take = static_cast<Acc>(1 - decay) / totals[e];
-      for (int64_t d = 0; d < features; ++d) row[d * stride] = keep * row[d * stride] + take * sum[d];
+      for (int64_t d = 0; d < features; ++d) row[d * stride] = keep * (row[d * stride] * factor) + take * sum[d];
     }
   });
 }

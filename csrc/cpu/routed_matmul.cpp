@@ -19,11 +19,12 @@ Tensor few_rows_at_once(
   const auto experts = scratch<int32_t>(rows * k);
   Acc* const gates = numbers.get();
   Acc* const inverse_norms = gates + 2 * rows * k;
-  invert_norms(data<Acc>(memory), num_experts, features, inverse_norms);
+  std::unique_ptr<Acc[]> copies;
+  const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms, copies);
   const Routing<T> routing{
       .h = data<T>(x),
       .row_stride = x.stride(0),
-      .memory = data<Acc>(memory),
+      .memory = vectors,
       .inverse_norms = inverse_norms,
       .features = features,
       .num_experts = num_experts,

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "../long_vectors.h"
 #include "dot_tile.h"
+#include "rows.h"
 
 namespace rbm::cpu {
 
@@ -63,18 +65,26 @@ RBM_INLINE void choose(const Routing<T>& r, int64_t b, Accumulation<T>* cosines,
   for (int64_t j = 0; j < r.top_k; ++j) gates[j] /= total;
 }
 
-// All cosines of kRows rows that begin with row b. `cosines` is [kRows, E].
-template <int kBytes, int kRows, typename T>
-RBM_INLINE void all_cosines(const Routing<T>& r, int64_t b, Accumulation<T>* cosines) {
+// A copy of `row` whose square does not overflow.
+template <typename T>
+std::unique_ptr<Accumulation<T>[]> shrunk(const T* row, int64_t features) {
+  auto copy = scratch<Accumulation<T>>(features);
+  for (int64_t d = 0; d < features; ++d) copy[d] = static_cast<Accumulation<T>>(row[d]) * kShrink<Accumulation<T>>;
+  return copy;
+}
+
+// All cosines of kRows rows. `cosines` is [kRows, E]. Returns whether the rows' squares are safe: else the cosines are not.
+template <int kBytes, int kRows, typename T, typename Row>
+RBM_INLINE bool cosines_of(const Routing<T>& r, const Row* const* rows, Accumulation<T>* cosines) {
   using Acc = Accumulation<T>;
   constexpr int kColumns = 4;
-  const T* rows[kRows];
   Acc inverse[kRows], sums[kRows * kColumns];
+  bool safe = true;
   for (int i = 0; i < kRows; ++i) {
-    rows[i] = r.h + (b + i) * r.row_stride;
     Acc square[1];
     dot_tile<kBytes, 1, 1>(rows + i, rows[i], 0, r.features, square);
     inverse[i] = inverse_norm(square[0]);
+    safe = safe && square_is_safe(square[0]);
   }
   int64_t e = 0;
   for (; e + kColumns <= r.num_experts; e += kColumns) {
@@ -88,6 +98,21 @@ RBM_INLINE void all_cosines(const Routing<T>& r, int64_t b, Accumulation<T>* cos
   for (; e < r.num_experts; ++e) {
     dot_tile<kBytes, kRows, 1>(rows, r.memory + e * r.features, 0, r.features, sums);
     for (int i = 0; i < kRows; ++i) cosines[i * r.num_experts + e] = sums[i] * inverse[i] * r.inverse_norms[e];
+  }
+  return safe;
+}
+
+// All cosines of kRows rows that begin with row b, among which may be long ones.
+template <int kBytes, int kRows, typename T>
+RBM_INLINE void all_cosines(const Routing<T>& r, int64_t b, Accumulation<T>* cosines) {
+  const T* rows[kRows];
+  for (int i = 0; i < kRows; ++i) rows[i] = r.h + (b + i) * r.row_stride;
+  if (cosines_of<kBytes, kRows>(r, rows, cosines)) return;
+  for (int i = 0; i < kRows; ++i) {
+    if (cosines_of<kBytes, 1>(r, rows + i, cosines + i * r.num_experts)) continue;
+    const auto copy = shrunk(rows[i], r.features);
+    const Accumulation<T>* const row = copy.get();
+    cosines_of<kBytes, 1>(r, &row, cosines + i * r.num_experts);
   }
 }
 
@@ -118,5 +143,22 @@ RBM_INLINE void invert_norms_lanes(const Acc* memory, int64_t num_experts, int64
   }
 }
 RBM_DISPATCH(invert_norms)
+
+// The memory vectors as they are compared, and their inverse lengths: `memory` itself, or a copy in `copies`, [E, D], in which
+// long vectors are shrunk. That changes no cosine.
+template <typename Acc>
+const Acc* measured(
+    const Acc* memory, int64_t num_experts, int64_t features, Acc* inverse_norms, std::unique_ptr<Acc[]>& copies) {
+  invert_norms(memory, num_experts, features, inverse_norms);
+  const auto is_long = [](Acc inverse) { return !square_is_safe(1 / (inverse * inverse)); };
+  if (std::none_of(inverse_norms, inverse_norms + num_experts, is_long)) return memory;
+  copies = scratch<Acc>(num_experts * features);
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const Acc factor = is_long(inverse_norms[e]) ? kShrink<Acc> : 1;
+    for (int64_t d = 0; d < features; ++d) copies[e * features + d] = memory[e * features + d] * factor;
+  }
+  invert_norms(static_cast<const Acc*>(copies.get()), num_experts, features, inverse_norms);
+  return copies.get();
+}
 
 }  // namespace rbm::cpu

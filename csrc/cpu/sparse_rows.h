@@ -155,11 +155,14 @@ struct Arguments {
       const char* op, const Tensor& crow_any, const Tensor& col_any, const Tensor& values_any, const Tensor& weight_any,
       const std::optional<Tensor>& bias_any, const std::optional<Tensor>& scale_any, const Tensor& gates_any,
       const Tensor& experts_any)
-      : crow(dense(crow_any)), col(dense(col_any)), values(dense(values_any)), weight(weight_any), bias(dense(bias_any)),
-        scale(dense(scale_any)), gates(dense(gates_any)), experts(dense(experts_any)) {
+      : crow(crow_any), col(col_any), values(values_any), weight(weight_any), bias(bias_any), scale(scale_any),
+        gates(gates_any), experts(experts_any) {
     const Checks check(op);
     check_sparse_rows(check, crow, col, values, gates, experts);
     check_sparse_weights(check, values, weight, bias, scale);
+    // Copies once all is known to fit.
+    for (Tensor* const tensor : {&crow, &col, &values, &gates, &experts}) *tensor = dense(*tensor);
+    bias = dense(bias), scale = dense(scale);
     if (weight.size(2) > 1 && weight.stride(2) != 1) weight = torch::stable::contiguous(weight);
     check_indices(check, crow, col, experts, weight.size(0), weight.size(2));
   }

@@ -213,19 +213,30 @@ __global__ void __launch_bounds__(kMaxThreads) memory_update_kernel(
   if (!(total[expert] > 0) || !isfinite(total[expert])) return;
   Acc* const row = memory + expert * row_stride;
 
-  Acc square = 0;
-  for (int64_t d = threadIdx.x; d < features; d += kMaxThreads) square += row[d * stride] * row[d * stride];
-  square = warp_sum(square);
-  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = square;
-  __syncthreads();
-  square = 0;
-  for (int w = 0; w < kMaxWarps; ++w) square += parts[w];
-
+  const auto squared_norm = [&](Acc factor) {
+    Acc square = 0;
+    for (int64_t d = threadIdx.x; d < features; d += kMaxThreads) {
+      const Acc value = row[d * stride] * factor;
+      square += value * value;
+    }
+    square = warp_sum(square);
+    if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = square;
+    __syncthreads();
+    square = 0;
+    for (int w = 0; w < kMaxWarps; ++w) square += parts[w];
+    return square;
+  };
+  Acc square = squared_norm(Acc(1)), factor = 1;
+  if (normalize && !(square < kLongSquare<Acc>)) {  // the same for all threads
+    factor = kShrink<Acc>;
+    __syncthreads();  // all have read the parts
+    square = squared_norm(factor);
+  }
   const Acc norm = normalize ? max(sqrt(square), static_cast<Acc>(kNormEps)) : Acc(1);
   const Acc keep = static_cast<Acc>(decay) / norm;
   const Acc take = static_cast<Acc>(1 - decay) / total[expert];
   for (int64_t d = threadIdx.x; d < features; d += kMaxThreads) {
-    row[d * stride] = keep * row[d * stride] + take * weighted_sum[expert * features + d];
+    row[d * stride] = keep * (row[d * stride] * factor) + take * weighted_sum[expert * features + d];
   }
 }
 

@@ -162,6 +162,7 @@ class FusedRbMLayer(nn.Module):
         Raises:
             ValueError: the last dimension of ``h`` is not ``in_features``.
             TypeError: the dtype of ``h`` is not that of the parameters, outside autocast.
+            RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
         if not (self.training or return_routing or torch.is_grad_enabled()) and _is_dense(h):
             return self._answer(h)
@@ -169,6 +170,7 @@ class FusedRbMLayer(nn.Module):
         rows = self._rows(h)
         records = self.training and self.track_memory and not _recomputing()
         if records:
+            _refuse_transformations()
             self.update_memory()
         gates, experts, cosines = cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
         if records:
@@ -222,11 +224,13 @@ class FusedRbMLayer(nn.Module):
             raise ValueError(
                 f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
             )
-        if not isinstance(h, SparseRows):
-            return h.reshape(-1, self.in_features)
-        if h.dtype != self.weight.dtype:
-            raise TypeError(f"sparse rows have dtype {h.dtype}, expected {self.weight.dtype}, that of the parameters")
-        return h
+        dtype, is_sparse = self.weight.dtype, isinstance(h, SparseRows)
+        if h.dtype != dtype and (is_sparse or _autocast_dtype(h, self) is None):
+            raise TypeError(
+                f"{'sparse rows have' if is_sparse else 'input has'} dtype {h.dtype}, expected {dtype}, that of the"
+                f" parameters; use .to({dtype}) on either"
+            )
+        return h if is_sparse else h.reshape(-1, self.in_features)
 
     @torch.no_grad()
     def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:
@@ -246,7 +250,7 @@ class FusedRbMLayer(nn.Module):
             scale = input_scale(self.attention, self.log_scale)
             rows = dropout(rows, self.dropout, self.training)
             return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
-        dtype = _autocast_dtype(rows)
+        dtype = _autocast_dtype(rows, self)
         weight, bias = fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
         rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
         return expert_matmul(rows, weight, bias, gates, experts)
@@ -255,7 +259,7 @@ class FusedRbMLayer(nn.Module):
         """The forward of inference. A row may take 10 µs here: nothing is looked up or reshaped twice."""
         memory, temperature = self._buffers["memory"], self.gate_temperature
         rows = h if h.dim() == 2 and h.shape[1] == self.in_features else self._rows(h)
-        dtype = _autocast_dtype(rows)
+        dtype = _autocast_dtype(rows, self)
         weight, bias = self._folded_experts(dtype)
         if dtype is None or rows.dtype == dtype:
             y = routed_matmul(rows, memory, weight, bias, self.top_k, temperature=temperature)
@@ -306,14 +310,22 @@ def _is_dense(h: Features) -> bool:
     return isinstance(h, Tensor) and h.layout is torch.strided
 
 
-def _autocast_dtype(rows: Tensor) -> torch.dtype | None:
-    """The precision that autocast wants on the device of ``rows``; None where it is off."""
-    if not torch._C._is_any_autocast_enabled():
+def _autocast_dtype(rows: Tensor, layer: FusedRbMLayer) -> torch.dtype | None:
+    """The precision that autocast wants on the device of ``rows``; None where it is off, and for float64."""
+    if not torch._C._is_any_autocast_enabled() or torch.float64 in (rows.dtype, layer.weight.dtype):
         return None
     device = rows.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
+
+
+def _refuse_transformations() -> None:
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "the memory moves in place in a training forward, which no transformation of torch.func (grad, jvp, vmap,"
+            " ...) follows: set track_memory = False on the layer, or call eval(), before the transformation"
+        )
 
 
 def _recomputing() -> bool:

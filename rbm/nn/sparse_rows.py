@@ -16,9 +16,8 @@ import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm_kernels.checks import accumulation_dtype
-from rbm_kernels.ops.sparse_expert_matmul.reference import csr
-
-EPS = 1e-12
+from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
+from rbm_kernels.ops.sparse_expert_matmul.reference import csr, dense_rows
 
 
 class SparseRows:
@@ -201,12 +200,11 @@ def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0)
     dtype = accumulation_dtype(rows, memory)
     # Routing stays in this dtype under autocast, as the operator's does.
     with torch.autocast(rows.device.type, enabled=False):
-        wide = rows.to(dtype)
-        unit = F.normalize(memory.detach().to(dtype), dim=-1, eps=EPS)
-        dots = _times(wide, wide.values, unit[:, : rows.width].T)
+        wide, squared = _shrunk(rows.to(dtype))
+        memory = unit(memory.detach().to(dtype))
+        dots = _times(wide, wide.values, memory[:, : rows.width].T)
         if wide.dense is not None:
-            dots = dots + wide.dense @ unit[:, rows.width :].T
-        squared = wide.squared_norms()
+            dots = dots + wide.dense @ memory[:, rows.width :].T
         # A row shorter than EPS has no direction and gets no gradient.
         directed = squared > EPS**2
         norms = torch.where(directed, squared, EPS**2).sqrt()
@@ -224,6 +222,7 @@ def memory_statistics(
     """:func:`rbm_kernels.memory_statistics`: ``[E, D]`` and ``[E]``, rows that are not finite left out."""
     if not isinstance(rows, SparseRows):
         return rbm_kernels.memory_statistics(rows, gates, experts, num_experts, normalize=normalize)
+    gates = gates.detach()  # without gradients there still are tangents
     squared = rows.squared_norms()
     usable = squared.isfinite() & gates.isfinite().all(-1)
     weights = torch.where(usable[:, None], gates.exp(), 0.0)
@@ -247,7 +246,7 @@ def expert_matmul(
     """:func:`rbm_kernels.expert_matmul` with the weights ``weight * scale[:, None, :]``.
 
     ``scale [E, D]`` (or a scalar, or None) multiplies inside the product, so that no scaled copy of the weight is made.
-    Under autocast it runs in the dtype of the parameters and only the result is cast.
+    Under autocast it runs in the dtype of the parameters and only the result is cast, float64 not at all.
     """
     if weight.shape[2] != rows.shape[1]:
         raise ValueError(f"sparse rows have shape {list(rows.shape)}, expected [*, {weight.shape[2]}]")
@@ -262,13 +261,33 @@ def expert_matmul(
         y = rbm_kernels.sparse_expert_matmul(*parts, left, bias, left_scale, gates, experts)
         y = y + rbm_kernels.expert_matmul(rows.dense, right, None, gates, experts)
     device = rows.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if y.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         y = y.to(torch.get_autocast_dtype(device))
     return y
 
 
+def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
+    """Rows of the same directions, and their squared lengths: those whose squares might overflow are made shorter."""
+    longest, factor = LONG[rows.dtype]
+    squared = rows.squared_norms()
+    is_long = ~(squared < longest**2)
+    if rows.device.type == "cpu" and _is_eager() and not is_long.any():
+        return rows, squared
+    factors = torch.where(is_long, factor, squared.new_ones(()))
+    dense = None if rows.dense is None else rows.dense * factors[:, None]
+    rows = rows._with(values=rows.values * rows.spread(factors), dense=dense)
+    return rows, rows.squared_norms()
+
+
+def _is_eager() -> bool:
+    """Neither traced nor transformed by torch.func."""
+    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
 def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
     """The sparse columns, with ``values`` for entries, times ``matrix [Ds, N]``."""
+    if not _is_eager() and not torch.compiler.is_compiling():  # no transformation of torch.func takes a CSR tensor
+        return dense_rows(rows.crow, rows.col, values, rows.width) @ matrix
     return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix
 
 

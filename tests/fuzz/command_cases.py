@@ -22,8 +22,8 @@ import traceback
 import warnings
 from pathlib import Path
 from random import Random
+from typing import Any
 
-import click
 import numpy as np
 import typer
 
@@ -119,7 +119,7 @@ def draw(random: Random) -> list[str]:
     name = random.choice(sorted(group.commands))
     words.append(name)
     for parameter in group.commands[name].params:
-        if isinstance(parameter, click.Option) or (hasattr(parameter, "opts") and parameter.opts[0].startswith("-")):
+        if parameter.opts[0].startswith("-"):
             if random.random() < 0.25 and "--help" not in parameter.opts:
                 words.append(random.choice([*parameter.opts, *parameter.secondary_opts]))
                 if not getattr(parameter, "is_flag", False):
@@ -129,10 +129,11 @@ def draw(random: Random) -> list[str]:
     return words
 
 
-def _pool(parameter: click.Parameter, random: Random) -> tuple[str, ...]:
+def _pool(parameter: Any, random: Random) -> tuple[str, ...]:
     if "--set" in parameter.opts:
         return SETTINGS
-    is_number = "int" in str(vars(parameter)) or "float" in str(vars(parameter))
+    about = str(vars(parameter))  # versions of Typer keep the type in different places
+    is_number = any(kind in about for kind in ("<class 'int'>", "<class 'float'>", "INT", "FLOAT", "IntRange"))
     return NUMBERS if is_number and random.random() < 0.9 else HOSTILE
 
 

@@ -198,7 +198,7 @@ STATISTICS_MISTAKES = {
         r"gates has shape \[5, 3\], expected \[4, \*\] \(one row for each row",
     ),
     "shape of experts": (dict(experts=torch.zeros(4, 2).int()), r"experts has shape \[4, 2\], expected \[4, 3\]"),
-    "no experts": (dict(num_experts=0), "num_experts is 0, expected at least 1"),
+    "no experts": (dict(num_experts=0), "num_experts is 0, expected between 1"),
 }
 UPDATE_MISTAKES = {
     "dtype of memory": (dict(memory=torch.zeros(4, 6).half()), "memory has dtype float16, expected"),

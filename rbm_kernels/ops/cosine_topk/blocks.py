@@ -74,6 +74,36 @@ def square_norm(b_rows):
 
 
 @triton.jit
+def shrinking(b_square):
+    """What a vector of this squared length is multiplied by before it is squared: 1, or a power of two if it is long.
+
+    The square of a vector longer than 1e15 may overflow. NaN counts as too long, and stays what it is.
+    """
+    return tl.where(b_square < 1e30, 1.0, 8.271806125530277e-25)  # 2^-80
+
+
+@triton.jit
+def has_long(b_square, b_other_square):
+    """Whether one of these squared lengths, ``[M]`` and ``[N]``, is that of a long vector."""
+    return (tl.min(shrinking(b_square), 0) < 1.0) | (tl.min(shrinking(b_other_square), 0) < 1.0)
+
+
+@triton.jit
+def is_long(b_square, b_memory_square):
+    """Of which rows ``[M]`` products with the memory may overflow: long ones, and all if a memory vector is long."""
+    return tl.minimum(shrinking(b_square), tl.min(shrinking(b_memory_square), 0)) < 1.0
+
+
+@triton.jit
+def scaled(b_rows, b_factor):
+    """The rows of ``b_rows [M, K]`` times ``b_factor [M]``, in their dtype.
+
+    In float16, which has no 2^-80, they become 0 and NaN: only rows that are not finite are long there.
+    """
+    return (b_rows.to(tl.float32) * b_factor[:, None]).to(b_rows.dtype)
+
+
+@triton.jit
 def load_rows(h_ptr, h_stride, rows, m_rows, start, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Columns ``start`` to ``start + BLOCK_D`` of the rows ``[BLOCK_M]`` from ``h_ptr`` on: ``[BLOCK_M, BLOCK_D]``."""
     columns = start + tl.arange(0, BLOCK_D)
@@ -115,6 +145,36 @@ def dots_and_squares(
         b_square += square_norm(b_h)
         b_memory_square += tl.sum(b_memory * b_memory, 0)
         # Tensor cores cut where they should round, and a long sum would drift: tiles are added outside of them.
+        b_dot += dot_float32(b_h, side_by_side(b_memory), BLOCK_E)
+    return b_dot, b_square, b_memory_square
+
+
+@triton.jit
+def dots_and_squares_of_long(
+    h_ptr,
+    h_stride,
+    memory_ptr,
+    memory_stride,
+    rows,
+    m_rows,
+    b_square,
+    b_memory_square,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """The same where vectors are long by their squared lengths, multiplied by :func:`shrinking`: no cosine changes."""
+    b_factor = shrinking(b_square)
+    b_memory_factor = shrinking(b_memory_square)
+    b_dot = tl.zeros((rows.shape[0], BLOCK_E), tl.float32)
+    b_square = tl.zeros((rows.shape[0],), tl.float32)
+    b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
+    for start in tl.range(0, D, BLOCK_D):
+        b_h = scaled(load_rows(h_ptr, h_stride, rows, m_rows, start, D, BLOCK_D), b_factor)
+        b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E) * b_memory_factor[None, :]
+        b_square += square_norm(b_h)
+        b_memory_square += tl.sum(b_memory * b_memory, 0)
         b_dot += dot_float32(b_h, side_by_side(b_memory), BLOCK_E)
     return b_dot, b_square, b_memory_square
 

@@ -11,8 +11,13 @@ from rbm_kernels.ops.cosine_topk.blocks import (
     choose,
     dot_float32,
     dots_and_squares,
+    dots_and_squares_of_long,
+    has_long,
+    is_long,
     load_memory,
     load_rows,
+    scaled,
+    shrinking,
     side_by_side,
     split,
     square_norm,
@@ -67,6 +72,30 @@ def cosine_topk_fwd_kernel(
         tl.store(gates_ptr + places, b_gates, mask=m_places)
         tl.store(experts_ptr + places, b_chosen, mask=m_places)
         tl.store(cosines_ptr + places, b_top, mask=m_places)
+        if has_long(b_square, b_memory_square):
+            # Once more, in the narrowest tiles of columns, and stored again: what the two passes would share takes
+            # registers from every tile of rows.
+            tl.debug_barrier()
+            b_dot, b_short, b_short_memory = dots_and_squares_of_long(
+                h_ptr + first * h_stride,
+                h_stride,
+                memory_ptr,
+                memory_stride,
+                rows,
+                m_rows,
+                b_square,
+                b_memory_square,
+                D,
+                E,
+                16,
+                BLOCK_E,
+            )
+            # A row does not depend on its neighbours: of the others not a bit changes.
+            m_long = is_long(b_square, b_memory_square)
+            b_gates, b_chosen, b_top = choose(b_dot, b_short, b_short_memory, sharpness, E, K, EPS, BLOCK_K)
+            tl.store(gates_ptr + places, b_gates, mask=m_places & m_long[:, None])
+            tl.store(experts_ptr + places, b_chosen, mask=m_places & m_long[:, None])
+            tl.store(cosines_ptr + places, b_top, mask=m_places & m_long[:, None])
 
 
 @triton.jit
@@ -100,7 +129,13 @@ def cosine_topk_bwd_kernel(
     for start in tl.range(0, D, BLOCK_D):
         b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
         b_memory_square += tl.sum(b_memory * b_memory, 0)
-    b_memory_scale = tl.rsqrt(tl.maximum(b_memory_square, EPS * EPS))
+    b_memory_factor = shrinking(b_memory_square)
+    if has_long(b_memory_square, b_memory_square):
+        b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
+        for start in tl.range(0, D, BLOCK_D):
+            b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E) * b_memory_factor[None, :]
+            b_memory_square += tl.sum(b_memory * b_memory, 0)
+    b_memory_scale = b_memory_factor * tl.rsqrt(tl.maximum(b_memory_square, EPS * EPS))
     if D <= BLOCK_D:
         b_memory = load_memory(memory_ptr, memory_stride, 0, D, E, BLOCK_D, BLOCK_E)
         b_parts = below_each_other(b_memory * b_memory_scale[None, :])
@@ -119,9 +154,15 @@ def cosine_topk_bwd_kernel(
             for start in tl.range(0, D, BLOCK_D):
                 b_h = load_rows(h_ptr + first * h_stride, h_stride, rows, m_rows, start, D, BLOCK_D)
                 b_square += square_norm(b_h)
+        b_factor = shrinking(b_square)
+        if has_long(b_square, b_square):
+            b_square = tl.zeros((BLOCK_M,), tl.float32)
+            for start in tl.range(0, D, BLOCK_D):
+                b_h = load_rows(h_ptr + first * h_stride, h_stride, rows, m_rows, start, D, BLOCK_D)
+                b_square += square_norm(scaled(b_h, b_factor))
         # A row too short has no direction. Neither has a bad one: NaN > EPS is false.
         m_direction = b_square > EPS * EPS
-        b_scale = tl.where(m_direction, tl.rsqrt(tl.maximum(b_square, EPS * EPS)), 0.0)
+        b_scale = tl.where(m_direction, b_factor * tl.rsqrt(tl.maximum(b_square, EPS * EPS)), 0.0)
 
         places = first * K + rows * K
         b_mean = tl.zeros((BLOCK_M,), tl.float32)
@@ -143,7 +184,7 @@ def cosine_topk_bwd_kernel(
             b_along_row += b_grad * tl.load(cosines_ptr + places + j, mask=m_rows, other=0.0)
             b_coefficients += tl.where(experts[None, :] == b_expert[:, None], b_grad[:, None], 0.0)
         b_coefficients = b_coefficients * b_scale[:, None]
-        b_along_row = b_along_row * b_scale * b_scale
+        b_along_row = b_along_row * b_scale
 
         for start in tl.range(0, D, BLOCK_D):
             columns = start + tl.arange(0, BLOCK_D)
@@ -154,7 +195,9 @@ def cosine_topk_bwd_kernel(
             b_high, b_middle, b_low = split(b_coefficients)
             b_grad_h = tl.dot(b_low, b_parts)
             b_grad_h = tl.dot(b_middle, b_parts, b_grad_h)
-            b_grad_h = tl.dot(b_high, b_parts, b_grad_h) - b_along_row[:, None] * b_h.to(tl.float32)
+            # Not the square of the scale: that underflows where a row is long.
+            b_direction = b_h.to(tl.float32) * b_scale[:, None]
+            b_grad_h = tl.dot(b_high, b_parts, b_grad_h) - b_along_row[:, None] * b_direction
             # The choice once more: 0 times the NaN of a bad row is NaN.
             b_grad_h = tl.where(m_direction[:, None], b_grad_h, 0.0).to(b_h.dtype)
             mask = m_rows[:, None] & (columns < D)[None, :]

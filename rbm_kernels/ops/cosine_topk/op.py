@@ -1,10 +1,20 @@
 """``torch.ops.rbm.cosine_topk``: schema, checks, fake implementation, derivative."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
+from rbm_kernels._library import (
+    define,
+    gradients_of,
+    implement_autograd,
+    implement_cuda,
+    implement_everywhere,
+    implement_fake,
+    refuse_derivative,
+)
 from rbm_kernels.ops.cosine_topk import reference
 
 define(
@@ -118,15 +128,24 @@ def _save(ctx, output, h, memory, k, *, temperature=1.0) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_gates, _grad_experts, grad_cosines):
+def _backward(ctx, saved, grad_gates, _grad_experts, grad_cosines):
     if grad_gates is None and grad_cosines is None:
         return None, None, None
-    grad_h = torch.ops.rbm.cosine_topk_backward(
-        grad_gates, grad_cosines, *ctx.saved_tensors, temperature=ctx.temperature
-    )
+    if torch.is_grad_enabled():
+        h, memory, _, experts, _ = saved
+        formula = partial(reference.gates_and_cosines, memory=memory, experts=experts, temperature=ctx.temperature)
+        return *gradients_of(formula, (h,), (True,), (grad_gates, grad_cosines)), None, None
+    grad_h = torch.ops.rbm.cosine_topk_backward(grad_gates, grad_cosines, *saved, temperature=ctx.temperature)
     return grad_h, None, None
+
+
+def _formula(operate, h, memory, k, *, temperature=1.0) -> tuple[Tensor, Tensor, Tensor]:
+    _, experts, _ = operate()
+    gates, cosines = reference.gates_and_cosines(h, memory, experts, temperature)
+    return gates, experts, cosines
 
 
 implement_fake("cosine_topk", _fake)
 implement_fake("cosine_topk_backward", _fake_backward)
-implement_autograd("cosine_topk", _backward, _save)
+implement_autograd("cosine_topk", _backward, _save, _formula)
+refuse_derivative("cosine_topk_backward", "cosine_topk")

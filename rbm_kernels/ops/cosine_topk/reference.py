@@ -2,22 +2,49 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from rbm_kernels.checks import accumulation_dtype
 
 EPS = 1e-12
+# The square of a vector longer than the first may overflow. Times the second, a power of two, the vector is squared
+# safely, and stays far longer than EPS.
+LONG = {torch.float32: (1e15, 2.0**-80), torch.float64: (1e150, 2.0**-530)}
 
 
 def cosine_topk(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """Gates, experts and cosines, each ``[B, k]``, of the rows of ``h [B, D]`` against ``memory [E, D]``."""
-    dtype = accumulation_dtype(h, memory)
-    all_cosines = normalize(h.to(dtype), dim=-1, eps=EPS) @ normalize(memory.to(dtype), dim=-1, eps=EPS).T
     # A stable sort, not topk: among equal cosines the lower expert must win.
-    cosines, experts = torch.sort(all_cosines, dim=-1, descending=True, stable=True)
-    cosines = cosines[:, :k].contiguous()
-    gates = torch.softmax(cosines / temperature, dim=-1)
-    return gates, experts[:, :k].to(torch.int32), cosines
+    _, experts = torch.sort(all_cosines(h, memory), dim=-1, descending=True, stable=True)
+    experts = experts[:, :k].to(torch.int32)
+    gates, cosines = gates_and_cosines(h, memory, experts, temperature)
+    return gates, experts, cosines
+
+
+def gates_and_cosines(h: Tensor, memory: Tensor, experts: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """What :func:`cosine_topk` returns beside ``experts [B, k]``, as a differentiable function of ``h`` and those."""
+    cosines = all_cosines(h, memory.detach()).gather(1, experts.long())
+    return torch.softmax(cosines / temperature, dim=-1), cosines
+
+
+def all_cosines(h: Tensor, memory: Tensor) -> Tensor:
+    """Cosine of each row with each memory vector, ``[B, E]``; constant in a row shorter than ``EPS``."""
+    dtype = accumulation_dtype(h, memory)
+    return unit(h.to(dtype)) @ unit(memory.to(dtype)).T
+
+
+def shrinking(rows: Tensor) -> Tensor:
+    """``[B, 1]``: what each row of float32 or float64 is multiplied by so that its squared length is finite."""
+    longest, factor = LONG[rows.dtype]
+    return torch.where((rows.detach().abs() > longest).any(-1, keepdim=True), factor, rows.new_ones(()))
+
+
+def unit(rows: Tensor) -> Tensor:
+    """``rows / max(|rows|, EPS)``, where a row shorter than that has no direction and no derivative."""
+    rows = rows * shrinking(rows)
+    square = rows.square().sum(-1, keepdim=True)
+    short = square <= EPS**2  # NaN is not: such a row is NaN as a whole
+    # A constant is chosen before the root is taken: the root of zero has an infinite derivative.
+    return torch.where(short, rows.detach() / EPS, rows / torch.where(short, 1.0, square).sqrt())
 
 
 def cosine_topk_backward(
@@ -37,11 +64,12 @@ def cosine_topk_backward(
         softmax_grad = gates * (grad_gates - (gates * grad_gates).sum(-1, keepdim=True))
         grad = grad + softmax_grad / temperature
 
-    norm = h.to(dtype).norm(dim=-1, keepdim=True)
-    direction = normalize(h.to(dtype), dim=-1, eps=EPS)
+    rows = h.to(dtype)
+    factor = shrinking(rows)
+    norm = (rows * factor).square().sum(-1, keepdim=True).sqrt()
     grad_all = torch.zeros(h.shape[0], memory.shape[0], dtype=dtype, device=h.device)
     grad_all = grad_all.scatter_add_(1, experts.long(), grad)
-    along_memory = grad_all @ normalize(memory.to(dtype), dim=-1, eps=EPS)
-    along_row = (grad * cosines).sum(-1, keepdim=True) * direction
-    grad_h = torch.where(norm > EPS, (along_memory - along_row) / norm.clamp_min(EPS), 0.0)
+    along_memory = grad_all @ unit(memory.to(dtype))
+    along_row = (grad * cosines).sum(-1, keepdim=True) * unit(rows)
+    grad_h = torch.where(norm > EPS, (along_memory - along_row) / norm.clamp_min(EPS) * factor, 0.0)
     return grad_h.to(h.dtype)

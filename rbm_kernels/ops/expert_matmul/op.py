@@ -1,13 +1,21 @@
 """``torch.ops.rbm.expert_matmul``: schema, checks, fake implementation, derivative."""
 
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
+from rbm_kernels._library import (
+    define,
+    gradients_of,
+    implement_autograd,
+    implement_cuda,
+    implement_everywhere,
+    implement_fake,
+    refuse_derivative,
+)
 from rbm_kernels.ops.expert_matmul import config, reference
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 
@@ -176,9 +184,12 @@ def _save(
     ctx.block_m = block_m
 
 
-def _backward(ctx, grad):
-    x, weight, bias, gates, experts, *order = ctx.saved_tensors
-    needs_x, needs_weight, needs_bias, needs_gates = ctx.needs_input_grad[:4]
+def _backward(ctx, saved, grad):
+    x, weight, bias, gates, experts, *order = saved
+    needs_x, needs_weight, needs_bias, needs_gates = needed = ctx.needs_input_grad[:4]
+    if torch.is_grad_enabled():
+        formula = partial(reference.expert_matmul, experts=experts)
+        return *gradients_of(formula, (x, weight, bias, gates), needed, (grad,)), *(None,) * 5
     grad_x = grad_gates = grad_weight = grad_bias = None
     if needs_x or needs_gates:
         grad_x, grad_gates = torch.ops.rbm.expert_matmul_backward_input(
@@ -197,7 +208,15 @@ def _backward(ctx, grad):
     )
 
 
+def _formula(
+    operate, x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0
+) -> Tensor:
+    return reference.expert_matmul(x, weight, bias, gates, experts)
+
+
 implement_fake("expert_matmul", _fake)
 implement_fake("expert_matmul_backward_input", _fake_backward_input)
 implement_fake("expert_matmul_backward_weight", _fake_backward_weight)
-implement_autograd("expert_matmul", _backward, _save)
+implement_autograd("expert_matmul", _backward, _save, _formula)
+refuse_derivative("expert_matmul_backward_input", "expert_matmul")
+refuse_derivative("expert_matmul_backward_weight", "expert_matmul")

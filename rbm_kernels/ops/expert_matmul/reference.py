@@ -12,21 +12,23 @@ from rbm_kernels.checks import accumulation_dtype
 
 def dense_gates(gates: Tensor, experts: Tensor, num_experts: int) -> Tensor:
     """Gates as ``[B, E]``, zero where a row does not use an expert."""
-    dense = gates.new_zeros(gates.shape[0], num_experts)
-    return dense.scatter_add_(1, experts.long(), gates)
+    return gates.new_zeros(gates.shape[0], num_experts).scatter_add(1, experts.long(), gates)
 
 
 def expert_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor) -> Tensor:
-    """``y_b = sum_j gates[b, j] (weight[experts[b, j]] x_b + bias[experts[b, j]])``: ``[B, N]``, dtype of ``x``."""
+    """``y_b = sum_j gates[b, j] (weight[experts[b, j]] x_b + bias[experts[b, j]])``: ``[B, N]``, dtype of ``x``.
+
+    Nothing is written in place: ``torch.func.vmap`` may have batched any of the arguments.
+    """
     num_experts, out_features, _ = weight.shape
     dtype = accumulation_dtype(x)
     gate = dense_gates(gates.to(dtype), experts, num_experts)
     rows = x.to(dtype)
     y = rows.new_zeros(rows.shape[0], out_features)
     for e in range(num_experts):
-        y.addcmul_(gate[:, e, None], rows @ weight[e].to(dtype).T)
+        y = torch.addcmul(y, gate[:, e, None], rows @ weight[e].to(dtype).T)
     if bias is not None:
-        y.addmm_(gate, bias.to(dtype))
+        y = torch.addmm(y, gate, bias.to(dtype))
     return y.to(x.dtype)
 
 

@@ -82,6 +82,7 @@ def _in_passes(experts: Tensor, num_experts: int, block_m: int, passes: int) -> 
 def _check(experts: Tensor, num_experts: int, block_m: int) -> None:
     checks.check_dtype("expert_order", "experts", experts, (torch.int32,))
     checks.check_shape("expert_order", "experts", experts, (None, None), "rows by experts a row")
+    checks.check_num_experts("expert_order", num_experts)
     checks.check_top_k("expert_order", experts.shape[1], num_experts)
     if block_m < 1:
         raise ValueError(f"rbm::expert_order: block_m is {block_m}, expected at least 1")

@@ -1,10 +1,12 @@
 """``torch.ops.rbm.memory_statistics`` and ``memory_update_``: schemas, checks, fake implementations, autograd."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import LIBRARY, define, implement_everywhere, implement_fake, stop_gradient
+from rbm_kernels._library import LIBRARY, define, has_tangent, implement_everywhere, implement_fake, stop_gradient
 from rbm_kernels.ops.memory_update import reference
 
 define(
@@ -73,12 +75,15 @@ def memory_update_(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, or a decay outside [0, 1].
+        ValueError: shapes that do not fit, a decay outside [0, 1], or a ``memory`` that shares addresses, of its own
+            elements or with another argument.
+        RuntimeError: ``memory`` requires a gradient where gradients are enabled, or carries a tangent.
     """
     try:
         torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
     except RuntimeError:
         _check_update(memory, weighted_sum, total, decay)
+        _check_memory(memory, weighted_sum, total)
         raise
 
 
@@ -90,8 +95,7 @@ def _check_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: in
     checks.check_shape(op, "h", h, (None, None), "rows by features")
     checks.check_shape(op, "gates", gates, (h.shape[0], None), "one row for each row of h")
     checks.check_shape(op, "experts", experts, (h.shape[0], gates.shape[1]), "one expert for each gate")
-    if num_experts < 1:
-        raise ValueError(f"rbm::{op}: num_experts is {num_experts}, expected at least 1")
+    checks.check_num_experts(op, num_experts)
 
 
 def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float) -> None:
@@ -106,6 +110,30 @@ def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
         raise ValueError(f"rbm::{op}: decay is {decay}, expected between 0 and 1")
 
 
+def _check_memory(memory: Tensor, weighted_sum: Tensor, total: Tensor) -> None:
+    """Raise ValueError if what is written is read elsewhere: the result would depend on the order of both."""
+    op, (rows, columns), (row, column) = "memory_update_", memory.shape, memory.stride()
+    common = math.gcd(row, column)
+    meets = rows > 1 and columns > 1 and common > 0 and column // common < rows and row // common < columns
+    if memory.numel() > 0 and ((rows > 1 and row == 0) or (columns > 1 and column == 0) or meets):
+        raise ValueError(
+            f"rbm::{op}: memory has several elements at one address (strides {row} and {column}), and is written to:"
+            " pass memory.clone()"
+        )
+    for name, other in (("weighted_sum", weighted_sum), ("total", total)):
+        begins, ends = zip(_addresses(memory), _addresses(other), strict=True)
+        if 0 not in (memory.numel(), other.numel()) and max(begins) < min(ends):
+            raise ValueError(
+                f"rbm::{op}: {name} lies in the same memory as memory, which is written to: pass {name}.clone()"
+            )
+
+
+def _addresses(tensor: Tensor) -> tuple[int, int]:
+    """First byte, and the one after the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
 @implement_everywhere("memory_statistics")
 def _eager_statistics(
     h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
@@ -117,6 +145,7 @@ def _eager_statistics(
 @implement_everywhere("memory_update_")
 def _eager_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
     _check_update(memory, weighted_sum, total, decay)
+    _check_memory(memory, weighted_sum, total)
     reference.memory_update_(memory, weighted_sum, total, decay, normalize)
 
 
@@ -134,8 +163,14 @@ def _fake_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: flo
 def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:
     """Bump the version of ``memory``, as PyTorch's own in-place operators do.
 
-    Otherwise a backward pass would take the moved memory for the one that its forward pass saved, and say nothing.
+    Otherwise a backward pass would take the moved memory for the one that its forward pass saved, and say nothing. For
+    the same reason a memory that is being differentiated is refused.
     """
+    if (torch.is_grad_enabled() and memory.requires_grad) or has_tangent(memory):
+        raise RuntimeError(
+            "rbm::memory_update_: memory is being differentiated, and no derivative follows the update: pass"
+            " memory.detach(), or call it under torch.no_grad()"
+        )
     with torch._C._AutoDispatchBelowADInplaceOrView():
         below = keyset & torch._C._after_ADInplaceOrView_keyset
         torch.ops.rbm.memory_update_.default.redispatch(below, memory, *args, **kwargs)
@@ -144,5 +179,5 @@ def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:
 
 implement_fake("memory_statistics", _fake_statistics)
 implement_fake("memory_update_", _fake_update)
-stop_gradient("memory_statistics", num_outputs=2)
+stop_gradient("memory_statistics")
 LIBRARY.impl("memory_update_", _count_the_change, "ADInplaceOrView", with_keyset=True)

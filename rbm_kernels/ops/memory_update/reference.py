@@ -2,11 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize as unit
 
 from rbm_kernels.checks import accumulation_dtype
-
-EPS = 1e-12
+from rbm_kernels.ops.cosine_topk.reference import unit
 
 
 def memory_statistics(
@@ -17,7 +15,7 @@ def memory_statistics(
     h = h.to(dtype)
     # One bad row must not poison the memory: it is left out of both sums.
     usable = h.square().sum(-1).isfinite() & gates.isfinite().all(-1)
-    rows = torch.where(usable[:, None], unit(h, dim=-1, eps=EPS) if normalize else h, 0.0)
+    rows = torch.where(usable[:, None], unit(h) if normalize else h, 0.0)
     weights = torch.where(usable[:, None], gates.to(dtype).exp(), 0.0)
 
     # weight_of[b, i] is exp(gate) where row b uses expert i, else 0: both sums over the rows are then plain sums.
@@ -29,6 +27,6 @@ def memory_statistics(
 def memory_update_(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, normalize: bool = True) -> None:
     """``Q_i <- decay n(Q_i) + (1 - decay) weighted_sum_i / total_i``, in place, for experts that some row chose."""
     chosen = (total.isfinite() & (total > 0))[:, None]
-    old = unit(memory, dim=-1, eps=EPS) if normalize else memory
+    old = unit(memory) if normalize else memory
     moved = decay * old + (1 - decay) * weighted_sum / total[:, None]
     memory.copy_(torch.where(chosen, moved, memory))

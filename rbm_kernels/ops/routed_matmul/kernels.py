@@ -6,7 +6,14 @@ import triton.language as tl
 from torch import Tensor
 
 from rbm_kernels._launching import launcher, machine_of, prepared
-from rbm_kernels.ops.cosine_topk.blocks import choose, dots_and_squares, load_rows
+from rbm_kernels.ops.cosine_topk.blocks import (
+    choose,
+    dots_and_squares,
+    dots_and_squares_of_long,
+    has_long,
+    is_long,
+    load_rows,
+)
 from rbm_kernels.ops.cosine_topk.kernels import addressable
 from rbm_kernels.ops.cosine_topk.reference import EPS
 from rbm_kernels.ops.expert_matmul.kernels import gates_for, uses
@@ -47,6 +54,15 @@ def routed_matmul_fwd_kernel(
     b_dot, b_square, b_memory_square = dots_and_squares(
         x_ptr, x_stride, memory_ptr, memory_stride, rows, m_rows, D, E, BLOCK_D, BLOCK_E
     )
+    if has_long(b_square, b_memory_square):
+        b_long_dot, b_long_square, b_long_memory_square = dots_and_squares_of_long(
+            x_ptr, x_stride, memory_ptr, memory_stride, rows, m_rows, b_square, b_memory_square, D, E, BLOCK_D, BLOCK_E
+        )
+        # A row does not depend on its neighbours: of the others not a bit changes.
+        m_long = is_long(b_square, b_memory_square)
+        b_dot = tl.where(m_long[:, None], b_long_dot, b_dot)
+        b_square = tl.where(m_long, b_long_square, b_square)
+        b_memory_square = b_long_memory_square
     b_gates, b_experts, _ = choose(b_dot, b_square, b_memory_square, 1.0 / temperature, E, K, EPS, BLOCK_TOP_K)
     # Rows beyond the last use no expert.
     b_experts = tl.where(m_rows[:, None], b_experts, -1)

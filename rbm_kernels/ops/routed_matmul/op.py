@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, implement_autograd, implement_cuda, implement_everywhere, implement_fake
+from rbm_kernels._library import (
+    define,
+    has_tangent,
+    implement_autograd_by_others,
+    implement_cuda,
+    implement_everywhere,
+    implement_fake,
+)
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.cosine_topk.op import check_routing
 from rbm_kernels.ops.expert_matmul import expert_matmul
@@ -43,7 +50,8 @@ def routed_matmul(
         ValueError: shapes that do not fit, ``k`` out of range, a temperature that is not positive, or on CUDA tensors
             on two devices.
     """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+    tensors = (x, weight, bias)
+    if (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)) or has_tangent(*tensors):
         _check(x, memory, weight, bias, k, temperature)
         gates, experts, _ = cosine_topk(x, memory, k, temperature=temperature)
         return expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
@@ -85,35 +93,14 @@ def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
         from rbm_kernels.ops.routed_matmul import kernels
 
         return kernels.forward(x, memory, weight, bias, k, temperature)
+    return _two_operators(x, memory, weight, bias, k, temperature)
+
+
+def _two_operators(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     gates, experts, _ = torch.ops.rbm.cosine_topk(x, memory, k, temperature=temperature)
     return torch.ops.rbm.expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
 
 
-def _save(ctx, output, x, memory, weight, bias, k, temperature=1.0) -> None:
-    ctx.k, ctx.temperature = k, temperature
-    # A copy of the memory: its owner moves it in place between this forward and its backward.
-    ctx.save_for_backward(x, memory.clone(), weight, bias)
-
-
-def _backward(ctx, grad):
-    """For those who call the operator itself: it kept no routing, so rows are routed once more."""
-    x, memory, weight, bias = ctx.saved_tensors
-    needs_x, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    gates, experts, cosines = torch.ops.rbm.cosine_topk(x, memory, ctx.k, temperature=ctx.temperature)
-    narrow = gates.to(checks.accumulation_dtype(x))
-    grad_x = grad_weight = grad_bias = None
-    if needs_x:
-        grad_x, grad_gates = torch.ops.rbm.expert_matmul_backward_input(grad, x, weight, bias, narrow, experts, True)
-        grad_x = grad_x + torch.ops.rbm.cosine_topk_backward(
-            grad_gates.to(gates.dtype), None, x, memory, gates, experts, cosines, temperature=ctx.temperature
-        )
-    if needs_weight or needs_bias:
-        grad_weight, grad_bias = torch.ops.rbm.expert_matmul_backward_weight(
-            grad, x, narrow, experts, weight.shape[0], needs_bias
-        )
-    return grad_x, None, grad_weight, grad_bias if needs_bias else None, None, None
-
-
 implement_fake("routed_matmul", _fake)
-implement_autograd("routed_matmul", _backward, _save)
+implement_autograd_by_others("routed_matmul", _two_operators)
 _operator = torch.ops.rbm.routed_matmul.default

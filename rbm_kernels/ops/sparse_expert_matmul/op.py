@@ -1,10 +1,19 @@
 """``torch.ops.rbm.sparse_expert_matmul``: schema, checks, fake implementation, derivative."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, implement_autograd, implement_everywhere, implement_fake
+from rbm_kernels._library import (
+    define,
+    gradients_of,
+    implement_autograd,
+    implement_everywhere,
+    implement_fake,
+    refuse_derivative,
+)
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
 from rbm_kernels.ops.sparse_expert_matmul import reference
 
@@ -92,6 +101,10 @@ def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:
     if scale is not None:
         checks.check_shape(op, "scale", scale, tuple(weight.shape[::2]), "experts by features, as in weight")
     checks.check_shape(op, "gates", gates, (None, None), "rows by choices")
+    if gates.shape[1] > 1 and isinstance(gates.shape[0], int) and gates.shape[0] * gates.shape[1] > checks.MOST_SIZE:
+        raise ValueError(
+            f"rbm::{op}: gates has shape {list(gates.shape)}, expected fewer than 2^31 choices: split the batch"
+        )
     checks.check_shape(op, "experts", experts, tuple(gates.shape), "the shape of gates")
     checks.check_shape(op, "crow", crow, (gates.shape[0] + 1,), "where each row begins, and the end")
 
@@ -120,9 +133,12 @@ def _save(ctx, output, *arguments) -> None:
     ctx.save_for_backward(*arguments)
 
 
-def _backward(ctx, grad):
-    crow, col, values, weight, bias, scale, gates, experts = ctx.saved_tensors
-    needs_weight, needs_bias, needs_scale, needs_gates = ctx.needs_input_grad[3:7]
+def _backward(ctx, saved, grad):
+    crow, col, values, weight, bias, scale, gates, experts = saved
+    needs_weight, needs_bias, needs_scale, needs_gates = needed = ctx.needs_input_grad[3:7]
+    if torch.is_grad_enabled():
+        formula = partial(reference.by_dense_rows, crow, col, values, experts=experts)
+        return None, None, None, *gradients_of(formula, (weight, bias, scale, gates), needed, (grad,)), None
     grad_weight = grad_bias = grad_scale = grad_gates = None
     if needs_weight or needs_scale:
         grad_weight, grad_scale = torch.ops.rbm.sparse_expert_matmul_backward_weight(
@@ -137,9 +153,15 @@ def _backward(ctx, grad):
     return None, None, None, grad_weight, grad_bias, grad_scale if needs_scale else None, grad_gates, None
 
 
+def _formula(operate, *arguments) -> Tensor:
+    return reference.by_dense_rows(*arguments)
+
+
 implement_everywhere("sparse_expert_matmul_backward_gates")(reference.backward_gates)
 implement_everywhere("sparse_expert_matmul_backward_weight")(reference.backward_weight)
 implement_fake("sparse_expert_matmul", _fake)
 implement_fake("sparse_expert_matmul_backward_gates", _fake_backward_gates)
 implement_fake("sparse_expert_matmul_backward_weight", _fake_backward_weight)
-implement_autograd("sparse_expert_matmul", _backward, _save)
+implement_autograd("sparse_expert_matmul", _backward, _save, _formula)
+refuse_derivative("sparse_expert_matmul_backward_gates", "sparse_expert_matmul")
+refuse_derivative("sparse_expert_matmul_backward_weight", "sparse_expert_matmul")

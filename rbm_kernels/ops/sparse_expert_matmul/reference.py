@@ -9,6 +9,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from rbm_kernels.ops.expert_matmul import reference as matmul
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
 
 
@@ -27,6 +28,31 @@ def transposed(crow: Tensor, col: Tensor, features: int) -> tuple[Tensor, Tensor
     )
     starts = torch.searchsorted(sorted_col, torch.arange(features + 1, dtype=col.dtype, device=col.device))
     return starts.to(crow.dtype), row[place], place
+
+
+def dense_rows(crow: Tensor, col: Tensor, values: Tensor, features: int) -> Tensor:
+    """The rows as a dense tensor ``[B, D]``."""
+    counts = crow.diff()
+    row = torch.repeat_interleave(
+        torch.arange(counts.shape[0], device=crow.device), counts, output_size=values.shape[0]
+    )
+    rows = values.new_zeros(counts.shape[0], features)
+    return rows.index_put((row, col.long()), values, accumulate=True)
+
+
+def by_dense_rows(
+    crow: Tensor,
+    col: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    gates: Tensor,
+    experts: Tensor,
+) -> Tensor:
+    """:func:`sparse_expert_matmul` over the same rows, made dense: PyTorch's sparse matmul has only one derivative."""
+    rows = dense_rows(crow, col, values.detach(), weight.shape[2])
+    return matmul.expert_matmul(rows, weight if scale is None else weight * scale[:, None, :], bias, gates, experts)
 
 
 def _times_expert(

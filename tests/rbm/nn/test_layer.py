@@ -155,6 +155,35 @@ def test_dtype_argument():
     assert FusedRbMLayer(6, 4, dtype=torch.float64).memory.dtype == torch.float64
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed"])
+def test_autocast_leaves_float64_as_linear_does(kind, training):
+    layer = FusedRbMLayer(6, 4, 5, 3, dtype=torch.float64).train(training)
+    layer.track_memory = False
+    x = torch.randn(7, 6, dtype=torch.float64)
+    rows = {"dense": x, "sparse": x.to_sparse_csr(), "mixed": (x[:, :4].to_sparse_csr(), x[:, 4:].clone())}[kind]
+    with torch.set_grad_enabled(training):
+        expected = layer(rows), layer.expert_forward(rows)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.nn.Linear(6, 4, dtype=torch.float64)(x).dtype == torch.float64
+            got = layer(rows), layer.expert_forward(rows)
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_autocast_mixes_no_float64_with_float32(dtypes, training):
+    """Neither does Linear: what is float64 stays, and the other argument does not fit it."""
+    layer = FusedRbMLayer(6, 4, 5, 3, dtype=dtypes[0]).train(training)
+    x = torch.randn(7, 6, dtype=dtypes[1])
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(training):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            torch.nn.Linear(6, 4, dtype=dtypes[0])(x)
+        with pytest.raises(TypeError, match=r"(weight|input) has dtype"):
+            layer(x)
+
+
 def test_autocast():
     layer = FusedRbMLayer(16, 4, 5, 3).eval()
     x = torch.randn(20, 16)
@@ -263,5 +292,5 @@ def test_bad_input():
     layer = FusedRbMLayer(6, 4, 5, 3)
     with pytest.raises(ValueError, match=r"input has shape \[3, 5\], expected \[\.\.\., 6\]"):
         layer(torch.randn(3, 5))
-    with pytest.raises(TypeError, match="weight has dtype float32, expected bfloat16"):
+    with pytest.raises(TypeError, match=r"input has dtype torch.bfloat16, expected torch.float32, that of the param"):
         layer(torch.randn(3, 6).bfloat16())

@@ -4,6 +4,7 @@ import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from layer_answers import answer, expected, make
 
@@ -61,6 +62,47 @@ def test_memory_that_another_process_may_write_to_is_folded_anew(folds):
     alias.mul_(2.0)
     torch.testing.assert_close(answer(layer, x), expected(layer, x))
     assert len(folds) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_another_process_writes_is_answered(name):
+    """One process trains, another serves the same shared parameters."""
+    layer, x = make(), torch.randn(5, 6)
+    layer.share_memory()
+    before = answer(layer, x)
+    trains = torch.multiprocessing.get_context("fork").Process(target=_step, args=(layer, name))
+    trains.start()
+    trains.join(60)
+    assert trains.exitcode == 0
+    now = answer(layer, x)
+    torch.testing.assert_close(now, expected(layer, x))
+    assert not torch.allclose(now, before)
+
+
+def _step(layer, name):
+    with torch.no_grad():
+        getattr(layer, name).add_(0.5)
+
+
+def test_dual_parameters_and_their_values_are_told_apart():
+    """Forward mode under no_grad: the experts that were kept have no tangent, those of dual numbers do."""
+    layer, x = make(), torch.randn(5, 6)
+    answer(layer, x)
+    weight = layer.weight.detach()
+
+    def call(weight):
+        with torch.no_grad():
+            return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+    def slope():
+        with torch.enable_grad():
+            return torch.func.jvp(
+                lambda w: torch.func.functional_call(layer, {"weight": w}, (x,)), (weight,), (weight,)
+            )[1]
+
+    for _ in range(2):
+        torch.testing.assert_close(torch.func.jvp(call, (weight,), (weight,))[1], slope())
+        torch.testing.assert_close(answer(layer, x), expected(layer, x))
 
 
 def test_parameters_of_a_batched_functional_call():

@@ -1,0 +1,209 @@
+"""What the operators cannot take, they refuse with a sentence: devices, sizes, memory that is written to."""
+
+import pytest
+import torch
+
+from rbm_kernels import expert_order, memory_statistics, memory_update_
+
+B, D, N, E, K = 5, 4, 3, 4, 2
+REFUSED = (ValueError, TypeError, RuntimeError)
+
+
+def arguments(b=B, d=D, n=N, e=E, k=K):
+    """Legal arguments of each operator, by name. Sizes that no memory holds are made of one element."""
+
+    def of(draw, *shape):
+        large = max(shape) > 2**30
+        return draw(*(1 for _ in shape)).expand(shape) if large else draw(*shape)
+
+    x, memory, weight, bias = (
+        of(torch.randn, b, d),
+        of(torch.randn, e, d),
+        of(torch.randn, e, n, d),
+        of(torch.randn, e, n),
+    )
+    gates, grad, scale = of(torch.rand, b, k), of(torch.randn, b, n), of(torch.rand, e, d)
+    experts = of(lambda *shape: torch.zeros(*shape, dtype=torch.int32), b, k)
+    values = of(torch.randn, min(b, 5))
+    crow = torch.arange(b + 1).int() if b < 2**30 else torch.zeros(1, dtype=torch.int32).expand(b + 1)
+    rows = {"crow": crow, "col": torch.zeros_like(values, dtype=torch.int32), "values": values}
+    pairs = {"gates": gates, "experts": experts}
+    return {
+        "cosine_topk": {"h": x, "memory": memory, "k": k},
+        "cosine_topk_backward": {"grad_gates": gates, "grad_cosines": gates, "h": x, "memory": memory}
+        | {"gates": gates, "experts": experts, "cosines": gates},
+        "expert_order": {"experts": experts, "num_experts": e, "block_m": 8},
+        "expert_matmul": {"x": x, "weight": weight, "bias": bias, **pairs},
+        "expert_matmul_backward_input": {"grad": grad, "x": x, "weight": weight, "bias": bias, **pairs},
+        "expert_matmul_backward_weight": {"grad": grad, "x": x, **pairs, "num_experts": e},
+        "routed_matmul": {"x": x, "memory": memory, "weight": weight, "bias": bias, "k": k},
+        "sparse_expert_matmul": rows | {"weight": weight, "bias": bias, "scale": scale, **pairs},
+        "sparse_expert_matmul_backward_gates": {"grad": grad}
+        | rows
+        | {"weight": weight, "bias": bias, "scale": scale, **pairs},
+        "sparse_expert_matmul_backward_weight": {"grad": grad} | rows | {"weight": weight, "scale": scale, **pairs},
+        "memory_statistics": {"h": x, **pairs, "num_experts": e},
+        "memory_update_": {"memory": memory, "weighted_sum": of(torch.rand, e, d), "total": of(torch.rand, e)}
+        | {"decay": 0.5},
+    }
+
+
+def tensor_arguments():
+    return [
+        (operator, name)
+        for operator, given in arguments().items()
+        for name, value in given.items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+@pytest.mark.parametrize("operator", arguments())
+def test_legal_arguments_are_taken(operator):
+    given = arguments()[operator]
+    getattr(torch.ops.rbm, operator)(**given)
+    meta = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    getattr(torch.ops.rbm, operator)(**meta)
+
+
+@pytest.mark.parametrize(("operator", "name"), tensor_arguments())
+@pytest.mark.parametrize("most", ["cpu", "meta"])
+def test_tensors_on_two_devices(operator, name, most):
+    if operator == "expert_order":
+        pytest.skip("one tensor")
+    given = arguments()[operator]
+    for other, value in given.items():
+        if isinstance(value, torch.Tensor) and (other == name) == (most == "cpu"):
+            given[other] = value.to("meta")
+    before = given.get("memory")
+    before = before.clone() if before is not None else None
+    with pytest.raises(REFUSED, match=r"(one device|another device)"):
+        getattr(torch.ops.rbm, operator)(**given)
+    if operator == "memory_update_" and before.device.type == "cpu":
+        assert torch.equal(before, given["memory"])
+
+
+# The sizes that an operator's arguments have; the others read none of 2^31 there.
+SIZES = {
+    "cosine_topk": "bde",
+    "cosine_topk_backward": "bdek",
+    "expert_order": "be",
+    "expert_matmul": "bdnek",
+    "expert_matmul_backward_input": "bdnek",
+    "expert_matmul_backward_weight": "bdnek",
+    "routed_matmul": "bdne",
+    "sparse_expert_matmul": "bdnek",
+    "sparse_expert_matmul_backward_gates": "bdnek",
+    "sparse_expert_matmul_backward_weight": "bdnek",
+    "memory_statistics": "bdek",
+    "memory_update_": "de",
+}
+
+
+@pytest.mark.parametrize(("operator", "size"), [(op, size) for op, sizes in SIZES.items() for size in sizes])
+def test_a_size_of_2_31(operator, size):
+    """The refusal comes before any memory is asked for: there is none for such a result."""
+    sizes = {"b": 1, "d": 1, "n": 1, "e": 1, "k": 1} | {size: 2**31}
+    given = arguments(**sizes)[operator]
+    refused = rf"rbm::{operator}: (.* expected sizes below 2\^31|num_experts is .* int32|.* expected between)"
+    with pytest.raises(REFUSED, match=refused):
+        getattr(torch.ops.rbm, operator)(**given)
+    if "backward" not in operator:  # what a backward pass gets, the forward pass has had
+        meta = {n: v.to("meta") if torch.is_tensor(v) else v for n, v in given.items()}
+        with pytest.raises(REFUSED, match=refused):
+            getattr(torch.ops.rbm, operator)(**meta)
+
+
+def test_more_choices_than_int32_counts():
+    given = arguments()["sparse_expert_matmul"]
+    rows = 2**30
+    given |= {name: given[name][:1, :1].expand(rows, 2) for name in ("gates", "experts")}
+    given["crow"] = given["crow"][:1].expand(rows + 1)
+    for device in ("cpu", "meta"):
+        moved = {name: tensor.to(device) for name, tensor in given.items()}
+        with pytest.raises(REFUSED, match=r"expected fewer than 2\^31 choices"):
+            torch.ops.rbm.sparse_expert_matmul(**moved)
+
+
+@pytest.mark.parametrize("num_experts", [0, -1, 2**31, 2**62])
+def test_a_number_of_experts_that_int32_does_not_count(num_experts):
+    x, gates, experts = torch.randn(B, D), torch.rand(B, K), torch.zeros(B, K, dtype=torch.int32)
+    for device in ("cpu", "meta"):
+        h, g, e = x.to(device), gates.to(device), experts.to(device)
+        with pytest.raises(ValueError, match="num_experts is"):
+            memory_statistics(h, g, e, num_experts)
+        with pytest.raises(ValueError, match=r"num_experts is|k is"):
+            expert_order(e, num_experts)
+
+
+def overlapping():
+    storage = torch.arange(64.0)
+    return {
+        "expanded rows": torch.ones(1, D).expand(E, D),
+        "expanded columns": torch.ones(E, 1).expand(E, D),
+        "rows that overlap": storage.as_strided((E, D), (2, 1)),
+        "columns that overlap": storage.as_strided((D, D), (1, 2)),
+        "equal strides": storage.as_strided((E, D), (3, 3)),
+        "meeting far away": storage.as_strided((4, 3), (2, 3)),
+    }
+
+
+@pytest.mark.parametrize("name", overlapping())
+def test_a_memory_with_several_elements_at_one_address(name):
+    memory = overlapping()[name]
+    before = memory.clone()
+    e, d = memory.shape
+    with pytest.raises(ValueError, match=r"memory has several elements at one address .* pass memory.clone\(\)"):
+        memory_update_(memory, torch.rand(e, d), torch.ones(e), 0.5)
+    assert torch.equal(memory, before)
+    memory_update_(memory.clone(), torch.rand(e, d), torch.ones(e), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((E, D), (1, E)),
+        ((E, D), (3 * D, 1)),
+        ((E, D), (2 * D, 2)),
+        ((2, 2), (2, 3)),
+        ((1, D), (0, 1)),
+        ((E, 1), (1, 0)),
+    ],
+)
+def test_strides_that_meet_nowhere_are_taken(shape, strides):
+    memory = torch.randn(64).as_strided(shape, strides)
+    expected, sums, total = memory.clone(), torch.rand(shape), torch.rand(shape[0]) + 0.5
+    memory_update_(memory, sums, total, 0.5)
+    memory_update_(expected, sums, total, 0.5)
+    assert torch.equal(memory, expected)
+
+
+def aliased():
+    storage = torch.rand(200)
+    memory = storage[: E * D].view(E, D)
+    sums, total = torch.rand(E, D), torch.rand(E)
+    return {
+        "itself": (memory, memory, total),
+        "a part": (memory, storage[3 : 3 + E * D].view(E, D), total),
+        "a column": (memory, sums, memory[:, 0]),
+        "the end": (memory, sums, storage[E * D - 1 : E * D - 1 + E]),
+        "the other sum": (memory, sums, storage[:E]),
+    }
+
+
+@pytest.mark.parametrize("name", aliased())
+def test_sums_in_the_memory_that_moves(name):
+    memory, sums, total = aliased()[name]
+    before = memory.clone()
+    with pytest.raises(ValueError, match=r"(weighted_sum|total) lies in the same memory as memory.*\.clone\(\)"):
+        memory_update_(memory, sums, total, 0.5)
+    assert torch.equal(memory, before)
+    memory_update_(memory, sums.clone(), total.clone(), 0.5)
+
+
+def test_neighbours_in_one_storage_are_taken():
+    storage = torch.rand(100)
+    memory, sums, total = storage[: E * D].view(E, D), storage[E * D : 2 * E * D].view(E, D), storage[2 * E * D :][:E]
+    expected = memory.clone()
+    memory_update_(expected, sums, total, 0.5)
+    memory_update_(memory, sums, total, 0.5)
+    assert torch.equal(memory, expected)
