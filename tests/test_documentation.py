@@ -180,3 +180,10 @@ def test_reference_reads_as_the_docstrings_do(site):
     for page in ("rbm", "layer", "students", "config", "parts", "kernels"):
         text = re.sub(r"<[^>]+>", "", (site / f"api/{page}.html").read_text())
         assert not re.search(r":(class|func|meth|mod|attr|data|math):|={5,}", text), page
+
+
+def test_pages_name_tests_that_exist():
+    """Each promise of docs/reliability.md names the test that holds it."""
+    named = {(page, name) for page, text in PAGES.items() for name in re.findall(r"`(tests/[\w/]+\.py)`", text)}
+    assert len({name for page, name in named if page == "docs/reliability.md"}) > 15
+    assert [(page, name) for page, name in named if not (ROOT / name).is_file()] == []
