@@ -1,7 +1,9 @@
 """Students that leave the package: by standard operators alone, with the answers that they had."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,3 +206,27 @@ def test_command(digits, command, tmp_path):
     assert status == 0
     assert "s.pt2" in out.replace("\n", "")
     assert (tmp_path / "s.pt2").is_file()
+
+
+FULL_DISK = """
+import resource, signal, sys
+from rbm.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails as one to a full disk does
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["torch-export", "onnx"])
+def test_a_full_disk_is_told(digits, tmp_path, name):
+    """PyTorch's writer aborted the process."""
+    need(name)
+    out = tmp_path / Path(FORMATS[name].file).name
+    command = [sys.executable, "-c", FULL_DISK, "export", str(digits[0]), "--format", name, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    told = done.stderr.strip().splitlines()[-1]
+    assert re.fullmatch(
+        rf"Error: {out} could not be written: .*; [\d,]+ bytes are to be written; .* are free in .*", told
+    )
+    assert list(tmp_path.iterdir()) == []
