@@ -14,6 +14,8 @@ import torch
 
 from rbm.utils.plugins import load_plugin, loaded_plugins
 
+MOST_JOBS = 1024
+
 
 @contextmanager
 def worker_pool(jobs: int) -> Iterator[Executor]:
@@ -22,8 +24,11 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
     The workers end when this process is killed or interrupted, and when what is done with the pool fails.
 
     Raises:
+        ValueError: more jobs than :data:`MOST_JOBS`.
         ChildProcessError: a worker was killed, or ended by itself.
     """
+    if jobs > MOST_JOBS:
+        raise ValueError(f"jobs is {jobs:,}, expected at most {MOST_JOBS}")
     if jobs == 1:
         yield _Here()
         return

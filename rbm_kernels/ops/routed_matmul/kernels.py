@@ -54,16 +54,18 @@ def routed_matmul_fwd_kernel(
     b_dot, b_square, b_memory_square = dots_and_squares(
         x_ptr, x_stride, memory_ptr, memory_stride, rows, m_rows, D, E, BLOCK_D, BLOCK_E
     )
+    sharpness = 1.0 / temperature
+    b_gates, b_experts, _ = choose(b_dot, b_square, b_memory_square, sharpness, E, K, EPS, BLOCK_TOP_K)
     if has_long(b_square, b_memory_square):
-        b_long_dot, b_long_square, b_long_memory_square = dots_and_squares_of_long(
-            x_ptr, x_stride, memory_ptr, memory_stride, rows, m_rows, b_square, b_memory_square, D, E, BLOCK_D, BLOCK_E
+        # Once more, in the narrowest tiles of columns: few registers are left.
+        b_dot, b_short, b_short_memory = dots_and_squares_of_long(
+            x_ptr, x_stride, memory_ptr, memory_stride, rows, m_rows, b_square, b_memory_square, D, E, 16, BLOCK_E
         )
+        b_long_gates, b_long_experts, _ = choose(b_dot, b_short, b_short_memory, sharpness, E, K, EPS, BLOCK_TOP_K)
         # A row does not depend on its neighbours: of the others not a bit changes.
         m_long = is_long(b_square, b_memory_square)
-        b_dot = tl.where(m_long[:, None], b_long_dot, b_dot)
-        b_square = tl.where(m_long, b_long_square, b_square)
-        b_memory_square = b_long_memory_square
-    b_gates, b_experts, _ = choose(b_dot, b_square, b_memory_square, 1.0 / temperature, E, K, EPS, BLOCK_TOP_K)
+        b_gates = tl.where(m_long[:, None], b_long_gates, b_gates)
+        b_experts = tl.where(m_long[:, None], b_long_experts, b_experts)
     # Rows beyond the last use no expert.
     b_experts = tl.where(m_rows[:, None], b_experts, -1)
 
