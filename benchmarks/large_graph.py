@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 import matplotlib
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 
 import rbm
+from benchmarks.measure.harness import machine
 from rbm.config import Config
 from rbm.datasets import validate_data
 from rbm.datasets.splits import split_graph
@@ -169,13 +169,7 @@ def main() -> None:
         print(json.dumps(measure(arguments.worker)))
         return
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    fixed = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "commit": commit.strip(),
-        "torch": torch.__version__,
-        "threads": arguments.threads,
-    }
+    fixed = {**{name: machine()[name] for name in ("date", "commit", "torch")}, "threads": arguments.threads}
     for fraction in arguments.fractions:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
             write_graph(Path(name), fraction)

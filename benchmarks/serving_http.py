@@ -10,11 +10,9 @@ example of former versions wrote it, does not read.
 """
 
 import argparse
-import csv
 import io
 import json
 import os
-import platform
 import re
 import socket
 import statistics
@@ -25,15 +23,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import rbm
+from benchmarks.measure.harness import machine, processor
 from rbm.config import Config
 from rbm.training.run_folder import RunFolder, save_student
+from rbm.utils.files import write_csv
 
 COLUMNS = (
     *("date", "commit", "torch", "processor", "cores", "load", "server", "body", "rows", "clients", "round"),
@@ -131,12 +130,6 @@ def measure(port: int, process: int, content: bytes, clients: int, seconds: floa
     return {"requests": len(times), "requests_per_second": rate, **times_ms}
 
 
-def processor() -> str:
-    """What the system calls it."""
-    found = re.search(r"(?m)^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.machine()
-
-
 def markdown(records: list[dict]) -> str:
     """Medians over the rounds, as a table."""
     lines = [
@@ -162,11 +155,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="of each round")
     arguments = parser.parse_args()
     fixed = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
-        "torch": torch.__version__,
+        **{name: machine()[name] for name in ("date", "commit", "torch")},
         "processor": processor(),
         "cores": os.cpu_count(),
     }
@@ -183,10 +172,7 @@ def main() -> None:
                 case = dict(zip(CASE, (server, body, rows, clients), strict=True))
                 records.append({**fixed, "load": load, **case, "round": turn, **found})
     if arguments.out:
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(records)
+        write_csv(arguments.out, records, COLUMNS)
     print(markdown(records))
 
 

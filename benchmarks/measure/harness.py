@@ -211,7 +211,7 @@ def machine(device: Device = HERE) -> dict[str, str]:
     """Where and with what a figure was measured."""
     # A copy of the tree without its history is told its commit.
     commit = os.environ.get("RBM_COMMIT") or _output("git", "rev-parse", "--short", "HEAD")
-    where = {"device": f"{_processor()}, {torch.get_num_threads()} threads", "driver": ""}
+    where = {"device": f"{processor()}, {torch.get_num_threads()} threads", "driver": ""}
     if isinstance(device, Rehearsal):
         where = {"device": "rehearsal", "driver": ""}
     elif device.is_gpu:
@@ -235,7 +235,8 @@ def _output(*command: str) -> str:
     return printed.partition("\n")[0].strip()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the system calls it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
