@@ -1,5 +1,6 @@
 """``rbm predict``, ``export``, ``latency`` and ``serve``."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,7 @@ def serve(
     run: Run,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    threads: Annotated[int, typer.Option(min=1, help="Of a forward; more than one pays for large requests.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Of a forward; more than one pays for large requests.")] = 1,
     max_body: Annotated[float, typer.Option(help="MiB of a request's body.")] = 8.0,
     max_rows: Annotated[int, typer.Option(help="Rows of a request, and of a forward.")] = 4096,
     max_queue: Annotated[int, typer.Option(help="Rows that wait for a forward; more hear 503.")] = 16384,
@@ -80,6 +81,9 @@ def serve(
     """Serve the student of a run folder over HTTP; SIGHUP reads the folder anew, SIGTERM finishes and stops."""
     from rbm.serving import server
 
+    # In bytes it is a whole number, which infinity and NaN are not.
+    if not 0 < max_body < math.inf:
+        raise ValueError(f"max-body: got {max_body}, expected a finite number of MiB above 0")
     server.serve(
         run,
         host=host,
