@@ -74,6 +74,24 @@ def compile_launches(
         raise RuntimeError(f"a program did not compile for sm_{architecture}:\n{said.read()}")
 
 
+class AbsentGpu:
+    """A GPU of some architecture that is not there: as much of a Triton driver as compiling asks for."""
+
+    def __init__(self, architecture: int):
+        self._architecture = architecture
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device) -> int:
+        return 0
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._architecture, 32)
+
+
 def _read(kernel, blocks: dict[str, int]) -> Compiled:
     from rbm_kernels import _machine_code
 
@@ -97,20 +115,6 @@ def _read(kernel, blocks: dict[str, int]) -> Compiled:
 def _main(architecture: int) -> None:
     import torch
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    class AbsentGpu:
-        """As much of a driver as compiling asks for."""
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device) -> int:
-            return 0
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", architecture, 32)
 
     place, answers, read = 0, sys.stdout, {}
     run = triton.runtime.JITFunction.run
@@ -123,7 +127,7 @@ def _main(architecture: int) -> None:
         print(json.dumps([place, asdict(read[id(kernel)])]), file=answers, flush=True)
         return kernel
 
-    driver.set_active(AbsentGpu())
+    triton.runtime.driver.set_active(AbsentGpu(architecture))
     triton.runtime.JITFunction.run = compile_only
     torch.cuda.get_device_capability = lambda device=None: divmod(architecture, 10)
     with contextlib.redirect_stdout(sys.stderr):

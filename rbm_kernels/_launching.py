@@ -26,11 +26,15 @@ class Machine(NamedTuple):
     multiprocessors: int
 
 
+# What CPU tensors are launched for: Triton's interpreter takes an H200; ptx_executor sets the GPU whose code it runs.
+CPU_STANDS_FOR = Machine(90, 132)
+
+
 @cache
 def machine_of(device: torch.device) -> Machine:
-    """The machine that ``device`` is. The interpreter, on the CPU, takes an H200, and so does what has no size."""
+    """The machine that ``device`` is, for the CPU the one that it stands for; what has no size is an H200's."""
     if device.type == "cpu":
-        return Machine(90, 132)
+        return CPU_STANDS_FOR
     major, minor = torch.cuda.get_device_capability(device)
     known = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
     return Machine(10 * major + minor, known)

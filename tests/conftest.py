@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-if not torch.cuda.is_available():
+# An architecture, such as 90: Triton compiles for it, and ptx_executor runs the compiled code on CPU tensors.
+EXECUTED_ARCHITECTURE = os.environ.get("RBM_EXECUTE_PTX")
+
+if not torch.cuda.is_available() and EXECUTED_ARCHITECTURE is None:
     # Triton kernels run in Triton's interpreter. Triton decides when it is imported, and other packages import it too:
     # this must come before any of them.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -41,12 +44,18 @@ def _own_compile_cache(tmp_path_factory) -> None:
 
 
 @pytest.fixture(scope="session")
-def device() -> str:
-    """Where kernels run in this session: on the GPU, or on the CPU under the interpreter."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
+def device() -> Iterator[str]:
+    """Where kernels run in this session: on the GPU, or on the CPU, interpreted or as compiled code."""
+    if EXECUTED_ARCHITECTURE is not None:
+        from ptx_executor.gpu import Gpu
+
+        with Gpu(int(EXECUTED_ARCHITECTURE)):
+            yield "cpu"
+    elif os.environ.get("TRITON_INTERPRET") == "1":
         _mend_interpreter()
-        return "cpu"
-    return "cuda"
+        yield "cpu"
+    else:
+        yield "cuda"
 
 
 @pytest.fixture(scope="module")

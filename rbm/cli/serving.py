@@ -70,7 +70,9 @@ def serve(
     run: Run,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Of a forward; more than one pays for large requests.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, max=1024, help="Of a forward; more than one pays for large requests.")
+    ] = 1,
     max_body: Annotated[float, typer.Option(help="MiB of a request's body.")] = 8.0,
     max_rows: Annotated[int, typer.Option(help="Rows of a request, and of a forward.")] = 4096,
     max_queue: Annotated[int, typer.Option(help="Rows that wait for a forward; more hear 503.")] = 16384,

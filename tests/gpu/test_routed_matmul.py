@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from float32_sums import check_float32_sums
 from on_gpu import (
     check_compiled,
     check_devices,
@@ -12,14 +11,13 @@ from on_gpu import (
     check_repeats,
     check_second_device,
     check_side_stream,
-    float32_products,
     full_only,
     same_bits,
 )
+from routed_on_gpu import check
 
 from rbm_kernels import routed_matmul
 from rbm_kernels.ops.cosine_topk import reference as routing
-from rbm_kernels.ops.expert_matmul import reference as matmul
 
 DTYPES = {"bfloat16": torch.bfloat16, "ieee": torch.float32, "tf32": torch.float32, "float16": torch.float16}
 
@@ -30,28 +28,6 @@ def problem(gpu, shape, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x, weight, bias = (torch.randn(*s, generator=generator).to(gpu.name, dtype) for s in ((b, d), (e, n, d), (e, n)))
     return x, torch.randn(e, d, generator=generator).to(gpu.name), weight, bias
-
-
-def check(x, memory, weight, bias, k, temperature=1.0, precision="ieee") -> None:
-    """The result against the reference in float64; k products of D one after the other.
-
-    Eager PyTorch, its peer, gets the exact routing: in TF32 it would send rows elsewhere. Rows whose choice a rounding
-    of float32 decides are replaced.
-    """
-    wide, directions = x.double(), memory.double()
-    if k < len(memory) and x.numel():
-        top = routing.cosine_topk(wide, directions, k + 1)[2]
-        gap = top[:, -2] - top[:, -1]
-        x[gap < 1e-5] = x[gap.argmax()].clone()
-        wide = x.double()
-    gates, experts, _ = routing.cosine_topk(wide, directions, k, temperature)
-    arguments = wide, weight.double(), None if bias is None else bias.double(), gates
-    exact = matmul.expert_matmul(*arguments, experts)
-    squares = matmul.expert_matmul(*(None if t is None else t.square() for t in arguments), experts)
-    with torch.no_grad(), float32_products("tf32" if precision == "tf32" else "ieee"):
-        y = routed_matmul(x, memory, weight, bias, k, temperature=temperature)
-        eager = matmul.expert_matmul(x, weight, bias, gates.float(), experts)
-    check_float32_sums("y", y, exact, eager, squares, k * (x.shape[1] + 1), precision)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "ieee", *full_only("tf32", "float16")])

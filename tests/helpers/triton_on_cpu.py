@@ -1,13 +1,17 @@
-"""The Triton kernels behind the operators for CPU tensors: the interpreter runs them, the dispatcher finds them."""
+"""The Triton kernels behind the operators for CPU tensors: the dispatcher finds them.
+
+The interpreter runs them, or, in a session with ``RBM_EXECUTE_PTX``, ptx_executor.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from unittest import mock
 
 import torch
 
+from ptx_executor import gpu
 from rbm_kernels._library import TRITON_OPERATORS as KERNELS
 from rbm_kernels.ops.expert_matmul import op as expert_matmul
 
@@ -23,7 +27,9 @@ def serving_kernels(operators=tuple(KERNELS)) -> Iterator[Counter]:
         @wraps(KERNELS[name])
         def call(*args, **kwargs):
             calls[name] += 1
-            return KERNELS[name](*args, **kwargs)
+            executed = gpu.Gpu.active
+            with nullcontext() if executed is None else executed.watching():
+                return KERNELS[name](*args, **kwargs)
 
         return call
 

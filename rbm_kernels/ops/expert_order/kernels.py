@@ -48,7 +48,8 @@ def expert_order_rank_kernel(experts_ptr, ranks_ptr, B, stride, K: tl.constexpr,
     """``experts [B, K]`` -> ``ranks [B]`` of their sets in revolving-door order, in the integers of ``ranks``.
 
     The p-th smallest expert t (both counted from one) adds (-1)^(K - p) C(t, p). No sorting: p is the number of the
-    row's experts that are not larger.
+    row's experts that are not larger. That is counted by signs of differences: LLVM, as of Triton 3.9.0, puts such
+    comparisons side by side into vectors and takes the wrong one of two (sm_90, K = 6), which tests/ptx_executor found.
     """
     integer = ranks_ptr.dtype.element_ty
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -58,7 +59,8 @@ def expert_order_rank_kernel(experts_ptr, ranks_ptr, B, stride, K: tl.constexpr,
         b_expert = tl.load(experts_ptr + rows * stride + j, mask=m_rows, other=0)
         b_place = tl.zeros((BLOCK,), tl.int32)
         for i in tl.static_range(K):
-            b_place += (tl.load(experts_ptr + rows * stride + i, mask=m_rows, other=0) <= b_expert).to(tl.int32)
+            b_other = tl.load(experts_ptr + rows * stride + i, mask=m_rows, other=0)
+            b_place -= (b_other - b_expert - 1) >> 31
         b_binomial = tl.full((BLOCK,), 1, integer)
         for p in tl.static_range(1, K + 1):
             # C(t, p) = C(t, p - 1) (t - p + 1) / p, without a remainder; zero from p = t + 1 on.

@@ -1,0 +1,29 @@
+"""Where lanes that part at a branch meet again: at the nearest instruction that all ways from there lead through."""
+
+import networkx
+
+from ptx_executor.parse import Kernel
+
+_LEAVES = ("ret", "exit")
+
+
+def reconvergence(kernel: Kernel) -> dict[int, int]:
+    """For every guarded branch its place of reconvergence, as places in ``kernel.statements``; -1: at the end alone."""
+    end = len(kernel.statements)
+    flow = networkx.DiGraph()
+    branches = []
+    for place, statement in enumerate(kernel.statements):
+        base = statement.name.split(".")[0]
+        if base == "bra":
+            flow.add_edge(place, kernel.labels[statement.operands[0].names[0]])
+        if base in _LEAVES:
+            flow.add_edge(place, end)
+        if base not in ("bra", *_LEAVES) or statement.guard:
+            flow.add_edge(place, place + 1)
+        if base == "bra" and statement.guard:
+            branches.append(place)
+    if not branches:
+        return {}
+    # An endless loop has no way to the end: what is in it reconverges nowhere.
+    nearest = networkx.immediate_dominators(flow.reverse(copy=False), end)
+    return {place: -1 if nearest.get(place, end) == end else nearest[place] for place in branches}

@@ -1,0 +1,86 @@
+// A kernel as the parser hands it over: instructions whose operands are slots of a warp's register file.
+//
+// Constants and special registers (%tid.x, the address of shared memory) are slots too, filled before a warp starts, so
+// that an instruction reads every operand alike.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ptx {
+
+struct Instruction;
+class Warp;
+using Execute = void (*)(Warp&, const Instruction&);
+
+struct Operand {
+  std::vector<uint32_t> slots;  // one, or those of a vector {a, b}; of an address its base
+  int64_t offset = 0;           // of an address
+};
+
+// For counting: what part of a multiprocessor an instruction keeps busy.
+enum class Class : uint8_t {
+  kInteger,
+  kFloat,
+  kDouble,
+  kSpecial,
+  kConvert,
+  kMove,
+  kPredicate,
+  kGlobal,
+  kShared,
+  kParameter,
+  kCopy,
+  kShuffle,
+  kMatrix,
+  kBarrier,
+  kBranch
+};
+
+struct Instruction {
+  Execute execute = nullptr;
+  std::vector<Operand> operands;
+  uint32_t guard = 0;  // slot of the predicate
+  bool guarded = false, guard_negated = false;
+  int target = -1;         // of a branch: the next instruction where it is taken
+  int reconvergence = -1;  // of a branch: where lanes that part here meet again
+  Class kind = Class::kInteger;
+  // What an instruction's form says, as its decoder puts it here: sizes, counts, flags.
+  int64_t form[4] = {};
+};
+
+enum class Special : uint8_t {
+  kTidX,
+  kTidY,
+  kTidZ,
+  kNtidX,
+  kNtidY,
+  kNtidZ,
+  kCtaidX,
+  kCtaidY,
+  kCtaidZ,
+  kNctaidX,
+  kNctaidY,
+  kNctaidZ,
+  kLaneId,
+  kWarpId
+};
+
+struct Program {
+  std::string name;
+  std::vector<Instruction> instructions;
+  uint32_t slots = 0;
+  struct Constant {
+    uint32_t slot;
+    uint64_t value;
+  };
+  std::vector<Constant> constants;
+  struct SpecialSlot {
+    uint32_t slot;
+    Special special;
+  };
+  std::vector<SpecialSlot> specials;
+};
+
+}  // namespace ptx

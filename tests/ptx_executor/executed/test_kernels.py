@@ -1,0 +1,78 @@
+"""Every Triton kernel as compiled code, in every precision, with all watchers, against the float64 reference."""
+
+import pytest
+import torch
+from matmul_on_gpu import DTYPES, check_operators
+from matmul_problems import problem
+from routed_on_gpu import check as check_routed
+from routing_on_gpu import check_backward, check_forward
+
+from rbm_kernels import cosine_topk, expert_order
+from rbm_kernels.ops.expert_matmul import config
+from rbm_kernels.ops.expert_order import kernels as order_kernels
+from rbm_kernels.ops.expert_order import reference as order_reference
+
+pytestmark = pytest.mark.usefixtures("served")
+PRECISIONS = ["bfloat16", "float16", "tf32", "ieee"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((70, 64, 8, 3), torch.float32),
+        ((70, 64, 8, 3), torch.bfloat16),
+        ((70, 64, 8, 3), torch.float16),
+        ((40, 133, 33, 5), torch.bfloat16),
+        ((20, 47, 5, 2), torch.float32),
+    ],
+    ids=str,
+)
+def test_cosine_topk(shape, dtype):
+    rows, features, num_experts, k = shape
+    h, memory = torch.randn(rows, features).to(dtype), torch.randn(num_experts, features)
+    check_forward(cosine_topk(h, memory, k, temperature=0.7), h, memory, k, 0.7)
+    check_backward(h, memory, k, *torch.randn(2, rows, k), 0.7)
+
+
+@pytest.mark.parametrize("path", ["compare", "count", "sort"])
+@pytest.mark.parametrize("k", [3, 6])
+def test_expert_order(k, path, monkeypatch):
+    """Six of nine experts were put out of order for sm_90 by LLVM, as of Triton 3.9.0."""
+    monkeypatch.setattr(order_kernels, "path", lambda *shapes: path)
+    experts = torch.rand(300, 9).argsort(-1)[:, :k].int().contiguous()
+    for got, wanted in zip(expert_order(experts, 9, 16)[:3], order_reference.expert_order(experts, 9, 16), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("num_experts", [14, 40])
+def test_ranks_of_eight_experts(num_experts):
+    """In 32 bits and in 64."""
+    experts = torch.rand(60, num_experts).argsort(-1)[:, :8].int().contiguous()
+    got, wanted = expert_order(experts, num_experts, 16), order_reference.expert_order(experts, num_experts, 16)
+    assert torch.equal(got[0], wanted[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "height"), [*((precision, 128) for precision in PRECISIONS), ("bfloat16", 64), ("bfloat16", 16)]
+)
+def test_expert_matmul(precision, height, monkeypatch):
+    """All results, in the tiles of large, middling and small numbers of rows."""
+    monkeypatch.setattr(config, "tile_rows", lambda rows: height)
+    check_operators(problem((150, 80, 72, 5, 3), DTYPES[precision]), precision)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "ieee"])
+def test_expert_matmul_of_odd_widths(precision):
+    check_operators(problem((40, 47, 33, 4, 2), DTYPES[precision]), precision)
+
+
+def test_expert_matmul_in_two_passes():
+    arguments = problem((40, 48, 40, 9, 4), torch.bfloat16)
+    check_operators(arguments, "bfloat16", expert_order(arguments[4], 9, 16, 2))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_routed_matmul(precision):
+    dtype = DTYPES[precision]
+    x, weight, bias = torch.randn(9, 96).to(dtype), torch.randn(6, 40, 96).to(dtype), torch.randn(6, 40).to(dtype)
+    check_routed(x, torch.randn(6, 96), weight, bias, 3, 0.7, precision)
