@@ -65,11 +65,15 @@ class Warp {
   // Executes one instruction after another until a barrier or the end.
   void run();
 
-  // The register of an operand, where all active lanes wrote it.
+  // The register of an operand for what needs a value: an address, a predicate, a store, a matrix. All active lanes
+  // must have written it.
   const Register& read(const Operand& operand, size_t element = 0);
   const Register& read_slot(uint32_t slot);
-  // The register to write, in the active lanes.
-  Register& write(const Operand& operand, size_t element = 0);
+  // The register of an operand for what only computes: lanes without a value give lanes without a value. Compilers let
+  // whole warps shuffle and add what a few lanes have loaded, and use the results of those lanes alone.
+  const Register& operand(const Operand& operand, size_t element = 0);
+  // The register to write, in the active lanes, of which `known` get a value.
+  Register& write(const Operand& operand, size_t element = 0, uint32_t known = kAllLanes);
 
   bool is_active(int lane) const { return active >> lane & 1; }
   // Every lane of the warp must be here: `.aligned` instructions.
@@ -109,6 +113,8 @@ class Warp {
   uint32_t proxy_fence_tick = 0;
 
  private:
+  void require_waited(const Register& source) const;
+
   // Lanes that run together, to the place where they meet those that they parted from.
   struct Path {
     int place, until;

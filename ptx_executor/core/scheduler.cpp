@@ -150,18 +150,33 @@ const Register& Warp::read(const Operand& operand, size_t element) { return read
 
 const Register& Warp::read_slot(uint32_t slot) {
   const Register& source = registers[slot];
-  if (source.computing != 0) throw Failure("wgmma not waited for", "an accumulator is read before wgmma.wait_group");
+  require_waited(source);
   if ((source.written & active) != active) {
-    throw Failure("unwritten", "a register is read that nobody wrote", std::countr_zero(active & ~source.written));
+    throw Failure("unwritten", "a register is used that nobody wrote, or that was computed from one",
+                  std::countr_zero(active & ~source.written));
   }
   return source;
 }
 
-Register& Warp::write(const Operand& operand, size_t element) {
+const Register& Warp::operand(const Operand& operand, size_t element) {
+  const Register& source = registers[operand.slots[element]];
+  require_waited(source);
+  return source;
+}
+
+void Warp::require_waited(const Register& source) const {
+  if (source.computing != 0) {
+    throw Failure("wgmma not waited for", "an accumulator is read before wgmma.wait_group");
+  }
+}
+
+Register& Warp::write(const Operand& operand, size_t element, uint32_t known) {
   Register& target = registers[operand.slots[element]];
-  if (target.computing != 0) throw Failure("wgmma not waited for", "an accumulator is written before wgmma.wait_group");
+  if (target.computing != 0) {
+    throw Failure("wgmma not waited for", "an accumulator is written before wgmma.wait_group");
+  }
   if (target.reading != 0) throw Failure("wgmma not waited for", "a register is written that a wgmma still reads");
-  target.written |= active;
+  target.written = (target.written & ~active) | (known & active);
   target.tick = tick;
   return target;
 }

@@ -13,8 +13,9 @@ template <typename F, typename Result, typename... Sources>
 struct Lanewise {
   template <size_t... I>
   static void apply(Warp& warp, const Instruction& instruction, std::index_sequence<I...>) {
-    const Register* const sources[] = {&warp.read(instruction.operands[I + 1])...};
-    Register& target = warp.write(instruction.operands[0]);
+    const Register* const sources[] = {&warp.operand(instruction.operands[I + 1])...};
+    const uint32_t known = (sources[I]->written & ...);
+    Register& target = warp.write(instruction.operands[0], 0, known);
     for (int lane = 0; lane < kLanes; ++lane) {
       if (warp.is_active(lane)) {
         target.lane[lane] = to_bits<Result>(static_cast<Result>(F{}(from_bits<Sources>(sources[I]->lane[lane])...)));

@@ -71,10 +71,18 @@ def test_shared_memory_has_an_end():
 
 
 def test_a_register_that_nobody_wrote():
-    found = caught(kernel("add.s32 %r2, %r1, %r9;", 1), zeros())
-    assert found.kind == "unwritten"
+    """It may be computed with, lane by lane; what has no value may not be stored, be an address or decide anything."""
+    store = "mad.wide.u32 %rd5, %r1, 4, %rd1; st.global.b32 [%rd5], %r3;"
+    assert caught(kernel("add.s32 %r3, %r1, %r9;" + store, 1), zeros()).kind == "unwritten"
+    assert caught(kernel("mad.wide.u32 %rd5, %r9, 4, %rd1; st.global.b32 [%rd5], %r1;", 1), zeros()).kind == "unwritten"
+    assert caught(kernel("setp.lt.u32 %p1, %r9, 8; @%p1 bra END; END:", 1), zeros()).kind == "unwritten"
     partly = "setp.lt.u32 %p1, %r1, 8; @%p1 mov.u32 %r2, 1; add.s32 %r3, %r2, 1;"
-    assert caught(kernel(partly, 1), zeros()).lane == 8
+    assert caught(kernel(partly + store, 1), zeros()).lane == 8
+    execute(kernel(partly + store.replace("st.global", "@%p1 st.global"), 1), zeros())
+    moved = "shfl.sync.idx.b32 %r3, %r3, 3, 31, -1;"
+    execute(kernel(partly + moved + store, 1), zeros())
+    assert caught(kernel(partly + moved.replace(" 3, 31", " 9, 31") + store, 1), zeros()).kind == "unwritten"
+    execute(kernel(partly + "selp.b32 %r3, %r3, 0, %p1;" + store, 1), zeros())
 
 
 def test_two_blocks_write_one_address():

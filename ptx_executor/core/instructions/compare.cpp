@@ -21,10 +21,10 @@ bool holds(T a, T b) {
 // setp: p = a ? b, and where the form has p|q, q = its negation. `unordered`: true where an operand is NaN.
 template <typename T, Comparison comparison, bool unordered>
 void set_predicate(Warp& warp, const Instruction& instruction) {
-  const Register &a = warp.read(instruction.operands[1]), &b = warp.read(instruction.operands[2]);
+  const Register &a = warp.operand(instruction.operands[1]), &b = warp.operand(instruction.operands[2]);
   const Operand& targets = instruction.operands[0];
   for (size_t i = 0; i < targets.slots.size(); ++i) {
-    Register& target = warp.write(targets, i);
+    Register& target = warp.write(targets, i, a.written & b.written);
     for (int lane = 0; lane < kLanes; ++lane) {
       if (!warp.is_active(lane)) continue;
       const T left = from_bits<T>(a.lane[lane]), right = from_bits<T>(b.lane[lane]);
@@ -60,10 +60,27 @@ const Define setp("setp", Class::kPredicate, [](Form& form) {
   form.refuse("its comparison is not known");
 });
 
+// d = p ? a : b; what is not chosen need not have a value.
+template <typename T>
+void select(Warp& warp, const Instruction& instruction) {
+  const Register &a = warp.operand(instruction.operands[1]), &b = warp.operand(instruction.operands[2]);
+  const Register& first = warp.operand(instruction.operands[3]);
+  uint32_t known = 0;
+  std::array<uint64_t, kLanes> chosen;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Register& source = first.lane[lane] != 0 ? a : b;
+    chosen[lane] = to_bits(from_bits<T>(source.lane[lane]));
+    known |= source.written & first.written & 1u << lane;
+  }
+  Register& target = warp.write(instruction.operands[0], 0, known);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (warp.is_active(lane)) target.lane[lane] = chosen[lane];
+  }
+}
+
 const Define selp("selp", Class::kInteger, [](Form& form) {
-  return by_type(Anything{}, form, form.take_type(), [&]<typename T>() -> Execute {
-    return lanewise<T, T, T, bool>(form, [](T a, T b, bool first) { return first ? a : b; });
-  });
+  form.expect_operands(4);
+  return by_type(Anything{}, form, form.take_type(), []<typename T>() -> Execute { return select<T>; });
 });
 
 }  // namespace

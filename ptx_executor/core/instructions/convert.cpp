@@ -53,12 +53,14 @@ void pack(Warp& warp, const Instruction& instruction) {
   const size_t count = instruction.operands[1].slots.size();
   const int64_t width = instruction.form[0] / static_cast<int64_t>(count);
   std::array<uint64_t, kLanes> packed{};
+  uint32_t known = kAllLanes;
   for (size_t i = 0; i < count; ++i) {
-    const Register& source = warp.read(instruction.operands[1], i);
+    const Register& source = warp.operand(instruction.operands[1], i);
+    known &= source.written;
     for (int lane = 0; lane < kLanes; ++lane)
       packed[lane] |= (source.lane[lane] & ((uint64_t{1} << width) - 1)) << i * width;
   }
-  Register& target = warp.write(instruction.operands[0]);
+  Register& target = warp.write(instruction.operands[0], 0, known);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (warp.is_active(lane)) target.lane[lane] = packed[lane];
   }
@@ -67,9 +69,11 @@ void pack(Warp& warp, const Instruction& instruction) {
 void unpack(Warp& warp, const Instruction& instruction) {
   const size_t count = instruction.operands[0].slots.size();
   const int64_t width = instruction.form[0] / static_cast<int64_t>(count);
-  const auto bits = warp.read(instruction.operands[1]).lane;
+  const Register& source = warp.operand(instruction.operands[1]);
+  const auto bits = source.lane;
+  const uint32_t known = source.written;
   for (size_t i = 0; i < count; ++i) {
-    Register& target = warp.write(instruction.operands[0], i);
+    Register& target = warp.write(instruction.operands[0], i, known);
     for (int lane = 0; lane < kLanes; ++lane) {
       if (warp.is_active(lane)) target.lane[lane] = bits[lane] >> i * width & ((uint64_t{1} << width) - 1);
     }

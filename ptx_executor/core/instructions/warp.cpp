@@ -26,18 +26,26 @@ std::pair<int, bool> source_lane(int lane, uint32_t b, uint32_t c) {
 template <Shuffle mode>
 void shuffle(Warp& warp, const Instruction& instruction) {
   warp.require_members(instruction.operands[4]);
-  const auto values = warp.read(instruction.operands[1]).lane;
+  const Register& given = warp.operand(instruction.operands[1]);
+  const auto values = given.lane;
+  const uint32_t written = given.written;
   const Register &b = warp.read(instruction.operands[2]), &c = warp.read(instruction.operands[3]);
   const Operand& targets = instruction.operands[0];
-  Register& target = warp.write(targets);
+  uint32_t known = 0;
+  std::array<std::pair<int, bool>, kLanes> sources;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!warp.is_active(lane)) continue;
+    sources[lane] = source_lane<mode>(lane, static_cast<uint32_t>(b.lane[lane]), static_cast<uint32_t>(c.lane[lane]));
+    const int source = sources[lane].first;
+    if (!warp.is_active(source)) throw Failure("divergence", "shfl reads a lane that is not here", lane);
+    known |= (written >> source & 1u) << lane;
+  }
+  Register& target = warp.write(targets, 0, known);
   Register* const inside_of = targets.slots.size() > 1 ? &warp.write(targets, 1) : nullptr;
   for (int lane = 0; lane < kLanes; ++lane) {
     if (!warp.is_active(lane)) continue;
-    const auto [source, inside] =
-        source_lane<mode>(lane, static_cast<uint32_t>(b.lane[lane]), static_cast<uint32_t>(c.lane[lane]));
-    if (!warp.is_active(source)) throw Failure("divergence", "shfl reads a lane that is not here", lane);
-    target.lane[lane] = values[source];
-    if (inside_of != nullptr) inside_of->lane[lane] = inside;
+    target.lane[lane] = values[sources[lane].first];
+    if (inside_of != nullptr) inside_of->lane[lane] = sources[lane].second;
   }
 }
 
