@@ -87,11 +87,10 @@ class CudaLaunches:
 
     def memory_update_(self, memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, normalize: bool = True):
         """As ``move_memory`` does, in place."""
-        self._launch(
-            WatchedMemory(), f"memory_update_kernelI{_MANGLED[memory.dtype]}E", (len(memory), 1, 1), (_MAX_THREADS, 1, 1),
-            [("Q", memory), ("q", memory.stride(0)), ("q", memory.stride(1)), ("Q", weighted_sum), ("Q", total),
-             ("q", memory.shape[1]), ("d", decay), ("?", normalize)],
-        )  # fmt: skip
+        arguments = [("Q", memory), ("q", memory.stride(0)), ("q", memory.stride(1)), ("Q", weighted_sum), ("Q", total)]
+        arguments += [("q", memory.shape[1]), ("d", decay), ("?", normalize)]
+        kernel = f"memory_update_kernelI{_MANGLED[memory.dtype]}E"
+        self._launch(WatchedMemory(), kernel, (len(memory), 1, 1), (_MAX_THREADS, 1, 1), arguments)
 
     def _launch(self, watched, pattern, grid, block, arguments, tensors=None) -> None:
         program = _program(pattern)

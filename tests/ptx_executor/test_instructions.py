@@ -6,26 +6,10 @@ from ptx_kernels import each_lane, execute, kernel
 
 I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
 HARD_FLOATS = torch.tensor(
-    # fmt: off
     [
-        0.0,
-        -0.0,
-        1.0,
-        -1.5,
-        float("inf"),
-        float("-inf"),
-        float("nan"),
-        1e-40,
-        65504.0,
-        65520.0,
-        3e-8,
-        2.0**-24,
-        1.00390625,
-        1.01171875,
-        3.4e38,
-        7.0,
+        *(0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 1e-40),
+        *(65504.0, 65520.0, 3e-8, 2.0**-24, 1.00390625, 1.01171875, 3.4e38, 7.0),
     ]
-    # fmt: on
 )
 
 

@@ -86,6 +86,16 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
     }
 
 
+def test_few_epochs_are_not_led_by_many_of_pretraining(small_graph, quick, tmp_path):
+    """Five epochs of each student stay ten at most, whatever ``pretrain_epochs`` says."""
+    few = {"max_epochs": 5, "pretrain_epochs": 50}
+    config = quick.updated({"teacher": {"max_epochs": 2}, "mlp": {"max_epochs": 2}, "rbm": few, "moe": few})
+    rbm.distill(small_graph, config=config, methods=("mlp", "rbm", "moe"), folder=tmp_path / "run")
+    records = read_metrics(tmp_path / "run")
+    for phase in ("rbm", "moe"):
+        assert sum(record["phase"] == phase for record in records) == 10
+
+
 KILLS = [("teacher", 7), ("mlp", 12), ("rbm", 3), ("rbm", 5), ("rbm", 19)]
 
 

@@ -42,6 +42,20 @@ def test_a_known_result_is_not_computed_again(tmp_path):
     assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
+@pytest.mark.parametrize("place", [-5, 60, 0])
+def test_a_flipped_bit_is_not_taken_for_a_result(place, tmp_path):
+    """In a value, in the header, in the length of the header."""
+    compute = Counted()
+    kept = Cache(tmp_path).tensors("walk", {"dim": 4}, [], compute)
+    (path,) = tmp_path.glob("*.safetensors")
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 64
+    path.write_bytes(damaged)
+    again = Cache(tmp_path).tensors("walk", {"dim": 4}, [], compute)
+    assert compute.runs == 2
+    assert torch.equal(again["a"], kept["a"])
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "inputs"),
     [
