@@ -145,6 +145,7 @@ class Gpu:
                 dynamic_shared=metadata.shared,
                 blocks=None if self._blocks is None else self._blocks(sizes),
                 seed=seed,
+                fence_copies=_fences_copies(),
             )
 
         before = _contents(tensors)
@@ -183,6 +184,13 @@ def _restore(tensors: dict[str, Tensor], contents: dict[str, bytes]) -> None:
 
 def _extents(tensors: dict[str, Tensor]) -> Iterator[tuple[str, tuple[int, int]]]:
     return ((name, extent(tensor)) for name, tensor in tensors.items())
+
+
+def _fences_copies() -> bool:
+    """Whether this Triton puts a fence between ``cp.async`` and wgmma; before, Hopper was trusted to keep the order."""
+    import triton
+
+    return tuple(int(part) for part in triton.__version__.split(".")[:3]) >= (3, 7, 1)
 
 
 def _forget() -> None:

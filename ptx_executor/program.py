@@ -91,6 +91,7 @@ class Program:
         dynamic_shared: int = 0,
         blocks: list[int] | None = None,
         seed: int = 0,
+        fence_copies: bool = True,
     ) -> Result:
         """Run the kernel.
 
@@ -101,6 +102,7 @@ class Program:
             memory: a ``GlobalMemory`` that knows what was passed.
             dynamic_shared: bytes of shared memory beyond the kernel's own.
             blocks: those to run, as ``x + grid_x * (y + grid_y * z)``; None: all.
+            fence_copies: whether wgmma may read what ``cp.async`` wrote only after a ``fence.proxy.async``.
             seed: of the order in which blocks run and warps take turns.
 
         Raises:
@@ -117,6 +119,7 @@ class Program:
             chosen,
             seed,
             MOST_INSTRUCTIONS,
+            fence_copies,
         )
         if failure is not None:
             raise WatcherError(self.kernel.name, self.kernel.statements[failure["instruction"]], failure)

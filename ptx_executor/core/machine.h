@@ -50,6 +50,7 @@ struct Launch {
   std::vector<uint8_t> parameters;
   uint32_t shared_bytes = 0;
   uint64_t most_instructions = 0;
+  bool fence_copies = true;
   std::vector<Count> counts;  // of each instruction
   uint64_t executed = 0;
 };

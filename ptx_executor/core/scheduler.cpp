@@ -6,7 +6,7 @@
 namespace ptx {
 
 Block::Block(Launch& launch, int64_t number, std::mt19937_64& random)
-    : launch(launch), number(number), shared(launch.shared_bytes), random_(random) {
+    : launch(launch), number(number), shared(launch.shared_bytes, launch.fence_copies), random_(random) {
   x = static_cast<uint32_t>(number % launch.grid.x);
   y = static_cast<uint32_t>(number / launch.grid.x % launch.grid.y);
   z = static_cast<uint32_t>(number / launch.grid.x / launch.grid.y);

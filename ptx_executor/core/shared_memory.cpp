@@ -7,7 +7,8 @@
 
 namespace ptx {
 
-SharedMemory::SharedMemory(uint32_t size) : data_(size + kChunk), bytes_(size), matrix_reads_(size / kChunk + 1) {}
+SharedMemory::SharedMemory(uint32_t size, bool fence_copies)
+    : data_(size + kChunk), bytes_(size), matrix_reads_(size / kChunk + 1), fence_copies_(fence_copies) {}
 
 void SharedMemory::check_range(uint32_t address, unsigned size, const char* verb, int lane) const {
   const std::string what = std::string(verb) + " of " + std::to_string(size) + " bytes of shared memory";
@@ -83,6 +84,7 @@ void SharedMemory::write(uint32_t address, const uint8_t* bytes, unsigned size, 
     byte.write_tick = by.tick;
     byte.writer = static_cast<uint8_t>(by.warp);
     byte.written = true;
+    byte.copied = false;
   }
   std::memcpy(&data_[first], bytes, size);
 }
@@ -99,6 +101,7 @@ void SharedMemory::begin_copy(uint32_t address, unsigned size, Toucher by) {
 void SharedMemory::land_copy(uint32_t address, const uint8_t* bytes, unsigned size, Toucher by) {
   for (uint32_t i = address - kBase; i < address - kBase + size; ++i) bytes_[i].copying = false;
   write(address, bytes, size, by);
+  for (uint32_t i = address - kBase; i < address - kBase + size; ++i) bytes_[i].copied = true;
 }
 
 void SharedMemory::fail_unfenced(uint32_t address, Toucher by, const Byte& byte) const {

@@ -19,7 +19,8 @@ class SharedMemory {
   // wgmma reads operands in stretches of this many bytes.
   static constexpr uint32_t kChunk = 16;
 
-  explicit SharedMemory(uint32_t size);
+  // `fence_copies`: what a cp.async wrote needs a proxy fence as well, before wgmma reads it.
+  SharedMemory(uint32_t size, bool fence_copies);
 
   // Who touches: a warp, at a tick of the launch's clock.
   struct Toucher {
@@ -42,7 +43,8 @@ class SharedMemory {
     const uint8_t* bytes = read(address, kChunk, by);
     for (unsigned i = 0; i < kChunk; ++i) {
       const Byte& byte = bytes_[address - kBase + i];
-      if (!fenced(byte.writer, byte.write_tick)) fail_unfenced(address + i, by, byte);
+      if (!fenced(byte.writer, byte.write_tick) && (fence_copies_ || !byte.copied))
+        fail_unfenced(address + i, by, byte);
     }
     ++matrix_reads_[(address - kBase) / kChunk];
     return bytes;
@@ -57,7 +59,7 @@ class SharedMemory {
     uint32_t write_epoch = 0, read_epoch = 0, write_tick = 0;
     uint32_t writers = 0, readers = 0;  // warps, in these epochs
     uint8_t writer = 0;                 // the latest
-    bool written = false, copying = false;
+    bool written = false, copying = false, copied = false;
   };
 
   void check_range(uint32_t address, unsigned size, const char* verb, int lane) const;
@@ -68,6 +70,7 @@ class SharedMemory {
   std::vector<uint8_t> data_;
   std::vector<Byte> bytes_;
   std::vector<uint16_t> matrix_reads_;
+  bool fence_copies_;
   uint32_t epoch_ = 1;
 };
 
