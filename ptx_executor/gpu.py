@@ -145,7 +145,7 @@ class Gpu:
                 dynamic_shared=metadata.shared,
                 blocks=None if self._blocks is None else self._blocks(sizes),
                 seed=seed,
-                fence_copies=_fences_copies(),
+                strict_wgmma=_is_strict(),
             )
 
         before = _contents(tensors)
@@ -186,11 +186,15 @@ def _extents(tensors: dict[str, Tensor]) -> Iterator[tuple[str, tuple[int, int]]
     return ((name, extent(tensor)) for name, tensor in tensors.items())
 
 
-def _fences_copies() -> bool:
-    """Whether this Triton puts a fence between ``cp.async`` and wgmma; before, Hopper was trusted to keep the order."""
+def _is_strict() -> bool:
+    """Whether this Triton keeps to all that the PTX ISA asks of wgmma.
+
+    Before 3.9 (3.6.0 and 3.7.1 were tried) it does not fence what ``cp.async`` wrote, which Hopper keeps in order, and
+    loads the operands of the next wgmma into registers of one that was not waited for: ptxas sees that and waits.
+    """
     import triton
 
-    return tuple(int(part) for part in triton.__version__.split(".")[:3]) >= (3, 7, 1)
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 9)
 
 
 def _forget() -> None:

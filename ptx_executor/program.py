@@ -91,7 +91,7 @@ class Program:
         dynamic_shared: int = 0,
         blocks: list[int] | None = None,
         seed: int = 0,
-        fence_copies: bool = True,
+        strict_wgmma: bool = True,
     ) -> Result:
         """Run the kernel.
 
@@ -102,7 +102,8 @@ class Program:
             memory: a ``GlobalMemory`` that knows what was passed.
             dynamic_shared: bytes of shared memory beyond the kernel's own.
             blocks: those to run, as ``x + grid_x * (y + grid_y * z)``; None: all.
-            fence_copies: whether wgmma may read what ``cp.async`` wrote only after a ``fence.proxy.async``.
+            strict_wgmma: as the PTX ISA asks: what ``cp.async`` wrote may be read by wgmma only after a
+                ``fence.proxy.async``, and a register that a wgmma reads may be written only after its wait.
             seed: of the order in which blocks run and warps take turns.
 
         Raises:
@@ -119,7 +120,7 @@ class Program:
             chosen,
             seed,
             MOST_INSTRUCTIONS,
-            fence_copies,
+            strict_wgmma,
         )
         if failure is not None:
             raise WatcherError(self.kernel.name, self.kernel.statements[failure["instruction"]], failure)

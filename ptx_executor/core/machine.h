@@ -50,7 +50,9 @@ struct Launch {
   std::vector<uint8_t> parameters;
   uint32_t shared_bytes = 0;
   uint64_t most_instructions = 0;
-  bool fence_copies = true;
+  // As the PTX ISA asks: a proxy fence between cp.async and wgmma as well, and no write to a register that a wgmma
+  // reads.
+  bool strict_wgmma = true;
   std::vector<Count> counts;  // of each instruction
   uint64_t executed = 0;
 };

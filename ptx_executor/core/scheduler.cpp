@@ -6,7 +6,7 @@
 namespace ptx {
 
 Block::Block(Launch& launch, int64_t number, std::mt19937_64& random)
-    : launch(launch), number(number), shared(launch.shared_bytes, launch.fence_copies), random_(random) {
+    : launch(launch), number(number), shared(launch.shared_bytes, launch.strict_wgmma), random_(random) {
   x = static_cast<uint32_t>(number % launch.grid.x);
   y = static_cast<uint32_t>(number / launch.grid.x % launch.grid.y);
   z = static_cast<uint32_t>(number / launch.grid.x / launch.grid.y);
@@ -175,7 +175,9 @@ Register& Warp::write(const Operand& operand, size_t element, uint32_t known) {
   if (target.computing != 0) {
     throw Failure("wgmma not waited for", "an accumulator is written before wgmma.wait_group");
   }
-  if (target.reading != 0) throw Failure("wgmma not waited for", "a register is written that a wgmma still reads");
+  if (target.reading != 0 && block.launch.strict_wgmma) {
+    throw Failure("wgmma not waited for", "a register is written that a wgmma still reads");
+  }
   target.written = (target.written & ~active) | (known & active);
   target.tick = tick;
   return target;

@@ -7,8 +7,8 @@
 
 namespace ptx {
 
-SharedMemory::SharedMemory(uint32_t size, bool fence_copies)
-    : data_(size + kChunk), bytes_(size), matrix_reads_(size / kChunk + 1), fence_copies_(fence_copies) {}
+SharedMemory::SharedMemory(uint32_t size, bool strict_wgmma)
+    : data_(size + kChunk), bytes_(size), matrix_reads_(size / kChunk + 1), strict_wgmma_(strict_wgmma) {}
 
 void SharedMemory::check_range(uint32_t address, unsigned size, const char* verb, int lane) const {
   const std::string what = std::string(verb) + " of " + std::to_string(size) + " bytes of shared memory";

@@ -19,8 +19,8 @@ class SharedMemory {
   // wgmma reads operands in stretches of this many bytes.
   static constexpr uint32_t kChunk = 16;
 
-  // `fence_copies`: what a cp.async wrote needs a proxy fence as well, before wgmma reads it.
-  SharedMemory(uint32_t size, bool fence_copies);
+  // `strict_wgmma`: what a cp.async wrote needs a proxy fence as well, before wgmma reads it.
+  SharedMemory(uint32_t size, bool strict_wgmma);
 
   // Who touches: a warp, at a tick of the launch's clock.
   struct Toucher {
@@ -43,7 +43,7 @@ class SharedMemory {
     const uint8_t* bytes = read(address, kChunk, by);
     for (unsigned i = 0; i < kChunk; ++i) {
       const Byte& byte = bytes_[address - kBase + i];
-      if (!fenced(byte.writer, byte.write_tick) && (fence_copies_ || !byte.copied))
+      if (!fenced(byte.writer, byte.write_tick) && (strict_wgmma_ || !byte.copied))
         fail_unfenced(address + i, by, byte);
     }
     ++matrix_reads_[(address - kBase) / kChunk];
@@ -70,7 +70,7 @@ class SharedMemory {
   std::vector<uint8_t> data_;
   std::vector<Byte> bytes_;
   std::vector<uint16_t> matrix_reads_;
-  bool fence_copies_;
+  bool strict_wgmma_;
   uint32_t epoch_ = 1;
 };
 
