@@ -22,7 +22,11 @@ if not torch.cuda.is_available():
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     # Workers side by side share the cores; threads of theirs that wait for each other's would take most of the time.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+    _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    torch.set_num_threads(_threads)
+    # Of processes that tests start as well: with two threads each on two busy cores, `rbm distill` took four times as
+    # long, most of it in threads that spin until the others have come.
+    os.environ.setdefault("OMP_NUM_THREADS", str(_threads))
 
 
 @pytest.fixture(scope="session")
