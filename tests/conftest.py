@@ -27,6 +27,8 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     # Of processes that tests start as well: with two threads each on two busy cores, `rbm distill` took four times as
     # long, most of it in threads that spin until the others have come.
     os.environ.setdefault("OMP_NUM_THREADS", str(_threads))
+    # A pool of processes that torch.compile starts takes longer than the few kernels of a test.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +42,13 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_compile_cache(tmp_path_factory) -> None:
-    """torch.compile keeps graphs on disk and does not notice that an operator's derivative has changed since."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    """torch.compile keeps graphs on disk and does not notice that an operator's derivative has changed since.
+
+    Workers share the folder, which is this run's: PyTorch's C++ headers are compiled once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(run / "inductor")
 
 
 @pytest.fixture(scope="session")
