@@ -31,6 +31,19 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep pytest-xdist from handing files out by their number of tests: files of one long test came last."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Between workers, files with slow tests come first: a long one at the end would leave the other workers idle."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Folder of the real datasets: ``RBM_DATA_ROOT``, or ``shared/data`` beside the checkout; skips without."""
