@@ -2,20 +2,21 @@
 
 Tests, the static report and the tuner use it. Launch functions run as they are, on meta tensors; Triton is told that
 the GPU is of the wanted architecture, and that it should compile and not launch. That bends Triton's driver for good,
-so it happens in a process of its own (``python -m rbm_kernels._ahead_of_time <architecture>``, programs on standard
-input).
+so it happens in a process of its own (``python -m rbm_kernels._ahead_of_time``, programs on standard input).
 """
 
 import contextlib
+import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any, NoReturn, TextIO
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Compiled:
 
 
 def compile_launches(
-    programs: Sequence[str], architecture: int, *, skip_failures: bool = False
+    programs: Sequence[str], architecture: int, *, skip_failures: bool = False, read_together: int = 1
 ) -> Iterator[tuple[int, Compiled]]:
     """Run programs in a new process; yield, as they come, the place of each and every Triton kernel it would launch.
 
@@ -45,29 +46,52 @@ def compile_launches(
         programs: Python sources that call launch functions on meta tensors. They import what this process can import.
         architecture: 80, 90, 100 or 120.
         skip_failures: yield nothing for a program that fails.
+        read_together: how many kernels to compile before their machine code is read; reading one takes as long as
+            reading a hundred, half a second.
 
     Raises:
         RuntimeError: a program failed, and ``skip_failures`` is not set.
     """
+    asked = {"programs": list(programs), "architectures": [architecture], "together": read_together}
+    for _, place, kernel in _answers(asked, skip_failures):
+        yield place, kernel
+
+
+def compile_for_all(
+    programs: Sequence[str], architectures: Sequence[int], *, before: str = ""
+) -> dict[int, list[tuple[int, Compiled]]]:
+    """As :func:`compile_launches` for several architectures, on all cores.
+
+    What programs import takes longer than many a kernel: ``before`` is run once, and should have imported it.
+    """
+    asked = {"programs": list(programs), "architectures": list(architectures), "before": before}
+    found: dict[int, list[tuple[int, Compiled]]] = {architecture: [] for architecture in architectures}
+    for architecture, place, kernel in _answers(asked, skip_failures=False):
+        found[architecture].append((place, kernel))
+    return found
+
+
+def _answers(asked: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, int, Compiled]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    command = [sys.executable, "-W", "ignore", "-m", "rbm_kernels._ahead_of_time", str(architecture)]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as asked:
-        json.dump(list(programs), asked)
-        asked.seek(0)
+    command = [sys.executable, "-W", "ignore", "-m", "rbm_kernels._ahead_of_time"]
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as question:
+        json.dump(asked, question)
+        question.seek(0)
         with subprocess.Popen(
-            command, env=environment, stdin=asked, stdout=subprocess.PIPE, stderr=said, text=True
+            command, env=environment, stdin=question, stdout=subprocess.PIPE, stderr=said, text=True
         ) as process:
             try:
                 for line in process.stdout:
-                    place, fields = json.loads(line)
+                    architecture, place, fields = json.loads(line)
                     if fields is not None:
-                        yield place, Compiled(**fields)
+                        yield architecture, place, Compiled(**fields)
                     elif not skip_failures:
                         break
                 else:
                     if process.wait() == 0:
                         return
+                    architecture = " or ".join(f"{number}" for number in asked["architectures"])
             finally:
                 process.kill()
         said.seek(0)
@@ -92,48 +116,118 @@ class AbsentGpu:
         return GPUTarget("cuda", self._architecture, 32)
 
 
-def _read(kernel, blocks: dict[str, int]) -> Compiled:
-    from rbm_kernels import _machine_code
+class _Reader:
+    """Answers for launches in their order, when so many kernels have come that reading them is worth its price."""
 
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        (code,) = _machine_code.read(Path(cubin.name)).values()
-    return Compiled(
-        name=kernel.metadata.name,
-        blocks=blocks,
-        num_warps=kernel.metadata.num_warps,
-        num_stages=kernel.metadata.num_stages,
-        registers=code.registers,
-        spilled_bytes=code.spilled_bytes,
-        shared_bytes=kernel.metadata.shared,
-        tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
-        instructions=code.instructions,
-    )
+    def __init__(self, architecture: int, together: int, answers: TextIO) -> None:
+        self._architecture, self._together, self._answers = architecture, together, answers
+        self._launches: list[tuple[int, Any]] = []  # not answered yet; None for a program that failed
+        self._unread: dict[int, tuple[Any, dict[str, int]]] = {}
+        self._read: dict[int, Compiled] = {}
+
+    def add(self, place: int, kernel: Any, constants: dict[str, Any]) -> None:
+        """A launch of a program. Shapes that differ in nothing that a kernel is compiled for share one."""
+        self._launches.append((place, kernel))
+        if id(kernel) not in self._read:
+            blocks = {name: size for name, size in constants.items() if name.startswith("BLOCK")}
+            self._unread.setdefault(id(kernel), (kernel, blocks))
+        if not self._unread or len(self._unread) >= self._together:
+            self.answer()
+
+    def add_failure(self, place: int) -> None:
+        """A program that failed, which may be all that somebody waits for."""
+        self._launches.append((place, None))
+        self.answer()
+
+    def answer(self) -> None:
+        """Read what was not read yet, and print a line for each launch."""
+        from rbm_kernels import _machine_code
+
+        kernels, blocks = zip(*self._unread.values(), strict=True) if self._unread else ((), ())
+        codes = _machine_code.read_together([kernel.asm["cubin"] for kernel in kernels], self._architecture)
+        for kernel, sizes, code in zip(kernels, blocks, codes, strict=True):
+            self._read[id(kernel)] = Compiled(
+                name=kernel.metadata.name,
+                blocks=sizes,
+                num_warps=kernel.metadata.num_warps,
+                num_stages=kernel.metadata.num_stages,
+                registers=code.registers,
+                spilled_bytes=code.spilled_bytes,
+                shared_bytes=kernel.metadata.shared,
+                tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
+                instructions=code.instructions,
+            )
+        for place, kernel in self._launches:
+            fields = None if kernel is None else asdict(self._read[id(kernel)])
+            print(json.dumps([self._architecture, place, fields]), file=self._answers, flush=True)
+        self._launches.clear()
+        self._unread.clear()
 
 
-def _main(architecture: int) -> None:
+def _main(programs: list[str], architectures: list[int], together: int | None = None, before: str = "") -> None:
+    if len(architectures) == 1:
+        _compile(programs, architectures[0], together or len(programs), sys.stdout)
+        return
+    from triton.runtime import cache
+
+    with contextlib.redirect_stdout(sys.stderr):
+        exec(before, {})
+    if hasattr(cache, "triton_key"):
+        cache.triton_key()  # of Triton's own files, hundreds of megabytes, kept for the whole process
+    gc.freeze()
+    # An architecture is bent to in a process of its own, which has everything imported.
+    waiting, running = list(architectures), {}
+    with contextlib.ExitStack() as files:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                answers = files.enter_context(tempfile.TemporaryFile("w+"))
+                architecture = waiting.pop(0)
+                child = os.fork()
+                if child == 0:
+                    _compile_and_end(programs, architecture, together or len(programs), answers)
+                running[child] = answers
+            child, status = os.wait()
+            if status:
+                sys.exit(1)
+            answers = running.pop(child)
+            answers.seek(0)
+            shutil.copyfileobj(answers, sys.stdout)
+            sys.stdout.flush()
+
+
+def _compile_and_end(programs: list[str], architecture: int, together: int, answers: TextIO) -> NoReturn:
+    status = 1
+    try:
+        _compile(programs, architecture, together, answers)
+        answers.flush()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _compile(programs: list[str], architecture: int, together: int, answers: TextIO) -> None:
     import torch
     import triton
 
-    place, answers, read = 0, sys.stdout, {}
+    place, reader = 0, _Reader(architecture, together, answers)
     run = triton.runtime.JITFunction.run
 
     def compile_only(self, *args, **kwargs):
         kernel = run(self, *args, **{**kwargs, "warmup": True})
-        # Shapes that differ in nothing that a kernel is compiled for share one.
-        if id(kernel) not in read:
-            read[id(kernel)] = _read(kernel, {name: kwargs[name] for name in kwargs if name.startswith("BLOCK")})
-        print(json.dumps([place, asdict(read[id(kernel)])]), file=answers, flush=True)
+        reader.add(place, kernel, kwargs)
         return kernel
 
     triton.runtime.driver.set_active(AbsentGpu(architecture))
     triton.runtime.JITFunction.run = compile_only
     torch.cuda.get_device_capability = lambda device=None: divmod(architecture, 10)
     with contextlib.redirect_stdout(sys.stderr):
-        for place, program in enumerate(json.load(sys.stdin)):
+        for place, program in enumerate(programs):
             if not _succeeds(program):
-                print(json.dumps([place, None]), file=answers, flush=True)
+                reader.add_failure(place)
+        reader.answer()
 
 
 def _succeeds(program: str) -> bool:
@@ -146,4 +240,4 @@ def _succeeds(program: str) -> bool:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+    _main(**json.load(sys.stdin))

@@ -25,7 +25,26 @@ if not torch.cuda.is_available() and EXECUTED_ARCHITECTURE is None:
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     # Workers side by side share the cores; threads of theirs that wait for each other's would take most of the time.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+    _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    torch.set_num_threads(_threads)
+    # Of processes that tests start as well: with two threads each on two busy cores, `rbm distill` took four times as
+    # long, most of it in threads that spin until the others have come.
+    os.environ.setdefault("OMP_NUM_THREADS", str(_threads))
+    # A pool of processes that torch.compile starts takes longer than the few kernels of a test.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep pytest-xdist from handing files out by their number of tests: files of one long test came last."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Between workers, files with slow tests come first: a long one at the end would leave the other workers idle."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +58,13 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_compile_cache(tmp_path_factory) -> None:
-    """torch.compile keeps graphs on disk and does not notice that an operator's derivative has changed since."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    """torch.compile keeps graphs on disk and does not notice that an operator's derivative has changed since.
+
+    Workers share the folder, which is this run's: PyTorch's C++ headers are compiled once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(run / "inductor")
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,14 @@ def _registries():
 
 
 @pytest.mark.usefixtures("_registries")
-@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks(text, "python")])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page == "docs/serving.md" else [])  # it compiles a student
+        for page, text in PAGES.items()
+        if blocks(text, "python")
+    ],
+)
 def test_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__page__"}

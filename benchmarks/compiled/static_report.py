@@ -8,11 +8,9 @@
 
 import csv
 import datetime
-import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import version
@@ -26,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.compiled import cases, occupancy
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from rbm_kernels import _machine_code, _native
-from rbm_kernels._ahead_of_time import Compiled, compile_launches
+from rbm_kernels._ahead_of_time import Compiled, compile_for_all, compile_launches
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA_LIBRARY = _native.LIBRARY_DIR / "librbm_cuda.so"
@@ -63,24 +61,34 @@ class Row:
 
 
 def compiled_rows(chosen: Sequence[Case], architecture: int) -> Iterator[tuple[Case, Row]]:
-    """Compile every launch of the cases, and yield the kernels as they come."""
+    """Compile every launch of the cases, and yield the kernels as they come, some together."""
+    launches, programs = _programs(chosen)
+    for place, compiled in compile_launches(programs, architecture, read_together=16):
+        case, label = launches[place]
+        yield case, row(case, label, architecture, compiled)
+
+
+def _programs(chosen: Sequence[Case]) -> tuple[list[tuple[Case, str]], list[str]]:
     launches = [(case, label) for case in chosen for label in cases.labels(case)]
     programs = [
         f"from benchmarks.compiled import cases; cases.launch_meta(cases.{case!r}, {label!r})"
         for case, label in launches
     ]
-    for place, compiled in compile_launches(programs, architecture):
-        case, label = launches[place]
-        yield case, row(case, label, architecture, compiled)
+    return launches, programs
 
 
 @cache
 def compiled_everywhere(operator: str) -> dict[int, list[tuple[Case, Row]]]:
     """All rows of an operator by architecture; for tests, so on all cores and once a process."""
     chosen = [case for case in CASES if case.operator == operator]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = pool.map(lambda architecture: list(compiled_rows(chosen, architecture)), ARCHITECTURES)
-        return dict(zip(ARCHITECTURES, rows, strict=True))
+    launches, programs = _programs(chosen)
+    # What meta tensors import when they are first made takes seconds.
+    before = f"from benchmarks.compiled import cases; cases.labels(cases.{chosen[0]!r})"
+    found: dict[int, list[tuple[Case, Row]]] = {}
+    for architecture, kernels in compile_for_all(programs, ARCHITECTURES, before=before).items():
+        about = [(*launches[place], compiled) for place, compiled in kernels]
+        found[architecture] = [(case, row(case, label, architecture, compiled)) for case, label, compiled in about]
+    return found
 
 
 def row(case: Case, label: str, architecture: int, compiled: Compiled) -> Row:

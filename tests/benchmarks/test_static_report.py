@@ -1,14 +1,15 @@
 """The static report: its arithmetic by hand, and one operator compiled and written out."""
 
 import csv
+import json
 
 import pytest
 
 pytest.importorskip("triton")
 
 from benchmarks.compiled import occupancy, static_report
-from benchmarks.compiled.cases import CASES, Case
-from rbm_kernels import _ahead_of_time
+from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
+from rbm_kernels import _ahead_of_time, _machine_code
 from rbm_kernels._ahead_of_time import Compiled
 
 
@@ -93,3 +94,23 @@ def test_a_program_that_does_not_compile():
     with pytest.raises(RuntimeError, match=r"did not compile for sm_90(.|\n)*too many experts"):
         list(_ahead_of_time.compile_launches(programs, 90))
     assert list(_ahead_of_time.compile_launches(programs, 90, skip_failures=True)) == []
+    with pytest.raises(RuntimeError, match=r"did not compile for sm_(80|90)(.|\n)*too many experts"):
+        _ahead_of_time.compile_for_all(programs, (80, 90))
+
+
+def test_kernels_read_together_say_what_each_says_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where the cubins are then found
+    case = next(case for case in CASES if case.operator == "expert_order")
+    program = f"from benchmarks.compiled import cases; cases.launch_meta(cases.{case!r}, 'order')"
+    compiled = _ahead_of_time.compile_for_all([program], ARCHITECTURES, before="from benchmarks.compiled import cases")
+    files = {architecture: [] for architecture in ARCHITECTURES}
+    for file in sorted(tmp_path.rglob("*.cubin")):
+        files[json.loads(file.with_suffix(".json").read_text())["target"]["arch"]].append(file)
+    for architecture, cubins in files.items():
+        assert len(compiled[architecture]) == len(cubins) > 1
+        one_by_one = [next(iter(_machine_code.read(file).values())) for file in cubins]
+        together = _machine_code.read_together([file.read_bytes() for file in cubins], architecture)
+        assert together == one_by_one
+        assert len({str(code) for code in together}) == len(cubins), "kernels that tell one order from another"
+        kernels = [kernel for _, kernel in compiled[architecture]]
+        assert sorted(kernel.registers for kernel in kernels) == sorted(code.registers for code in together)

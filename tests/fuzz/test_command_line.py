@@ -16,6 +16,7 @@ def worker():
     worker.stop()
 
 
+@pytest.mark.slow
 def test_command_lines(worker):
     faults, counts = [], {"taken": 0, "refused": 0, "fault": 0}
     for case in range(CASES):

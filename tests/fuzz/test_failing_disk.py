@@ -41,6 +41,7 @@ def failing_run(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_disk_that_fails(failing_run):
     whole = failing_run([])[0]
     assert whole["ended"] == "whole"

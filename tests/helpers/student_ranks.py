@@ -2,12 +2,15 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -203,7 +206,9 @@ def spawn(ranks: int, target: Callable, folder: Path, *arguments, seconds: float
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    work = mp.spawn(_run, (ranks, port, target, folder, arguments), nprocs=ranks, join=False)
+    _import_once()
+    about = (ranks, port, target, folder, arguments)
+    work = mp.start_processes(_run, about, nprocs=ranks, join=False, start_method="forkserver")
     try:
         deadline = time.monotonic() + seconds
         while not work.join(timeout=max(0.1, deadline - time.monotonic())):
@@ -212,6 +217,13 @@ def spawn(ranks: int, target: Callable, folder: Path, *arguments, seconds: float
         for process in work.processes:
             process.kill()
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def _import_once() -> None:
+    """Let processes be forked from one that has this module imported, which takes each of them seconds otherwise."""
+    forkserver.set_forkserver_preload([__name__])
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # it does not take over this one's path
+        forkserver.ensure_running()
 
 
 def _run(rank: int, ranks: int, port: int, target: Callable, folder: Path, arguments: tuple) -> None:

@@ -128,6 +128,7 @@ def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, 
     assert without_seconds[0] == without_seconds[1]
 
 
+@pytest.mark.slow
 def test_survives_kill_9(tmp_path):
     """The command line, killed without warning in the middle of the student's training."""
     command = [sys.executable, "-m", "rbm", "distill", "--no-plots", "--set", "teacher.max_epochs=10"]
