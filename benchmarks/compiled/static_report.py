@@ -51,6 +51,7 @@ class Row:
     shared_bytes: int
     tensor_columns: int
     matrix_instructions: str
+    matrix_waits: int
     wide_loads: int
     loads: int
     atomics: int
@@ -158,6 +159,8 @@ def _counted(instructions: dict[str, int]) -> dict[str, str | int]:
 
     return {
         "matrix_instructions": " ".join(f"{name} {count}" for name, count in sorted(matrix.items())),
+        # Of Hopper: as many as multiplications where ptxas lets each wait for the one before ("serialized", C7515).
+        "matrix_waits": total(r"WARPGROUP\.DEPBAR"),
         # Loads from device memory into registers and into shared memory; UTMALDG brings a whole tile.
         "wide_loads": total(r"LDG\.E\.(\w+\.)*128|LDGSTS\.E\.(\w+\.)*128|UTMALDG"),
         "loads": total(r"LDG\b|LDGSTS\b|UTMALDG"),
@@ -186,10 +189,11 @@ def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
         "",
         "*Programs*: how many a multiprocessor holds by registers / by shared memory. *Fit, claimed*: how many by all",
         "limits together, warps and tensor memory too, and how many the configuration counts on. *16-byte loads*:",
-        "instructions, of all loads from device memory.",
+        "instructions, of all loads from device memory. *Waits*: for Hopper's multiplications; where there is one for each,",
+        "none overlaps with the next.",
     ]
     heads = ("Computes", "Kernel", "Shape", "Precision", "sm", "Tile, warps, stages", "Registers", "Spilled bytes")
-    heads += ("Shared KB", "Matrix instructions", "16-byte loads", "Programs", "Fit, claimed")
+    heads += ("Shared KB", "Matrix instructions, waits", "16-byte loads", "Programs", "Fit, claimed")
     for operator in dict.fromkeys(row.operator for row in rows):
         lines += ["", f"## {operator}", "", _line(heads), _line(["---"] * len(heads))]
         together: dict[tuple[str, ...], list[Row]] = {}
@@ -212,7 +216,7 @@ def _cells(row: Row) -> Sequence[str]:
         str(row.registers),
         str(row.spilled_bytes),
         f"{row.shared_bytes / 1024:.0f}",
-        row.matrix_instructions,
+        f"{row.matrix_instructions}{f', {row.matrix_waits}' if 'HGMMA' in row.matrix_instructions else ''}",
         f"{row.wide_loads} of {row.loads}",
         f"{row.programs_by_registers} / {row.programs_by_shared}",
         f"{row.programs}, {'-' if row.programs_claimed is None else row.programs_claimed}",
