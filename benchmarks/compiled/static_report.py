@@ -189,8 +189,8 @@ def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
         "",
         "*Programs*: how many a multiprocessor holds by registers / by shared memory. *Fit, claimed*: how many by all",
         "limits together, warps and tensor memory too, and how many the configuration counts on. *16-byte loads*:",
-        "instructions, of all loads from device memory. *Waits*: for Hopper's multiplications; where there is one for each,",
-        "none overlaps with the next.",
+        "instructions, of all loads from device memory. *Waits*: for Hopper's multiplications; with one for each, no",
+        "two of them overlap.",
     ]
     heads = ("Computes", "Kernel", "Shape", "Precision", "sm", "Tile, warps, stages", "Registers", "Spilled bytes")
     heads += ("Shared KB", "Matrix instructions, waits", "16-byte loads", "Programs", "Fit, claimed")
