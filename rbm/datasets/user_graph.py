@@ -11,6 +11,7 @@ from rbm.datasets.readers.features import pack_features
 from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers
+from rbm.utils.files import with_home
 
 # Fewer features are made float32 at once: everyone's code takes those.
 MIN_STORED_NUMEL = 2**24
@@ -65,7 +66,7 @@ def load_graph(
         ModuleNotFoundError: a Parquet file, without ``pyarrow``.
         ValueError: a file cannot be read, a part is missing, or the parts do not fit together.
     """
-    path = Path(path).expanduser()
+    path = with_home("dataset", path)
     parts = read_parts(path)
     missing = [name for name in ("x", "edge_index", "y") if name not in parts]
     if missing:

@@ -30,6 +30,16 @@ def check_ending(what: str, path: Path | str, endings: Iterable[str]) -> Path:
     return path
 
 
+def with_home(what: str, path: Path | str) -> Path:
+    """``path`` with a leading ``~`` or ``~user`` written out; a ValueError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"{what} is {path}, but no such user is known here; expected the folder, written out"
+        ) from None
+
+
 def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> str:
     """The text of a file in UTF-8.
 

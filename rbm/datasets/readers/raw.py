@@ -8,6 +8,7 @@ import torch_geometric.data
 import torch_geometric.datasets
 
 from rbm.datasets.registry import DatasetInfo
+from rbm.utils.files import with_home
 
 
 def find_raw_folder(info: DatasetInfo, root: str | Path | None, *, download: bool = False) -> Path:
@@ -29,7 +30,7 @@ def find_raw_folder(info: DatasetInfo, root: str | Path | None, *, download: boo
             f"root: got None, but {info.name} is read from files; pass the folder that holds {folder} "
             "(--root FOLDER), or use the dataset 'digits', which needs no files"
         )
-    root = Path(root).expanduser()
+    root = with_home("root", root)
     candidates = [root / name for name in info.folders]
     for candidate in candidates:
         if not _missing(info, candidate):

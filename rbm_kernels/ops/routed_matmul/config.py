@@ -1,7 +1,7 @@
 """Which batches the kernel serves, and how it is cut, by shape. Reasons stand beside the numbers; no time was measured.
 
 Counted from compiled code (Triton 3.9, sm_80 to sm_120, D = N = 256, E = 8, k = 3): 128 to 149 registers in bfloat16,
-133 to 179 in float16, 97 to 101 in float32 with twice the warps; 32 KB of shared memory, 48 in float32.
+166 to 183 in float16, 80 to 101 in float32 with twice the warps; 32 KB of shared memory, 48 in float32.
 """
 
 from typing import NamedTuple

@@ -61,6 +61,11 @@ MISTAKES = {
     "column": (["reproduce", "main", "--methods", "x", "--no-run"], "methods holds 'x', expected some of cohop, glnn"),
     "methods of a study": (["reproduce", "complexity", "--methods", "x"], "expected none: the study complexity"),
     "device unused": (["reproduce", "main", "--no-run", "--device", "x"], "device is 'x', expected cpu"),
+    "no such user": (["distill", "--dataset", "~nosuchuser/x"], "dataset is ~nosuchuser/x, but no such user is known"),
+    "no such user's root": (
+        ["distill", "--dataset", "cora", "--root", "~nosuchuser"],
+        "root is ~nosuchuser, but no such user is known here",
+    ),
     "endless body": (["serve", "nothing", "--max-body", "inf"], "max-body: got inf, expected a finite number of MiB"),
     "body of NaN": (["serve", "nothing", "--max-body", "nan"], "max-body: got nan, expected a finite number of MiB"),
     "plugin raises": (["--plugin", "broken.py", "info"], r"plugin .*broken.py failed in line 2: RuntimeError: boom"),
