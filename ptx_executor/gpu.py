@@ -148,9 +148,10 @@ class Gpu:
                 strict_wgmma=_is_strict(),
             )
 
-        before = _contents(tensors)
+        several = len(self.seeds) > 1
+        before = _contents(tensors) if several else {}
         result = once(self.seeds[0])
-        after = _contents(tensors)
+        after = _contents(tensors) if several else {}
         for seed in self.seeds[1:]:
             _restore(tensors, before)
             once(seed)

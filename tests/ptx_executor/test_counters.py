@@ -4,6 +4,8 @@ import pytest
 import torch
 from ptx_kernels import execute, kernel
 
+from ptx_executor import counters, model
+
 COPY = """
     mad.wide.u32 %rd5, %r1, {stride}, %rd1; ld.global.b32 %r2, [%rd5];
     mad.wide.u32 %rd6, %r1, {stride}, %rd2; st.global.b32 [%rd6], %r2;
@@ -61,3 +63,26 @@ def test_one_mma():
     assert counted(result, "multiply_adds", "mma") == 16 * 8 * 16
     assert result.column("executed").sum() == 10 + 1 + 3  # the zeros, the mma, the parameter, the thread, ret
     assert result.program.classes.count("matrix") == 1
+
+
+def test_sums_and_the_model():
+    """A copy asks global memory twice, and moves 8 sectors; of what it does, that takes an H100 longest."""
+    source, out = torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    result = execute(kernel(COPY.format(stride=8)), source, out)
+    found = counters.count(result)
+    assert (found.blocks, found.global_requests, found.shared_requests, found.multiply_adds) == (1, 2, 0, 0)
+    assert found.executed == result.column("executed").sum()
+    assert found.instructions["global"] == 2
+    busy = model.cycles(found, 90)
+    assert busy["issue"] == found.executed / 4
+    assert busy["L2"] == 32 * found.sectors / 64
+    assert model.bound(busy) == ("L2", busy["L2"])
+    assert model.cycles(found, 80)["tensor cores"] == 0
+
+
+def test_sums_of_source_lines():
+    text = kernel(".loc 1 7 0\nadd.s32 %r2, %r1, 1;\nadd.s32 %r2, %r2, 1;\n.loc 1 9 0\nadd.s32 %r2, %r2, 1;", 1)
+    result = execute('.file 1 "layer.py"\n' + text, torch.zeros(1))
+    lines = counters.count_lines(result)
+    assert list(lines) == [("layer.py", 7), ("layer.py", 9)]
+    assert [found.executed for found in lines.values()] == [2, 2]  # ret stands behind line 9

@@ -1,0 +1,67 @@
+"""What a launch did, in numbers: instructions by class, requests and what they moved, by line of the source too."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ptx_executor.program import Result
+
+# Statements that ask memory for something; a cp.async asks both.
+_GLOBAL, _SHARED = ("global", "copy"), ("shared", "copy")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Sums over the blocks that ran.
+
+    Attributes:
+        blocks: how many ran.
+        instructions: by warps, for each class of :attr:`ptx_executor.program.Program.classes`.
+        global_requests: instructions of warps that touched global memory, and ``sectors`` of 32 bytes that they moved.
+        shared_requests: those that touched shared memory, and ``wavefronts``, passes over its 32 banks.
+        multiply_adds: of matrix instructions.
+    """
+
+    blocks: int
+    instructions: Counter[str] = field(default_factory=Counter)
+    global_requests: int = 0
+    sectors: int = 0
+    shared_requests: int = 0
+    wavefronts: int = 0
+    multiply_adds: int = 0
+
+    @property
+    def executed(self) -> int:
+        """Instructions of all classes, by warps."""
+        return sum(self.instructions.values())
+
+
+def count(result: Result) -> Counters:
+    """Sums over all instructions of a launch."""
+    return _sum(result, range(len(result.counts)))
+
+
+def count_lines(result: Result) -> dict[tuple[str, int], Counters]:
+    """Sums for each file and line that instructions were compiled from, the most executed first."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, statement in enumerate(result.program.kernel.statements):
+        if statement.source is not None:
+            places.setdefault(statement.source, []).append(place)
+    lines = {source: _sum(result, chosen) for source, chosen in places.items()}
+    return dict(sorted(lines.items(), key=lambda item: -item[1].executed))
+
+
+def _sum(result: Result, places) -> Counters:
+    instructions: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    executed, sectors = result.column("executed"), result.column("sectors")
+    wavefronts, multiply_adds = result.column("wavefronts"), result.column("multiply_adds")
+    for place in places:
+        times, kind = int(executed[place]), result.program.classes[place]
+        instructions[kind] += times
+        # Waiting for copies is of their class and asks for nothing.
+        sums["global_requests"] += times * (kind in _GLOBAL and sectors[place] > 0)
+        sums["shared_requests"] += times * (kind in _SHARED and wavefronts[place] > 0)
+        sums["sectors"] += int(sectors[place])
+        sums["wavefronts"] += int(wavefronts[place])
+        sums["multiply_adds"] += int(multiply_adds[place])
+    return Counters(result.blocks, instructions, **sums)

@@ -1,0 +1,60 @@
+"""A model of what bounds a kernel: counters over what a multiprocessor does in a cycle. Not a time, and no measurement.
+
+Each resource is taken as always busy: dependencies, latencies, caches and the order of instructions are left out. So
+the largest share is a lower bound of the cycles, and tells which resource would have to do less.
+
+Sources: throughputs per cycle and multiprocessor from the CUDA C++ Programming Guide, "Arithmetic Instructions"; tensor
+cores and memory from NVIDIA's whitepapers of A100 and H100 (SXM), dense rates over clock and multiprocessors.
+"""
+
+from dataclasses import dataclass
+
+from ptx_executor.counters import Counters
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What one multiprocessor does in a cycle, and how many there are.
+
+    Attributes:
+        integer, floating, special: instructions of warps.
+        multiply_adds: of tensor cores with 16-bit operands; TF32 has half of it.
+        l2_bytes: between a multiprocessor and the second-level cache.
+    """
+
+    name: str
+    multiprocessors: int
+    integer: float
+    floating: float
+    special: float
+    multiply_adds: int
+    l2_bytes: int
+
+    issued: float = 4
+    wavefronts: float = 1
+
+
+GPUS = {
+    80: Gpu("A100", 108, integer=2, floating=2, special=0.5, multiply_adds=1024, l2_bytes=64),
+    90: Gpu("H100", 132, integer=2, floating=4, special=0.5, multiply_adds=2048, l2_bytes=64),
+}
+
+
+def cycles(counters: Counters, architecture: int, *, tf32: bool = False) -> dict[str, float]:
+    """For each resource the cycles of one multiprocessor that a block would keep it busy."""
+    gpu, kinds = GPUS[architecture], counters.instructions
+    busy = {
+        "issue": counters.executed / gpu.issued,
+        "integer": (kinds["integer"] + kinds["predicate"]) / gpu.integer,
+        "float": kinds["float"] / gpu.floating,
+        "special": kinds["special"] / gpu.special,
+        "tensor cores": counters.multiply_adds / (gpu.multiply_adds / 2 if tf32 else gpu.multiply_adds),
+        "shared memory": counters.wavefronts / gpu.wavefronts,
+        "L2": 32 * counters.sectors / gpu.l2_bytes,
+    }
+    return {resource: total / counters.blocks for resource, total in busy.items()}
+
+
+def bound(busy: dict[str, float]) -> tuple[str, float]:
+    """The resource that is busy longest, and for how many cycles."""
+    return max(busy.items(), key=lambda item: item[1])
