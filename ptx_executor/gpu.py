@@ -49,7 +49,8 @@ class Gpu:
     Args:
         architecture: 80, 90 or 120.
         seeds: of the order of blocks and warps. A launch runs once for each, and must leave the same bits.
-        blocks: given a grid, the blocks to run; None: all. For counting at large shapes; results are then incomplete.
+        blocks: given a kernel's name and its grid, the blocks to run; None: all. For counting at large shapes;
+            results are then incomplete.
         edit: given a kernel's name and its PTX, the PTX to run instead. For planting faults.
 
     Attributes:
@@ -63,7 +64,7 @@ class Gpu:
         architecture: int,
         seeds: Sequence[int] = (0, 1),
         *,
-        blocks: Callable[[tuple[int, int, int]], list[int]] | None = None,
+        blocks: Callable[[str, tuple[int, int, int]], list[int] | None] | None = None,
         edit: Callable[[str, str], str] | None = None,
     ):
         if architecture not in _MOST_SHARED:
@@ -143,7 +144,7 @@ class Gpu:
                 (32 * metadata.num_warps, 1, 1),
                 watched.memory,
                 dynamic_shared=metadata.shared,
-                blocks=None if self._blocks is None else self._blocks(sizes),
+                blocks=None if self._blocks is None else self._blocks(metadata.name, sizes),
                 seed=seed,
                 strict_wgmma=_is_strict(),
             )

@@ -1,7 +1,8 @@
 """A model of what bounds a kernel: counters over what a multiprocessor does in a cycle. Not a time, and no measurement.
 
-Each resource is taken as always busy: dependencies, latencies, caches and the order of instructions are left out. So
-the largest share is a lower bound of the cycles, and tells which resource would have to do less.
+Each resource is taken as always busy: dependencies, latencies, caches and the order of instructions are left out, and
+what wgmma itself reads of shared memory. So the largest share is a lower bound of the cycles, and tells which resource
+would have to do less.
 
 Sources: throughputs per cycle and multiprocessor from the CUDA C++ Programming Guide, "Arithmetic Instructions"; tensor
 cores and memory from NVIDIA's whitepapers of A100 and H100 (SXM), dense rates over clock and multiprocessors.

@@ -59,8 +59,10 @@ class Row:
     model_l2: int
 
 
-def sampled(grid: tuple[int, int, int]) -> list[int]:
-    """The blocks of a grid that run."""
+def sampled(kernel: str, grid: tuple[int, int, int]) -> list[int] | None:
+    """The blocks of a grid that run; None: all, of kernels whose results others take for addresses."""
+    if not kernel.endswith(("fwd_kernel", "bwd_kernel", "bwd_weight_kernel")):
+        return None
     blocks = grid[0] * grid[1] * grid[2]
     count = min(SAMPLED, blocks)
     return [blocks * i // count for i in range(count)]

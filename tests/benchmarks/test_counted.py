@@ -24,5 +24,6 @@ def test_rows_and_their_table():
 
 
 def test_blocks_that_run():
-    assert counted.sampled((1000, 1, 1)) == [0, 250, 500, 750]
-    assert counted.sampled((1, 3, 1)) == [0, 1, 2]
+    assert counted.sampled("cosine_topk_fwd_kernel", (1000, 1, 1)) == [0, 250, 500, 750]
+    assert counted.sampled("expert_matmul_bwd_weight_kernel", (1, 3, 1)) == [0, 1, 2]
+    assert counted.sampled("expert_matmul_bwd_list_kernel", (1000, 1, 1)) is None
