@@ -50,6 +50,31 @@ def count_lines(result: Result) -> dict[tuple[str, int], Counters]:
     return dict(sorted(lines.items(), key=lambda item: -item[1].executed))
 
 
+def count_main_loop(result: Result) -> tuple[Counters, int]:
+    """Sums over the innermost loop that multiplied most, or executed most where none multiplies; its turns by warps.
+
+    Without a loop both are zero.
+    """
+    kernel, executed, multiply_adds = result.program.kernel, result.column("executed"), result.column("multiply_adds")
+    loops = [
+        (kernel.labels[statement.operands[0].names[0]], place)
+        for place, statement in enumerate(kernel.statements)
+        if statement.name.split(".")[0] == "bra" and kernel.labels[statement.operands[0].names[0]] <= place
+    ]
+    innermost = [
+        (first, last)
+        for first, last in loops
+        if executed[last] and not any(first <= a and b <= last and (a, b) != (first, last) for a, b in loops)
+    ]
+    if not innermost:
+        return Counters(result.blocks), 0
+    first, last = max(
+        innermost,
+        key=lambda loop: (multiply_adds[loop[0] : loop[1] + 1].sum(), executed[loop[0] : loop[1] + 1].sum()),
+    )
+    return _sum(result, range(first, last + 1)), int(executed[first])
+
+
 def _sum(result: Result, places) -> Counters:
     instructions: Counter[str] = Counter()
     sums: Counter[str] = Counter()

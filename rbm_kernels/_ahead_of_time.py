@@ -23,7 +23,8 @@ from typing import Any, NoReturn, TextIO
 class Compiled:
     """One compiled kernel: how it was cut, what a multiprocessor must hold of it, how often each instruction stands.
 
-    ``blocks`` are its constants BLOCK_M, BLOCK_N, ...; ``tensor_columns`` of Blackwell's tensor memory.
+    ``blocks`` are its constants BLOCK_M, BLOCK_N, ...; ``tensor_columns`` of Blackwell's tensor memory; ``main_loop``
+    the part of ``instructions`` that stands in the innermost loop that multiplies most on matrix instructions.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Compiled:
     shared_bytes: int
     tensor_columns: int
     instructions: dict[str, int]
+    main_loop: dict[str, int]
 
 
 def compile_launches(
@@ -156,6 +158,7 @@ class _Reader:
                 shared_bytes=kernel.metadata.shared,
                 tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
                 instructions=code.instructions,
+                main_loop=code.main_loop,
             )
         for place, kernel in self._launches:
             fields = None if kernel is None else asdict(self._read[id(kernel)])

@@ -96,6 +96,19 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _ordered_rows(monkeypatch) -> None:
+    """Without a GPU problems are small, and yet the kernels for many rows, put in order, are to be tested."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("rbm_kernels.ops.expert_matmul.config._WASTE", -1)
+
+
+@pytest.fixture
+def few_rows(_ordered_rows, monkeypatch) -> None:
+    """The kernels for few rows, which stand as they come, at any number of them."""
+    monkeypatch.setattr("rbm_kernels.ops.expert_matmul.config._WASTE", 2**62)
+
+
 @pytest.fixture
 def small_graph() -> Data:
     """60 nodes in three noisy, well-connected classes: a few epochs separate them."""

@@ -56,6 +56,9 @@ CASES = (
     Case("expert_matmul", "bfloat16", in_features=1433),
     Case("expert_matmul", "bfloat16", in_features=8415),
     Case("expert_matmul", "bfloat16", **MANY),
+    # So few that they are not put in order.
+    Case("expert_matmul", "bfloat16", rows=4096),
+    Case("expert_matmul", "float32", rows=4096),
     # In two passes, by two experts and by one, and rows of odd width: the most registers.
     Case("expert_matmul", "bfloat16", in_features=1433, num_experts=64),
     *(Case("routed_matmul", precision, rows=1) for precision in ("bfloat16", "float16", "tf32", "float32")),
@@ -125,7 +128,8 @@ def _expert_order(case: Case, t: Tensors) -> Launches:
 def _expert_matmul(case: Case, t: Tensors) -> Launches:
     # The order is an operator of its own: as in a training step, it is there before the multiplication.
     height = expert_matmul_config.tile_rows(case.rows)
-    order = expert_order(t.experts, case.num_experts, height, _passes(case))
+    small = expert_matmul_config.is_small(case.rows, case.top_k, case.num_experts, t.weight.numel())
+    order = () if small else expert_order(t.experts, case.num_experts, height, _passes(case))
     layer = (t.x, t.weight, t.bias, t.gates, t.experts)
     launch = expert_matmul_launch
     return {
@@ -158,7 +162,7 @@ def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
         "expert_matmul_bwd_kernel": expert_matmul_config.backward_tile,
         "expert_matmul_bwd_weight_kernel": expert_matmul_config.weight_tile,
     }.get(kernel)
-    passes = {"passes": _passes(case)} if kernel == "expert_matmul_fwd_kernel" else {}
+    passes = {"passes": _passes(case)} if kernel == "expert_matmul_bwd_kernel" else {}
     shape = (case.rows, case.in_features, case.out_features)
     return choose and choose(architecture, precision, *shape, **passes).programs
 

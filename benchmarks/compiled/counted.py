@@ -51,6 +51,8 @@ class Row:
     shared_requests: int
     wavefronts_a_request: float
     multiply_adds: int
+    loop_share: float
+    loop_instructions: int
     model_bound: str
     model_cycles: int
     model_issue: int
@@ -82,6 +84,7 @@ def run_case(case: Case, architecture: int) -> Iterator[Row]:
             launch()
             for done in gpu.launches:
                 found = counters.count(done.result)
+                loop, turns = counters.count_main_loop(done.result)
                 busy = model.cycles(found, architecture, tf32=case.precision == "tf32")
                 resource, cycles = model.bound(busy)
 
@@ -108,6 +111,8 @@ def run_case(case: Case, architecture: int) -> Iterator[Row]:
                     shared_requests=of_a_block(found.shared_requests),
                     wavefronts_a_request=round(found.wavefronts / max(1, found.shared_requests), 2),
                     multiply_adds=of_a_block(found.multiply_adds),
+                    loop_share=round(loop.executed / found.executed, 3),
+                    loop_instructions=round(loop.executed / max(1, turns)),
                     model_bound=resource,
                     model_cycles=round(cycles),
                     model_issue=round(busy["issue"]),
@@ -147,14 +152,21 @@ def markdown(rows: list[Row], made: dict[str, str]) -> str:
         f"CPU that executed the compiled code of {SAMPLED} blocks of each launch; every column is in",
         "[counted.csv](counted.csv).",
         "",
-        "Counts are of a block: instructions of warps, sectors of 32 bytes a request for global memory (4 where lanes",
-        "read adjacent 4-byte words), passes over the banks a request for shared memory. **The last two columns are a",
+        "Counts are of a block: instructions of warps, and which share of them the main loop took (the innermost that",
+        "multiplied most), sectors of 32 bytes a request for global memory (4 where lanes read adjacent 4-byte words),",
+        "passes over the banks a request for shared memory. **The last two columns are a",
         "model, no measurement**: which resource of a multiprocessor of an A100 (sm_80) or H100 (sm_90) would be busy",
         "longest, and for how many cycles, beside those of issuing; dependencies and latencies are left out.",
         "",
     ]
     heads = ("Computes", "Kernel", "Shape", "Precision", "sm", "Blocks", "Warps", "Instructions", "Sectors a request")
-    heads += ("Passes a request", "Multiply-adds", "Model: bound by", "Model: cycles, of them issue")
+    heads += (
+        "In its main loop",
+        "Passes a request",
+        "Multiply-adds",
+        "Model: bound by",
+        "Model: cycles, of them issue",
+    )
     lines += [_line(heads), _line(["---"] * len(heads))]
     for row in rows:
         kernel = row.kernel.removeprefix(f"{row.operator}_").removesuffix("_kernel")
@@ -167,7 +179,8 @@ def markdown(rows: list[Row], made: dict[str, str]) -> str:
             row.blocks,
             row.warps,
         )
-        cells += (row.instructions, row.sectors_a_request, row.wavefronts_a_request, row.multiply_adds)
+        cells += (row.instructions, row.sectors_a_request, f"{row.loop_share:.0%}, {row.loop_instructions} a turn")
+        cells += (row.wavefronts_a_request, row.multiply_adds)
         lines.append(_line([f"{cell}" for cell in (*cells, row.model_bound, f"{row.model_cycles}, {row.model_issue}")]))
     return "\n".join(lines) + "\n"
 

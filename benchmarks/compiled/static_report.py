@@ -11,7 +11,7 @@ import datetime
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -27,9 +27,13 @@ from rbm_kernels import _machine_code, _native
 from rbm_kernels._ahead_of_time import Compiled, compile_for_all, compile_launches
 
 ROOT = Path(__file__).resolve().parents[2]
+COUNTED = ROOT / "benchmarks" / "results" / "counted.csv"
 CUDA_LIBRARY = _native.LIBRARY_DIR / "librbm_cuda.so"
 # Warps of a block of csrc/cuda/memory_update.cu, and blocks that its launch bounds ask room for.
 CUDA_WARPS, CUDA_PROGRAMS = 8, 2
+# Multiply-adds of a multiprocessor's tensor cores in a cycle, 16-bit operands and float32 sums; TF32 has half of it.
+# NVIDIA's whitepapers of A100, H100, B200 and RTX PRO 6000 have the rates; here over clock and multiprocessors.
+TENSOR_CORES = {80: 1024, 90: 2048, 100: 4096, 120: 512}
 _CUDA_DTYPES = {"d": "float64", "f": "float32", "13__nv_bfloat16": "bfloat16", "6__half": "float16"}
 
 
@@ -52,6 +56,10 @@ class Row:
     tensor_columns: int
     matrix_instructions: str
     matrix_waits: int
+    loop_instructions: int
+    loop_issue_share: float | None
+    loop_shared_accesses: str
+    loop_barriers: int
     wide_loads: int
     loads: int
     atomics: int
@@ -59,6 +67,8 @@ class Row:
     programs_by_shared: int
     programs: int
     programs_claimed: int | None
+    model_bound: str = ""
+    model_cycles: int | None = None
 
 
 def compiled_rows(chosen: Sequence[Case], architecture: int) -> Iterator[tuple[Case, Row]]:
@@ -110,6 +120,7 @@ def row(case: Case, label: str, architecture: int, compiled: Compiled) -> Row:
         shared_bytes=compiled.shared_bytes,
         tensor_columns=compiled.tensor_columns,
         **_counted(compiled.instructions),
+        **_counted_in_loop(compiled, architecture, case.precision),
         programs_by_registers=occupancy.programs_by_registers(compiled.registers, compiled.num_warps),
         programs_by_shared=occupancy.programs_by_shared(compiled.shared_bytes, architecture),
         programs=occupancy.programs(*held, architecture),
@@ -141,6 +152,10 @@ def cuda_rows(kernels: dict[tuple[int, str], _machine_code.MachineCode]) -> Iter
             shared_bytes=shared_bytes,
             tensor_columns=0,
             **_counted(code.instructions),
+            loop_instructions=0,
+            loop_issue_share=None,
+            loop_shared_accesses="",
+            loop_barriers=0,
             programs_by_registers=occupancy.programs_by_registers(code.registers, CUDA_WARPS),
             programs_by_shared=occupancy.programs_by_shared(shared_bytes, architecture),
             programs=occupancy.programs(code.registers, CUDA_WARPS, shared_bytes, 0, architecture),
@@ -169,6 +184,59 @@ def _counted(instructions: dict[str, int]) -> dict[str, str | int]:
     }
 
 
+def _counted_in_loop(compiled: Compiled, architecture: int, precision: str) -> dict[str, str | int | float | None]:
+    """What the main loop holds: the innermost one that multiplies most on matrix instructions."""
+    loop, total = compiled.main_loop, sum(compiled.main_loop.values())
+    shared: dict[str, int] = {}
+    for name, count in loop.items():
+        if match := re.match(r"(LDS|STS)(?:\.(U8|S8|U16|S16|64|128))?\b", name):
+            width = {None: "32", "U8": "8", "S8": "8", "U16": "16", "S16": "16"}.get(match[2], match[2])
+            shared[f"{match[1]}.{width}"] = shared.get(f"{match[1]}.{width}", 0) + count
+    cycles = _multiplying_cycles(compiled, architecture, precision)
+    return {
+        "loop_instructions": total,
+        # Four schedulers issue one instruction of a warp each in a cycle.
+        "loop_issue_share": round(total * compiled.num_warps / 4 / cycles, 2) if cycles else None,
+        "loop_shared_accesses": " ".join(f"{name} {count}" for name, count in sorted(shared.items())),
+        "loop_barriers": sum(count for name, count in loop.items() if name.startswith("BAR.SYNC")),
+    }
+
+
+def _multiplying_cycles(compiled: Compiled, architecture: int, precision: str) -> float:
+    """Cycles for which one turn of the main loop keeps a multiprocessor's tensor cores busy, at their nominal rate."""
+    total = 0.0
+    for name, count in compiled.main_loop.items():
+        if name.startswith("HMMA"):
+            total += count * compiled.num_warps * _machine_code.multiply_adds(name)
+        elif name.startswith("HGMMA"):  # four warps together
+            total += count * compiled.num_warps / 4 * _machine_code.multiply_adds(name)
+        elif name.startswith("UTC") and "BLOCK_N" in compiled.blocks:
+            # One thread starts it for the block: up to 128 rows, 256 columns and 32 bytes of the inner dimension.
+            sides = min(128, compiled.blocks["BLOCK_M"]) * min(256, compiled.blocks["BLOCK_N"])
+            total += count * sides * (8 if precision == "tf32" else 16)
+    return total / (TENSOR_CORES[architecture] / (2 if precision == "tf32" else 1))
+
+
+def modelled(row: Row, counted: Path = COUNTED) -> Row:
+    """The row with what the model of ``benchmarks.compiled.counted`` says of it, where that was counted."""
+    found = _models(counted).get((row.kernel, row.computes, row.shape, row.precision, str(row.architecture)))
+    return row if found is None else replace(row, model_bound=found[0], model_cycles=int(found[1]))
+
+
+@cache
+def _models(counted: Path) -> dict[tuple[str, ...], tuple[str, str]]:
+    if not counted.exists():
+        return {}
+    with counted.open(newline="") as file:
+        return {
+            tuple(line[name] for name in ("kernel", "computes", "shape", "precision", "architecture")): (
+                line["model_bound"],
+                line["model_cycles"],
+            )
+            for line in csv.DictReader(file)
+        }
+
+
 def made_by() -> dict[str, str]:
     """What else a row of results needs to be made again: versions, commit, date."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
@@ -190,10 +258,13 @@ def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
         "*Programs*: how many a multiprocessor holds by registers / by shared memory. *Fit, claimed*: how many by all",
         "limits together, warps and tensor memory too, and how many the configuration counts on. *16-byte loads*:",
         "instructions, of all loads from device memory. *Waits*: for Hopper's multiplications; with one for each, no",
-        "two of them overlap.",
+        "two overlap. *Loop*: instructions of the innermost loop that multiplies most; the cycles that it takes to",
+        "issue them, over those that its products take the tensor cores at their nominal rate (above 1 they wait);",
+        "its accesses of shared memory by bits; barriers. *Model*: no measurement; which resource a block would keep",
+        "busy longest, and for how many cycles, from [counted.md](counted.md) where that has the kernel.",
     ]
     heads = ("Computes", "Kernel", "Shape", "Precision", "sm", "Tile, warps, stages", "Registers", "Spilled bytes")
-    heads += ("Shared KB", "Matrix instructions, waits", "16-byte loads", "Programs", "Fit, claimed")
+    heads += ("Shared KB", "Matrix instructions, waits", "Loop", "16-byte loads", "Programs", "Fit, claimed", "Model")
     for operator in dict.fromkeys(row.operator for row in rows):
         lines += ["", f"## {operator}", "", _line(heads), _line(["---"] * len(heads))]
         together: dict[tuple[str, ...], list[Row]] = {}
@@ -217,10 +288,20 @@ def _cells(row: Row) -> Sequence[str]:
         str(row.spilled_bytes),
         f"{row.shared_bytes / 1024:.0f}",
         f"{row.matrix_instructions}{f', {row.matrix_waits}' if 'HGMMA' in row.matrix_instructions else ''}",
+        _loop(row),
         f"{row.wide_loads} of {row.loads}",
         f"{row.programs_by_registers} / {row.programs_by_shared}",
         f"{row.programs}, {'-' if row.programs_claimed is None else row.programs_claimed}",
+        "-" if row.model_cycles is None else f"{row.model_bound}, {row.model_cycles:,}",
     )
+
+
+def _loop(row: Row) -> str:
+    if not row.loop_instructions:
+        return "-"
+    share = None if row.loop_issue_share is None else f"{row.loop_issue_share}"
+    barriers = f"{row.loop_barriers} barriers" if row.loop_barriers else None
+    return ", ".join(filter(None, (f"{row.loop_instructions}", share, row.loop_shared_accesses, barriers)))
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -247,6 +328,7 @@ def main(
         writer.writeheader()
 
         def add(row: Row) -> None:
+            row = modelled(row)
             rows.append(row)
             writer.writerow({**vars(row), **made})
             file.flush()

@@ -70,9 +70,10 @@ class MatmulTile(Tunable):
         table, key = self._entry(case, architecture)
         exact = case.precision == "float32"
         sides = (32, 64, 128) if exact else (64, 128, 256)
-        depths = {4: (16, 32), 2: (32, 64)}[DTYPES[case.precision].itemsize]
-        # Every second stage of the weight's gradient looks up rows: see config.py.
-        stages = (5, 7) if self.name == "_WEIGHT" else (2, 3) if exact else (2, 3, 4)
+        # Every second stage of the weight's gradient looks up rows. Elsewhere a slice of the rows stays: deep ones.
+        by_rows = self.name == "_WEIGHT"
+        depths = (16, 32) if exact else (32, 64) if by_rows else (64, 128, 256)
+        stages = (5, 7) if by_rows else (1, 2, 3)
         found = [table[key]]
         for block_m, block_n, block_k, warps, depth in product(sides, sides, depths, (4, 8), stages):
             sums = self.sums * block_m * block_n // (32 * warps)
@@ -147,7 +148,7 @@ class RoutingConfiguration(Tunable):
 TUNABLES = (
     RoutingConfiguration("cosine_topk", "forward", ("gates, experts, cosines",), "cosine_topk_fwd_kernel", False),
     RoutingConfiguration("cosine_topk", "backward", ("grad_h",), "cosine_topk_bwd_kernel", True),
-    MatmulTile("expert_matmul", "_FORWARD", ("y", "grad_x"), "expert_matmul_fwd_kernel", sums=1),
+    MatmulTile("expert_matmul", "_FORWARD", ("y", "grad_x"), "expert_matmul_fwd_kernel", sums=2),
     MatmulTile("expert_matmul", "_BACKWARD", ("grad_x, grad_gates",), "expert_matmul_bwd_kernel", sums=2),
     MatmulTile("expert_matmul", "_WEIGHT", ("grad_weight, grad_bias",), "expert_matmul_bwd_weight_kernel", sums=1),
     WeightWaves("expert_matmul", "_WEIGHT_WAVES", ("grad_weight, grad_bias",), "expert_matmul_bwd_weight_kernel"),

@@ -24,6 +24,7 @@ def compiled(**changes) -> Compiled:
         "shared_bytes": 100 * 1024,
         "tensor_columns": 0,
         "instructions": {},
+        "main_loop": {},
     }
     return Compiled(**{**fields, **changes})
 
@@ -67,6 +68,45 @@ def test_a_row_counts_what_its_instructions_do():
     assert (row.wide_loads, row.loads, row.atomics) == (15, 21, 2)
     assert (row.tile, row.shape) == ("M=128 N=256", "B=169,343 D=256 N=256 E=8 k=3")
     assert (row.programs_by_registers, row.programs_by_shared, row.programs, row.programs_claimed) == (2, 2, 2, 2)
+
+
+def test_a_row_counts_what_its_main_loop_does():
+    # 128 x 256 x 64 multiply-adds take 1,024 cycles at 2,048 a cycle; eight warps issue 512 instructions in as many.
+    loop = {"HGMMA.64x256x16.F32.BF16": 4, "LDS": 3, "LDS.128": 2, "STS.U16": 5, "STS.U8": 1, "LDSM.16.M88.4": 7}
+    loop |= {"BAR.SYNC.DEFER_BLOCKING": 2, "FFMA": 512 - 24}
+    row = static_report.row(Case("expert_matmul", "bfloat16"), "y", 90, compiled(main_loop=loop))
+    assert (row.loop_instructions, row.loop_issue_share, row.loop_barriers) == (512, 1.0, 2)
+    assert row.loop_shared_accesses == "LDS.128 2 LDS.32 3 STS.16 5 STS.8 1"
+    # A warp of sm_80 multiplies 16 x 8 x 16 by itself, half as fast in TF32, which is half as deep.
+    loop = {"HMMA.16816.F32.BF16": 128, "IADD3": 128}
+    row = static_report.row(Case("expert_matmul", "bfloat16"), "y", 80, compiled(main_loop=loop))
+    assert row.loop_issue_share == 256 * 8 / 4 / (128 * 8 * 2048 / 1024)
+    loop = {"HMMA.1688.F32.TF32": 128, "IADD3": 128}
+    row = static_report.row(Case("expert_matmul", "tf32"), "y", 80, compiled(main_loop=loop))
+    assert row.loop_issue_share == 256 * 8 / 4 / (128 * 8 * 1024 / 512)
+    assert static_report.row(Case("expert_matmul", "bfloat16"), "y", 90, compiled()).loop_issue_share is None
+
+
+def test_the_main_loop_is_the_innermost_that_multiplies_most():
+    listing = _machine_code._Listing()
+    code = """
+        /*0000*/ MOV R1, c[0x0][0x28] ;
+        /*0010*/ IADD3 R2, R2, 0x1, RZ ;
+        /*0020*/ HGMMA.64x8x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0030*/ HGMMA.64x8x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0040*/ @P0 BRA 0x20 ;
+        /*0050*/ HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0060*/ LDS.U16 R3, [R4] ;
+        /*0070*/ @!P1 BRA P2, 0x50 ;
+        /*0080*/ @P3 BRA 0x10 ;
+        /*0090*/ EXIT ;
+        /*00a0*/ BRA 0xa0;
+    """
+    for line in code.splitlines():
+        if match := _machine_code._INSTRUCTION.match(line):
+            listing.add(line, match)
+    assert sum(listing.counts().values()) == 11
+    assert listing.main_loop() == {"HGMMA.64x256x16.F32.BF16": 1, "LDS.U16": 1, "BRA": 1}
 
 
 def test_written_as_csv_and_markdown(tmp_path, capsys):

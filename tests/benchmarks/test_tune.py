@@ -62,7 +62,9 @@ def _row(tile: Tile) -> str:
 def test_what_spills_or_does_not_fit_is_dropped():
     def kernel(**changes) -> Compiled:
         held = {"registers": 128, "spilled_bytes": 0, "shared_bytes": 1024, "tensor_columns": 0}
-        return Compiled(name="k", blocks={}, num_warps=8, num_stages=2, instructions={}, **{**held, **changes})
+        return Compiled(
+            name="k", blocks={}, num_warps=8, num_stages=2, instructions={}, main_loop={}, **{**held, **changes}
+        )
 
     assert tune._verdict([kernel(), kernel(registers=100)], 2, 90) == ("fits", {"registers": 128, "programs": 2})
     assert tune._verdict([kernel()], 2, 90) == ("does not compile", {})

@@ -86,3 +86,24 @@ def test_sums_of_source_lines():
     lines = counters.count_lines(result)
     assert list(lines) == [("layer.py", 7), ("layer.py", 9)]
     assert [found.executed for found in lines.values()] == [2, 2]  # ret stands behind line 9
+
+
+def test_the_main_loop():
+    """An outer loop of two turns, and an inner one of three that executes four instructions a turn."""
+    body = """
+        mov.u32 %r2, 0;
+    $outer:
+        mov.u32 %r3, 0;
+    $inner:
+        add.s32 %r4, %r3, %r2;
+        add.s32 %r3, %r3, 1;
+        setp.lt.s32 %p1, %r3, 3;
+        @%p1 bra $inner;
+        add.s32 %r2, %r2, 1;
+        setp.lt.s32 %p1, %r2, 2;
+        @%p1 bra $outer;
+    """
+    loop, turns = counters.count_main_loop(execute(kernel(body, 1), torch.zeros(1)))
+    assert (loop.executed, turns) == (24, 6)
+    loop, turns = counters.count_main_loop(execute(kernel("mov.u32 %r2, 0;", 1), torch.zeros(1)))
+    assert (loop.executed, turns) == (0, 0)

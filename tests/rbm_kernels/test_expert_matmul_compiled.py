@@ -1,10 +1,12 @@
 """The grouped matmul's kernels, compiled for every architecture and read: no GPU is needed."""
 
+import re
+
 import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.compiled.cases import ARCHITECTURES, CASES
+from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from benchmarks.compiled.static_report import compiled_everywhere
 
 MATRIX_INSTRUCTION = {80: "HMMA", 90: "HGMMA", 100: "UTC", 120: "HMMA"}
@@ -27,3 +29,17 @@ def test_compiled_code_keeps_what_the_configuration_claims(architecture):
             assert case.in_features % 8 or row.wide_loads > 0, row
             if case.precision != "float32":
                 assert row.matrix_instructions.startswith(MATRIX_INSTRUCTION[architecture]), row
+                assert not re.search(r"\.16 ", f"{row.loop_shared_accesses} "), row
+
+
+@pytest.mark.slow
+def test_issuing_takes_less_time_than_multiplying():
+    """On sm_90 at the reference shape: instructions of the main loop against the cycles that its products take."""
+    bars = {"y": 0.75, "grad_x": 0.75, "grad_x, grad_gates": 0.9, "grad_weight, grad_bias": 1.0}
+    shares = {
+        row.computes: row.loop_issue_share
+        for case, row in compiled_everywhere("expert_matmul")[90]
+        if case == Case("expert_matmul", "bfloat16") and row.kernel in MULTIPLIES
+    }
+    assert shares.keys() == bars.keys()
+    assert {name: share for name, share in shares.items() if share > bars[name]} == {}

@@ -87,6 +87,7 @@ void require_fence(const Warp& warp, const Register& held, const char* what) {
 
 void multiply(Warp& warp, const Instruction& instruction) {
   warp.require_all_lanes();
+  if (warp.matrix_fence_tick == 0) throw Failure("wgmma fence", "no wgmma.fence stands before the first wgmma");
   const auto element = static_cast<Element>(instruction.form[kElement]);
   const int columns = static_cast<int>(instruction.form[kColumns]), depth = 32 / bytes_of(element);
   const Operand &d = instruction.operands[0], &a = instruction.operands[1], &b = instruction.operands[2];

@@ -4,9 +4,9 @@ Counted from compiled code (``python -m benchmarks.compiled.static_report``, Tri
 multiprocessor has 65,536 registers: programs of 256 threads share it in two when they hold at most 128 registers each.
 ``python -m benchmarks.tuning.tune`` times other tiles and prints rows for the tables.
 
-Rows of odd width are read element by element, each with an address and a mask, which takes registers: a half-precision
-tile for aligned rows spills 112 to 848 bytes on sm_90 at D = 1,433, so such widths have rows of their own. float32,
-whose slices have fewer elements, does without.
+A slice of the rows stays in shared memory, as many features as fit beside two slices of the weights: each slice ends
+with a pause of the loads. Rows of odd width are read element by element, each with an address and a mask, which takes
+registers, so in half precision such widths have smaller tiles of their own.
 """
 
 from math import comb
@@ -42,75 +42,68 @@ class Tile(NamedTuple):
 # sm_80, sm_90, sm_100, sm_120: A100, H200, B200, RTX PRO 6000. Another machine takes the nearest below it.
 _MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
 
-# y from x, and grad_x from grad where the gates need no gradient. One accumulator.
+# y from x, and grad_x from grad where the gates need no gradient. Two accumulators: a product, and the sum of them all.
 _FORWARD = {
-    # The widest tile whose accumulator fits: it reads x once for N <= 256. 250 registers, 144 KB.
-    ("half", 90): Tile(128, 256, 64, 8, 3),
-    # The accumulator lives in tensor memory, the scaled x passes through registers: 175 registers, 129 KB.
-    ("half", 100): Tile(128, 256, 64, 8, 3),
-    # mma.sync keeps operands in registers too: 128 x 256 spills 40 and 72 bytes, and slices of 64 still 16 on sm_120;
-    # this holds 252 and 255 registers, 56 KB. At k = 8 in one pass it spills 24 and 8 bytes around the biases' slice,
-    # once a program and not in the loop; half the tile would not, and would read x or the weights twice.
-    ("half", 80): Tile(128, 128, 32, 8, 4),
-    ("half", 120): Tile(128, 128, 32, 8, 4),
-    # 228 registers on sm_90, 157 to 199 elsewhere. What is read in pieces is not pipelined: two stages are all it uses.
+    # A slice of 256 rows' features and two of the weights: 192 KB, 199 to 236 registers; 128 x 256 sums would spill.
+    ("half", 90): Tile(128, 128, 256, 8, 2),
+    # The product lives in tensor memory: 222 to 255 registers.
+    ("half", 100): Tile(128, 128, 256, 8, 2),
+    # mma.sync keeps operands in registers too: 128 x 128 x 64 holds 250 to 255, this 166 to 194.
+    ("half", 80): Tile(128, 64, 128, 8, 2),
+    ("half", 120): Tile(128, 64, 128, 8, 2),
+    # Addresses of single elements: 249 registers on sm_90, 150 to 184 elsewhere.
     ("odd half", 80): Tile(128, 64, 64, 8, 2),
-    ("odd half", 90): Tile(128, 128, 32, 8, 2),
+    ("odd half", 90): Tile(128, 128, 64, 8, 2),
     ("odd half", 100): Tile(128, 64, 64, 8, 2),
     ("odd half", 120): Tile(128, 64, 64, 8, 2),
-    # TF32 doubles the bytes of a slice, so it is half as deep: 56 KB (sm_80, sm_120) to 81 KB (sm_100).
-    ("tf32", 80): Tile(64, 128, 32, 8, 3),
-    ("tf32", 90): Tile(64, 128, 32, 8, 3, 2),
-    ("tf32", 100): Tile(128, 128, 32, 8, 3),
-    ("tf32", 120): Tile(64, 128, 32, 8, 3),
-    # Plain float32 has no matrix instruction: 16 sums a thread leave registers for a second program to hide latency.
-    # On sm_80 two stages spill 16 bytes at k = 2.
-    ("ieee", 80): Tile(64, 64, 16, 8, 3, 2),
-    ("ieee", 90): Tile(64, 64, 16, 8, 2, 2),
-    ("ieee", 100): Tile(64, 64, 16, 8, 2, 2),
-    ("ieee", 120): Tile(64, 64, 16, 8, 2, 2),
+    ("tf32", 80): Tile(64, 64, 64, 8, 2, 2),
+    # 184 to 239 registers of 128 threads, 96 KB.
+    ("tf32", 90): Tile(64, 64, 128, 4, 2, 2),
+    ("tf32", 100): Tile(64, 64, 64, 8, 2),
+    ("tf32", 120): Tile(64, 64, 64, 8, 2),
+    # Plain float32 has no matrix instruction. A second stage would leave registers for one program only, and a second
+    # program hides more.
+    ("ieee", 80): Tile(64, 64, 32, 8, 1, 2),
+    ("ieee", 90): Tile(64, 64, 32, 8, 1, 2),
+    ("ieee", 100): Tile(64, 64, 32, 8, 1, 2),
+    ("ieee", 120): Tile(64, 64, 32, 8, 1, 2),
 }
 
-# The same where there are several passes: the accumulator begins as the float32 sums, which takes registers.
-_FORWARD_IN_PASSES = _FORWARD | {
-    # 256 columns spill 224 and 232 bytes; these hold 224 and 172 registers.
-    ("half", 90): Tile(128, 128, 64, 8, 3),
-    ("half", 100): Tile(128, 128, 64, 8, 3),
-    # 128 columns spill 16 bytes.
-    ("odd half", 90): Tile(128, 64, 64, 8, 2),
-    # 128 columns hold 148 registers, too many for two programs; this holds 112.
-    ("tf32", 90): Tile(64, 64, 32, 8, 3, 2),
-}
-
-# grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 264 bytes on sm_90 at 8 warps.
+# grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 48 bytes on sm_90.
 _BACKWARD = {
-    # Deeper slices need more addresses; where operands take registers as well, 32 is what fits.
-    ("half", 80): Tile(64, 128, 32, 8, 3),
-    ("half", 90): Tile(64, 128, 64, 8, 3),
-    ("half", 100): Tile(64, 128, 32, 8, 3),
-    ("half", 120): Tile(64, 128, 32, 8, 3),
-    # 187 registers on sm_90, 238 on sm_80.
+    # 128 rows read the weights half as often as 64. 238 registers, 128 KB.
+    ("half", 90): Tile(128, 64, 256, 8, 2),
+    ("half", 100): Tile(128, 64, 256, 8, 2),
+    # 64 x 64 in four warps would be two programs, and spills 32 bytes.
+    ("half", 80): Tile(64, 64, 128, 8, 2),
+    ("half", 120): Tile(64, 64, 128, 8, 2),
     ("odd half", 80): Tile(64, 64, 64, 8, 2),
-    ("odd half", 90): Tile(64, 64, 64, 8, 2),
+    # 128 rows spill 88 bytes.
+    ("odd half", 90): Tile(64, 64, 256, 8, 2),
     ("odd half", 100): Tile(64, 64, 64, 8, 2),
     ("odd half", 120): Tile(64, 64, 64, 8, 2),
     ("tf32", 80): Tile(64, 64, 32, 8, 2),
-    ("tf32", 90): Tile(64, 64, 32, 8, 2),
-    ("tf32", 100): Tile(64, 64, 32, 8, 2),
+    ("tf32", 90): Tile(64, 64, 64, 8, 2),
+    ("tf32", 100): Tile(64, 64, 64, 8, 2),
     ("tf32", 120): Tile(64, 64, 32, 8, 2),
-    # 32 x 64 spills 16 bytes on sm_90 with Triton 3.6, and fills 255 registers on sm_80 with 3.9; on sm_100 slices of
-    # 32 spill, and so do two stages at k = 1.
+    # 102 to 104 registers; 64 x 32 spills 32 bytes on sm_90, 32 x 64 leaves room for one program.
     ("ieee", 80): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 90): Tile(32, 32, 32, 8, 2, 2),
-    ("ieee", 100): Tile(32, 32, 16, 8, 3, 2),
+    ("ieee", 100): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 120): Tile(32, 32, 32, 8, 2, 2),
+}
+
+# The same where there are several passes: grad_x begins as the float32 sums, which takes registers.
+_BACKWARD_IN_PASSES = _BACKWARD | {
+    # Slices of 256 spill 8 bytes at k = 8.
+    ("half", 90): Tile(128, 64, 128, 8, 2),
 }
 
 # Partial sums of grad_weight: tile over (N, D), slice over rows. A row is found through the list of rows, one load
 # before its own: Triton's pipeline spends every second stage on that, so 5 and 7 stages hold 2 and 3 slices.
 _WEIGHT = {
-    # 242 registers; 180 KB, of which the slices take 144.
-    ("half", 90): Tile(128, 256, 64, 8, 7),
+    # 234 registers, 145 KB.
+    ("half", 90): Tile(128, 256, 64, 8, 5),
     # 128 x 256 spills 56 bytes at 64 rows a slice.
     ("half", 100): Tile(128, 128, 64, 8, 7),
     ("half", 80): Tile(128, 128, 32, 8, 7),
@@ -119,7 +112,7 @@ _WEIGHT = {
     ("odd half", 80): Tile(64, 128, 64, 8, 5),
     ("odd half", 90): Tile(128, 128, 64, 8, 5),
     ("tf32", 80): Tile(64, 128, 32, 8, 5, 2),
-    ("tf32", 90): Tile(128, 128, 32, 8, 5),
+    ("tf32", 90): Tile(128, 128, 32, 8, 5, 2),
     ("tf32", 100): Tile(64, 128, 32, 8, 5, 2),
     ("tf32", 120): Tile(64, 128, 32, 8, 5),
     # A slice is summed by itself before it is added, and 32 rows a slice keep a share's sum of slices short
@@ -140,6 +133,19 @@ _PASS_LAUNCHES = 2**16
 # Waves of programs that the weight's gradient is cut into. Shares have one length, but for the last of each expert, and
 # short waves lose less to those at the end; every wave more writes and reads a partial sum for each program.
 _WEIGHT_WAVES = 2
+
+
+# Multiply-adds that rows may spend on experts they do not use, where that saves the launches of an order and of a list:
+# 8.6 GFLOP, some 15 µs of an H200 at the rate of small products, as long as the four to eight launches. Not measured.
+_WASTE = 2**32
+
+
+def is_small(rows: int, k: int, num_experts: int, weights: int) -> bool:
+    """Whether rows meet every expert, in the order in which they stand; ``weights`` are the elements of all experts.
+
+    Up to 13,107 rows at D = N = 256, E = 8, k = 3.
+    """
+    return rows * (num_experts - k) * weights <= _WASTE * num_experts
 
 
 def tile_rows(rows: int) -> int:
@@ -200,33 +206,30 @@ def rows_times_union(rows: int, num_experts: int, size: int) -> int:
     return min(size * rows + spanned, most * rows)
 
 
-def forward_tile(
-    architecture: int,
-    precision: str,
-    rows: int,
-    in_features: int,
-    out_features: int,
-    passes: int = 1,
-    gates_products: bool = False,
-) -> Tile:
-    """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features.
-
-    Where gates multiply products, as in float16, there are two accumulators, as in the backward kernel.
-    """
-    table = _BACKWARD if gates_products else _FORWARD if passes == 1 else _FORWARD_IN_PASSES
-    tile = table[entry(table, precision, architecture, in_features, out_features)]
+def forward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+    """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features."""
+    tile = _FORWARD[entry(_FORWARD, precision, architecture, in_features, out_features)]
     return _fit(tile, tile_rows(rows), out_features, in_features)
 
 
-def backward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+def backward_tile(
+    architecture: int, precision: str, rows: int, in_features: int, out_features: int, passes: int = 1
+) -> Tile:
     """Tile of :func:`kernels.expert_matmul_bwd_kernel`: rows, input features, output features."""
-    tile = _BACKWARD[entry(_BACKWARD, precision, architecture, in_features, out_features)]
+    table = _BACKWARD if passes == 1 else _BACKWARD_IN_PASSES
+    tile = table[entry(table, precision, architecture, in_features, out_features)]
     return _fit(tile, tile_rows(rows), in_features, out_features)
 
 
 def weight_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
     """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_kernel`: output features, input features, rows."""
     tile = _WEIGHT[entry(_WEIGHT, precision, architecture, in_features, out_features)]
+    return _fit(tile, out_features, in_features, tile_rows(rows))
+
+
+def small_weight_tile(precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+    """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_small_kernel`: small, that few rows fill the machine."""
+    tile = Tile(64, 64, 64 if precision == "half" else 32, 4, 3)
     return _fit(tile, out_features, in_features, tile_rows(rows))
 
 

@@ -25,23 +25,27 @@ Launch = Callable[..., None]
 
 
 class _Routing(NamedTuple):
-    """Where the rows go: gates and experts by row, rows by tile and experts by tile, those for each pass or for one."""
+    """Where the rows go: gates and experts by row, rows by tile and experts by tile, those for each pass or for one.
+
+    For few rows there is no order: they stand as they come.
+    """
 
     gates: Tensor
     experts: Tensor
-    order: Tensor
-    tile_experts: Tensor
-    tile_counts: Tensor
+    order: Tensor | None
+    tile_experts: Tensor | None
+    tile_counts: Tensor | None
     block_m: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Experts of a row, passes, height of a tile: what the launches depend on."""
-        return self.experts.shape[1], 1 if self.order.dim() == 1 else self.order.shape[0], self.block_m
+        passes = 1 if self.order is None or self.order.dim() == 1 else self.order.shape[0]
+        return self.experts.shape[1], passes, self.block_m
 
     def passes(self, result: Tensor) -> Iterator["_Pass"]:
         """What kernels take, pass by pass; float32 sums go from one to the next, in the result where it is float32."""
-        if self.order.dim() == 1:
+        if self.order is None or self.order.dim() == 1:
             yield _Pass(self[:5], slice(None), None, result)
             return
         last = self.order.shape[0] - 1
@@ -57,7 +61,7 @@ class _Routing(NamedTuple):
 class _Pass(NamedTuple):
     """One pass: its routing, its columns of the experts, the sums before it and after it."""
 
-    routing: tuple[Tensor, ...]
+    routing: tuple[Tensor | None, ...]
     columns: slice
     before: Tensor | None
     after: Tensor
@@ -75,7 +79,7 @@ def expert_matmul(
     block_m: int = 0,
 ) -> Tensor:
     """``y [B, N]``."""
-    routing = _routing(gates, experts, weight.shape[0], order, tile_experts, tile_counts, block_m)
+    routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
     return _multiply(x, weight.contiguous(), bias, routing, transposed=False)
 
 
@@ -93,7 +97,7 @@ def backward_input(
     block_m: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """``grad_x [B, D]`` and ``grad_gates [B, k]``; without gates the latter is empty and one accumulator serves."""
-    routing = _routing(gates, experts, weight.shape[0], order, tile_experts, tile_counts, block_m)
+    routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
     grad, weight = _with_unit_columns(grad), weight.contiguous()
     if not with_gates:
         return _multiply(grad, weight, None, routing, transposed=True), gates.new_empty(0)
@@ -103,7 +107,9 @@ def backward_input(
     grad_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
     if rows == 0:
         return grad_x, grad_gates
-    launches = _prepare_backward(*machine(x), rows, in_features, out_features, bias is not None, *routing.shape)
+    weight = _pad(weight, rows)
+    sizes = (rows, in_features, out_features, weight.shape[-1])
+    launches = _prepare_backward(*machine(x), *sizes, bias is not None, *routing.shape)
     for launch, (routed, columns, before, after) in zip(launches, routing.passes(grad_x), strict=True):
         launch(
             grad,
@@ -116,8 +122,6 @@ def backward_input(
             grad_gates[:, columns],
             rows,
             routing.block_m,
-            in_features,
-            out_features,
             num_experts,
             grad.stride(0),
             x.stride(0),
@@ -132,15 +136,20 @@ def _prepare_backward(
     rows: int,
     in_features: int,
     out_features: int,
+    weight_last: int,
     has_bias: bool,
     top_k: int,
     passes: int,
     block_m: int,
 ) -> list[Launch]:
-    tile = config.backward_tile(architecture, precision, rows, in_features, out_features)
+    tile = config.backward_tile(architecture, precision, rows, in_features, out_features, passes)
     grid = (_parts(block_m, rows, tile.block_m),)
-    constants = _constants(top_k, passes, has_bias, tile, precision)
-    return [launcher(kernels.expert_matmul_bwd_kernel, grid, **those) for those in constants]
+    of_shape = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "WEIGHT_LAST": weight_last}
+    constants = [
+        {**those, "BLOCK_TOP_K": triton.next_power_of_2(those["TOP_K"]), "BLOCK_UNION": config.UNION_BLOCK}
+        for those in _constants(top_k, passes, has_bias, tile, precision)
+    ]
+    return [launcher(kernels.expert_matmul_bwd_kernel, grid, **of_shape, **those) for those in constants]
 
 
 def backward_weight(
@@ -154,6 +163,12 @@ def backward_weight(
     if rows == 0:
         return grad_weight.zero_(), grad_bias.zero_()
     gates, experts = gates.contiguous(), experts.contiguous()
+    if config.is_small(rows, experts.shape[1], num_experts, grad_weight.numel()):
+        launch = _prepare_small_weight(
+            *machine(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias
+        )
+        launch(grad, x, gates, experts, grad_weight, grad_bias, rows, grad.stride(0), x.stride(0))
+        return grad_weight, grad_bias
     launches = _prepare_weight(*machine(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
     device, pairs = x.device, experts.numel()
     # Rows by expert and their gates, and where each expert's rows of each block of rows end.
@@ -174,8 +189,6 @@ def backward_weight(
         partial,
         launches.blocks,
         launches.share_rows,
-        in_features,
-        out_features,
         num_experts,
         grad.stride(0),
         x.stride(0),
@@ -192,6 +205,31 @@ def backward_weight(
         out_features,
     )
     return grad_weight, grad_bias
+
+
+@prepared
+def _prepare_small_weight(
+    architecture: int,
+    precision: str,
+    rows: int,
+    in_features: int,
+    out_features: int,
+    top_k: int,
+    num_experts: int,
+    with_bias: bool,
+) -> Launch:
+    tile = config.small_weight_tile(precision, rows, in_features, out_features)
+    tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
+    return launcher(
+        weight_kernels.expert_matmul_bwd_weight_small_kernel,
+        (tiles, num_experts),
+        IN_FEATURES=in_features,
+        OUT_FEATURES=out_features,
+        TOP_K=top_k,
+        HAS_BIAS=with_bias,
+        SUM_BY_SLICES=precision == "ieee",
+        **_tile_constants(tile, precision),
+    )
 
 
 class _WeightLaunches(NamedTuple):
@@ -236,6 +274,8 @@ def _prepare_weight(
             weight_kernels.expert_matmul_bwd_weight_kernel,
             (shares * weight_tiles,),
             **of_sums,
+            IN_FEATURES=in_features,
+            OUT_FEATURES=out_features,
             SUM_BY_SLICES=precision == "ieee",
             **_tile_constants(tile, precision),
         ),
@@ -248,12 +288,12 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
     x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
     rows, num_experts = x.shape[0], weight.shape[0]
     out_features, in_features = weight.shape[1:] if not transposed else weight.shape[:0:-1]
-    strides = (1, out_features) if transposed else (in_features, 1)
     y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)
     if rows == 0:
         return y
-    sizes = (rows, in_features, out_features)
-    launches = _prepare_multiply(*machine(x), x.dtype, *sizes, bias is not None, *routing.shape)
+    weight = _pad(weight, rows)
+    sizes = (rows, in_features, out_features, weight.shape[-1])
+    launches = _prepare_multiply(*machine(x), *sizes, transposed, bias is not None, *routing.shape)
     for launch, (routed, _, before, after) in zip(launches, routing.passes(y), strict=True):
         launch(
             x,
@@ -264,11 +304,8 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
             after,
             rows,
             routing.block_m,
-            in_features,
-            out_features,
             num_experts,
             x.stride(0),
-            *strides,
         )
     return y
 
@@ -277,32 +314,52 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
 def _prepare_multiply(
     architecture: int,
     precision: str,
-    dtype: torch.dtype,
     rows: int,
     in_features: int,
     out_features: int,
+    weight_last: int,
+    transposed: bool,
     has_bias: bool,
     top_k: int,
     passes: int,
     block_m: int,
 ) -> list[Launch]:
-    gates_products = dtype == torch.float16
-    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, passes, gates_products)
+    tile = config.forward_tile(architecture, precision, rows, in_features, out_features)
     grid = (_parts(block_m, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
+    of_shape = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "WEIGHT_LAST": weight_last}
+    of_shape["TRANSPOSED"] = transposed
     constants = _constants(top_k, passes, has_bias, tile, precision)
-    return [launcher(kernels.expert_matmul_fwd_kernel, grid, **those) for those in constants]
+    return [launcher(kernels.expert_matmul_fwd_kernel, grid, **of_shape, **those) for those in constants]
 
 
-def _routing(gates, experts, num_experts, order, tile_experts, tile_counts, block_m) -> _Routing:
-    if order is None:
-        height, passes = config.order_of(experts.shape[0], num_experts, experts.shape[1])
-        order, tile_experts, tile_counts, block_m = expert_order(experts, num_experts, height, passes)
+def _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m) -> _Routing:
+    (rows, k), num_experts = experts.shape, weight.shape[0]
+    if order is None and config.is_small(rows, k, num_experts, weight.numel()):
+        block_m = config.tile_rows(rows)
+    elif order is None:
+        order, tile_experts, tile_counts, block_m = expert_order(
+            experts, num_experts, *config.order_of(rows, num_experts, k)
+        )
     return _Routing(gates.contiguous(), experts.contiguous(), order, tile_experts, tile_counts, block_m)
 
 
 def _parts(block_m: int, rows: int, height: int) -> int:
     """Programs over the rows: every tile of ``block_m`` in parts of ``height`` rows, the last tile too."""
     return triton.cdiv(rows, block_m) * triton.cdiv(block_m, height)
+
+
+def _pad(weight: Tensor, rows: int) -> Tensor:
+    """``weight [E, N, D]`` in half precision with D filled up with zeros to a multiple of 8, where many rows meet it.
+
+    Loads of 16 bytes, copied asynchronously, need rows that begin at multiples of 16 bytes. Every tile of rows reads
+    its experts' weights again, so the copy is repaid thousands of times; for few rows its launches are not.
+    """
+    features = weight.shape[-1]
+    if weight.element_size() != 2 or features % 8 == 0 or config.tile_rows(rows) < 128:
+        return weight
+    padded = weight.new_zeros((*weight.shape[:-1], -(-features // 8) * 8))
+    padded[..., :features] = weight
+    return padded
 
 
 def _with_unit_columns(rows: Tensor) -> Tensor:
@@ -324,10 +381,8 @@ def _constants(top_k: int, passes: int, has_bias: bool, tile: config.Tile, preci
         experts = columns.stop - columns.start
         yield {
             "HAS_BIAS": has_bias,
-            "BLOCK_UNION": config.UNION_BLOCK,
             "STRIDE_ROUTING": top_k,
             "TOP_K": experts,
-            "BLOCK_TOP_K": triton.next_power_of_2(experts),
             **_tile_constants(tile, precision),
         }
 

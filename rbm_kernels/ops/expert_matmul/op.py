@@ -59,8 +59,7 @@ def expert_matmul(
         ``y [B, N]`` in the dtype of ``x``, accumulated in float32 at least. ``x``, ``weight``, ``bias`` and ``gates``
         get gradients.
 
-        A number that is not finite in ``weight`` or ``bias`` reaches the rows that use its expert and on the CPU no
-        others; with the Triton kernels, but for ``y`` in float16, also rows that share a tile with one of those; in the
+        A number that is not finite in ``weight`` or ``bias`` reaches the rows that use its expert and no others; in the
         eager reference all rows. One in ``x`` reaches its own row, and the gradients of that row's experts.
 
     Raises:
@@ -68,7 +67,7 @@ def expert_matmul(
         ValueError: shapes that do not fit, or on CUDA tensors on two devices.
     """
     try:
-        if order is None and _kernels_serve(x) and experts.dtype == torch.int32 and not torch.compiler.is_exporting():
+        if order is None and _wants_order(x, weight, experts):
             # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it
             # again. An exported program has no backward pass, and its number of rows must not be compared with
             # anything.
@@ -79,6 +78,13 @@ def expert_matmul(
         # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
         _check(x, weight, bias, gates, experts)
         raise
+
+
+def _wants_order(x: Tensor, weight: Tensor, experts: Tensor) -> bool:
+    """Whether kernels serve that work on ordered rows."""
+    if not _kernels_serve(x) or experts.dtype != torch.int32 or torch.compiler.is_exporting():
+        return False
+    return not config.is_small(x.shape[0], experts.shape[1], weight.shape[0], weight.numel())
 
 
 def _kernels_serve(x: Tensor) -> bool:

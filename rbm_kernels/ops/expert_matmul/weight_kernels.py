@@ -96,11 +96,11 @@ def expert_matmul_bwd_weight_kernel(
     partial_ptr,
     blocks,
     share_rows,
-    in_features,
-    out_features,
     num_experts,
     stride_grad,
     stride_x,
+    IN_FEATURES: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SUM_BY_SLICES: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -114,8 +114,8 @@ def expert_matmul_bwd_weight_kernel(
     ``partial [shares, N * D + N]`` float32 takes it, and behind it the share's part of the bias' gradient. The product
     runs over BLOCK_K rows at a time; with SUM_BY_SLICES each slice's product is summed by itself first.
     """
-    column_tiles = tl.cdiv(in_features, BLOCK_N)
-    weight_tiles = tl.cdiv(out_features, BLOCK_M) * column_tiles
+    column_tiles: tl.constexpr = (IN_FEATURES + BLOCK_N - 1) // BLOCK_N
+    weight_tiles: tl.constexpr = (OUT_FEATURES + BLOCK_M - 1) // BLOCK_M * column_tiles
     # Programs of one share stand side by side: they read the same rows.
     share = tl.program_id(0) // weight_tiles
     column_tile = tl.program_id(0) % column_tiles
@@ -128,38 +128,142 @@ def expert_matmul_bwd_weight_kernel(
 
     b_n = ((tl.program_id(0) % weight_tiles) // column_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_d = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_n, m_d = b_n < out_features, b_d < in_features
-    b_weight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    b_bias = tl.zeros((BLOCK_M,), tl.float32)
+    b_weight, b_bias = _zeros(grad_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K)
     for start in range(first, last, BLOCK_K):
         b_place = start + tl.arange(0, BLOCK_K)
         m_rows = b_place < last
         b_rows = tl.load(listed_rows_ptr + b_place, mask=m_rows, other=0).to(tl.int64)
+        # Rows past the last are row 0, and their gates zero.
         b_gates = tl.load(listed_gates_ptr + b_place, mask=m_rows, other=0.0)
-        b_grad = tl.load(
-            grad_ptr + b_rows[:, None] * stride_grad + b_n[None, :], mask=m_rows[:, None] & m_n[None, :], other=0.0
+        b_grad = _load_rows(grad_ptr, b_rows * stride_grad, b_n, m_rows, OUT_FEATURES, BLOCK_M)
+        b_x = _load_rows(x_ptr, b_rows * stride_x, b_d, m_rows, IN_FEATURES, BLOCK_N)
+        b_weight, b_bias = _add_slice(
+            b_weight, b_bias, b_grad, b_x, b_gates, HAS_BIAS, SUM_BY_SLICES, INPUT_PRECISION, BLOCK_M, BLOCK_K
         )
-        b_x = tl.load(x_ptr + b_rows[:, None] * stride_x + b_d[None, :], mask=m_rows[:, None] & m_d[None, :], other=0.0)
-        b_scaled = b_grad * b_gates[:, None]
-        if HAS_BIAS:
-            b_bias += tl.sum(b_scaled, axis=0)
-        if b_x.dtype == tl.float16:
-            # Gradients in float16 are small, often below its smallest normal number, where bits are missing: rows of x,
-            # which are not, take the gate.
-            b_left, b_right = b_grad, (b_x * b_gates[:, None]).to(b_x.dtype)
-        else:
-            b_left, b_right = b_scaled.to(b_x.dtype), b_x
-        if SUM_BY_SLICES:
-            # A slice is summed by itself, then added: the error of a share grows with its slices, not with its rows.
-            # Without the last argument, which means nothing to float32, Triton's compiler makes one chain of both.
-            b_weight += tl.dot(tl.trans(b_left), b_right, input_precision=INPUT_PRECISION, max_num_imprecise_acc=1)
-        else:
-            b_weight = tl.dot(tl.trans(b_left), b_right, b_weight, input_precision=INPUT_PRECISION)
 
-    partial_ptr += share.to(tl.int64) * (in_features + 1) * out_features
-    tl.store(partial_ptr + b_n[:, None] * in_features + b_d[None, :], b_weight, mask=m_n[:, None] & m_d[None, :])
+    partial_ptr += share.to(tl.int64) * (IN_FEATURES + 1) * OUT_FEATURES
+    m_n = b_n < OUT_FEATURES
+    _store(partial_ptr, b_weight, b_n, b_d, IN_FEATURES, OUT_FEATURES, grad_ptr.dtype.element_ty)
     if HAS_BIAS and column_tile == 0:
-        tl.store(partial_ptr + out_features * in_features + b_n, b_bias, mask=m_n)
+        tl.store(partial_ptr + OUT_FEATURES * IN_FEATURES + b_n, tl.sum(b_bias, axis=0), mask=m_n)
+
+
+@triton.jit
+def expert_matmul_bwd_weight_small_kernel(
+    grad_ptr,
+    x_ptr,
+    gates_ptr,
+    experts_ptr,
+    grad_weight_ptr,
+    grad_bias_ptr,
+    rows,
+    stride_grad,
+    stride_x,
+    IN_FEATURES: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
+    TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SUM_BY_SLICES: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The same for few rows in one launch: a program takes all rows past one expert, those that do not use it as zeros.
+
+    ``grad_weight [E, N, D]`` and ``grad_bias [E, N]`` are written at once: there is nothing to add up.
+    """
+    column_tiles: tl.constexpr = (IN_FEATURES + BLOCK_N - 1) // BLOCK_N
+    column_tile = tl.program_id(0) % column_tiles
+    expert = tl.program_id(1)
+    b_n = (tl.program_id(0) // column_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    b_d = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    b_weight, b_bias = _zeros(grad_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K)
+    for start in range(0, rows, BLOCK_K):
+        b_rows = start + tl.arange(0, BLOCK_K).to(tl.int64)
+        m_rows = b_rows < rows
+        b_gates = tl.zeros((BLOCK_K,), tl.float32)
+        m_used = b_rows < 0
+        for choice in tl.static_range(TOP_K):
+            m_choice = tl.load(experts_ptr + b_rows * TOP_K + choice, mask=m_rows, other=-1) == expert
+            b_gates += tl.load(gates_ptr + b_rows * TOP_K + choice, mask=m_choice, other=0.0)
+            m_used = m_used | m_choice
+        b_grad = _load_rows(grad_ptr, b_rows * stride_grad, b_n, m_used, OUT_FEATURES, BLOCK_M)
+        b_x = _load_rows(x_ptr, b_rows * stride_x, b_d, m_used, IN_FEATURES, BLOCK_N)
+        b_weight, b_bias = _add_slice(
+            b_weight, b_bias, b_grad, b_x, b_gates, HAS_BIAS, SUM_BY_SLICES, INPUT_PRECISION, BLOCK_M, BLOCK_K
+        )
+    grad_weight_ptr += expert.to(tl.int64) * IN_FEATURES * OUT_FEATURES
+    _store(grad_weight_ptr, b_weight, b_n, b_d, IN_FEATURES, OUT_FEATURES, grad_ptr.dtype.element_ty)
+    if HAS_BIAS and column_tile == 0:
+        b_sum = tl.sum(b_bias, axis=0).to(grad_bias_ptr.dtype.element_ty)
+        tl.store(grad_bias_ptr + expert * OUT_FEATURES + b_n, b_sum, mask=b_n < OUT_FEATURES)
+
+
+@triton.jit
+def _zeros(dtype: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Sums of a tile of the weight's gradient, BLOCK_M outputs by BLOCK_N inputs or the reverse, and of the bias'.
+
+    Gradients in float16 are small, often below its smallest normal number, where bits are missing: there rows of x,
+    which are not, take the gate. The factor with the gate passes through registers. It stands on the right, for which
+    matrix instructions read shared memory: on the left they would take registers, and Hopper's would wait for each
+    other. Rows of the bias' gradient are summed four by four, which a thread does by itself; the rest once, at the end.
+    """
+    b_bias = tl.zeros((BLOCK_K // 4, BLOCK_M), tl.float32)
+    if dtype == tl.float16:
+        return tl.zeros((BLOCK_M, BLOCK_N), tl.float32), b_bias
+    return tl.zeros((BLOCK_N, BLOCK_M), tl.float32), b_bias
+
+
+@triton.jit
+def _add_slice(
+    b_weight,
+    b_bias,
+    b_grad,
+    b_x,
+    b_gates,
+    HAS_BIAS: tl.constexpr,
+    SUM_BY_SLICES: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Add BLOCK_K rows to the sums of :func:`_zeros`."""
+    # Rounded before the bias's sum: fused with the sum of two lanes, each would round the other's product.
+    b_scaled = tl.fma(b_grad.to(tl.float32), b_gates[:, None], 0.0)
+    if HAS_BIAS:
+        b_bias += tl.sum(tl.reshape(b_scaled, (4, BLOCK_K // 4, BLOCK_M)), axis=0)
+    if b_x.dtype == tl.float16:
+        b_left, b_right = tl.trans(b_grad), (b_x * b_gates[:, None]).to(b_x.dtype)
+    else:
+        b_left, b_right = tl.trans(b_x), b_scaled.to(b_x.dtype)
+    if SUM_BY_SLICES:
+        # A slice is summed by itself, then added: the error of a share grows with its slices, not with its rows.
+        # Without the last argument, which means nothing to float32, Triton's compiler makes one chain of both.
+        b_weight += tl.dot(b_left, b_right, input_precision=INPUT_PRECISION, max_num_imprecise_acc=1)
+    else:
+        b_weight = tl.dot(b_left, b_right, b_weight, input_precision=INPUT_PRECISION)
+    return b_weight, b_bias
+
+
+@triton.jit
+def _store(weight_ptr, b_weight, b_n, b_d, IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, dtype: tl.constexpr):
+    """Write the sums of :func:`_zeros` to ``[N, D]``."""
+    b_weight = b_weight.to(weight_ptr.dtype.element_ty)
+    m_n, m_d = b_n < OUT_FEATURES, b_d < IN_FEATURES
+    if dtype == tl.float16:
+        tl.store(weight_ptr + b_n[:, None] * IN_FEATURES + b_d[None, :], b_weight, mask=m_n[:, None] & m_d[None, :])
+    else:
+        tl.store(weight_ptr + b_n[None, :] * IN_FEATURES + b_d[:, None], b_weight, mask=m_n[None, :] & m_d[:, None])
+
+
+@triton.jit
+def _load_rows(rows_ptr, b_offset, b_column, m_rows, FEATURES: tl.constexpr, BLOCK: tl.constexpr):
+    """Features ``b_column [BLOCK]`` of listed rows, zero for those past the last: ``[BLOCK_K, BLOCK]``."""
+    b_ptr = rows_ptr + b_offset[:, None] + b_column[None, :]
+    if FEATURES % BLOCK == 0:
+        return tl.load(b_ptr, mask=m_rows[:, None], other=0.0)
+    return tl.load(b_ptr, mask=m_rows[:, None] & (b_column < FEATURES)[None, :], other=0.0)
 
 
 @triton.jit

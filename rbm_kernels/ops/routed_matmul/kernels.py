@@ -16,9 +16,15 @@ from rbm_kernels.ops.cosine_topk.blocks import (
 )
 from rbm_kernels.ops.cosine_topk.kernels import addressable
 from rbm_kernels.ops.cosine_topk.reference import EPS
-from rbm_kernels.ops.expert_matmul.kernels import gates_for, uses
 from rbm_kernels.ops.expert_matmul.launch import machine
 from rbm_kernels.ops.routed_matmul import config
+
+
+@triton.jit
+def _gates_for(expert, b_gates, b_experts):
+    """Gate of every row for one expert, 0 where a row does not use it, and which rows use it: both ``[BLOCK_M]``."""
+    m_choices = b_experts == expert
+    return tl.sum(tl.where(m_choices, b_gates, 0.0), axis=1), tl.max(m_choices.to(tl.int32), axis=1) != 0
 
 
 # One compilation for all numbers of rows: a server sees many of them.
@@ -103,8 +109,8 @@ def routed_matmul_fwd_kernel(
             b_product += b_bias.to(tl.float32)[None, :]
         # The gate multiplies the product, not the row: that would round the row once more in half precision.
         # Rows that do not use the expert take nothing of it: zero times infinity would be NaN.
-        m_uses = uses(expert, b_experts)
-        b_y += tl.where(m_uses[:, None], gates_for(expert, b_gates, b_experts)[:, None] * b_product, 0.0)
+        b_gate, m_used = _gates_for(expert, b_gates, b_experts)
+        b_y += tl.where(m_used[:, None], b_gate[:, None] * b_product, 0.0)
 
     y_ptr += tl.cast(first, tl.int64) * N
     tl.store(

@@ -61,9 +61,22 @@ def test_expert_matmul(precision, height, monkeypatch):
     check_operators(problem((150, 80, 72, 5, 3), DTYPES[precision]), precision)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "ieee"])
-def test_expert_matmul_of_odd_widths(precision):
+def test_expert_matmul_in_several_slices(monkeypatch):
+    monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
+    check_operators(problem((130, 272, 264, 3, 2), torch.bfloat16), "bfloat16")
+
+
+@pytest.mark.parametrize(("precision", "height"), [("bfloat16", 16), ("bfloat16", 128), ("ieee", 16)])
+def test_expert_matmul_of_odd_widths(precision, height, monkeypatch):
+    """With many rows the weights are filled up to 16 bytes."""
+    monkeypatch.setattr(config, "tile_rows", lambda rows: height)
     check_operators(problem((40, 47, 33, 4, 2), DTYPES[precision]), precision)
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_expert_matmul_of_few_rows(precision):
+    check_operators(problem((70, 80, 72, 5, 3), DTYPES[precision]), precision)
 
 
 def test_expert_matmul_in_two_passes():

@@ -128,10 +128,10 @@ def test_a_load_without_its_mask(architecture):
 
 def test_operands_swapped(architecture):
     if architecture == 90:
-        edit = Fault(r"(wgmma\.mma_async[^{]*\{[^}]*\}, \{)(%r\d+),(%r\d+)", r"\1\3,\2")
+        edit = Fault(r"(wgmma\.mma_async[^{]*\{[^}]*\}, )(%rd\d+), (%rd\d+)", r"\1\3, \2")
     else:
         edit = Fault(r"(mma\.sync[^{]*\{[^}]*\}, \{ )(%r\d+), (%r\d+)", r"\1\3, \2")
-    check_found(architecture, multiply, edit, "result")
+    check_found(architecture, multiply, edit, "result", "unwritten", "out of bounds")
 
 
 def test_a_matrix_not_transposed(architecture):
@@ -200,7 +200,6 @@ class TestWgmma:
 
     def test_a_descriptor_moved(self, architecture):
         """By 32 bytes: the next slice of the depth."""
-        edit = Fault(r"(wgmma\.mma_async[^{]*\{[^}]*\}, \{[^}]*\}, )(%rd\d+)", r"MOVED \1\2")
 
         class Moved(Fault):
             def __call__(self, name, text):
@@ -208,7 +207,8 @@ class TestWgmma:
                 self.replacement = f"add.s64 {found[2]}, {found[2]}, 2;\n" + r"\1\2"
                 return super().__call__(name, text)
 
-        check_found(architecture, multiply, Moved(edit.pattern, ""), "result", "unwritten", "out of bounds")
+        edit = Moved(r"(wgmma\.mma_async[^{]*\{[^}]*\}, %rd\d+, )(%rd\d+)", "")
+        check_found(architecture, multiply, edit, "result", "unwritten", "out of bounds")
 
     def test_a_proxy_fence_removed(self, architecture):
         check_found(architecture, multiply, Fault(r"fence\.proxy\.async\.shared::cta;", "", -1), "proxy fence")
