@@ -105,8 +105,8 @@ def test_a_wait_for_one_group_less(architecture):
 
 
 def test_a_barrier_removed(architecture):
-    """The one after the first wait: other warps' copies."""
-    edit = Fault(WAIT + r"(\s*(?://[^\n]*|\.loc[^\n]*)?\n)*?\s*bar\.sync\s+0;", r"cp.async.wait_group \1;")
+    """Those after the waits: other warps' copies."""
+    edit = Fault(WAIT + r"(\s*(?://[^\n]*|\.loc[^\n]*)?\n)*?\s*bar\.sync\s+0;", r"cp.async.wait_group \1;", -1)
     check_found(architecture, multiply, edit, "race between warps", "copy not waited for", "unwritten")
 
 
