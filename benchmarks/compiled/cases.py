@@ -16,7 +16,7 @@ from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.ops.expert_matmul import config as expert_matmul_config
 from rbm_kernels.ops.expert_matmul import launch as expert_matmul_launch
 from rbm_kernels.ops.expert_order import expert_order
-from rbm_kernels.ops.expert_order import kernels as expert_order_kernels
+from rbm_kernels.ops.expert_order import launch as expert_order_launch
 from rbm_kernels.ops.routed_matmul import kernels as routed_matmul_kernels
 
 ARCHITECTURES = (80, 90, 100, 120)
@@ -119,7 +119,7 @@ def _cosine_topk(case: Case, t: Tensors) -> Launches:
 
 
 def _expert_order(case: Case, t: Tensors) -> Launches:
-    return {"order": lambda: expert_order_kernels.expert_order(t.experts, case.num_experts, 128)}
+    return {"order": lambda: expert_order_launch.expert_order(t.experts, case.num_experts, 128)}
 
 
 def _expert_matmul(case: Case, t: Tensors) -> Launches:

@@ -9,7 +9,7 @@ from routing_on_gpu import check_backward, check_forward
 
 from rbm_kernels import cosine_topk, expert_order
 from rbm_kernels.ops.expert_matmul import config
-from rbm_kernels.ops.expert_order import kernels as order_kernels
+from rbm_kernels.ops.expert_order import launch as order_launch
 from rbm_kernels.ops.expert_order import reference as order_reference
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -34,11 +34,11 @@ def test_cosine_topk(shape, dtype):
     check_backward(h, memory, k, *torch.randn(2, rows, k), 0.7)
 
 
-@pytest.mark.parametrize("path", ["compare", "count", "sort"])
+@pytest.mark.parametrize("path", ["select", "count"])
 @pytest.mark.parametrize("k", [3, 6])
 def test_expert_order(k, path, monkeypatch):
     """Six of nine experts were put out of order for sm_90 by LLVM, as of Triton 3.9.0."""
-    monkeypatch.setattr(order_kernels, "path", lambda *shapes: path)
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: path)
     experts = torch.rand(300, 9).argsort(-1)[:, :k].int().contiguous()
     for got, wanted in zip(expert_order(experts, 9, 16)[:3], order_reference.expert_order(experts, 9, 16), strict=True):
         assert torch.equal(got, wanted)
