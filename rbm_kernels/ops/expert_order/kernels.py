@@ -11,28 +11,33 @@ GROUP = tl.constexpr(32)
 
 
 @triton.jit
-def _rank(experts_ptr, rows, m_rows, stride, SETS: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
-    """Ranks of the sets of ``rows`` in revolving-door order, in 64 bits if ``WIDE``; ``SETS`` for masked rows.
+def _rank(experts_ptr, rows, stride, SETS: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
+    """Ranks of the sets of ``rows`` in revolving-door order, in 64 bits if ``WIDE``.
 
-    The p-th smallest expert t (both counted from one) adds (-1)^(K - p) C(t, p). No sorting: p is the number of the
-    row's experts that are not larger. That is counted by signs of differences: LLVM, as of Triton 3.9.0, puts such
-    comparisons side by side into vectors and takes the wrong one of two (sm_90, K = 6), which tests/ptx_executor found.
+    The p-th smallest expert t (both counted from one) adds (-1)^(K - p) C(t, p). Experts are sorted by insertion, and
+    exchanged by signs of differences: LLVM, as of Triton 3.9.0, puts comparisons side by side into vectors and takes
+    the wrong one of two (sm_90, K = 6), which tests/ptx_executor found.
     Ranks are kept within the sets even for experts that the contract forbids.
     """
     integer = tl.int64 if WIDE else tl.int32
-    b_rank = tl.zeros(rows.shape, integer) - K % 2
+    experts = ()
     for j in tl.static_range(K):
-        b_expert = tl.load(experts_ptr + rows * stride + j, mask=m_rows, other=0)
-        b_place = tl.zeros(rows.shape, tl.int32)
-        for i in tl.static_range(K):
-            b_other = tl.load(experts_ptr + rows * stride + i, mask=m_rows, other=0)
-            b_place -= (b_other - b_expert - 1) >> 31
+        b_expert = tl.load(experts_ptr + rows * stride + j)
+        ascending = ()
+        for i in tl.static_range(j):
+            b_less = experts[i] - b_expert
+            b_less &= b_less >> 31
+            ascending = ascending + (b_expert + b_less,)
+            b_expert = experts[i] - b_less
+        experts = ascending + (b_expert,)
+    b_rank = tl.zeros(rows.shape, integer) - K % 2
+    for p in tl.static_range(1, K + 1):
         b_binomial = tl.full(rows.shape, 1, integer)
-        for p in tl.static_range(1, K + 1):
-            # C(t, p) = C(t, p - 1) (t - p + 1) / p, without a remainder; zero from p = t + 1 on.
-            b_binomial = b_binomial * (b_expert + (2 - p)).to(integer) // p
-            b_rank += tl.where(b_place == p, b_binomial, 0) * (1 - 2 * ((K - p) % 2))
-    return tl.where(m_rows, tl.minimum(tl.maximum(b_rank, 0), SETS - 1), SETS)
+        for q in tl.static_range(1, p + 1):
+            # C(t, q) = C(t, q - 1) (t - q + 1) / q, without a remainder; zero from q = t + 1 on.
+            b_binomial = b_binomial * (experts[p - 1] + (2 - q)).to(integer) // q
+        b_rank += b_binomial * (1 - 2 * ((K - p) % 2))
+    return tl.minimum(tl.maximum(b_rank, 0), SETS - 1)
 
 
 @triton.jit
@@ -71,8 +76,26 @@ def _list_experts(
 
 
 @triton.jit
+def expert_order_rank_kernel(
+    experts_ptr,
+    ranks_ptr,
+    B,
+    stride,
+    SETS: tl.constexpr,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``experts [B, K]`` -> ``ranks [B]`` of their sets."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_rank = _rank(experts_ptr, tl.minimum(rows, B - 1), stride, SETS, K, WIDE)
+    tl.store(ranks_ptr + rows, b_rank, mask=rows < B)
+
+
+@triton.jit
 def expert_order_select_kernel(
     experts_ptr,
+    ranks_ptr,
     order_ptr,
     tile_experts_ptr,
     tile_counts_ptr,
@@ -83,21 +106,28 @@ def expert_order_select_kernel(
     K: tl.constexpr,
     E: tl.constexpr,
     WIDE: tl.constexpr,
+    RANKED: tl.constexpr,
     TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
     """Everything of a tile: ``experts [B, K]`` -> its rows in ``order [B]``, and its experts and their number.
 
-    ``BLOCK`` is at least B, ``BLOCK_T`` at least ``TILE``, and 2^``BITS`` at least ``SETS``.
+    32 ``BLOCK_G`` is at least B, ``BLOCK_T`` at least ``TILE``, and 2^``BITS`` at least ``SETS``. If ``RANKED``, the rows'
+    ``ranks [B]`` are there; else every tile computes them all.
     """
     tile = tl.program_id(0)
     first = tile * TILE
     last = tl.minimum(first + TILE, B) - 1
-    rows = tl.arange(0, BLOCK)
-    b_rank = _rank(experts_ptr, rows, rows < B, stride, SETS, K, WIDE)
+    rows = tl.arange(0, BLOCK_G)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    if RANKED:
+        b_rank = tl.load(ranks_ptr + rows, mask=rows < B, other=SETS)
+    else:
+        # Loads need no mask where they repeat the last row.
+        b_rank = _rank(experts_ptr, tl.minimum(rows, B - 1), stride, SETS, K, WIDE)
+        b_rank = tl.where(rows < B, b_rank, SETS)
 
     # The ranks at the tile's first and last place, from the highest bit on: each is the largest number with no more
     # ranks below it than there are places before. Both counts are of at most 2^13 rows and share an integer.
@@ -111,20 +141,32 @@ def expert_order_select_kernel(
         high += tl.where((below >> 16) <= last, bit, 0)
         bit = bit >> 1
 
-    # Of the two sets at the tile's ends, rows in front of its first place or behind its last belong to other tiles.
+    # Places of the rows of these two sets, and of all rows between them as if they were one set. Groups of 32 rows add
+    # up the three numbers in one integer.
     below = _count_pairs(b_rank < low, b_rank < high)
-    b_same = tl.cumsum((b_rank == low).to(tl.int32) + ((b_rank == high).to(tl.int32) << 16), 0)
-    b_after_first = (b_rank > low) | ((b_rank == low) & ((below & 0xFFFF) + (b_same & 0xFFFF) > first))
-    b_before_last = (b_rank < high) | ((b_rank == high) & ((below >> 16) + (b_same >> 16) - 1 <= last))
-    b_chosen = b_after_first & b_before_last
-    tl.store(order_ptr + first + tl.cumsum(b_chosen.to(tl.int32), 0) - 1, rows, mask=b_chosen)
+    between = _count_pairs(b_rank <= low, b_rank < low) & 0xFFFF
+    b_low, b_high, b_between = b_rank == low, b_rank == high, (b_rank > low) & (b_rank < high)
+    b_low_word, b_high_word, b_word = _words(b_low), _words(b_high), _words(b_between)
+    b_counts = (_ones(b_high_word).to(tl.int64) << 32) + _ones(b_word) + (_ones(b_low_word) << 16)
+    b_before = tl.cumsum(b_counts, 0) - b_counts
+    b_low_place = (below & 0xFFFF) + (b_before.to(tl.int32) >> 16)
+    b_high_place = (below >> 16) + (b_before >> 32).to(tl.int32)
+    b_place = between + (b_before.to(tl.int32) & 0xFFFF)
+    b_place = tl.where(b_low, b_low_place[:, None], tl.where(b_high, b_high_place[:, None], b_place[:, None]))
+    b_peers = tl.where(b_low, b_low_word[:, None], tl.where(b_high, b_high_word[:, None], b_word[:, None]))
+    b_place += _ones_before(b_peers)
+    b_chosen = (b_low | b_high | b_between) & (b_place >= first) & (b_place <= last)
+    tl.store(order_ptr + b_place, rows, mask=b_chosen)
 
-    # The rows of the tile are there, ascending; then they are sorted by rank.
+    # The rows of the tile are there; those of the sets in between are sorted by rank.
     tl.debug_barrier()
     within = tl.arange(0, BLOCK_T)
     m_rows = within <= last - first
     b_row = tl.load(order_ptr + first + within, mask=m_rows, other=0)
-    b_rank = _rank(experts_ptr, b_row, m_rows, stride, SETS, K, WIDE)
+    if RANKED:
+        b_rank = tl.load(ranks_ptr + b_row, mask=m_rows, other=SETS)
+    else:
+        b_rank = tl.where(m_rows, _rank(experts_ptr, b_row, stride, SETS, K, WIDE), SETS)
     b_earlier = (b_rank[:, None] == b_rank[None, :]) & (within[:, None] < within[None, :])
     b_place = tl.sum((b_earlier | (b_rank[:, None] < b_rank[None, :])).to(tl.int32), 0)
     _list_experts(
@@ -148,28 +190,13 @@ def expert_order_select_kernel(
 @triton.jit
 def _count_pairs(b_one, b_other):
     """How many are true of one, and of another times 2^16."""
-    return tl.sum(b_one.to(tl.int32) + (b_other.to(tl.int32) << 16), 0)
+    return tl.sum(b_one.to(tl.int32) + (b_other.to(tl.int32) << 16))
 
 
 @triton.jit
-def _match(b_digit, m_rows, BITS: tl.constexpr):
-    """Who has the same digit: ``[G, 32]`` digits of ``BITS`` bits -> words ``[G, 32]`` and ``[G, 2^BITS]``.
-
-    Words of 32 bits, one for each row and one for each digit of a group. Bit i is row i of the group; masked rows are
-    in none. This is how CUB ranks the keys of a warp ("match"), with sums of bits for its ballots.
-    """
-    lanes = tl.arange(0, GROUP)[None, :].to(tl.uint32)
-    digits = tl.arange(0, 1 << BITS)[None, :].to(tl.uint32)
-    b_present = tl.sum(m_rows.to(tl.uint32) << lanes, 1, keep_dims=True)
-    b_peers = b_present + tl.zeros_like(b_digit)
-    b_members = b_present + tl.zeros_like(digits)
-    for p in tl.static_range(BITS):
-        b_bit = (b_digit >> p) & 1
-        b_word = tl.sum(b_bit << lanes, 1, keep_dims=True)
-        # Whoever has the bit keeps the word, and whoever has it not takes the opposite.
-        b_peers &= b_word ^ (b_bit - 1)
-        b_members &= b_word ^ (((digits >> p) & 1) - 1)
-    return b_peers, b_members
+def _words(b_bit):
+    """``[G, 32]`` bits -> words ``[G]``: bit i is that of row i of the group."""
+    return tl.sum(b_bit.to(tl.uint32) << tl.arange(0, GROUP)[None, :].to(tl.uint32), 1)
 
 
 @triton.jit
@@ -179,6 +206,32 @@ def _ones(b_word):
     b_word = (b_word & 0x33333333) + ((b_word >> 2) & 0x33333333)
     b_word = (b_word + (b_word >> 4)) & 0x0F0F0F0F
     return ((b_word * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _ones_before(b_word):
+    """How many bits of each row's word ``[G, 32]`` stand for rows before it."""
+    return _ones(b_word & ((1 << tl.arange(0, GROUP)[None, :].to(tl.uint32)) - 1))
+
+
+@triton.jit
+def _match(b_digit, m_rows, BITS: tl.constexpr):
+    """Who has the same digit: ``[G, 32]`` digits of ``BITS`` bits -> words ``[G, 32]`` and ``[G, 2^BITS]``.
+
+    Words of 32 bits, one for each row and one for each digit of a group. Bit i is row i of the group; masked rows are
+    in none. This is how CUB ranks the keys of a warp ("match"), with sums of bits for its ballots.
+    """
+    digits = tl.arange(0, 1 << BITS)[None, :].to(tl.uint32)
+    b_present = _words(m_rows)[:, None]
+    b_peers = b_present + tl.zeros_like(b_digit)
+    b_members = b_present + tl.zeros_like(digits)
+    for p in tl.static_range(BITS):
+        b_bit = (b_digit >> p) & 1
+        b_word = _words(b_bit)[:, None]
+        # Whoever has the bit keeps the word, and whoever has it not takes the opposite.
+        b_peers &= b_word ^ (b_bit - 1)
+        b_members &= b_word ^ (((digits >> p) & 1) - 1)
+    return b_peers, b_members
 
 
 @triton.jit
@@ -214,7 +267,7 @@ def expert_order_count_kernel(
         places = start + tl.arange(0, BLOCK_G)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         m_rows = places < end
         if SHIFT == 0:
-            b_rank = _rank(experts_ptr, places, m_rows, stride, SETS, K, WIDE)
+            b_rank = _rank(experts_ptr, tl.minimum(places, end - 1), stride, SETS, K, WIDE)
             tl.store(ranks_ptr + places, b_rank, mask=m_rows)
         else:
             b_row = tl.load(order_ptr + places, mask=m_rows, other=0)
@@ -253,11 +306,10 @@ def expert_order_scatter_kernel(
     # Where this share's rows of each digit begin: behind smaller digits and behind the shares in front.
     b_place = tl.cumsum(b_total, 0) - b_total + tl.sum(b_before, 0)
 
-    lanes = tl.arange(0, GROUP)[None, :]
     begin = mine.to(tl.int64) * share
     end = tl.minimum(begin + share, B)
     for start in tl.range(begin, end, BLOCK_G * GROUP):
-        places = start + tl.arange(0, BLOCK_G)[:, None] * GROUP + lanes
+        places = start + tl.arange(0, BLOCK_G)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         m_rows = places < end
         b_row = places.to(tl.int32)
         if SHIFT > 0:
@@ -266,8 +318,7 @@ def expert_order_scatter_kernel(
         b_peers, b_members = _match(b_digit, m_rows, BITS)
         b_counts = _ones(b_members)
         b_groups = b_place[None, :] + tl.cumsum(b_counts, 0) - b_counts
-        b_earlier = _ones(b_peers & ((1 << lanes.to(tl.uint32)) - 1))
-        tl.store(sorted_ptr + tl.gather(b_groups, b_digit.to(tl.int32), 1) + b_earlier, b_row, mask=m_rows)
+        tl.store(sorted_ptr + tl.gather(b_groups, b_digit.to(tl.int32), 1) + _ones_before(b_peers), b_row, mask=m_rows)
         b_place += tl.sum(b_counts, 0)
 
 

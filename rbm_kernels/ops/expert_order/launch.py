@@ -21,6 +21,8 @@ DIGIT_BITS = 7
 # Rows of the result at most, and rows times tiles, for which every tile looks for its rows among all.
 SELECTED_ROWS, SELECTED_WORK = 8192, 2**20
 SELECTED_TILE = 128
+# Experts of a row at most whose rank each tile computes by itself; of more, ranks are a launch of their own.
+SELECTED_K = 4
 
 
 def path(rows: int, num_experts: int, k: int, block_m: int) -> Literal["select", "count"]:
@@ -57,6 +59,7 @@ class _Launches(NamedTuple):
     """One launch that does all, or a sort by each digit and the list of each tile's experts."""
 
     tiles: int
+    rank: Callable[..., None] | None
     select: Callable[..., None] | None
     integer: torch.dtype
     share: int
@@ -78,10 +81,14 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tenso
         return order, tile_experts, tile_counts
     experts = experts if experts.stride(1) == 1 else experts.contiguous()
     stride = experts.stride(0)
-    if launches.select is not None:
-        launches.select(experts, order, tile_experts, tile_counts, rows, stride)
+    if launches.select is not None and launches.rank is None:
+        launches.select(experts, None, order, tile_experts, tile_counts, rows, stride)
         return order, tile_experts, tile_counts
     ranks = torch.empty((rows,), dtype=launches.integer, device=device)
+    if launches.select is not None:
+        launches.rank(experts, ranks, rows, stride)
+        launches.select(experts, ranks, order, tile_experts, tile_counts, rows, stride)
+        return order, tile_experts, tile_counts
     counts = torch.empty(launches.table, dtype=torch.int32, device=device)
     # Each digit sorts from one of these into the other, the last into the result.
     before, after = (torch.empty_like(order) if len(launches.digits) > 1 else order), order
@@ -110,15 +117,21 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
         "BLOCK_E": block_e,
     }
     tiles = triton.cdiv(rows, block_m)
-    select = None
+    rank = select = None
     if path(rows, num_experts, k, block_m) == "select":
+        ranked = wide or k > SELECTED_K
+        if ranked:
+            rank = launcher(
+                kernels.expert_order_rank_kernel, (triton.cdiv(rows, 128),), **of_sets, BLOCK=128, num_warps=4
+            )
         block = max(128, triton.next_power_of_2(rows))
         select = launcher(
             kernels.expert_order_select_kernel,
             (tiles,),
             **of_sets | of_tiles,
             BITS=bits,
-            BLOCK=block,
+            RANKED=ranked,
+            BLOCK_G=block // kernels.GROUP.value,
             BLOCK_T=triton.next_power_of_2(block_m),
             num_warps=min(32, max(4, block // 256)),
         )
@@ -139,6 +152,7 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
         digits.append(_Digit(count, scatter))
     return _Launches(
         tiles=tiles,
+        rank=rank,
         select=select,
         integer=torch.int64 if wide else torch.int32,
         share=share,
