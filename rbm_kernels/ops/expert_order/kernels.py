@@ -27,9 +27,10 @@ def _rank(experts_ptr, rows, stride, SETS: tl.constexpr, K: tl.constexpr, WIDE: 
         for i in tl.static_range(j):
             b_less = experts[i] - b_expert
             b_less &= b_less >> 31
-            ascending = ascending + (b_expert + b_less,)
+            ascending += (b_expert + b_less,)
             b_expert = experts[i] - b_less
-        experts = ascending + (b_expert,)
+        ascending += (b_expert,)
+        experts = ascending
     b_rank = tl.zeros(rows.shape, integer) - K % 2
     for p in tl.static_range(1, K + 1):
         b_binomial = tl.full(rows.shape, 1, integer)
@@ -115,13 +116,14 @@ def expert_order_select_kernel(
 ):
     """Everything of a tile: ``experts [B, K]`` -> its rows in ``order [B]``, and its experts and their number.
 
-    32 ``BLOCK_G`` is at least B, ``BLOCK_T`` at least ``TILE``, and 2^``BITS`` at least ``SETS``. If ``RANKED``, the rows'
+    32 ``BLOCK_G`` is at least B, ``BLOCK_T`` at least ``TILE``, and 2^``BITS`` at least ``SETS``. If ``RANKED``,
     ``ranks [B]`` are there; else every tile computes them all.
     """
     tile = tl.program_id(0)
     first = tile * TILE
     last = tl.minimum(first + TILE, B) - 1
-    rows = tl.arange(0, BLOCK_G)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    lanes = tl.arange(0, GROUP)[:, None]
+    rows = tl.arange(0, BLOCK_G)[None, :] * GROUP + lanes
     if RANKED:
         b_rank = tl.load(ranks_ptr + rows, mask=rows < B, other=SETS)
     else:
@@ -146,15 +148,16 @@ def expert_order_select_kernel(
     below = _count_pairs(b_rank < low, b_rank < high)
     between = _count_pairs(b_rank <= low, b_rank < low) & 0xFFFF
     b_low, b_high, b_between = b_rank == low, b_rank == high, (b_rank > low) & (b_rank < high)
-    b_low_word, b_high_word, b_word = _words(b_low), _words(b_high), _words(b_between)
+    b_low_word, b_high_word = _words(b_low, lanes, 0), _words(b_high, lanes, 0)
+    b_word = _words(b_between, lanes, 0)
     b_counts = (_ones(b_high_word).to(tl.int64) << 32) + _ones(b_word) + (_ones(b_low_word) << 16)
     b_before = tl.cumsum(b_counts, 0) - b_counts
     b_low_place = (below & 0xFFFF) + (b_before.to(tl.int32) >> 16)
     b_high_place = (below >> 16) + (b_before >> 32).to(tl.int32)
     b_place = between + (b_before.to(tl.int32) & 0xFFFF)
-    b_place = tl.where(b_low, b_low_place[:, None], tl.where(b_high, b_high_place[:, None], b_place[:, None]))
-    b_peers = tl.where(b_low, b_low_word[:, None], tl.where(b_high, b_high_word[:, None], b_word[:, None]))
-    b_place += _ones_before(b_peers)
+    b_place = tl.where(b_low, b_low_place[None, :], tl.where(b_high, b_high_place[None, :], b_place[None, :]))
+    b_peers = tl.where(b_low, b_low_word[None, :], tl.where(b_high, b_high_word[None, :], b_word[None, :]))
+    b_place += _ones_before(b_peers, lanes)
     b_chosen = (b_low | b_high | b_between) & (b_place >= first) & (b_place <= last)
     tl.store(order_ptr + b_place, rows, mask=b_chosen)
 
@@ -194,9 +197,9 @@ def _count_pairs(b_one, b_other):
 
 
 @triton.jit
-def _words(b_bit):
-    """``[G, 32]`` bits -> words ``[G]``: bit i is that of row i of the group."""
-    return tl.sum(b_bit.to(tl.uint32) << tl.arange(0, GROUP)[None, :].to(tl.uint32), 1)
+def _words(b_bit, lanes, AXIS: tl.constexpr):
+    """Bits of groups of rows -> a word for each group: bit i is that of row i. Rows of a group lie along ``AXIS``."""
+    return tl.sum(b_bit.to(tl.uint32) << lanes.to(tl.uint32), AXIS)
 
 
 @triton.jit
@@ -209,25 +212,25 @@ def _ones(b_word):
 
 
 @triton.jit
-def _ones_before(b_word):
-    """How many bits of each row's word ``[G, 32]`` stand for rows before it."""
-    return _ones(b_word & ((1 << tl.arange(0, GROUP)[None, :].to(tl.uint32)) - 1))
+def _ones_before(b_word, lanes):
+    """How many bits of each row's word stand for rows before it in its group."""
+    return _ones(b_word & ((1 << lanes.to(tl.uint32)) - 1))
 
 
 @triton.jit
-def _match(b_digit, m_rows, BITS: tl.constexpr):
+def _match(b_digit, m_rows, lanes, BITS: tl.constexpr):
     """Who has the same digit: ``[G, 32]`` digits of ``BITS`` bits -> words ``[G, 32]`` and ``[G, 2^BITS]``.
 
     Words of 32 bits, one for each row and one for each digit of a group. Bit i is row i of the group; masked rows are
     in none. This is how CUB ranks the keys of a warp ("match"), with sums of bits for its ballots.
     """
     digits = tl.arange(0, 1 << BITS)[None, :].to(tl.uint32)
-    b_present = _words(m_rows)[:, None]
+    b_present = _words(m_rows, lanes, 1)[:, None]
     b_peers = b_present + tl.zeros_like(b_digit)
     b_members = b_present + tl.zeros_like(digits)
     for p in tl.static_range(BITS):
         b_bit = (b_digit >> p) & 1
-        b_word = _words(b_bit)[:, None]
+        b_word = _words(b_bit, lanes, 1)[:, None]
         # Whoever has the bit keeps the word, and whoever has it not takes the opposite.
         b_peers &= b_word ^ (b_bit - 1)
         b_members &= b_word ^ (((digits >> p) & 1) - 1)
@@ -260,11 +263,12 @@ def expert_order_count_kernel(
     The digit is ``BITS`` bits of the rank from ``SHIFT`` on. For the lowest, rows stand as they come and their
     ``ranks [B]`` are computed and kept; for others they stand in ``order [B]``.
     """
+    lanes = tl.arange(0, GROUP)[None, :]
     begin = tl.program_id(0).to(tl.int64) * share
     end = tl.minimum(begin + share, B)
     b_counts = tl.zeros((BLOCK_G, 1 << BITS), tl.int32)
     for start in tl.range(begin, end, BLOCK_G * GROUP):
-        places = start + tl.arange(0, BLOCK_G)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        places = start + tl.arange(0, BLOCK_G)[:, None] * GROUP + lanes
         m_rows = places < end
         if SHIFT == 0:
             b_rank = _rank(experts_ptr, tl.minimum(places, end - 1), stride, SETS, K, WIDE)
@@ -272,7 +276,7 @@ def expert_order_count_kernel(
         else:
             b_row = tl.load(order_ptr + places, mask=m_rows, other=0)
             b_rank = tl.load(ranks_ptr + b_row, mask=m_rows, other=0)
-        _, b_members = _match(_digit(b_rank, SHIFT, BITS), m_rows, BITS)
+        _, b_members = _match(_digit(b_rank, SHIFT, BITS), m_rows, lanes, BITS)
         b_counts += _ones(b_members)
     tl.store(counts_ptr + tl.program_id(0) * (1 << BITS) + tl.arange(0, 1 << BITS), tl.sum(b_counts, 0))
 
@@ -306,19 +310,22 @@ def expert_order_scatter_kernel(
     # Where this share's rows of each digit begin: behind smaller digits and behind the shares in front.
     b_place = tl.cumsum(b_total, 0) - b_total + tl.sum(b_before, 0)
 
+    lanes = tl.arange(0, GROUP)[None, :]
     begin = mine.to(tl.int64) * share
     end = tl.minimum(begin + share, B)
     for start in tl.range(begin, end, BLOCK_G * GROUP):
-        places = start + tl.arange(0, BLOCK_G)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        places = start + tl.arange(0, BLOCK_G)[:, None] * GROUP + lanes
         m_rows = places < end
         b_row = places.to(tl.int32)
         if SHIFT > 0:
             b_row = tl.load(order_ptr + places, mask=m_rows, other=0)
         b_digit = _digit(tl.load(ranks_ptr + b_row, mask=m_rows, other=0), SHIFT, BITS)
-        b_peers, b_members = _match(b_digit, m_rows, BITS)
+        b_peers, b_members = _match(b_digit, m_rows, lanes, BITS)
         b_counts = _ones(b_members)
         b_groups = b_place[None, :] + tl.cumsum(b_counts, 0) - b_counts
-        tl.store(sorted_ptr + tl.gather(b_groups, b_digit.to(tl.int32), 1) + _ones_before(b_peers), b_row, mask=m_rows)
+        tl.store(
+            sorted_ptr + tl.gather(b_groups, b_digit.to(tl.int32), 1) + _ones_before(b_peers, lanes), b_row, mask=m_rows
+        )
         b_place += tl.sum(b_counts, 0)
 
 

@@ -15,7 +15,7 @@ from rbm_kernels._launching import launcher, machine_of, prepared
 from rbm_kernels.ops.expert_order import kernels
 
 # Groups of rows that a program of a digit's sort takes together.
-GROUPS = 32
+GROUPS = 16
 # Bits of a digit at most: a table of 128 counts for each share of the rows.
 DIGIT_BITS = 7
 # Rows of the result at most, and rows times tiles, for which every tile looks for its rows among all.
@@ -148,7 +148,7 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
     for shift in range(0, number * width, width):
         options = {"SHIFT": shift, "BITS": width, "BLOCK_G": GROUPS, "num_warps": 8}
         count = launcher(kernels.expert_order_count_kernel, (shares,), **of_sets, **options)
-        scatter = launcher(kernels.expert_order_scatter_kernel, (shares,), **options, BLOCK_S=4096 >> width)
+        scatter = launcher(kernels.expert_order_scatter_kernel, (shares,), **options, BLOCK_S=2048 >> width)
         digits.append(_Digit(count, scatter))
     return _Launches(
         tiles=tiles,

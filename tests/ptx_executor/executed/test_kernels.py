@@ -8,6 +8,7 @@ from routed_on_gpu import check as check_routed
 from routing_on_gpu import check_backward, check_forward
 
 from rbm_kernels import cosine_topk, expert_order
+from rbm_kernels._launching import Machine
 from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_order import launch as order_launch
 from rbm_kernels.ops.expert_order import reference as order_reference
@@ -34,22 +35,44 @@ def test_cosine_topk(shape, dtype):
     check_backward(h, memory, k, *torch.randn(2, rows, k), 0.7)
 
 
-@pytest.mark.parametrize("path", ["select", "count"])
-@pytest.mark.parametrize("k", [3, 6])
-def test_expert_order(k, path, monkeypatch):
-    """Six of nine experts were put out of order for sm_90 by LLVM, as of Triton 3.9.0."""
-    monkeypatch.setattr(order_launch, "path", lambda *shapes: path)
-    experts = torch.rand(300, 9).argsort(-1)[:, :k].int().contiguous()
-    for got, wanted in zip(expert_order(experts, 9, 16)[:3], order_reference.expert_order(experts, 9, 16), strict=True):
+def check_order(rows, num_experts, k, block_m=16):
+    experts = torch.rand(rows, num_experts).argsort(-1)[:, :k].int().contiguous()
+    expected = order_reference.expert_order(experts, num_experts, block_m)
+    for got, wanted in zip(expert_order(experts, num_experts, block_m)[:3], expected, strict=True):
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("path", ["select", "count"])
+@pytest.mark.parametrize("k", range(1, 10))
+def test_expert_order(k, path, monkeypatch):
+    """Six of nine experts were put out of order for sm_90 by LLVM, as of Triton 3.9.0. One digit of seven bits."""
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: path)
+    check_order(300, 9, k)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_experts", "k", "block_m"), [(2708, 8, 3, 64), (1100, 8, 3, 128), (600, 16, 4, 16)]
+)
+def test_expert_order_of_many_rows(rows, num_experts, k, block_m):
+    """As the rule chooses: by every tile."""
+    check_order(rows, num_experts, k, block_m)
+
+
+@pytest.mark.parametrize(("num_experts", "k"), [(8, 3), (16, 4), (24, 5)])
+def test_expert_order_by_digits(num_experts, k, monkeypatch):
+    """One, two and three digits; three shares of the rows, and on a machine of one multiprocessor two longer ones."""
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: "count")
+    check_order(1100, num_experts, k)
+    monkeypatch.setattr(order_launch, "machine_of", lambda device: Machine(90, 1))
+    check_order(1300, num_experts, k)
+
+
+@pytest.mark.parametrize("path", ["select", "count"])
 @pytest.mark.parametrize("num_experts", [14, 40])
-def test_ranks_of_eight_experts(num_experts):
+def test_ranks_of_eight_experts(num_experts, path, monkeypatch):
     """In 32 bits and in 64."""
-    experts = torch.rand(60, num_experts).argsort(-1)[:, :8].int().contiguous()
-    got, wanted = expert_order(experts, num_experts, 16), order_reference.expert_order(experts, num_experts, 16)
-    assert torch.equal(got[0], wanted[0])
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: path)
+    check_order(60, num_experts, 8)
 
 
 @pytest.mark.parametrize(
