@@ -127,12 +127,17 @@ def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
 def test_compiled_code(architecture):
     rows = [row for _, row in compiled_everywhere("expert_order")[architecture]]
     assert {row.kernel.removeprefix("expert_order_").removesuffix("_kernel") for row in rows} == {
+        "rank",
         "select",
         "count",
         "scatter",
         "tiles",
     }
     for row in rows:
+        kernel = row.kernel.removeprefix("expert_order_").removesuffix("_kernel")
         assert row.spilled_bytes == 0, row
-        assert row.shared_bytes <= 16 * 1024, row
+        # Converting the 64-bit ranks of 8,192 rows from one layout to another takes 64 KB; a program has its
+        # multiprocessor to itself there.
+        assert row.shared_bytes <= (64 if kernel == "select" else 16) * 1024, row
+        assert row.programs * row.warps >= (16 if kernel in ("select", "scatter") else 24), row
         assert row.atomics == 0, row
