@@ -22,7 +22,7 @@ def _rank(experts_ptr, rows, stride, SETS: tl.constexpr, K: tl.constexpr, WIDE: 
     integer = tl.int64 if WIDE else tl.int32
     experts = ()
     for j in tl.static_range(K):
-        b_expert = tl.load(experts_ptr + rows * stride + j)
+        b_expert = tl.load(experts_ptr + rows.to(tl.int64) * stride + j)
         ascending = ()
         for i in tl.static_range(j):
             b_less = experts[i] - b_expert
@@ -109,19 +109,19 @@ def expert_order_select_kernel(
     WIDE: tl.constexpr,
     RANKED: tl.constexpr,
     TILE: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Everything of a tile: ``experts [B, K]`` -> its rows in ``order [B]``, and its experts and their number.
+    """Everything of ``TILES`` tiles: ``experts [B, K]`` -> their rows in ``order [B]``, and each one's list of experts.
 
-    32 ``BLOCK_G`` is at least B, ``BLOCK_T`` at least ``TILE``, and 2^``BITS`` at least ``SETS``. If ``RANKED``,
-    ``ranks [B]`` are there; else every tile computes them all.
+    32 ``BLOCK_G`` is at least B, ``BLOCK_T`` at least ``TILES TILE``, and 2^``BITS`` at least ``SETS``. If ``RANKED``,
+    ``ranks [B]`` are there; else every program computes them all.
     """
-    tile = tl.program_id(0)
-    first = tile * TILE
-    last = tl.minimum(first + TILE, B) - 1
+    first = tl.program_id(0) * (TILES * TILE)
+    last = tl.minimum(first + TILES * TILE, B) - 1
     lanes = tl.arange(0, GROUP)[:, None]
     rows = tl.arange(0, BLOCK_G)[None, :] * GROUP + lanes
     if RANKED:
@@ -131,8 +131,8 @@ def expert_order_select_kernel(
         b_rank = _rank(experts_ptr, tl.minimum(rows, B - 1), stride, SETS, K, WIDE)
         b_rank = tl.where(rows < B, b_rank, SETS)
 
-    # The ranks at the tile's first and last place, from the highest bit on: each is the largest number with no more
-    # ranks below it than there are places before. Both counts are of at most 2^13 rows and share an integer.
+    # The ranks at the first and the last of these places, from the highest bit on: each is the largest number with no
+    # more ranks below it than there are places before. Both counts are of at most 2^13 rows and share an integer.
     integer = tl.int64 if WIDE else tl.int32
     low = tl.full((), 0, integer)
     high = tl.full((), 0, integer)
@@ -161,7 +161,7 @@ def expert_order_select_kernel(
     b_chosen = (b_low | b_high | b_between) & (b_place >= first) & (b_place <= last)
     tl.store(order_ptr + b_place, rows, mask=b_chosen)
 
-    # The rows of the tile are there; those of the sets in between are sorted by rank.
+    # The rows are there; those of the sets in between are sorted by rank.
     tl.debug_barrier()
     within = tl.arange(0, BLOCK_T)
     m_rows = within <= last - first
@@ -172,22 +172,24 @@ def expert_order_select_kernel(
         b_rank = tl.where(m_rows, _rank(experts_ptr, b_row, stride, SETS, K, WIDE), SETS)
     b_earlier = (b_rank[:, None] == b_rank[None, :]) & (within[:, None] < within[None, :])
     b_place = tl.sum((b_earlier | (b_rank[:, None] < b_rank[None, :])).to(tl.int32), 0)
-    _list_experts(
-        experts_ptr,
-        order_ptr + first,
-        last - first + 1,
-        tile,
-        tile_experts_ptr,
-        tile_counts_ptr,
-        stride,
-        K,
-        E,
-        TILE,
-        BLOCK_M,
-        BLOCK_E,
-    )
     tl.debug_barrier()
     tl.store(order_ptr + first + b_place, b_row, mask=m_rows)
+    tl.debug_barrier()
+    for start in tl.range(first, last + 1, TILE):
+        _list_experts(
+            experts_ptr,
+            order_ptr + start,
+            tl.minimum(last + 1 - start, TILE),
+            start // TILE,
+            tile_experts_ptr,
+            tile_counts_ptr,
+            stride,
+            K,
+            E,
+            TILE,
+            BLOCK_M,
+            BLOCK_E,
+        )
 
 
 @triton.jit

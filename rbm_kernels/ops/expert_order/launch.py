@@ -18,23 +18,20 @@ from rbm_kernels.ops.expert_order import kernels
 GROUPS = 16
 # Bits of a digit at most: a table of 128 counts for each share of the rows.
 DIGIT_BITS = 7
-# Rows of the result at most, and rows times tiles, for which every tile looks for its rows among all.
-SELECTED_ROWS, SELECTED_WORK = 8192, 2**20
-SELECTED_TILE = 128
-# Experts of a row at most whose rank each tile computes by itself; of more, ranks are a launch of their own.
+# Rows at most among which each program selects those of its tiles, and rows of these tiles.
+SELECTED_FROM, SELECTED = 8192, 128
+# Experts of a row at most whose rank each program computes by itself; of more, ranks are a launch of their own.
 SELECTED_K = 4
 
 
-def path(rows: int, num_experts: int, k: int, block_m: int) -> Literal["select", "count"]:
+def path(rows: int, block_m: int) -> Literal["select", "count"]:
     """Choose from shapes alone how rows are put in order.
 
-    - ``select``: one launch, in which each tile selects its rows among all: up to 8,192 rows in tiles of up to 128, as
-      long as tiles times rows are no more than 2^20 ranks, each computed by every tile.
+    - ``select``: one launch, in which each program selects the rows of its tiles among all, whose ranks it computes:
+      up to 8,192 rows in tiles of up to 128.
     - ``count``: a stable counting sort by each digit of the rank, from the lowest: two launches a digit.
     """
-    if block_m > SELECTED_TILE or rows > SELECTED_ROWS:
-        return "count"
-    return "select" if rows * triton.cdiv(rows, block_m) <= SELECTED_WORK else "count"
+    return "select" if rows <= SELECTED_FROM and block_m <= SELECTED else "count"
 
 
 @prepared
@@ -118,21 +115,24 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
     }
     tiles = triton.cdiv(rows, block_m)
     rank = select = None
-    if path(rows, num_experts, k, block_m) == "select":
+    if path(rows, block_m) == "select":
         ranked = wide or k > SELECTED_K
         if ranked:
             rank = launcher(
                 kernels.expert_order_rank_kernel, (triton.cdiv(rows, 128),), **of_sets, BLOCK=128, num_warps=4
             )
         block = max(128, triton.next_power_of_2(rows))
+        # A program for each multiprocessor is enough: what each does for all rows is most of its work.
+        together = max(1, min(triton.cdiv(tiles, multiprocessors), SELECTED // block_m))
         select = launcher(
             kernels.expert_order_select_kernel,
-            (tiles,),
+            (triton.cdiv(tiles, together),),
             **of_sets | of_tiles,
             BITS=bits,
             RANKED=ranked,
             BLOCK_G=block // kernels.GROUP.value,
-            BLOCK_T=triton.next_power_of_2(block_m),
+            TILES=together,
+            BLOCK_T=triton.next_power_of_2(together * block_m),
             num_warps=min(32, max(4, block // 256)),
         )
 
