@@ -224,7 +224,7 @@ def _match(b_digit, m_rows, lanes, BITS: tl.constexpr):
     """Who has the same digit: ``[G, 32]`` digits of ``BITS`` bits -> words ``[G, 32]`` and ``[G, 2^BITS]``.
 
     Words of 32 bits, one for each row and one for each digit of a group. Bit i is row i of the group; masked rows are
-    in none. This is how CUB ranks the keys of a warp ("match"), with sums of bits for its ballots.
+    in none. This is how CUB ranks the keys of a warp (BlockRadixRankMatch), with sums of bits for its ballots.
     """
     digits = tl.arange(0, 1 << BITS)[None, :].to(tl.uint32)
     b_present = _words(m_rows, lanes, 1)[:, None]
@@ -241,6 +241,7 @@ def _match(b_digit, m_rows, lanes, BITS: tl.constexpr):
 
 @triton.jit
 def _digit(b_rank, SHIFT: tl.constexpr, BITS: tl.constexpr):
+    """``BITS`` bits of the rank from ``SHIFT`` on."""
     return ((b_rank >> SHIFT) & ((1 << BITS) - 1)).to(tl.uint32)
 
 
