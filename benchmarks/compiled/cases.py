@@ -16,7 +16,7 @@ from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.ops.expert_matmul import config as expert_matmul_config
 from rbm_kernels.ops.expert_matmul import launch as expert_matmul_launch
 from rbm_kernels.ops.expert_order import expert_order
-from rbm_kernels.ops.expert_order import kernels as expert_order_kernels
+from rbm_kernels.ops.expert_order import launch as expert_order_launch
 from rbm_kernels.ops.routed_matmul import kernels as routed_matmul_kernels
 
 ARCHITECTURES = (80, 90, 100, 120)
@@ -50,8 +50,10 @@ CASES = (
     Case("cosine_topk", "float32", in_features=8415),
     Case("cosine_topk", "float32", **MANY),
     Case("cosine_topk", "bfloat16", **MANY),
-    *(Case("expert_order", "int32", rows=rows) for rows in (169_343, 1000)),
-    *(Case("expert_order", "int32", rows=rows, **MANY) for rows in (169_343, 1000)),
+    # Several launches, and one: of 16 warps and, with the most registers each, of 32.
+    *(Case("expert_order", "int32", rows=rows) for rows in (169_343, 2_708, 7_650)),
+    *(Case("expert_order", "int32", rows=rows, **MANY) for rows in (169_343, 7_650)),
+    Case("expert_order", "int32", num_experts=64, top_k=2),
     *(Case("expert_matmul", precision) for precision in ("bfloat16", "float16", "tf32", "float32")),
     Case("expert_matmul", "bfloat16", in_features=1433),
     Case("expert_matmul", "bfloat16", in_features=8415),
@@ -122,7 +124,8 @@ def _cosine_topk(case: Case, t: Tensors) -> Launches:
 
 
 def _expert_order(case: Case, t: Tensors) -> Launches:
-    return {"order": lambda: expert_order_kernels.expert_order(t.experts, case.num_experts, 128)}
+    height = expert_matmul_config.tile_rows(case.rows)
+    return {"order": lambda: expert_order_launch.expert_order(t.experts, case.num_experts, height)}
 
 
 def _expert_matmul(case: Case, t: Tensors) -> Launches:

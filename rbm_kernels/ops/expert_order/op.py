@@ -96,11 +96,11 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
 
 @implement_cuda("expert_order", _check)
 def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
-    from rbm_kernels.ops.expert_order import kernels
+    from rbm_kernels.ops.expert_order import launch
 
-    if not kernels.fits(num_experts, experts.shape[1]):
+    if not launch.fits(num_experts, experts.shape[1]):
         return _eager(experts, num_experts, block_m)
-    return kernels.expert_order(experts, num_experts, block_m)
+    return launch.expert_order(experts, num_experts, block_m)
 
 
 def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:

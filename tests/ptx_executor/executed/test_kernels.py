@@ -7,9 +7,12 @@ from matmul_problems import problem
 from routed_on_gpu import check as check_routed
 from routing_on_gpu import check_backward, check_forward
 
+from ptx_executor import counters
+from ptx_executor.gpu import Gpu
 from rbm_kernels import cosine_topk, expert_order
+from rbm_kernels._launching import Machine
 from rbm_kernels.ops.expert_matmul import config
-from rbm_kernels.ops.expert_order import kernels as order_kernels
+from rbm_kernels.ops.expert_order import launch as order_launch
 from rbm_kernels.ops.expert_order import reference as order_reference
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -34,22 +37,55 @@ def test_cosine_topk(shape, dtype):
     check_backward(h, memory, k, *torch.randn(2, rows, k), 0.7)
 
 
-@pytest.mark.parametrize("path", ["compare", "count", "sort"])
-@pytest.mark.parametrize("k", [3, 6])
-def test_expert_order(k, path, monkeypatch):
-    """Six of nine experts were put out of order for sm_90 by LLVM, as of Triton 3.9.0."""
-    monkeypatch.setattr(order_kernels, "path", lambda *shapes: path)
-    experts = torch.rand(300, 9).argsort(-1)[:, :k].int().contiguous()
-    for got, wanted in zip(expert_order(experts, 9, 16)[:3], order_reference.expert_order(experts, 9, 16), strict=True):
+def check_order(rows, num_experts, k, block_m=16):
+    experts = torch.rand(rows, num_experts).argsort(-1)[:, :k].int().contiguous()
+    expected = order_reference.expert_order(experts, num_experts, block_m)
+    for got, wanted in zip(expert_order(experts, num_experts, block_m)[:3], expected, strict=True):
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("path", ["select", "count"])
+@pytest.mark.parametrize("k", range(1, 10))
+def test_expert_order(k, path, monkeypatch):
+    """Six of nine experts were put out of order for sm_90 by LLVM, as of Triton 3.9.0. One digit of seven bits."""
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: path)
+    check_order(300, 9, k)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_experts", "k", "block_m"), [(2500, 8, 3, 16), (1100, 8, 3, 128), (600, 16, 4, 16)]
+)
+def test_expert_order_of_many_rows(rows, num_experts, k, block_m):
+    """As the rule chooses: one tile a program, and two."""
+    check_order(rows, num_experts, k, block_m)
+
+
+@pytest.mark.parametrize(("num_experts", "k"), [(8, 3), (16, 4), (24, 5)])
+def test_expert_order_by_digits(num_experts, k, monkeypatch):
+    """One, two and three digits; three shares of the rows, and on a machine of one multiprocessor two longer ones."""
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: "count")
+    check_order(1100, num_experts, k)
+    monkeypatch.setattr(order_launch, "machine_of", lambda device: Machine(90, 1))
+    check_order(1300, num_experts, k)
+
+
+def test_instructions_of_expert_order(architecture, monkeypatch):
+    """Of warps, for 32 rows: where all pairs of 256 rows were compared, it was 2,740 and 1,414."""
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: "count")
+    experts = torch.rand(2048, 8).argsort(-1)[:, :3].int().contiguous()
+    with Gpu(architecture, seeds=(0,)) as gpu, gpu.watching():
+        order_launch.expert_order(experts, 8, 128)
+        executed = {done.kernel: counters.count(done.result).executed / (2048 / 32) for done in gpu.launches}
+    assert executed["expert_order_count_kernel"] < 200
+    assert executed["expert_order_scatter_kernel"] < 450
+
+
+@pytest.mark.parametrize("path", ["select", "count"])
 @pytest.mark.parametrize("num_experts", [14, 40])
-def test_ranks_of_eight_experts(num_experts):
+def test_ranks_of_eight_experts(num_experts, path, monkeypatch):
     """In 32 bits and in 64."""
-    experts = torch.rand(60, num_experts).argsort(-1)[:, :8].int().contiguous()
-    got, wanted = expert_order(experts, num_experts, 16), order_reference.expert_order(experts, num_experts, 16)
-    assert torch.equal(got[0], wanted[0])
+    monkeypatch.setattr(order_launch, "path", lambda *shapes: path)
+    check_order(60, num_experts, 8)
 
 
 @pytest.mark.parametrize(

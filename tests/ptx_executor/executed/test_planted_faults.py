@@ -12,7 +12,7 @@ from ptx_executor.program import Program, WatcherError
 from rbm_kernels import expert_order
 from rbm_kernels.ops.cosine_topk import kernels as routing_kernels
 from rbm_kernels.ops.expert_matmul import config, launch
-from rbm_kernels.ops.expert_order import kernels as order_kernels
+from rbm_kernels.ops.expert_order import launch as order_launch
 
 FORWARD = "expert_matmul_fwd_kernel"
 
@@ -38,7 +38,7 @@ def route():
 
 def list_tiles():
     """The order of a few rows."""
-    return order_kernels.expert_order(torch.arange(180, dtype=torch.int32).view(60, 3) % 7, 7, 16)[0]
+    return order_launch.expert_order(torch.arange(180, dtype=torch.int32).view(60, 3) % 7, 7, 16)[0]
 
 
 class Fault:

@@ -1,0 +1,165 @@
+"""Launches of the order of rows. `path` says, in one place, which way it is found.
+
+Nothing depends on values and nothing waits for the host, so a CUDA graph can hold it.
+"""
+
+from collections.abc import Callable
+from math import comb
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from rbm_kernels._launching import launcher, machine_of, prepared
+from rbm_kernels.ops.expert_order import kernels
+
+# Groups of rows that a program of a digit's sort takes together.
+GROUPS = 16
+# Bits of a digit at most: a table of 128 counts for each share of the rows.
+DIGIT_BITS = 7
+# Rows at most among which each program selects those of its tiles, and rows of these tiles.
+SELECTED_FROM, SELECTED = 8192, 128
+# Experts of a row at most whose rank each program computes by itself; of more, ranks are a launch of their own.
+SELECTED_K = 4
+
+
+def path(rows: int, block_m: int) -> Literal["select", "count"]:
+    """Choose from shapes alone how rows are put in order.
+
+    - ``select``: one launch, in which each program selects the rows of its tiles among all, whose ranks it computes:
+      up to 8,192 rows in tiles of up to 128.
+    - ``count``: a stable counting sort by each digit of the rank, from the lowest: two launches a digit.
+    """
+    return "select" if rows <= SELECTED_FROM and block_m <= SELECTED else "count"
+
+
+@prepared
+def fits(num_experts: int, k: int) -> bool:
+    """Whether the kernels serve these shapes: ranks within 64 bits on the way, and a tile's experts in registers."""
+    return _widest(num_experts, k) < 2**63 and num_experts <= 2048
+
+
+def _widest(num_experts: int, k: int) -> int:
+    """The largest number on the way to a rank: the sum of at most k binomials, or one before its division."""
+    return max(comb(num_experts, size) for size in range(k + 1)) * num_experts
+
+
+class _Digit(NamedTuple):
+    """The two launches that sort by one digit of the rank."""
+
+    count: Callable[..., None]
+    scatter: Callable[..., None]
+
+
+class _Launches(NamedTuple):
+    """One launch that does all, or a sort by each digit and the list of each tile's experts."""
+
+    tiles: int
+    rank: Callable[..., None] | None
+    select: Callable[..., None] | None
+    integer: torch.dtype
+    share: int
+    # Counts of each share of the rows and each value of a digit.
+    table: tuple[int, int]
+    digits: tuple[_Digit, ...]
+    list_experts: Callable[..., None]
+
+
+def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch: ``experts [B, k]`` int32 -> ``order [B]``, ``tile_experts [tiles, E]``, ``tile_counts [tiles]``."""
+    rows, k = experts.shape
+    device = experts.device
+    launches = _prepare(rows, num_experts, k, block_m, machine_of(device).multiprocessors)
+    order = torch.empty((rows,), dtype=torch.int32, device=device)
+    tile_experts = torch.empty((launches.tiles, num_experts), dtype=torch.int32, device=device)
+    tile_counts = torch.empty((launches.tiles,), dtype=torch.int32, device=device)
+    if rows == 0:
+        return order, tile_experts, tile_counts
+    experts = experts if experts.stride(1) == 1 else experts.contiguous()
+    stride = experts.stride(0)
+    if launches.select is not None and launches.rank is None:
+        launches.select(experts, None, order, tile_experts, tile_counts, rows, stride)
+        return order, tile_experts, tile_counts
+    ranks = torch.empty((rows,), dtype=launches.integer, device=device)
+    if launches.select is not None:
+        launches.rank(experts, ranks, rows, stride)
+        launches.select(experts, ranks, order, tile_experts, tile_counts, rows, stride)
+        return order, tile_experts, tile_counts
+    counts = torch.empty(launches.table, dtype=torch.int32, device=device)
+    # Each digit sorts from one of these into the other, the last into the result.
+    before, after = (torch.empty_like(order) if len(launches.digits) > 1 else order), order
+    if len(launches.digits) % 2 == 0:
+        before, after = after, before
+    for digit in launches.digits:
+        digit.count(experts, ranks, before, counts, rows, stride, launches.share)
+        digit.scatter(ranks, before, counts, after, rows, launches.share)
+        before, after = after, before
+    launches.list_experts(experts, order, tile_experts, tile_counts, rows, stride)
+    return order, tile_experts, tile_counts
+
+
+@prepared
+def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors: int) -> _Launches:
+    sets = comb(num_experts, k)
+    bits = max(1, (sets - 1).bit_length())
+    wide = _widest(num_experts, k) >= 2**31
+    of_sets = {"SETS": sets, "K": k, "WIDE": wide}
+    block_e = triton.next_power_of_2(num_experts)
+    of_tiles = {
+        "K": k,
+        "E": num_experts,
+        "TILE": block_m,
+        "BLOCK_M": min(triton.next_power_of_2(block_m), max(1, 2048 // block_e)),
+        "BLOCK_E": block_e,
+    }
+    tiles = triton.cdiv(rows, block_m)
+    rank = select = None
+    if path(rows, block_m) == "select":
+        ranked = wide or k > SELECTED_K
+        if ranked:
+            rank = launcher(
+                kernels.expert_order_rank_kernel, (triton.cdiv(rows, 128),), **of_sets, BLOCK=128, num_warps=4
+            )
+        block = max(128, triton.next_power_of_2(rows))
+        # A program for each multiprocessor is enough: what each does for all rows is most of its work.
+        together = max(1, min(triton.cdiv(tiles, multiprocessors), SELECTED // block_m))
+        num_warps = min(32, max(4, block // 256))
+        select = launcher(
+            kernels.expert_order_select_kernel,
+            (triton.cdiv(tiles, together),),
+            **of_sets | of_tiles,
+            BITS=bits,
+            RANKED=ranked,
+            BLOCK_G=block // kernels.GROUP.value,
+            TILES=together,
+            BLOCK_T=triton.next_power_of_2(together * block_m),
+            num_warps=num_warps,
+            # All that one program can have: ptxas fits a second one by spilling, of ranks of 64 bits and on sm_80.
+            maxnreg=min(255, 2048 // num_warps) if wide or num_warps == 32 else None,
+        )
+
+    number = triton.cdiv(bits, DIGIT_BITS)
+    width = triton.cdiv(bits, number)
+    # Two programs a multiprocessor, as long as their table, which each of them reads, is no larger than that of one
+    # with the widest digits.
+    programs = multiprocessors * min(2, 2 ** (DIGIT_BITS - width))
+    block = kernels.GROUP.value * GROUPS
+    share = block * triton.cdiv(rows, block * programs)
+    shares = triton.cdiv(rows, max(1, share))
+    digits = []
+    for shift in range(0, number * width, width):
+        options = {"SHIFT": shift, "BITS": width, "BLOCK_G": GROUPS, "num_warps": 8}
+        count = launcher(kernels.expert_order_count_kernel, (shares,), **of_sets, **options)
+        scatter = launcher(kernels.expert_order_scatter_kernel, (shares,), **options, BLOCK_S=2048 >> width)
+        digits.append(_Digit(count, scatter))
+    return _Launches(
+        tiles=tiles,
+        rank=rank,
+        select=select,
+        integer=torch.int64 if wide else torch.int32,
+        share=share,
+        table=(shares, 2**width),
+        digits=tuple(digits),
+        list_experts=launcher(kernels.expert_order_tiles_kernel, (tiles,), **of_tiles, num_warps=4),
+    )
