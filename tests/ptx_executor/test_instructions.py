@@ -110,6 +110,34 @@ def test_floats(text):
     torch.testing.assert_close(got, FLOATS[text](a, b), rtol=0, atol=0, equal_nan=True)
 
 
+PAIRS = {
+    "add.f32x2 %rd9, %rd7, %rd8;": lambda a, b: a + b,
+    "sub.rn.f32x2 %rd9, %rd7, %rd8;": lambda a, b: a - b,
+    "mul.f32x2 %rd9, %rd7, %rd8;": lambda a, b: a * b,
+    "fma.rn.f32x2 %rd9, %rd7, %rd8, %rd7;": lambda a, b: (a.double() * b.double() + a.double()).float(),
+}
+
+
+@pytest.mark.parametrize("text", PAIRS)
+def test_pairs_of_floats(text):
+    """Two numbers in 64 bits, as sm_100 and sm_120 have them: neither half sees the other."""
+    a, b = torch.randn(2, 32, 2)
+    a[:16, 0], b[:16, 1] = HARD_FLOATS, HARD_FLOATS.roll(5)
+    pairs = [x.view(I64).flatten() for x in (a, b)]
+    got = each_lane(text, *pairs, out=I64, registers=("%rd7", "%rd8"), result="%rd9")
+    torch.testing.assert_close(got.view(F32).view(32, 2), PAIRS[text](a, b), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+@pytest.mark.parametrize("sign", [1, -1], ids=["add", "sub"])
+def test_sums_of_a_half_and_a_float(sign, name, dtype):
+    a, b = torch.randn(32).to(dtype), torch.randn(32)
+    a[:16] = HARD_FLOATS.to(dtype)
+    text = f"{'add' if sign > 0 else 'sub'}.rn.f32.{name} %f5, %rs1, %f3;"
+    got = each_lane(text, a.view(torch.int16), b, out=F32, registers=("%rs1", "%f3"), result="%f5")
+    torch.testing.assert_close(got, a.float() + sign * b, rtol=0, atol=0, equal_nan=True)
+
+
 def test_rsqrt_flushes_denormals():
     a = torch.cat([HARD_FLOATS, torch.rand(16)])
     got = each_lane("rsqrt.approx.ftz.f32 %f5, %f2;", a, out=F32, registers=("%f2",), result="%f5")

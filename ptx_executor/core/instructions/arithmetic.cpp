@@ -1,4 +1,4 @@
-// PTX ISA 9.7.1 (integer), 9.7.3 and 9.7.4 (floating point): arithmetic, and the functions of the special unit.
+// PTX ISA 9.7.1 (integer), 9.7.3 to 9.7.5 (floating point): arithmetic, and the functions of the special unit.
 //
 // `.rn` is what C++ does. `.approx` and `.full` results are computed in float64 and rounded once; hardware is allowed 2
 // ulp of ex2, rsqrt and div.full (PTX ISA 9.7.3.8, 9.7.3.18, 9.7.3.21), so results may differ from a GPU's by that
@@ -52,13 +52,45 @@ Execute halves(Form& form, F) {
   });
 }
 
+// Two float32 numbers in a register of 64 bits, each by itself: sm_100 and later.
+template <typename F, typename... Pairs>
+uint64_t each_float(Pairs... pairs) {
+  const auto low = to_bits(static_cast<float>(F{}(from_bits<float>(pairs)...)));
+  const auto high = to_bits(static_cast<float>(F{}(from_bits<float>(pairs >> 32)...)));
+  return high << 32 | low;
+}
+
+template <typename... Pairs, typename F>
+Execute float_pairs(Form& form, F) {
+  form.ignore({"rn"});
+  form.instruction.kind = Class::kFloat;
+  return lanewise<uint64_t, Pairs...>(form, [](Pairs... pairs) { return each_float<F>(pairs...); });
+}
+
+// d = f(a, b) in float32, of which a comes in half precision (9.7.5): sm_100 and later.
+template <float widened(uint16_t), typename F>
+Execute from_half(Form& form, F) {
+  form.ignore({"rn"});
+  if (form.take_type() != "f32") form.refuse("a half is added to .f32 alone");
+  form.instruction.kind = Class::kFloat;
+  return lanewise<float, uint16_t, float>(form, [](uint16_t a, float b) { return F{}(widened(a), b); });
+}
+
+template <typename F>
+Execute sum(Form& form, F f) {
+  if (form.take("f32x2")) return float_pairs<uint64_t, uint64_t>(form, f);
+  if (form.take("bf16")) return from_half<from_bf16>(form, f);
+  if (form.take("f16")) return from_half<from_f16>(form, f);
+  return numeric<2>(Numbers{}, form, f);
+}
+
 const Define add("add", Class::kInteger, [](Form& form) {
   if (!form.take_any({"s16x2", "u16x2"}).empty()) return halves(form, [](auto a, auto b) { return a + b; });
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return a + b; });
+  return sum(form, [](auto a, auto b) { return a + b; });
 });
 
 const Define sub("sub", Class::kInteger,
-                 [](Form& form) { return numeric<2>(Numbers{}, form, [](auto a, auto b) { return a - b; }); });
+                 [](Form& form) { return sum(form, [](auto a, auto b) { return a - b; }); });
 
 const Define mul("mul", Class::kInteger, [](Form& form) {
   if (form.take("wide")) {
@@ -69,7 +101,9 @@ const Define mul("mul", Class::kInteger, [](Form& form) {
   }
   if (form.take("hi")) return of_one_type<2>(Integers{}, form, [](auto a, auto b) { return high_half(a, b); });
   form.ignore({"lo"});
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return a * b; });
+  const auto product = [](auto a, auto b) { return a * b; };
+  if (form.take("f32x2")) return float_pairs<uint64_t, uint64_t>(form, product);
+  return numeric<2>(Numbers{}, form, product);
 });
 
 const Define mad("mad", Class::kInteger, [](Form& form) {
@@ -98,7 +132,9 @@ const Define fma_("fma", Class::kFloat, [](Form& form) {
     return lanewise<float, float, float, float>(form, [](float a, float b, float c) { return fma_down(a, b, c); });
   }
   if (!form.take("rn")) form.refuse("only .rn and .rm are known");
-  return numeric<3>(Floats{}, form, [](auto a, auto b, auto c) { return std::fma(a, b, c); });
+  const auto fused = [](auto a, auto b, auto c) { return std::fma(a, b, c); };
+  if (form.take("f32x2")) return float_pairs<uint64_t, uint64_t, uint64_t>(form, fused);
+  return numeric<3>(Floats{}, form, fused);
 });
 
 // Division by zero gives all ones, as PTX leaves it open and GPUs do it; the smallest number by -1 is itself.
