@@ -90,6 +90,8 @@ FLOATS = {
     "fma.rn.f32 %f5, %f2, %f3, %f2;": lambda a, b: (a.double() * b.double() + a.double()).float(),
     "max.f32 %f5, %f2, %f3;": torch.fmax,
     "min.f32 %f5, %f2, %f3;": torch.fmin,
+    "max.f32 %f5, %f2, %f3, %f2;": torch.fmax,
+    "min.f32 %f5, %f2, %f2, %f3;": torch.fmin,
     "neg.f32 %f5, %f2;": lambda a, b: -a,
     "abs.f32 %f5, %f2;": lambda a, b: a.abs(),
     "div.full.f32 %f5, %f2, %f3;": lambda a, b: a / b,
@@ -136,6 +138,32 @@ def test_sums_of_a_half_and_a_float(sign, name, dtype):
     text = f"{'add' if sign > 0 else 'sub'}.rn.f32.{name} %f5, %rs1, %f3;"
     got = each_lane(text, a.view(torch.int16), b, out=F32, registers=("%rs1", "%f3"), result="%f5")
     torch.testing.assert_close(got, a.float() + sign * b, rtol=0, atol=0, equal_nan=True)
+
+
+NANS = torch.tensor([0x7FC00000, -0x00400000, 0x7F812345, -1], dtype=I32).repeat(8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add.f32 %f5, %f2, 0f3F800000;",
+        "fma.rn.f32 %f5, %f2, %f2, %f2;",
+        "mul.f32 %f5, 0f00000000, 0f7F800000;",
+        "max.f32 %f5, %f2, %f2;",
+        "add.f32x2 %rd9, %rd8, %rd8; mov.b64 {%f5, _}, %rd9;",
+        "rsqrt.approx.ftz.f32 %f5, 0fBF800000;",
+    ],
+)
+def test_every_nan_that_is_computed_has_the_same_bits(text):
+    """0x7fffffff, whatever the operands were: so lanes that hold copies of a value store equal bytes."""
+    text = f"mov.b64 %rd8, {{%f2, %f2}}; {text}"
+    assert (each_lane(text, NANS, out=I32, registers=("%f2",), result="%f5") == 0x7FFFFFFF).all()
+
+
+@pytest.mark.parametrize("text", ["mov.f32 %f5, %f2;", "selp.f32 %f5, %f2, 0f00000000, %p1;"])
+def test_a_nan_that_is_moved_keeps_its_bits(text):
+    text = f"setp.eq.b32 %p1, 0, 0; {text}"
+    assert each_lane(text, NANS, out=I32, registers=("%f2",), result="%f5").equal(NANS)
 
 
 def test_rsqrt_flushes_denormals():

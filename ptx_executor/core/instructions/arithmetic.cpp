@@ -52,19 +52,13 @@ Execute halves(Form& form, F) {
   });
 }
 
-// Two float32 numbers in a register of 64 bits, each by itself: sm_100 and later.
-template <typename F, typename... Pairs>
-uint64_t each_float(Pairs... pairs) {
-  const auto low = to_bits(static_cast<float>(F{}(from_bits<float>(pairs)...)));
-  const auto high = to_bits(static_cast<float>(F{}(from_bits<float>(pairs >> 32)...)));
-  return high << 32 | low;
-}
-
+// Each number of a pair by itself: sm_100 and later.
 template <typename... Pairs, typename F>
-Execute float_pairs(Form& form, F) {
+Execute by_pairs(Form& form, F) {
   form.ignore({"rn"});
   form.instruction.kind = Class::kFloat;
-  return lanewise<uint64_t, Pairs...>(form, [](Pairs... pairs) { return each_float<F>(pairs...); });
+  return lanewise<FloatPair, Pairs...>(
+      form, [](Pairs... pairs) { return FloatPair{F{}(pairs.low...), F{}(pairs.high...)}; });
 }
 
 // d = f(a, b) in float32, of which a comes in half precision (9.7.5): sm_100 and later.
@@ -78,7 +72,7 @@ Execute from_half(Form& form, F) {
 
 template <typename F>
 Execute sum(Form& form, F f) {
-  if (form.take("f32x2")) return float_pairs<uint64_t, uint64_t>(form, f);
+  if (form.take("f32x2")) return by_pairs<FloatPair, FloatPair>(form, f);
   if (form.take("bf16")) return from_half<from_bf16>(form, f);
   if (form.take("f16")) return from_half<from_f16>(form, f);
   return numeric<2>(Numbers{}, form, f);
@@ -102,7 +96,7 @@ const Define mul("mul", Class::kInteger, [](Form& form) {
   if (form.take("hi")) return of_one_type<2>(Integers{}, form, [](auto a, auto b) { return high_half(a, b); });
   form.ignore({"lo"});
   const auto product = [](auto a, auto b) { return a * b; };
-  if (form.take("f32x2")) return float_pairs<uint64_t, uint64_t>(form, product);
+  if (form.take("f32x2")) return by_pairs<FloatPair, FloatPair>(form, product);
   return numeric<2>(Numbers{}, form, product);
 });
 
@@ -133,7 +127,7 @@ const Define fma_("fma", Class::kFloat, [](Form& form) {
   }
   if (!form.take("rn")) form.refuse("only .rn and .rm are known");
   const auto fused = [](auto a, auto b, auto c) { return std::fma(a, b, c); };
-  if (form.take("f32x2")) return float_pairs<uint64_t, uint64_t, uint64_t>(form, fused);
+  if (form.take("f32x2")) return by_pairs<FloatPair, FloatPair, FloatPair>(form, fused);
   return numeric<3>(Floats{}, form, fused);
 });
 
@@ -173,18 +167,27 @@ T chosen(T a, T b) {
   return (a < b) == larger ? b : a;
 }
 
+// Of float32 also with three operands, on sm_100 and later.
+template <bool larger>
+Execute choose(Form& form) {
+  if (form.instruction.operands.size() < 4)
+    return numeric<2>(Numbers{}, form, [](auto a, auto b) { return chosen<larger>(a, b); });
+  form.instruction.kind = Class::kFloat;
+  if (form.take_type() != "f32") form.refuse("only .f32 has three operands");
+  return lanewise<float, float, float, float>(
+      form, [](float a, float b, float c) { return chosen<larger>(chosen<larger>(a, b), c); });
+}
+
 const Define max_("max", Class::kInteger, [](Form& form) {
   if (form.take("relu")) {
     if (form.take_type() != "s32") form.refuse("only max.relu.s32 is known");
     return lanewise<int32_t, int32_t, int32_t>(
         form, [](int32_t a, int32_t b) { return chosen<true>(chosen<true>(a, b), 0); });
   }
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return chosen<true>(a, b); });
+  return choose<true>(form);
 });
 
-const Define min_("min", Class::kInteger, [](Form& form) {
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return chosen<false>(a, b); });
-});
+const Define min_("min", Class::kInteger, choose<false>);
 
 const Define neg("neg", Class::kInteger, [](Form& form) {
   return numeric<1>(Types<int16_t, int32_t, int64_t, float, double>{}, form, [](auto a) { return -a; });
