@@ -289,7 +289,8 @@ def expert_matmul_bwd_kernel(
                 )
                 b_through = tl.dot(b_grad, b_weight, b_through, input_precision=INPUT_PRECISION)
             b_grad_x += gates_for(expert, b_gates, b_experts)[:, None] * b_through
-            b_inner = tl.sum(b_through * b_x.to(tl.float32), axis=1)
+            # Each product is rounded before the sum: fused with the sum of two lanes, each would round the other's.
+            b_inner = tl.sum(tl.fma(b_through, b_x.to(tl.float32), 0.0), axis=1)
             b_grad_gates += tl.where(b_experts == expert, b_inner[:, None], 0.0)
         tl.store(grad_x_ptr + b_offset, b_grad_x.to(grad_x_ptr.dtype.element_ty), mask=m_tile)
 

@@ -140,7 +140,8 @@ def expert_matmul_bwd_weight_kernel(
             grad_ptr + b_rows[:, None] * stride_grad + b_n[None, :], mask=m_rows[:, None] & m_n[None, :], other=0.0
         )
         b_x = tl.load(x_ptr + b_rows[:, None] * stride_x + b_d[None, :], mask=m_rows[:, None] & m_d[None, :], other=0.0)
-        b_scaled = b_grad * b_gates[:, None]
+        # Rounded before the bias's sum: fused with the sum of two lanes, each would round the other's product.
+        b_scaled = tl.fma(b_grad.to(tl.float32), b_gates[:, None], 0.0)
         if HAS_BIAS:
             b_bias += tl.sum(b_scaled, axis=0)
         if b_x.dtype == tl.float16:
