@@ -135,7 +135,24 @@ def test_a_buffer_that_is_filled_again_too_early(seed):
 def test_equal_values_of_two_warps_are_no_race():
     body = "mov.u32 %r2, tile; st.shared.b32 [%r2], VALUE; bar.sync 0; ld.shared.b32 %r3, [%r2];"
     execute(kernel(body.replace("VALUE", "7"), 1, shared=128), zeros(), threads=64)
-    assert caught(kernel(body.replace("VALUE", "%r1"), 1, shared=128), zeros(), threads=64).kind == "race between warps"
+    body = "shr.u32 %r5, %r1, 5;" + body.replace("VALUE", "%r5")
+    assert caught(kernel(body, 1, shared=128), zeros(), threads=64).kind == "race between warps"
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "st.global.b32 [%rd1], VALUE;",
+        "mov.u32 %r2, tile; st.shared.b32 [%r2], VALUE;",
+        "mov.u32 %r2, tile; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {VALUE};",
+    ],
+    ids=["global", "shared", "matrix"],
+)
+def test_lanes_that_store_at_one_address(store):
+    """One of them wins, and nobody knows which: they may store copies of a value and nothing else."""
+    execute(kernel("mov.u32 %r9, 7;" + store.replace("VALUE", "%r9"), 1, shared=128), zeros())
+    found = caught(kernel(store.replace("VALUE", "%r1"), 1, shared=128), zeros())
+    assert (found.kind, found.lane) == ("race between lanes", 1)
 
 
 COPY = (
