@@ -17,6 +17,7 @@ KINDS = (
     "unwritten",
     "race between blocks",
     "race between warps",
+    "race between lanes",
     "copy not waited for",
     "wgmma not waited for",
     "wgmma fence",

@@ -23,7 +23,8 @@ def core() -> ModuleType:
     made_of = hashlib.sha256(f"{sys.version} {torch.__version__} {_FLAGS}".encode())
     for path in files:
         made_of.update(path.read_bytes())
-    folder = Path(cpp_extension.get_default_build_root()) / f"ptx_executor_{made_of.hexdigest()[:16]}"
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    folder = Path(root) / f"ptx_executor_{made_of.hexdigest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     # ninja comes as a package: its program is beside Python's.
     os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

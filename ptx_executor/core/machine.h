@@ -23,6 +23,8 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 struct Register {
   std::array<uint64_t, kLanes> lane;
   uint32_t written = 0;    // lanes
+  // Lanes of which only the lower or the upper 32 of 64 bits have a value: compilers pack one with none, and unpack it.
+  std::array<uint32_t, 2> half_written{};
   uint32_t tick = 0;       // when an instruction other than wgmma wrote it last; 0: none did
   uint16_t computing = 0;  // multiplications not waited for that will write it
   uint16_t reading = 0;    // and that read it
@@ -75,8 +77,9 @@ class Warp {
   // The register of an operand for what only computes: lanes without a value give lanes without a value. Compilers let
   // whole warps shuffle and add what a few lanes have loaded, and use the results of those lanes alone.
   const Register& operand(const Operand& operand, size_t element = 0);
-  // The register to write, in the active lanes, of which `known` get a value.
-  Register& write(const Operand& operand, size_t element = 0, uint32_t known = kAllLanes);
+  // The register to write, in the active lanes, of which `known` get a value, and `halves` a lower or an upper half.
+  Register& write(const Operand& operand, size_t element = 0, uint32_t known = kAllLanes,
+                  std::array<uint32_t, 2> halves = {});
 
   bool is_active(int lane) const { return active >> lane & 1; }
   // Every lane of the warp must be here: `.aligned` instructions.

@@ -5,14 +5,25 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace ptx {
 
-// A value of a type T in a register, which holds 64 bits: signed integers extended by their sign, all else by zeros.
+// Two float32 numbers in a register of 64 bits, the first in the lower half: `.f32x2` of sm_100 and later.
+struct FloatPair {
+  float low, high;
+};
+
+// A result of type T in a register, which holds 64 bits: signed integers extended by their sign, all else by zeros.
+//
+// Every NaN of float32 is 0x7fffffff, as on GPUs, where the sign and the payload of an operand do not show: a
+// processor's own would make NaNs differ that equal lanes compute. Moves take Unchanged<T> and keep all bits.
 template <typename T>
 uint64_t to_bits(T value) {
   if constexpr (std::is_same_v<T, float>) {
-    return std::bit_cast<uint32_t>(value);
+    return std::isnan(value) ? 0x7fffffffu : std::bit_cast<uint32_t>(value);
+  } else if constexpr (std::is_same_v<T, FloatPair>) {
+    return to_bits(value.high) << 32 | to_bits(value.low);
   } else if constexpr (std::is_same_v<T, double>) {
     return std::bit_cast<uint64_t>(value);
   } else {
@@ -20,10 +31,17 @@ uint64_t to_bits(T value) {
   }
 }
 
+// The type by which a T is moved.
+template <typename T>
+using Unchanged =
+    std::conditional_t<std::is_same_v<T, float>, uint32_t, std::conditional_t<std::is_same_v<T, double>, uint64_t, T>>;
+
 template <typename T>
 T from_bits(uint64_t bits) {
   if constexpr (std::is_same_v<T, float>) {
     return std::bit_cast<float>(static_cast<uint32_t>(bits));
+  } else if constexpr (std::is_same_v<T, FloatPair>) {
+    return {from_bits<float>(bits), from_bits<float>(bits >> 32)};
   } else if constexpr (std::is_same_v<T, double>) {
     return std::bit_cast<double>(bits);
   } else if constexpr (std::is_same_v<T, bool>) {

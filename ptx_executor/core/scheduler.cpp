@@ -170,7 +170,7 @@ void Warp::require_waited(const Register& source) const {
   }
 }
 
-Register& Warp::write(const Operand& operand, size_t element, uint32_t known) {
+Register& Warp::write(const Operand& operand, size_t element, uint32_t known, std::array<uint32_t, 2> halves) {
   Register& target = registers[operand.slots[element]];
   if (target.computing != 0) {
     throw Failure("wgmma not waited for", "an accumulator is written before wgmma.wait_group");
@@ -179,6 +179,7 @@ Register& Warp::write(const Operand& operand, size_t element, uint32_t known) {
     throw Failure("wgmma not waited for", "a register is written that a wgmma still reads");
   }
   target.written = (target.written & ~active) | (known & active);
+  for (int i = 0; i < 2; ++i) target.half_written[i] = (target.half_written[i] & ~active) | (halves[i] & active);
   target.tick = tick;
   return target;
 }

@@ -15,7 +15,11 @@ struct Lanewise {
   static void apply(Warp& warp, const Instruction& instruction, std::index_sequence<I...>) {
     const Register* const sources[] = {&warp.operand(instruction.operands[I + 1])...};
     const uint32_t known = (sources[I]->written & ...);
-    Register& target = warp.write(instruction.operands[0], 0, known);
+    std::array<uint32_t, 2> halves{};
+    if constexpr (std::is_same_v<Result, FloatPair>) {
+      for (int i = 0; i < 2; ++i) halves[i] = ((sources[I]->written | sources[I]->half_written[i]) & ...);
+    }
+    Register& target = warp.write(instruction.operands[0], 0, known, halves);
     for (int lane = 0; lane < kLanes; ++lane) {
       if (warp.is_active(lane)) {
         target.lane[lane] = to_bits<Result>(static_cast<Result>(F{}(from_bits<Sources>(sources[I]->lane[lane])...)));

@@ -35,6 +35,11 @@ void SharedMemory::check_write(const Byte& byte, const uint8_t* value, uint32_t 
         by.lane, address);
   }
   const bool same = value != nullptr && *value == data_[address - kBase];
+  if (byte.written && byte.writer == by.warp && byte.write_tick == by.tick && !same) {
+    throw Failure("race between lanes",
+                  std::string(verb) + " to shared memory where another lane stores another value at the same time",
+                  by.lane, address);
+  }
   if (const uint32_t others = byte.writers & ~(1u << by.warp); byte.write_epoch == epoch_ && others != 0 && !same) {
     race("warp " + std::to_string(std::countr_zero(others)) + " wrote");
   }

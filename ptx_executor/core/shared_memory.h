@@ -2,8 +2,9 @@
 //
 // Warps are ordered by barriers alone: between two barriers of the block (an epoch) what one warp touches no other may
 // touch, unless both only read, or all that write write the same: compilers let warps that hold copies of a value store
-// it together. Asynchronous operations reach further: a copy (cp.async) owns its bytes from the moment it is issued
-// until it was waited for, a multiplication (wgmma) reads its operands until it was waited for.
+// it together. The lanes of a warp that store at one place in one instruction must agree as well. Asynchronous
+// operations reach further: a copy (cp.async) owns its bytes from the moment it is issued until it was waited for, a
+// multiplication (wgmma) reads its operands until it was waited for.
 #pragma once
 
 #include <cstdint>

@@ -90,6 +90,8 @@ FLOATS = {
     "fma.rn.f32 %f5, %f2, %f3, %f2;": lambda a, b: (a.double() * b.double() + a.double()).float(),
     "max.f32 %f5, %f2, %f3;": torch.fmax,
     "min.f32 %f5, %f2, %f3;": torch.fmin,
+    "max.f32 %f5, %f2, %f3, %f2;": torch.fmax,
+    "min.f32 %f5, %f2, %f2, %f3;": torch.fmin,
     "neg.f32 %f5, %f2;": lambda a, b: -a,
     "abs.f32 %f5, %f2;": lambda a, b: a.abs(),
     "div.full.f32 %f5, %f2, %f3;": lambda a, b: a / b,
@@ -108,6 +110,60 @@ def test_floats(text):
     b = torch.cat([HARD_FLOATS.roll(5), torch.randn(16, generator=torch.Generator().manual_seed(2))])
     got = each_lane(text, a, b, out=F32, registers=("%f2", "%f3"), result="%f5")
     torch.testing.assert_close(got, FLOATS[text](a, b), rtol=0, atol=0, equal_nan=True)
+
+
+PAIRS = {
+    "add.f32x2 %rd9, %rd7, %rd8;": lambda a, b: a + b,
+    "sub.rn.f32x2 %rd9, %rd7, %rd8;": lambda a, b: a - b,
+    "mul.f32x2 %rd9, %rd7, %rd8;": lambda a, b: a * b,
+    "fma.rn.f32x2 %rd9, %rd7, %rd8, %rd7;": lambda a, b: (a.double() * b.double() + a.double()).float(),
+}
+
+
+@pytest.mark.parametrize("text", PAIRS)
+def test_pairs_of_floats(text):
+    """Two numbers in 64 bits, as sm_100 and sm_120 have them: neither half sees the other."""
+    a, b = torch.randn(2, 32, 2)
+    a[:16, 0], b[:16, 1] = HARD_FLOATS, HARD_FLOATS.roll(5)
+    pairs = [x.view(I64).flatten() for x in (a, b)]
+    got = each_lane(text, *pairs, out=I64, registers=("%rd7", "%rd8"), result="%rd9")
+    torch.testing.assert_close(got.view(F32).view(32, 2), PAIRS[text](a, b), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+@pytest.mark.parametrize("sign", [1, -1], ids=["add", "sub"])
+def test_sums_of_a_half_and_a_float(sign, name, dtype):
+    a, b = torch.randn(32).to(dtype), torch.randn(32)
+    a[:16] = HARD_FLOATS.to(dtype)
+    text = f"{'add' if sign > 0 else 'sub'}.rn.f32.{name} %f5, %rs1, %f3;"
+    got = each_lane(text, a.view(torch.int16), b, out=F32, registers=("%rs1", "%f3"), result="%f5")
+    torch.testing.assert_close(got, a.float() + sign * b, rtol=0, atol=0, equal_nan=True)
+
+
+NANS = torch.tensor([0x7FC00000, -0x00400000, 0x7F812345, -1], dtype=I32).repeat(8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add.f32 %f5, %f2, 0f3F800000;",
+        "fma.rn.f32 %f5, %f2, %f2, %f2;",
+        "mul.f32 %f5, 0f00000000, 0f7F800000;",
+        "max.f32 %f5, %f2, %f2;",
+        "add.f32x2 %rd9, %rd8, %rd8; mov.b64 {%f5, _}, %rd9;",
+        "rsqrt.approx.ftz.f32 %f5, 0fBF800000;",
+    ],
+)
+def test_every_nan_that_is_computed_has_the_same_bits(text):
+    """0x7fffffff, whatever the operands were: so lanes that hold copies of a value store equal bytes."""
+    text = f"mov.b64 %rd8, {{%f2, %f2}}; {text}"
+    assert (each_lane(text, NANS, out=I32, registers=("%f2",), result="%f5") == 0x7FFFFFFF).all()
+
+
+@pytest.mark.parametrize("text", ["mov.f32 %f5, %f2;", "selp.f32 %f5, %f2, 0f00000000, %p1;"])
+def test_a_nan_that_is_moved_keeps_its_bits(text):
+    text = f"setp.eq.b32 %p1, 0, 0; {text}"
+    assert each_lane(text, NANS, out=I32, registers=("%f2",), result="%f5").equal(NANS)
 
 
 def test_rsqrt_flushes_denormals():

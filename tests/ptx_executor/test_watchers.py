@@ -85,6 +85,17 @@ def test_a_register_that_nobody_wrote():
     execute(kernel(partly + "selp.b32 %r3, %r3, 0, %p1;" + store, 1), zeros())
 
 
+def test_half_of_a_register_that_nobody_wrote():
+    """One value may be packed with none, as LLVM does for sm_120; the half without may not be used."""
+    store = "mov.b64 {%r4, %r5}, %rd7; mad.wide.u32 %rd5, %r1, 4, %rd1; st.global.b32 [%rd5], HALF;"
+    for pack in ("", "add.f32x2 %rd7, %rd7, %rd7;"):
+        body = f"mov.b64 %rd7, {{%r1, %r9}}; {pack} {store}"
+        execute(kernel(body.replace("HALF", "%r4"), 1), zeros())
+        assert caught(kernel(body.replace("HALF", "%r5"), 1), zeros()).kind == "unwritten"
+    whole = "mov.b64 %rd7, {%r1, %r9}; shl.b64 %rd7, %rd7, 1;" + store.replace("HALF", "%r4")
+    assert caught(kernel(whole, 1), zeros()).kind == "unwritten"
+
+
 def test_two_blocks_write_one_address():
     assert caught(kernel(STORE, 1), zeros(), grid=2).kind == "race between blocks"
     apart = "mov.u32 %r2, %ctaid.x; mad.lo.s32 %r1, %r2, 32, %r1;" + STORE
@@ -124,7 +135,24 @@ def test_a_buffer_that_is_filled_again_too_early(seed):
 def test_equal_values_of_two_warps_are_no_race():
     body = "mov.u32 %r2, tile; st.shared.b32 [%r2], VALUE; bar.sync 0; ld.shared.b32 %r3, [%r2];"
     execute(kernel(body.replace("VALUE", "7"), 1, shared=128), zeros(), threads=64)
-    assert caught(kernel(body.replace("VALUE", "%r1"), 1, shared=128), zeros(), threads=64).kind == "race between warps"
+    body = "shr.u32 %r5, %r1, 5;" + body.replace("VALUE", "%r5")
+    assert caught(kernel(body, 1, shared=128), zeros(), threads=64).kind == "race between warps"
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "st.global.b32 [%rd1], VALUE;",
+        "mov.u32 %r2, tile; st.shared.b32 [%r2], VALUE;",
+        "mov.u32 %r2, tile; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {VALUE};",
+    ],
+    ids=["global", "shared", "matrix"],
+)
+def test_lanes_that_store_at_one_address(store):
+    """One of them wins, and nobody knows which: they may store copies of a value and nothing else."""
+    execute(kernel("mov.u32 %r9, 7;" + store.replace("VALUE", "%r9"), 1, shared=128), zeros())
+    found = caught(kernel(store.replace("VALUE", "%r1"), 1, shared=128), zeros())
+    assert (found.kind, found.lane) == ("race between lanes", 1)
 
 
 COPY = (

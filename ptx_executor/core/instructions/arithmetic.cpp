@@ -1,4 +1,4 @@
-// PTX ISA 9.7.1 (integer), 9.7.3 and 9.7.4 (floating point): arithmetic, and the functions of the special unit.
+// PTX ISA 9.7.1 (integer), 9.7.3 to 9.7.5 (floating point): arithmetic, and the functions of the special unit.
 //
 // `.rn` is what C++ does. `.approx` and `.full` results are computed in float64 and rounded once; hardware is allowed 2
 // ulp of ex2, rsqrt and div.full (PTX ISA 9.7.3.8, 9.7.3.18, 9.7.3.21), so results may differ from a GPU's by that
@@ -52,13 +52,39 @@ Execute halves(Form& form, F) {
   });
 }
 
+// Each number of a pair by itself: sm_100 and later.
+template <typename... Pairs, typename F>
+Execute by_pairs(Form& form, F) {
+  form.ignore({"rn"});
+  form.instruction.kind = Class::kFloat;
+  return lanewise<FloatPair, Pairs...>(
+      form, [](Pairs... pairs) { return FloatPair{F{}(pairs.low...), F{}(pairs.high...)}; });
+}
+
+// d = f(a, b) in float32, of which a comes in half precision (9.7.5): sm_100 and later.
+template <float widened(uint16_t), typename F>
+Execute from_half(Form& form, F) {
+  form.ignore({"rn"});
+  if (form.take_type() != "f32") form.refuse("a half is added to .f32 alone");
+  form.instruction.kind = Class::kFloat;
+  return lanewise<float, uint16_t, float>(form, [](uint16_t a, float b) { return F{}(widened(a), b); });
+}
+
+template <typename F>
+Execute sum(Form& form, F f) {
+  if (form.take("f32x2")) return by_pairs<FloatPair, FloatPair>(form, f);
+  if (form.take("bf16")) return from_half<from_bf16>(form, f);
+  if (form.take("f16")) return from_half<from_f16>(form, f);
+  return numeric<2>(Numbers{}, form, f);
+}
+
 const Define add("add", Class::kInteger, [](Form& form) {
   if (!form.take_any({"s16x2", "u16x2"}).empty()) return halves(form, [](auto a, auto b) { return a + b; });
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return a + b; });
+  return sum(form, [](auto a, auto b) { return a + b; });
 });
 
 const Define sub("sub", Class::kInteger,
-                 [](Form& form) { return numeric<2>(Numbers{}, form, [](auto a, auto b) { return a - b; }); });
+                 [](Form& form) { return sum(form, [](auto a, auto b) { return a - b; }); });
 
 const Define mul("mul", Class::kInteger, [](Form& form) {
   if (form.take("wide")) {
@@ -69,7 +95,9 @@ const Define mul("mul", Class::kInteger, [](Form& form) {
   }
   if (form.take("hi")) return of_one_type<2>(Integers{}, form, [](auto a, auto b) { return high_half(a, b); });
   form.ignore({"lo"});
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return a * b; });
+  const auto product = [](auto a, auto b) { return a * b; };
+  if (form.take("f32x2")) return by_pairs<FloatPair, FloatPair>(form, product);
+  return numeric<2>(Numbers{}, form, product);
 });
 
 const Define mad("mad", Class::kInteger, [](Form& form) {
@@ -98,7 +126,9 @@ const Define fma_("fma", Class::kFloat, [](Form& form) {
     return lanewise<float, float, float, float>(form, [](float a, float b, float c) { return fma_down(a, b, c); });
   }
   if (!form.take("rn")) form.refuse("only .rn and .rm are known");
-  return numeric<3>(Floats{}, form, [](auto a, auto b, auto c) { return std::fma(a, b, c); });
+  const auto fused = [](auto a, auto b, auto c) { return std::fma(a, b, c); };
+  if (form.take("f32x2")) return by_pairs<FloatPair, FloatPair, FloatPair>(form, fused);
+  return numeric<3>(Floats{}, form, fused);
 });
 
 // Division by zero gives all ones, as PTX leaves it open and GPUs do it; the smallest number by -1 is itself.
@@ -137,18 +167,27 @@ T chosen(T a, T b) {
   return (a < b) == larger ? b : a;
 }
 
+// Of float32 also with three operands, on sm_100 and later.
+template <bool larger>
+Execute choose(Form& form) {
+  if (form.instruction.operands.size() < 4)
+    return numeric<2>(Numbers{}, form, [](auto a, auto b) { return chosen<larger>(a, b); });
+  form.instruction.kind = Class::kFloat;
+  if (form.take_type() != "f32") form.refuse("only .f32 has three operands");
+  return lanewise<float, float, float, float>(
+      form, [](float a, float b, float c) { return chosen<larger>(chosen<larger>(a, b), c); });
+}
+
 const Define max_("max", Class::kInteger, [](Form& form) {
   if (form.take("relu")) {
     if (form.take_type() != "s32") form.refuse("only max.relu.s32 is known");
     return lanewise<int32_t, int32_t, int32_t>(
         form, [](int32_t a, int32_t b) { return chosen<true>(chosen<true>(a, b), 0); });
   }
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return chosen<true>(a, b); });
+  return choose<true>(form);
 });
 
-const Define min_("min", Class::kInteger, [](Form& form) {
-  return numeric<2>(Numbers{}, form, [](auto a, auto b) { return chosen<false>(a, b); });
-});
+const Define min_("min", Class::kInteger, choose<false>);
 
 const Define neg("neg", Class::kInteger, [](Form& form) {
   return numeric<1>(Types<int16_t, int32_t, int64_t, float, double>{}, form, [](auto a) { return -a; });

@@ -80,7 +80,7 @@ void select(Warp& warp, const Instruction& instruction) {
 
 const Define selp("selp", Class::kInteger, [](Form& form) {
   form.expect_operands(4);
-  return by_type(Anything{}, form, form.take_type(), []<typename T>() -> Execute { return select<T>; });
+  return by_type(Anything{}, form, form.take_type(), []<typename T>() -> Execute { return select<Unchanged<T>>; });
 });
 
 }  // namespace

@@ -54,13 +54,15 @@ void pack(Warp& warp, const Instruction& instruction) {
   const int64_t width = instruction.form[0] / static_cast<int64_t>(count);
   std::array<uint64_t, kLanes> packed{};
   uint32_t known = kAllLanes;
+  std::array<uint32_t, 2> halves{};
   for (size_t i = 0; i < count; ++i) {
     const Register& source = warp.operand(instruction.operands[1], i);
     known &= source.written;
+    if (width == 32) halves[i] = source.written;
     for (int lane = 0; lane < kLanes; ++lane)
       packed[lane] |= (source.lane[lane] & ((uint64_t{1} << width) - 1)) << i * width;
   }
-  Register& target = warp.write(instruction.operands[0], 0, known);
+  Register& target = warp.write(instruction.operands[0], 0, known, halves);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (warp.is_active(lane)) target.lane[lane] = packed[lane];
   }
@@ -72,8 +74,9 @@ void unpack(Warp& warp, const Instruction& instruction) {
   const Register& source = warp.operand(instruction.operands[1]);
   const auto bits = source.lane;
   const uint32_t known = source.written;
+  const auto halves = source.half_written;
   for (size_t i = 0; i < count; ++i) {
-    Register& target = warp.write(instruction.operands[0], i, known);
+    Register& target = warp.write(instruction.operands[0], i, width == 32 ? known | halves[i] : known);
     for (int lane = 0; lane < kLanes; ++lane) {
       if (warp.is_active(lane)) target.lane[lane] = bits[lane] >> i * width & ((uint64_t{1} << width) - 1);
     }
@@ -85,8 +88,9 @@ const Define mov("mov", Class::kMove, [](Form& form) {
   const std::string type = form.take_type();
   const size_t targets = form.instruction.operands[0].slots.size(), sources = form.instruction.operands[1].slots.size();
   if (targets == 1 && sources == 1) {
-    return by_type(Anything{}, form, type,
-                   [&]<typename T>() -> Execute { return lanewise<T, T>(form, [](T a) { return a; }); });
+    return by_type(Anything{}, form, type, [&]<typename T>() -> Execute {
+      return lanewise<Unchanged<T>, Unchanged<T>>(form, [](Unchanged<T> a) { return a; });
+    });
   }
   if (type != "b32" && type != "b64") form.refuse("vectors are moved as .b32 or .b64");
   form.instruction.form[0] = type == "b32" ? 32 : 64;

@@ -79,6 +79,17 @@ void load(Warp& warp, const Instruction& instruction) {
   }
 }
 
+// Of lanes that store at one address one wins, and PTX leaves open which: their values must be equal.
+void require_agreement(const Warp& warp, const Addresses& addresses, int lane, const uint8_t* bytes, unsigned size) {
+  const auto* const stored = reinterpret_cast<const void*>(addresses.of[lane]);
+  for (int other = 0; other < lane; ++other) {
+    if (warp.is_active(other) && addresses.of[other] == addresses.of[lane] && std::memcmp(stored, bytes, size) != 0)
+      throw Failure("race between lanes",
+                    "store where lane " + std::to_string(other) + " stores another value at the same time", lane,
+                    addresses.of[lane]);
+  }
+}
+
 template <Space space>
 void store(Warp& warp, const Instruction& instruction) {
   const Access access(instruction);
@@ -92,6 +103,7 @@ void store(Warp& warp, const Instruction& instruction) {
     for (unsigned i = 0; i < access.count; ++i)
       std::memcpy(&bytes[i * access.width], &sources[i]->lane[lane], access.width);
     if constexpr (space == kGlobal) {
+      require_agreement(warp, addresses, lane, bytes.data(), access.size());
       warp.block.launch.memory.write(address, access.size(), warp.block.number, lane);
       std::memcpy(reinterpret_cast<void*>(address), bytes.data(), access.size());
     } else {

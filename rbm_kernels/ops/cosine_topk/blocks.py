@@ -60,10 +60,20 @@ def dot_float32(b_rows, b_parts, N: tl.constexpr):
 
 
 @triton.jit
+def squares(b_x):
+    """``b_x`` (float32) times itself, rounded: a compiler would fuse the product with the sum that takes it.
+
+    Where a lane holds one product, that sum is the one with another lane's: each of the two would round the other's
+    product and not its own, and the lanes would hold sums that differ.
+    """
+    return tl.fma(b_x, b_x, 0.0)
+
+
+@triton.jit
 def square_norm(b_rows):
     """Sum of squares of each row of ``b_rows [M, K]``, in float32."""
     if b_rows.dtype == tl.float32:
-        b_sum = tl.sum(b_rows * b_rows, 1)
+        b_sum = tl.sum(squares(b_rows), 1)
     else:
         # Half-precision products are exact, and the diagonal of the rows' product with themselves comes free on tensor
         # cores, where converting, squaring and shuffling every element costs more than reading it.
@@ -143,7 +153,7 @@ def dots_and_squares(
         b_h = load_rows(h_ptr, h_stride, rows, m_rows, start, D, BLOCK_D)
         b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
         b_square += square_norm(b_h)
-        b_memory_square += tl.sum(b_memory * b_memory, 0)
+        b_memory_square += tl.sum(squares(b_memory), 0)
         # Tensor cores cut where they should round, and a long sum would drift: tiles are added outside of them.
         b_dot += dot_float32(b_h, side_by_side(b_memory), BLOCK_E)
     return b_dot, b_square, b_memory_square
@@ -174,7 +184,7 @@ def dots_and_squares_of_long(
         b_h = scaled(load_rows(h_ptr, h_stride, rows, m_rows, start, D, BLOCK_D), b_factor)
         b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E) * b_memory_factor[None, :]
         b_square += square_norm(b_h)
-        b_memory_square += tl.sum(b_memory * b_memory, 0)
+        b_memory_square += tl.sum(squares(b_memory), 0)
         b_dot += dot_float32(b_h, side_by_side(b_memory), BLOCK_E)
     return b_dot, b_square, b_memory_square
 

@@ -21,6 +21,7 @@ from rbm_kernels.ops.cosine_topk.blocks import (
     side_by_side,
     split,
     square_norm,
+    squares,
 )
 from rbm_kernels.ops.cosine_topk.config import configuration
 from rbm_kernels.ops.cosine_topk.reference import EPS
@@ -52,7 +53,7 @@ def cosine_topk_fwd_kernel(
     if D <= BLOCK_D:
         # The memory stays on the chip while one tile of rows after the other passes it.
         b_memory = load_memory(memory_ptr, memory_stride, 0, D, E, BLOCK_D, BLOCK_E)
-        b_memory_square = tl.sum(b_memory * b_memory, 0)
+        b_memory_square = tl.sum(squares(b_memory), 0)
         b_parts = side_by_side(b_memory)
     for tile in tl.range(tl.program_id(0), tl.cdiv(B, BLOCK_M), tl.num_programs(0)):
         first = tl.cast(tile, tl.int64) * BLOCK_M
@@ -128,13 +129,13 @@ def cosine_topk_bwd_kernel(
     b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
     for start in tl.range(0, D, BLOCK_D):
         b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E)
-        b_memory_square += tl.sum(b_memory * b_memory, 0)
+        b_memory_square += tl.sum(squares(b_memory), 0)
     b_memory_factor = shrinking(b_memory_square)
     if has_long(b_memory_square, b_memory_square):
         b_memory_square = tl.zeros((BLOCK_E,), tl.float32)
         for start in tl.range(0, D, BLOCK_D):
             b_memory = load_memory(memory_ptr, memory_stride, start, D, E, BLOCK_D, BLOCK_E) * b_memory_factor[None, :]
-            b_memory_square += tl.sum(b_memory * b_memory, 0)
+            b_memory_square += tl.sum(squares(b_memory), 0)
     b_memory_scale = b_memory_factor * tl.rsqrt(tl.maximum(b_memory_square, EPS * EPS))
     if D <= BLOCK_D:
         b_memory = load_memory(memory_ptr, memory_stride, 0, D, E, BLOCK_D, BLOCK_E)

@@ -125,3 +125,11 @@ def test_routed_matmul(precision):
     dtype = DTYPES[precision]
     x, weight, bias = torch.randn(9, 96).to(dtype), torch.randn(6, 40, 96).to(dtype), torch.randn(6, 40).to(dtype)
     check_routed(x, torch.randn(6, 96), weight, bias, 3, 0.7, precision)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "ieee"])
+def test_layers_whose_lanes_hold_one_product(precision):
+    """A sum of products was fused with the products: lanes with copies of it held sums that differed."""
+    x, memory = torch.randn(5, 16).to(DTYPES[precision]), torch.randn(4, 16)
+    check_routed(x, memory, torch.randn(4, 12, 16).to(x.dtype), torch.randn(4, 12).to(x.dtype), 3, 1.0, precision)
+    check_operators(problem((12, 16, 12, 3, 2), DTYPES[precision]), precision)
