@@ -39,10 +39,10 @@ def by_seed(rows: pd.DataFrame, dataset: str, setting: str, method: str, variant
 
 
 def shown(values: pd.Series) -> str:
-    """Mean and population standard deviation, as a table prints them."""
+    """Mean and the sample's standard deviation, as a table prints them."""
     if values.empty:
         return ""
-    return f"{values.mean():.2f} ± {values.std(ddof=0):.2f}" if len(values) > 1 else f"{values.mean():.2f}"
+    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" if len(values) > 1 else f"{values.mean():.2f}"
 
 
 def difference(first: pd.Series, second: pd.Series) -> list[str]:
