@@ -14,8 +14,8 @@ from torch import Tensor
 from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import TrainedStudent
-from rbm.distillation.trainer import student_inputs
 from rbm.nn.parameters import count_parameters
+from rbm.nn.sparse_rows import concat_columns
 from rbm.nn.students import predict
 
 LABELS_ALONE = "labels"  # the method that learns without a teacher
@@ -118,8 +118,10 @@ def _cheapest(best: str, behind: Mapping[str, Comparison], cost: Mapping[str, in
 @torch.no_grad()
 def _right(split: GraphSplit, trained: TrainedStudent) -> Tensor:
     nodes = split.observed_nodes.to(split.observed.val_mask.device)[split.observed.val_mask]
-    rows = student_inputs(split, trained.encodings)[1]
-    return _are_right(predict(trained.student, rows[nodes]), split)
+    rows = split.full_rows[nodes]
+    if trained.encodings is not None:
+        rows = concat_columns(rows, trained.encodings.full[nodes.to(trained.encodings.full.device)])
+    return _are_right(predict(trained.student, rows), split)
 
 
 def _are_right(logits: Tensor, split: GraphSplit) -> Tensor:
