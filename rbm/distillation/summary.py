@@ -27,7 +27,7 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for name, *cells in _cells(summary, timings):
-        table.add_row(name, *cells, style="bold" if name == ROWS[summary["verdict"]["kept"]] else None)
+        table.add_row(name, *cells, style="bold" if name == ROWS.get(summary["verdict"]["kept"]) else None)
     return table
 
 

@@ -193,9 +193,7 @@ def test_arrays_cannot_run_code(tmp_path):
     trap[:] = [Intruder(tmp_path / "intruded")] * 6
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(
-        ValueError, match=r"graph\.npz holds y as Python objects, and is not opened"
-    ):
+    with pytest.raises(ValueError, match=r"graph\.npz holds y as Python objects, and is not opened"):
         load_graph(write_npz(tmp_path, y=trap))
     with pytest.raises(ValueError, match=r"y\.npy is no \.npy of plain numbers"):
         load_graph(write_folder(folder, y=trap))
