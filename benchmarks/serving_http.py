@@ -31,7 +31,7 @@ import torch
 import rbm
 from benchmarks.measure.harness import machine, processor
 from rbm.config import Config
-from rbm.training.run_folder import RunFolder, save_student
+from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 from rbm.utils.files import write_csv
 
 COLUMNS = (
@@ -57,7 +57,7 @@ def write_run(folder: Path) -> None:
     torch.manual_seed(0)
     run, student = RunFolder(folder, Config()), rbm.RbMStudent(*SHAPE)
     run.save_phase("rbm", student, {})
-    save_student(folder, "rbm", student)
+    save_students(folder, "rbm", {"rbm": SavedStudent(student, None)})
 
 
 @contextmanager

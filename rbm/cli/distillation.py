@@ -26,6 +26,8 @@ from rbm.cli.options import (
     usable_device,
 )
 
+_METHODS = "mlp,rbm"
+
 
 def distill(
     dataset: Dataset = None,
@@ -34,8 +36,12 @@ def distill(
     protocol: Protocol = None,
     teacher: TeacherName = None,
     method: Annotated[
-        str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; the last one is kept for predictions.")
-    ] = "mlp,rbm",
+        str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; all stay in the run folder.")
+    ] = _METHODS,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Student for predictions [default: the best at validation, or a cheaper one as good]."),
+    ] = None,
     inflate: Annotated[
         int | None, typer.Option(help="Multiplies the students' hidden width; 8 for the paper's plus variants.")
     ] = None,
@@ -70,13 +76,17 @@ def distill(
     methods = [name.strip() for name in method.split(",")]
     options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
-        if tensorboard:
-            raise ValueError("--tensorboard writes into a run folder, and --seeds leaves none; use one or the other")
+        for option, value in (("tensorboard", tensorboard), ("keep", keep)):
+            if value:
+                raise ValueError(f"--{option} is about a run folder, and --seeds leaves none; use one or the other")
         distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
     chosen = configuration(*options, resumed=out if resume else None)
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
-    with goes_on_by(f"rbm distill --out {path} --resume"), joined(usable_device(device)) as place:
+    again = "".join(
+        f" --{name} {value}" for name, value in (("method", method), ("keep", keep)) if value not in (None, _METHODS)
+    )
+    with goes_on_by(f"rbm distill --out {path} --resume{again}"), joined(usable_device(device)) as place:
         data = load_dataset(
             chosen.dataset,
             chosen.root or None,
@@ -88,6 +98,7 @@ def distill(
             data,
             config=chosen,
             methods=methods,
+            keep=keep,
             folder=path,
             resume=resume,
             overwrite=overwrite,
@@ -106,6 +117,9 @@ def _report(result, path, plots) -> None:
     from rbm.training.run_folder import read_metrics
 
     console.print(results_table(result.summary, result.timings))
+    for sentence in result.verdict:
+        console.print(sentence, markup=False, highlight=False)
+    console.print()
     if plots:
         with status.status("plots"):
             write_plots(result, read_metrics(path), path)

@@ -123,5 +123,5 @@ def run_and_show(chosen, out, root, cache, jobs) -> None:
 
     with goes_on_by(THE_SAME):
         rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
-    print(main_table(rows) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
+    print(main_table(rows, chosen.methods) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
     console.print(f"rows: {out}", highlight=False)

@@ -8,6 +8,8 @@ import typer
 
 from rbm.cli.options import Device, Run, console, status, usable_device
 
+MethodName = Annotated[str | None, typer.Option(help="Whose student of the run [default: the one that it keeps].")]
+
 
 def predict(
     run: Run,
@@ -20,11 +22,12 @@ def predict(
     out: Annotated[
         Path, typer.Option(help="File to write: .csv or .parquet (class and probability) or .npy (all).")
     ] = Path("predictions.csv"),
+    method: MethodName = None,
 ) -> None:
-    """Predict classes for rows of features with the student of a run folder; files may be larger than memory."""
+    """Predict classes for rows of features with a student of a run folder; files may be larger than memory."""
     from rbm.serving.prediction import predict_file
 
-    rows = predict_file(run, features, out, neighbors=neighbors, console=status)
+    rows = predict_file(run, features, out, neighbors=neighbors, method=method, console=status)
     console.print(f"{rows} predictions written to {out}", highlight=False)
 
 
@@ -34,12 +37,13 @@ def export(
         str, typer.Option("--format", help="torch-export, aoti (compiled here, for this processor) or onnx.")
     ],
     out: Annotated[Path | None, typer.Option(help="File to write [default: student.pt2 or .onnx in RUN].")] = None,
+    method: MethodName = None,
 ) -> None:
-    """Write the student of a run folder to one file that needs nothing of this package, for any batch size."""
+    """Write a student of a run folder to one file that needs nothing of this package, for any batch size."""
     from rbm.serving.export import export_student
 
     with status.status(f"{format_}: written, and compared with the student"):
-        path = export_student(run, format_, out)
+        path = export_student(run, format_, out, method=method)
     console.print(f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does", highlight=False)
 
 
@@ -49,21 +53,31 @@ def latency(
     batch_sizes: Annotated[str, typer.Option(help="How many nodes are asked for at once.")] = "1,64,4096",
     repeats: Annotated[int, typer.Option(help="Calls of each kind; fewer where they take over ten seconds.")] = 200,
     device: Device = None,
+    method: MethodName = None,
 ) -> None:
     """Time a run's student, an MLP and the teacher on the run's own graph; latency.json and .png go into its folder."""
     from rbm.experiments.plots import plot_latency
     from rbm.serving.latency import latency_table, measure_run
+    from rbm.training.run_files import file_of, list_file
 
     try:
         sizes = [int(size) for size in batch_sizes.split(",")]
     except ValueError as error:
         raise ValueError(f"batch-sizes: got {batch_sizes!r}, expected whole numbers such as 1,64,4096") from error
     found = measure_run(
-        run, root=root, batch_sizes=sizes, repeats=repeats, device=usable_device(device), console=status
+        run,
+        root=root,
+        batch_sizes=sizes,
+        repeats=repeats,
+        device=usable_device(device),
+        method=method,
+        console=status,
     )
-    plot_latency(found["rows"], run / "latency.png", title=f"{found['dataset']}, threads: {found['threads']}")
+    data, picture = (run / file_of(name, method) for name in ("latency.json", "latency.png"))
+    list_file(picture)
+    plot_latency(found["rows"], picture, title=f"{found['dataset']}, threads: {found['threads']}")
     console.print(latency_table(found))
-    console.print(f"{run / 'latency.json'}, {run / 'latency.png'}", highlight=False)
+    console.print(f"{data}, {picture}", highlight=False)
 
 
 def serve(

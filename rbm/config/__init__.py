@@ -15,6 +15,7 @@ from rbm.config.networks import (
     TeacherConfig,
 )
 from rbm.config.tree import (
+    LATER_SETTINGS,
     PRESETS,
     PROTOCOLS,
     SETTINGS,
@@ -28,6 +29,7 @@ from rbm.config.tree import (
 
 __all__ = [
     "ATTENTION_TEACHERS",
+    "LATER_SETTINGS",
     "PRESETS",
     "PROTOCOLS",
     "SETTINGS",

@@ -41,7 +41,7 @@ class Network(Section):
 
 
 class Pretrained:
-    """What sections with ``pretrain_epochs`` have: epochs before ``max_epochs``, which are not selected."""
+    """What sections with ``pretrain_epochs`` have: epochs before ``max_epochs``, without routing."""
 
     @property
     def pretraining(self) -> int:
@@ -150,6 +150,10 @@ class RbMConfig(Network, Pretrained):
     (Eq. 13); ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the
     self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows, where K-means places the memory. The first
     ``pretrain_epochs``, at most as many as ``max_epochs``, come before these and are not routed.
+
+    ``select_pretraining`` lets validation accuracy choose one of these epochs too: the student is then the pretrained
+    expert, copied to all. With ``init_scale`` and ``init_attention`` of 1 routing begins with the function that
+    pretraining ends with. The release selects routed epochs alone, and starts at 2 and 1.1, which changes the function.
     """
 
     num_experts: Experts = NUM_EXPERTS
@@ -158,8 +162,8 @@ class RbMConfig(Network, Pretrained):
     anneal_delta: NonNegative = 0.0
     anneal_steps: Count = 200
     input_attention: bool = True
-    init_scale: Positive = 2.0
-    init_attention: Positive = 1.1
+    init_scale: Positive = 1.0
+    init_attention: Positive = 1.0
     dropout_first_layer: bool = True
     detach_gates: bool = True
     gate_temperature: Positive = 1.0
@@ -169,6 +173,7 @@ class RbMConfig(Network, Pretrained):
     self_similarity_weight: NonNegative = 0.01
     load_balance_weight: NonNegative = 0.01
     pretrain_epochs: CountOrZero = 12
+    select_pretraining: bool = True
     reset_optimizer: bool = True
     memory_weight_decay: bool = False
     kmeans_max_rows: CountOrZero = 0

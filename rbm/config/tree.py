@@ -20,6 +20,9 @@ Preset = Literal["clean", "paper", "official"]
 SparseFeatures = Literal["auto", "always", "never"]
 SETTINGS, PROTOCOLS, PRESETS = get_args(Setting), get_args(Protocol), get_args(Preset)
 SPARSE_FEATURES = get_args(SparseFeatures)
+# Settings that came later, with the value that all earlier runs had. The file of a run that lacks them is read with
+# these, and the fingerprint of a result row leaves out those that have it, so that earlier rows keep theirs.
+LATER_SETTINGS: dict[str, dict[str, Any]] = {"rbm": {"select_pretraining": False}}
 
 
 @section
@@ -73,8 +76,11 @@ class Config(Section):
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> "Config":
-        """Read a configuration that :meth:`to_yaml` wrote; raises as :func:`read_changes`."""
-        return cls().updated(read_changes(path))
+        """Read a configuration that :meth:`to_yaml` of this or an earlier version wrote.
+
+        What is raised is that of :func:`read_changes`.
+        """
+        return cls().updated(LATER_SETTINGS).updated(read_changes(path))
 
     def updated(self, changes: dict[str, Any]) -> "Config":
         """A copy with nested ``changes``, for example ``{"rbm": {"lr": 0.005}}``."""

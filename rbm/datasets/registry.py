@@ -180,6 +180,11 @@ def dataset_name(dataset: str | Path) -> str:
     return str(dataset) if is_path(dataset) else find_dataset(dataset).name
 
 
+def short_name(dataset: str) -> str:
+    """What tables call a dataset: its name; of a graph given as a file or folder that of the file, without its path."""
+    return Path(dataset).stem if "/" in dataset or "\\" in dataset or dataset.endswith(PATH_SUFFIXES) else dataset
+
+
 def unseen_fraction(dataset: str | Path, protocol: str = "rbm") -> float:
     """Share of the test nodes that the inductive setting hides from training: a fifth.
 

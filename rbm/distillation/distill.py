@@ -18,16 +18,18 @@ from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.registry import METHODS, Method
+from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.summary import results_markdown
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.trainer import student_inputs
+from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.nn.parameters import count_parameters
 from rbm.nn.sparse_rows import Rows
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import check_logits
 from rbm.teachers.prepare import prepare_teacher
-from rbm.training.run_folder import RunFolder, open_run, save_student
+from rbm.training.run_folder import RunFolder, SavedStudent, open_run, save_students
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process, on_main_process
@@ -45,18 +47,20 @@ class Distillation:
 
     Attributes:
         students: method -> its student at its best validation epoch, in eval mode.
-        student: the one that the run folder keeps for predictions: that of the last method.
+        method: the method whose student is kept for predictions.
         teacher: the teacher's module, or None where only its logits were given.
         teacher_logits: ``[N, C]`` on the full graph.
         split: who was seen in training and who was not.
         encodings: method -> what its student sees beside the features, or None.
-        summary: accuracies and parameter counts, as in ``summary.json``.
+        summary: accuracies, parameter counts and, under ``"verdict"``, what :func:`rbm.distillation.verdict.judge`
+            returns; as in ``summary.json``.
         timings: seconds of each phase in this process, and milliseconds for one node and for all, as in
             ``timings.json``.
         config: the configuration that made it.
     """
 
     students: dict[str, nn.Module]
+    method: str
     teacher: nn.Module | None
     teacher_logits: Tensor
     split: GraphSplit
@@ -67,12 +71,13 @@ class Distillation:
 
     @property
     def student(self) -> nn.Module:
+        """The student that is kept for predictions."""
         return self.students[self.method]
 
     @property
-    def method(self) -> str:
-        """The method whose student :attr:`student` is."""
-        return list(self.students)[-1]
+    def verdict(self) -> list[str]:
+        """The verdict on the run, in sentences."""
+        return verdict_sentences(self.summary["verdict"])
 
     def student_inputs(self, method: str | None = None) -> Rows:
         """The rows that a method's student takes for all nodes of the full graph: features, and beside them encodings.
@@ -87,6 +92,8 @@ def distill(
     *,
     config: Config | None = None,
     methods: Sequence[str] = DEFAULT_METHODS,
+    keep: str | None = None,
+    labels_alone: bool = True,
     encodings: Sequence[Tensor] = (),
     folder: Path | str | None = None,
     resume: bool = False,
@@ -107,8 +114,11 @@ def distill(
             ``data.teacher_logits`` holds; by default the one in ``config``.
         config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read. By default
             the tree's defaults, and the settings of its own that a named teacher may have.
-        methods: which students to train, of ``rbm.distillation.registry.METHODS``; the run folder keeps the last one's
-            for predictions.
+        methods: which students to train, of ``rbm.distillation.registry.METHODS``. All stay in the run folder.
+        keep: the method whose student is kept for predictions; by default the best at validation, or a cheaper one
+            that is no more than chance and a point behind it (:func:`rbm.distillation.verdict.judge`).
+        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It is kept where
+            ``keep`` names it, or where it is one of ``methods``.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
@@ -138,6 +148,9 @@ def distill(
     """
     config, teacher = _named(config, teacher)
     _check_arguments(config, methods, teacher, encodings)
+    asked_for, methods = tuple(methods), _with_labels(methods, labels_alone)
+    if keep is not None and keep not in methods:
+        raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
     if tensorboard:
         check_tensorboard(folder)
     validate_data(data)
@@ -156,6 +169,8 @@ def distill(
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
             with timings.measured("teacher"):
                 outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=kept, progress=progress)
+            if "teacher" in kept.taken:
+                timings["teacher"]["cached"] = True
             encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
             if any("encoding" in METHODS[method].sections for method in methods):
                 encode(config.encoding)
@@ -163,22 +178,27 @@ def distill(
             for method in methods:
                 with timings.measured(method):
                     trained[method] = _train_student(METHODS[method], task)
+            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep))
 
         name = config.teacher.name if teacher is None else "given"
         found = Distillation(
             students={method: each.student for method, each in trained.items()},
+            method=verdict["kept"],
             teacher=outputs.module,
             teacher_logits=outputs.logits,
             split=split,
             encodings={method: each.encodings for method, each in trained.items()},
-            summary=_summary(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
+            summary={
+                **_summary(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
+                "verdict": verdict,
+            },
             timings=timings,
             config=config,
         )
         if measure_latency and is_main_process():
             _measure_latencies(found)
         if run:
-            _write(run, found, trained[found.method])
+            _write(run, found, trained)
     return found
 
 
@@ -222,6 +242,11 @@ def _check_arguments(
         )
 
 
+def _with_labels(methods: Sequence[str], labels_alone: bool) -> tuple[str, ...]:
+    """All that is trained: at the end the MLP that learns from labels alone, where nobody asked for it."""
+    return tuple(methods) if LABELS_ALONE in methods or not labels_alone else (*methods, LABELS_ALONE)
+
+
 def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
     if "rbm" in methods and config.rbm.num_experts > nodes:
         raise ValueError(
@@ -254,7 +279,11 @@ def _summary(
         "features": graph.num_features,
         "classes": classes,
         "teacher": {**teacher, **_parameters(module)},
-        **{method: {**each.result, **_parameters(each.student)} for method, each in trained.items()},
+        # The MLP of labels alone stands beside the teacher.
+        **{
+            method: {**trained[method].result, **_parameters(trained[method].student)}
+            for method in sorted(trained, key=LABELS_ALONE.__ne__)
+        },
     }
 
 
@@ -274,12 +303,17 @@ def _measure_latencies(found: Distillation) -> None:
         found.timings["teacher"] |= {"one_node_ms": one, "all_nodes_ms": every}
 
 
-def _write(run: RunFolder, found: Distillation, kept: TrainedStudent) -> None:
-    """Write the student that the folder keeps for predictions, and the results of the run."""
-    run.save_phase(found.method, kept.student, kept.result)
-    save_student(run.path, found.method, kept.student)
-    if kept.encodings is not None:
-        run.save_tensors("encodings", {"encodings": kept.encodings.full})
+def _write(run: RunFolder, found: Distillation, trained: dict[str, TrainedStudent]) -> None:
+    """Write all students, which of them is kept for predictions, and the results of the run."""
+    saved, files = {}, {}
+    for method, each in trained.items():
+        run.save_phase(method, each.student, each.result)
+        name = None
+        if each.encodings is not None:  # methods that ask for the same columns have the same object
+            name = files.setdefault(id(each.encodings), f"encodings-{method}" if files else "encodings")
+            run.save_tensors(name, {"encodings": each.encodings.full})
+        saved[method] = SavedStudent(each.student, name)
+    save_students(run.path, found.method, saved)
     run.write_text("summary.json", as_json(found.summary))
     run.write_text("timings.json", as_json(found.timings))
     run.write_text("results.md", results_markdown(found.summary, found.timings))

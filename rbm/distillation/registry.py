@@ -7,6 +7,7 @@ from rbm.distillation.methods.cohop import train_cohop
 from rbm.distillation.methods.ensemble import train_ensemble
 from rbm.distillation.methods.glnn import train_glnn
 from rbm.distillation.methods.krd import train_krd
+from rbm.distillation.methods.labels import train_labels
 from rbm.distillation.methods.mlp import train_mlp
 from rbm.distillation.methods.moe import train_moe
 from rbm.distillation.methods.nosmog import train_nosmog
@@ -45,4 +46,5 @@ METHODS = {
     "krd": Method("KRD", ("teacher", "krd"), train_krd),
     "nosmog": Method("NOSMOG", ("teacher", "nosmog"), train_nosmog),
     "cohop": Method("CoHOp", ("cohop",), train_cohop),
+    "labels": Method("MLP on labels", ("teacher",), train_labels),
 }

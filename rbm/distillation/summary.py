@@ -1,12 +1,13 @@
 """The results of a run as a table: for the terminal, and in Markdown."""
 
-from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
+from rbm.datasets.registry import short_name
 from rbm.distillation.registry import METHODS
+from rbm.distillation.sentences import verdict_sentences
 
 ROWS = {"teacher": "Teacher", **{name: method.title for name, method in METHODS.items()}}
 _COLUMNS = ("Test", "Val", "Test max", "Params", "Active", "One node", "All nodes")
@@ -18,7 +19,7 @@ CAPTION = (
 
 
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
-    """The teacher and its students side by side, for the terminal."""
+    """The teacher and its students side by side, for the terminal; the one that is kept is bold."""
     table = Table(
         title=_title(summary), title_justify="left", caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD
     )
@@ -26,21 +27,21 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for name, *cells in _cells(summary, timings):
-        table.add_row(name, *cells, style="bold" if name == METHODS["rbm"].title else None)
+        table.add_row(name, *cells, style="bold" if name == ROWS.get(summary["verdict"]["kept"]) else None)
     return table
 
 
 def results_markdown(summary: dict[str, Any], timings: dict[str, Any]) -> str:
-    """The same table in Markdown."""
+    """The same table in Markdown, and the verdict."""
     lines = [f"| {_title(summary)} | {' | '.join(_COLUMNS)} |", "|---|" + "---:|" * len(_COLUMNS)]
     lines += [f"| {' | '.join(row)} |" for row in _cells(summary, timings)]
-    return "\n".join([*lines, "", CAPTION, ""])
+    verdict = [f"- {sentence}" for sentence in verdict_sentences(summary["verdict"])]
+    return "\n".join([*lines, "", CAPTION, "", *verdict, ""])
 
 
 def _title(summary: dict[str, Any]) -> str:
     teacher = summary["teacher"]["name"]
-    # Of a graph given as a file only the file's name is published.
-    dataset = Path(summary["dataset"]).stem
+    dataset = short_name(summary["dataset"])  # of a graph given as a file only the file's name is published
     return f"{dataset}, {summary['setting']}, {teacher} teacher, seed {summary['seed']}"
 
 

@@ -122,9 +122,12 @@ class DistillationTask:
         """Let what is drawn from here on depend on the run's seed and on a part's number alone."""
         torch.manual_seed(self.config.seed + 1_000_003 * part)
 
-    def fit(self, phase: str, trainer: Trainer, network: Network, *, warmup: int = 0) -> dict[str, Any]:
+    def fit(
+        self, phase: str, trainer: Trainer, network: Network, *, warmup: int = 0, select_warmup: bool = False
+    ) -> dict[str, Any]:
         """Train a phase to its best validation epoch: see :func:`fit_phase`."""
-        return fit_phase(phase, trainer, network, self.folder, self.progress, warmup=warmup)
+        options = {"warmup": warmup, "select_warmup": select_warmup}
+        return fit_phase(phase, trainer, network, self.folder, self.progress, **options)
 
     # Former names, kept for one version.
 

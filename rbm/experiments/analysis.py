@@ -82,6 +82,7 @@ def study(
             data,
             config=_short(config) if name == "complexity" else config,
             methods=methods,
+            labels_alone=False,
             cache=cache,
             measure_latency=name == "complexity",
             console=console,

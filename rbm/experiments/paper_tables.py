@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rbm.config import SETTINGS
+from rbm.datasets.registry import short_name
 from rbm.experiments.runner import Experiment
 from rbm.experiments.statistics import Summary, median_scores, skillings_mack
 from rbm.experiments.tables import Group, group_rows, paper_tables, percent
@@ -159,7 +160,7 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
                     if summary := percent(groups.get(group, {}).get(cell.method, {}), column):
                         ours[title] = summary
                 if len(students & set(ours)) >= min(2, len(students)):
-                    name = dataset if preset == "clean" else f"{dataset} ({preset})"
+                    name = short_name(dataset) if preset == "clean" else f"{short_name(dataset)} ({preset})"
                     found.append(Line(name, setting, teacher, ours, _published(table, dataset, setting, teacher)))
     return found
 

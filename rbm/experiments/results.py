@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch_geometric
 
-from rbm.config import Config
+from rbm.config import LATER_SETTINGS, Config
 from rbm.distillation.registry import METHODS
 from rbm.utils.cache import fingerprint
 from rbm.utils.files import disk_errors, read_text, write_text
@@ -27,15 +27,17 @@ COLUMNS = (
 )
 
 
-def figures(result: dict[str, Any], seconds: float) -> dict[str, str]:
-    """Accuracies, epochs and size of a model, from its part of a run's summary and the seconds of its training."""
+def figures(result: dict[str, Any], timing: dict[str, Any]) -> dict[str, str]:
+    """Accuracies, epochs and size of a model, from its part of a run's summary, and the seconds of its training: none
+    where it was trained before and taken from the cache.
+    """
     return {
         "test_at_best_val": f"{result['test_accuracy']:.5f}",
         "val": f"{result['val_accuracy']:.5f}",
         "test_max": f"{result['test_max']:.5f}",
         "best_epoch": str(result["best_epoch"]),
         "epochs": str(result["epochs"]),
-        "seconds": f"{seconds:.2f}",
+        "seconds": "" if timing.get("cached") else f"{timing['seconds']:.2f}",
         "parameters": str(result["parameters"]),
         "active_parameters": str(result["active_parameters"]),
     }
@@ -55,11 +57,17 @@ def made_by(config: Config, method: str) -> dict[str, str]:
 
 
 def config_fingerprint(config: Config, method: str) -> str:
-    """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads."""
+    """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads.
+
+    A setting that came later counts where it has another value than earlier rows had without it.
+    """
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
     if "teacher" in read:
         read += config.teacher_sections
     kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
+    for name, former in LATER_SETTINGS.items():
+        if name in kept:
+            kept[name] = {key: value for key, value in kept[name].items() if key not in former or value != former[key]}
     return fingerprint("config", {**kept, "root": ""})
 
 

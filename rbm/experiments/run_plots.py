@@ -17,7 +17,7 @@ from rbm.training.run_files import list_file
 @torch.no_grad()
 def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Path) -> list[Path]:
     """Training curves; and of a mixture the experts' load, and the rows at its last router, coloured by top expert and
-    by label.
+    by label. Of several mixtures it is the one that is kept, or else the last.
 
     Returns:
         The files written: ``training.png``, ``expert_load.png``, ``representation.png``.
@@ -27,13 +27,15 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
     best_epochs = {phase: result.summary[phase]["best_epoch"] for phase in result.summary if phase in ROWS}
     titles = {phase: ROWS[phase] for phase in best_epochs}
     plots.plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
-    student = result.student.eval()
-    if not isinstance(student, MixtureStudent):
+    mixtures = [method for method, student in result.students.items() if isinstance(student, MixtureStudent)]
+    if not mixtures:
         return files
+    method = result.method if result.method in mixtures else mixtures[-1]
+    student = result.students[method].eval()
     for name in ("expert_load.png", "representation.png"):
         files.append(folder / name)
         list_file(folder / name)
-    x, labels = result.student_inputs(), result.split.graph.y
+    x, labels = result.student_inputs(method), result.split.graph.y
     plots.plot_expert_load(expert_loads(student, x).cpu(), files[1])
     *_, (_, rows) = student.router_inputs(x)
     rows = rows.to_dense() if isinstance(rows, SparseRows) else rows

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.config.presets import preset_config
 from rbm.datasets import check_files, dataset_name, load_dataset
+from rbm.datasets.registry import short_name
 from rbm.distillation.distill import DEFAULT_METHODS, distill
 from rbm.distillation.registry import METHODS
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
@@ -241,16 +242,17 @@ def _run_missing(
     tasks = _tasks(experiments)
     done, waiting = _plan(experiments, out, jobs)
     total = sum(len(each.methods) for each, _ in tasks)
-    with count_runs(console) as bar, _shared(cache) as folder:
-        shown = bar.add_task("runs", total=total, completed=total - len(waiting), what="")
+    finished = total - len(waiting)
+    with count_runs(console, "runs", total) as bar, _shared(cache) as folder:
+        bar.update(finished, "")
         arguments = [(*what, root, folder, device) for what in waiting]
         with closing(_results(arguments, jobs)) as results:  # workers end with it, also where a row cannot be written
             for task, rows in results:
                 new = [row for row in rows if row_key(row) not in done]
                 append_rows(out, new)
                 done |= {row_key(row): row for row in new}
-                what = f"{task.dataset} {task.setting} {task.variant} seed {task.seed}"
-                bar.update(shown, advance=1, what=what)
+                finished += 1
+                bar.update(finished, f"{short_name(task.dataset)} {task.setting} {task.variant} seed {task.seed}")
     keys = {row_key(row) for each, task in tasks for row in _expected(task, each)}
     return [row for key, row in done.items() if key in keys]
 
@@ -289,11 +291,12 @@ def _run_task(
         remembered_dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
         config=config,
         methods=[method],
+        labels_alone=False,
         cache=cache,
         measure_latency=False,
     )
     return [
-        {**row, **figures(result.summary[made], result.timings[made]["seconds"]), **made_by(config, made)}
+        {**row, **figures(result.summary[made], result.timings[made]), **made_by(config, made)}
         for row in _expected(task, experiment, [method])
         for made in [row["method"]]
     ]

@@ -9,7 +9,7 @@ from scipy.stats import chi2, rankdata, ttest_rel
 
 
 class Summary(NamedTuple):
-    """Mean and population standard deviation (ddof 0, as in the paper) over ``count`` runs."""
+    """Mean and the sample's standard deviation (ddof 1) over ``count`` runs; 0 of a single one."""
 
     mean: float
     std: float
@@ -17,7 +17,8 @@ class Summary(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Summary":
-        return cls(statistics.fmean(values), statistics.pstdev(values), len(values))
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        return cls(statistics.fmean(values), spread, len(values))
 
     def __str__(self) -> str:
         """``81.59 ± 0.54``; of one run the mean alone, since one run says nothing of how far others lie apart."""

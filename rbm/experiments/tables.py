@@ -8,6 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
+from rbm.datasets.registry import short_name
+from rbm.distillation.registry import METHODS
 from rbm.experiments.statistics import Summary, paired_test
 
 Runs = dict[int, dict[str, str]]  # rows by seed
@@ -31,12 +33,13 @@ class Group(NamedTuple):
 
     @property
     def graph(self) -> str:
-        """The dataset; in brackets protocol, preset and teacher where they are not the defaults."""
+        """The dataset's short name; in brackets protocol, preset and teacher where they are not the defaults."""
         usual = {"protocol": "rbm", "preset": "clean"}
         unlike = [getattr(self, name) for name in usual if getattr(self, name) != usual[name]]
         if self.teacher != "sage":
             unlike.append(f"{self.teacher} teacher")
-        return f"{self.dataset} ({', '.join(unlike)})" if unlike else self.dataset
+        name = short_name(self.dataset)
+        return f"{name} ({', '.join(unlike)})" if unlike else name
 
 
 def group_rows(rows: list[dict[str, str]]) -> dict[Group, dict[str, Runs]]:
@@ -52,18 +55,19 @@ def percent(runs: Runs, column: str) -> Summary | None:
     return Summary.of([100 * float(row[column]) for row in runs.values()]) if runs else None
 
 
-def main_table(rows: list[dict[str, str]]) -> str:
-    """Markdown: for every dataset and setting the paper's RbM, ours, the MLP student's and the teacher's accuracy.
+def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) -> str:
+    """Markdown: for every dataset and setting the paper's RbM, ours, other methods' and the teacher's accuracy.
 
-    *Test* is at the epoch with the best validation accuracy. *Best test*, the maximum over epochs, is the protocol of
-    the paper's code, which looks at test labels, and stands beside the paper's figure for that reason alone.
+    Cells are means ± the sample's standard deviations over seeds. *Test* is at the epoch with the best validation
+    accuracy. *Best test*, the maximum over epochs, is the protocol of the paper's code, which looks at test labels, and
+    stands beside the paper's figure for that reason alone.
+
+    Args:
+        rows: of an experiment.
+        methods: the students beside RbM. A column that would be empty is left out.
     """
-    lines = [
-        "| dataset | setting | seeds | paper's RbM | RbM, best test | **RbM, test** | MLP, test | teacher, test |"
-        " RbM - MLP | p |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
     groups = group_rows(rows)
+    lines = []
     for group in sorted(groups, key=_in_order(groups)):
         rbm, mlp = groups[group].get("rbm", {}), groups[group].get("mlp", {})
         if not rbm:
@@ -71,19 +75,31 @@ def main_table(rows: list[dict[str, str]]) -> str:
         teachers = groups.get(group._replace(variant=""), {}).get("teacher", {})
         teachers = {seed: row for seed, row in teachers.items() if seed in rbm}
         published = _published(group)
-        cells = [
-            f"{group.graph} {group.variant}".strip(),
-            group.setting,
-            str(len(rbm)),
-            "" if published is None else f"{published[0]:.2f} ± {published[1]:.2f}",
-            _cell(percent(rbm, "test_max")),
-            f"**{_cell(percent(rbm, 'test_at_best_val'))}**",
-            _cell(percent(mlp, "test_at_best_val")),
-            _cell(percent(teachers, "test_at_best_val")),
-            *_difference(rbm, mlp),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        others = {method: groups[group].get(method, {}) for method in methods if method != "rbm"}
+        difference, p = _difference(rbm, mlp)
+        lines.append(
+            {
+                "dataset": f"{group.graph} {group.variant}".strip(),
+                "setting": group.setting,
+                "seeds": str(len(rbm)),
+                "paper's RbM": "" if published is None else f"{published[0]:.2f} ± {published[1]:.2f}",
+                "RbM, best test": _cell(percent(rbm, "test_max")),
+                "**RbM, test**": f"**{_cell(percent(rbm, 'test_at_best_val'))}**",
+                **{f"{_short(name)}, test": _cell(percent(runs, "test_at_best_val")) for name, runs in others.items()},
+                "teacher, test": _cell(percent(teachers, "test_at_best_val")),
+                "RbM - MLP": difference,
+                "p": p,
+            }
+        )
+    columns = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
+    header = [f"| {' | '.join(columns)} |", f"|---|---|{'---:|' * (len(columns) - 2)}"] if columns else []
+    return "".join(f"{line}\n" for line in [*header, *(f"| {' | '.join(map(line.get, columns))} |" for line in lines)])
+
+
+def _short(method: str) -> str:
+    """A method's title as the head of a column."""
+    title = METHODS[method].title if method in METHODS else method
+    return title.removesuffix(" student")
 
 
 def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> dict[str, dict]:

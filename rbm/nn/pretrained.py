@@ -197,15 +197,19 @@ def _checksum(name: str, arguments: dict[str, Any]) -> str:
     return fingerprint("student", [name, arguments])
 
 
-def find_student(folder: Path) -> tuple[Path, Path]:
+def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
     """The files of a saved student: its description and its weights.
 
-    A run folder describes the student that it keeps in ``student.json``, with the method whose weights are meant; any
-    other folder has ``config.json`` and ``model.safetensors``, as on the Hub.
+    A run folder describes its students in ``student.json``, by the methods whose weights are meant; any other folder
+    has ``config.json`` and ``model.safetensors``, as on the Hub.
+
+    Args:
+        folder: where they are.
+        method: whose student of a run folder is meant; by default the one that it keeps for predictions.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: ``student.json`` names no method.
+        ValueError: ``student.json`` names no method, or the folder holds no student of ``method``.
     """
     config, weights = folder / CONFIG, folder / WEIGHTS
     if (folder / STUDENT).is_file() or not config.is_file():
@@ -215,25 +219,57 @@ def find_student(folder: Path) -> tuple[Path, Path]:
                 f"{folder} holds no {STUDENT}: it is no run folder, or its run is not finished; and no {CONFIG}, as"
                 " save_pretrained writes it"
             )
-        try:
-            method = read_json(config)["method"]
-            if not isinstance(method, str) or method != Path(method).name:
-                raise ValueError(f"its method is {method!r}")
-        except (ValueError, KeyError) as error:
-            raise _undescribed(config, error) from error
-        weights = folder / f"{method}.safetensors"
+        weights = folder / f"{read_description(config, method)['method']}.safetensors"
+    elif method is not None:
+        raise ValueError(f"method is {method!r}, but {folder} is no run folder and holds one student; leave it out")
     if not weights.is_file():
         raise FileNotFoundError(f"{folder} holds no {weights.name}: its student was not written to the end")
     return config, weights
 
 
-def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None) -> HubMixin:
-    """The student that a description and its weights make, in eval mode, on the CPU.
+def read_description(config: Path, method: str | None = None) -> dict[str, Any]:
+    """What the ``student.json`` of a run folder says of a student: the keys of :func:`describe` and its ``method``.
+
+    Args:
+        config: the file.
+        method: whose student; by default the one that the folder keeps for predictions.
+
+    Raises:
+        ValueError: the file describes no student, or none of ``method``.
+    """
+    try:
+        content = read_json(config)
+        kept, others = content["method"], content.get("students", {})
+        names = [kept, *others]
+        if not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError(f"its method is {kept!r}")
+        if method not in (None, *names):
+            raise _UnknownMethodError(
+                f"method is {method!r}, but {config.parent} describes the students {', '.join(names)}; name one of"
+                " them, or train it"
+            )
+        described = content if method in (None, kept) else others[method]
+        if others and "encodings" not in described:
+            raise KeyError("encodings")
+        return {**described, "method": method or kept}
+    except _UnknownMethodError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise _undescribed(config, error) from error
+
+
+class _UnknownMethodError(ValueError):
+    """A method whose student a run folder does not hold."""
+
+
+def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None, *, method: str | None = None) -> HubMixin:
+    """The student that a description and its weights make, in eval mode, on the CPU; of the students that a run folder
+    describes, that of ``method``.
 
     Raises:
         ValueError: a file is corrupt, they do not belong together, or the class is not ``kind``.
     """
-    kind, arguments = _described(config, kind)
+    kind, arguments = _described(config, kind, method)
     tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # a phase's file is this package's own
     try:
         # Each layer has a tensor at least: an impossible number of layers would take forever to build.
@@ -275,9 +311,9 @@ def _undescribed(config: Path, error: Exception) -> ValueError:
     return ValueError(f"{config} does not describe a student of this package: {reason}")
 
 
-def _described(config: Path, kind: type[HubMixin] | None) -> tuple[type[HubMixin], dict[str, Any]]:
+def _described(config: Path, kind: type[HubMixin] | None, method: str | None) -> tuple[type[HubMixin], dict[str, Any]]:
     try:
-        content = read_json(config)
+        content = read_description(config, method) if config.name == STUDENT else read_json(config)
         name, arguments = content["class"], dict(content["arguments"])
         known = STUDENTS[name] if kind is None else kind
     except (ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from rbm.serving.standard_ops import plain
-from rbm.training.run_files import list_file
+from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load
 from rbm.utils.files import check_ending, disk_errors, optional, write_atomically
 
@@ -49,7 +49,13 @@ class Format:
     needs: tuple[str, ...] = ()
 
 
-def export_student(student: nn.Module | Path | str, format: str, path: Path | str | None = None) -> Path:  # noqa: A002
+def export_student(
+    student: nn.Module | Path | str,
+    format: str,  # noqa: A002
+    path: Path | str | None = None,
+    *,
+    method: str | None = None,
+) -> Path:
     """Write a student to one file that answers dense rows ``[B, in_channels]`` with logits ``[B, C]``, any ``B``.
 
     The file is written beside its place, opened again, compared with the student on rows of several batch sizes, and
@@ -60,7 +66,8 @@ def export_student(student: nn.Module | Path | str, format: str, path: Path | st
         format: ``torch-export`` (opened by ``torch.export.load``), ``aoti`` (AOTInductor: compiled here, for this kind
             of processor; opened by ``torch._inductor.aoti_load_package``, or from C++) or ``onnx`` (standard operators
             alone).
-        path: the file; by default one in the run folder, see :data:`FORMATS`.
+        path: the file; by default one in the run folder, see :data:`FORMATS`, with the ``method`` in its name.
+        method: whose student of the run folder; by default the one that the run keeps.
 
     Returns:
         The file.
@@ -74,11 +81,11 @@ def export_student(student: nn.Module | Path | str, format: str, path: Path | st
     kind = _format(format)
     if isinstance(student, nn.Module) and path is None:
         raise ValueError("path is None, expected a file to write to, since the student comes without a run folder")
-    path = Path(student) / kind.file if path is None else Path(path)
+    path = Path(student) / file_of(kind.file, method) if path is None else Path(path)
     check_ending(f"path: {format} file", path, (Path(kind.file).suffix,))
     for package in kind.needs:
         optional(package, "export", f"format {format!r}")
-    student = student.eval() if isinstance(student, nn.Module) else load(student)
+    student = student.eval() if isinstance(student, nn.Module) else load(student, method)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: folder {path.parent} does not exist; make it, or name another file")
     program = trace(student)

@@ -23,10 +23,11 @@ from rbm.datasets import load_dataset, num_classes
 from rbm.datasets.splits import split_for
 from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import METHODS
-from rbm.nn.sparse_rows import Rows, as_rows, concat_columns
+from rbm.nn.pretrained import STUDENT, read_description
+from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
 from rbm.teachers.prepare import build_configured_teacher
-from rbm.training.run_files import list_file
+from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load, load_encodings, load_weights
 from rbm.utils.files import read_json, write_json
 from rbm.utils.progress import Progress
@@ -44,9 +45,10 @@ def measure_run(
     batch_sizes: Sequence[int] = (1, 64, 4096),
     repeats: int = 200,
     device: str = "cpu",
+    method: str | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Time the student of a run folder, an MLP as wide as one of its experts, and the teacher, on the run's own graph.
+    """Time a student of a run folder, an MLP as wide as one of its experts, and the teacher, on the run's own graph.
 
     Args:
         run: folder of a finished run.
@@ -54,11 +56,13 @@ def measure_run(
         batch_sizes: how many nodes are asked for at once; drawn at random, with replacement, anew for each call.
         repeats: calls of each model and batch size; fewer, twenty at least, where they take longer than ten seconds.
         device: where models and features lie.
+        method: whose student; by default the one that the run keeps.
         console: shows progress there.
 
     Returns:
-        What is written to ``latency.json`` in the folder: what was measured on, and under ``"rows"`` for each model and
-        batch size its ``p50_ms``, ``p95_ms`` and ``p99_ms``. A run whose teacher was given has no row for it.
+        What is written to ``latency.json`` in the folder (``latency-METHOD.json`` where one is named): what was
+        measured on, and under ``"rows"`` for each model and batch size its ``p50_ms``, ``p95_ms`` and ``p99_ms``. A run
+        whose teacher was given has no row for it.
 
     Raises:
         FileNotFoundError: no finished run, or no dataset.
@@ -72,13 +76,14 @@ def measure_run(
     if repeats < 1:
         raise ValueError(f"repeats: got {repeats}, expected at least 1")
     run, progress = Path(run), Progress(console)
-    student = load(run).to(device)
-    method = read_json(run / "student.json")["method"]
+    student = load(run, method).to(device)
+    file, encodings = run / file_of("latency.json", method), load_encodings(run, method)
+    method = read_description(run / STUDENT, method)["method"]
     config = Config.from_yaml(run / "config.yaml")
     graph, teacher = _graph_and_teacher(run, config, root)
     graph = graph.to(device)
     models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
-    x = _student_rows(run, graph)
+    x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
     models[method] = (METHODS[method].title if method in METHODS else method, student, x.__getitem__)
     if (mlp := one_expert_mlp(student)) is not None:
         models["one_expert"] = ("MLP of one expert's width", mlp.to(device).eval(), x.__getitem__)
@@ -106,8 +111,8 @@ def measure_run(
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         "rows": rows,
     }
-    list_file(run / "latency.json")
-    write_json(run / "latency.json", found)
+    list_file(file)
+    write_json(file, found)
     return found
 
 
@@ -171,11 +176,6 @@ def _graph_and_teacher(run: Path, config: Config, root: Path | str | None) -> tu
     teacher = build_configured_teacher(config, split, classes)
     load_weights(teacher, weights)
     return data, teacher
-
-
-def _student_rows(run: Path, graph: Data) -> Rows:
-    encodings = load_encodings(run)
-    return as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
 
 
 def _random_nodes(graph: Data, batch: int) -> Iterator[Tensor]:

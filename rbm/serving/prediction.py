@@ -28,9 +28,10 @@ def predict_file(
     out: Path | str,
     *,
     neighbors: Path | str | None = None,
+    method: str | None = None,
     console: Console | None = None,
 ) -> int:
-    """Let the student of a run folder answer for the rows of a file, piece by piece.
+    """Let a student of a run folder answer for the rows of a file, piece by piece.
 
     Args:
         run: folder of a finished run.
@@ -39,6 +40,7 @@ def predict_file(
         out: file to write: ``.npy`` (all probabilities, float32 ``[B, C]``), or ``.csv`` or ``.parquet`` (row, class,
             its probability). It is written beside its place and moved there when it is whole.
         neighbors: see :class:`rbm.serving.neighbors.Neighbors`.
+        method: whose student answers; by default the one that the run keeps.
         console: shows progress there.
 
     Returns:
@@ -53,8 +55,8 @@ def predict_file(
         optional("pyarrow", "files", f"predictions file {out}", "or write .csv or .npy")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"predictions file {out}: folder {out.parent} does not exist; make it, or name another")
-    student = load(run)
-    source, joined = _open(run, features, student.in_channels, neighbors)
+    student = load(run, method)
+    source, joined = _open(run, features, student.in_channels, neighbors, load_encodings(run, method))
     for name, given in (("features", source.path), ("neighbors", neighbors)):
         if given is not None and same_file(out, given):
             raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
@@ -79,10 +81,11 @@ def predict_file(
 
 
 def _open(
-    run: Path | str, path: Path | str, width: int, neighbors: Path | str | None
+    run: Path | str, path: Path | str, width: int, neighbors: Path | str | None, known: Tensor | None
 ) -> tuple[FeatureFile, Neighbors | None]:
-    """The features that a student of ``width`` inputs takes, and what gives the columns that they lack."""
-    known = load_encodings(run)
+    """The features that a student of ``width`` inputs takes, and what gives the columns that they lack: the encodings
+    that are ``known`` of the training graph's nodes.
+    """
     if known is None:
         if neighbors is not None:
             raise ValueError(f"neighbors: got {neighbors}, but the student of {run} takes features alone; leave it out")

@@ -66,6 +66,10 @@ class Trainer(ABC):
         """Share of the gates' mass that each expert of each layer receives; None where nothing is routed."""
         return None
 
+    def at_best_epoch(self, epoch: int) -> None:
+        """Give the model, which has the weights of its best epoch again, the form in which it answers."""
+        return
+
     def resume_at(self, epoch: int) -> None:
         """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
         return
@@ -119,6 +123,7 @@ def fit(
     max_epochs: int,
     patience: int,
     warmup: int = 0,
+    select_warmup: bool = False,
     min_epochs: int = 0,
     folder: RunFolder | None = None,
     progress: Progress,
@@ -133,8 +138,9 @@ def fit(
         trainer: see :class:`Trainer`.
         max_epochs: epochs after the ``warmup``.
         patience: stop after that many epochs without a validation accuracy at least as good as the best.
-        warmup: first epochs that are neither selected nor counted for stopping (pretraining).
-        min_epochs: epochs after the ``warmup`` that are not selected either; the last one always may be.
+        warmup: first epochs, which do not count for stopping and are not selected (pretraining).
+        select_warmup: let epochs of the ``warmup`` be selected too.
+        min_epochs: of the epochs that may be selected, the first that are not; the last one always may be.
         folder: writes metrics and checkpoints there, and continues from a checkpoint of this phase.
         progress: shows losses and accuracies.
 
@@ -142,7 +148,8 @@ def fit(
         FloatingPointError: the loss is no longer finite.
     """
     selection, start = Selection(), 0
-    first = warmup + min(min_epochs, max_epochs - 1)
+    last = warmup + max_epochs - 1
+    first = min(min_epochs if select_warmup else warmup + min_epochs, last)
     checkpoint = broadcast_from_rank0(lambda: folder.load_checkpoint() if folder else None)
     if checkpoint is not None and checkpoint["phase"] == phase:
         try:
@@ -155,8 +162,8 @@ def fit(
         folder.keep_metrics(phase, start)
 
     saved_at = time.monotonic()
-    with progress.phase(phase, warmup + max_epochs) as bar:
-        for epoch in range(start, warmup + max_epochs):
+    with progress.phase(phase, last + 1) as bar:
+        for epoch in range(start, last + 1):
             started = time.perf_counter()
             trainer.model.train()
             loss = trainer.train_epoch(epoch)
@@ -178,12 +185,18 @@ def fit(
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     folder.save_checkpoint(_snapshot(phase, epoch + 1, trainer, selection))
                     saved_at = time.monotonic()
-            if epoch >= first and epoch - selection.result.best_epoch >= patience:
+            # However good the warmup was, what follows it has ``patience`` epochs to show what it can.
+            if epoch >= first and epoch - max(selection.result.best_epoch, warmup - 1) >= patience:
                 break
+        result = selection.result
+        bar.finish(
+            f"best epoch {result.best_epoch + 1}: val {result.val_accuracy:.2%}  test {result.test_accuracy:.2%}"
+        )
 
     trainer.model.load_state_dict(selection.state)
     trainer.model.eval()
-    return selection.result
+    trainer.at_best_epoch(result.best_epoch)
+    return result
 
 
 def fit_phase(
@@ -194,6 +207,7 @@ def fit_phase(
     progress: Progress,
     *,
     warmup: int = 0,
+    select_warmup: bool = False,
 ) -> dict[str, Any]:
     """Train by :func:`fit`, or take a phase from the run folder where it is finished; its result."""
     if (finished := broadcast_from_rank0(lambda: _finished(phase, trainer.model, folder, progress))) is not None:
@@ -209,6 +223,7 @@ def fit_phase(
             max_epochs=network.max_epochs,
             patience=network.patience,
             warmup=warmup,
+            select_warmup=select_warmup,
             min_epochs=network.min_epochs,
             folder=folder,
             progress=progress,

@@ -17,6 +17,12 @@ def begin_list(folder: Path) -> None:
         write_json(folder / MARKER, {"format": 1, "files": []})
 
 
+def file_of(name: str, method: str | None) -> str:
+    """The name of a file about the student that a run keeps, or about that of a method: ``latency-rbm.json``."""
+    stem, dot, ending = name.partition(".")
+    return name if method is None else f"{stem}-{method}{dot}{ending}"
+
+
 def list_file(file: Path) -> None:
     """Add a file, or the folder ``tensorboard``, to the list of its folder before it is written.
 

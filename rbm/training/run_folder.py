@@ -6,16 +6,16 @@ Nothing is ever unpickled: finished models are safetensors files, the state of a
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rbm.config import Config
-from rbm.nn.pretrained import STUDENT, HubMixin, describe, fill, find_student, rebuild
+from rbm.nn.pretrained import STUDENT, HubMixin, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.utils.files import disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import is_free, only_process
@@ -41,8 +41,8 @@ class RunFolder:
     ``config.yaml``             the configuration
     ``metrics.jsonl``           one line an epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
-    ``encodings.safetensors``   what students see beside the features, for all nodes of the graph
-    ``student.json``            method, class and arguments that rebuild the student
+    ``encodings*.safetensors``  what students see beside the features, for all nodes of the graph
+    ``student.json``            method, class and arguments that rebuild each student, first of the one that is kept
     ``summary.json``            results, equal for equal seeds
     ``timings.json``            seconds and latencies, which are not
     ``results.md``              both as a table
@@ -195,15 +195,24 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     )
 
 
-def save_student(folder: Path | str, method: str, student: HubMixin) -> None:
-    """Write ``student.json``, from which :func:`load` rebuilds the module for ``<method>.safetensors``."""
+class SavedStudent(NamedTuple):
+    """A student of a run folder, and the name of its file of encodings without its ending; None for features alone."""
+
+    student: HubMixin
+    encodings: str | None
+
+
+def save_students(folder: Path | str, kept: str, students: Mapping[str, SavedStudent]) -> None:
+    """Write ``student.json``, from which :func:`load` rebuilds the module for each ``<method>.safetensors``."""
+    described = {method: describe(each.student, encodings=each.encodings) for method, each in students.items()}
+    content = {"method": kept, **described.pop(kept), "students": described}
     list_file(Path(folder) / STUDENT)
-    write_json(Path(folder) / STUDENT, describe(student, method=method))
+    write_json(Path(folder) / STUDENT, content)
 
 
-def load(folder: Path | str) -> nn.Module:
-    """Load the student that a run folder keeps, or one that ``save_pretrained`` wrote: a plain module in eval mode, on
-    the CPU, made by any method.
+def load(folder: Path | str, method: str | None = None) -> nn.Module:
+    """Load a student of a run folder, or the one that ``save_pretrained`` wrote: a plain module in eval mode, on the
+    CPU, made by any method. By default it is the one that the run folder keeps for predictions.
 
     It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. Where the run has encodings they are the last
     columns of a row, behind the features. Call it under :func:`torch.inference_mode`, in every thread that does: the
@@ -211,19 +220,29 @@ def load(folder: Path | str) -> nn.Module:
 
     Raises:
         FileNotFoundError: the folder holds no finished student.
-        ValueError: a file of it is corrupt or was not written by this package.
+        ValueError: a file of it is corrupt or was not written by this package, or it holds no student of ``method``.
     """
-    return rebuild(*find_student(Path(folder)))
+    config, weights = find_student(Path(folder), method)
+    return rebuild(config, weights, method=method)
 
 
 load_student = load  # a name that says what, where the package's own does not stand before it
 
 
-def load_encodings(folder: Path | str) -> Tensor | None:
-    """What the student of a run folder sees beside the features, ``[N, D]`` for all nodes of the graph, or None."""
-    path = Path(folder) / "encodings.safetensors"
-    if not path.is_file():
+def load_encodings(folder: Path | str, method: str | None = None) -> Tensor | None:
+    """What a student of a run folder sees beside the features, ``[N, D]`` for all nodes of the graph, or None."""
+    config = Path(folder) / STUDENT
+    described = read_description(config, method) if config.is_file() else {}
+    name = described.get("encodings", "encodings")
+    if name is None:
         return None
+    if not isinstance(name, str) or name != Path(name).name:
+        raise ValueError(f"{config} is damaged: it names the encodings {name!r}, expected a file of its folder")
+    path = Path(folder) / f"{name}.safetensors"
+    if not path.is_file():
+        if "encodings" in described:
+            raise FileNotFoundError(f"{path} does not exist, and the student of {config} needs it; restore it")
+        return None  # earlier versions did not write the name: theirs is the file that is there, if any
     tensors, _ = read_sealed(path, foreign=True)  # version 0.1.0 wrote no metadata into this file
     known = tensors.get("encodings")
     if known is None or known.dim() != 2 or not known.is_floating_point():

@@ -88,6 +88,19 @@ def read_npz(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple
         raise ValueError(first_line(error)) from error
 
 
+def pickled_arrays(path: Path) -> list[str]:
+    """The names of the arrays of an ``.npz`` that are pickles of Python objects, by their headers alone; none of a file
+    that is damaged or something else, which :func:`read_npz` tells.
+    """
+    found = []
+    with suppress(Exception), zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                if _read_header(file)[1].hasobject:
+                    found.append(entry.filename.removesuffix(".npy"))
+    return found
+
+
 def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(entry) as file:
         _check_header(file, entry.file_size)
@@ -98,8 +111,8 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     return array
 
 
-def _check_header(file: BinaryIO, size: int) -> None:
-    """Raise ValueError unless an ``.npy`` of ``size`` bytes holds the array that its header declares."""
+def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype that an ``.npy`` declares; ValueError where its header is none of an array of numbers."""
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in read:
@@ -108,6 +121,12 @@ def _check_header(file: BinaryIO, size: int) -> None:
         shape, _, dtype = read[version](file)
     except Exception as error:  # it is Python, of a kind
         raise ValueError("its header cannot be parsed") from error
+    return shape, dtype
+
+
+def _check_header(file: BinaryIO, size: int) -> None:
+    """Raise ValueError unless an ``.npy`` of ``size`` bytes holds the array that its header declares."""
+    shape, dtype = _read_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, whose pickle may run any code")
     if any(isinstance(length, bool) or length < 0 for length in shape):

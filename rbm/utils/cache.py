@@ -27,12 +27,16 @@ class Cache:
     Args:
         folder: where files lie; made when the first is written. None keeps nothing: everything is computed.
 
+    Attributes:
+        taken: the kinds of which a result was there already.
+
     Raises:
         FileExistsError: the folder is a file.
     """
 
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
+        self.taken: set[str] = set()
         if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
             raise FileExistsError(f"cache is {folder}, which is a file; expected a folder")
 
@@ -61,10 +65,13 @@ class Cache:
             return compute()
         path = self.folder / f"{kind}-{fingerprint(kind, settings, inputs)}.safetensors"
         if (known := _read(path)) is not None:
+            self.taken.add(kind)
             return known
         with _alone(path):
             entry = _read(path)  # another process may have been faster
-            if entry is None:
+            if entry is not None:
+                self.taken.add(kind)
+            else:
                 tensors, values = compute()
                 entry = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, values
                 _write(path, *entry)

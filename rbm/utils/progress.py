@@ -1,28 +1,79 @@
-"""Progress on the terminal: one bar a phase, with the current loss and accuracies; or one for many runs."""
+"""Progress on the terminal: one bar a phase, with the current loss and accuracies; or one for many runs.
 
+Where nobody looks at a terminal, as in a log file, bars would be nothing until they end: lines are written instead.
+"""
+
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+# Between two lines of one phase.
+LOG_SECONDS = 10.0
 
 
 class Bar:
     """The bar of one phase."""
 
-    def __init__(self, rich: RichProgress, title: str, total: int) -> None:
+    def __init__(self, rich: RichProgress, title: str, total: int | None) -> None:
         self._rich = rich
         self._task = rich.add_task(title, total=total, status="")
 
-    def update(self, epochs: int, status: str) -> None:
-        """So many epochs are done; ``status`` is shown behind them."""
-        self._rich.update(self._task, completed=epochs, status=status)
+    def update(self, done: int, status: str = "") -> None:
+        """So much is done; ``status`` is shown behind it."""
+        self._rich.update(self._task, completed=done, status=status)
 
-    def finish(self) -> None:
-        """The phase is over: its epochs so far are all its epochs."""
-        done = self._rich.tasks[self._task].completed
-        self._rich.update(self._task, total=done)
+    def finish(self, status: str = "") -> None:
+        """The phase is over: what is done so far is all of it."""
+        self._rich.update(self._task, total=self._rich.tasks[self._task].completed, status=status)
+
+
+class Lines(Bar):
+    """The same as lines of text: one in ten seconds, and one at the end."""
+
+    def __init__(self, console: Console, title: str, total: int | None) -> None:
+        self._console, self._title, self._total = console, title, total
+        self._done, self._began = 0, time.monotonic()
+        self._written = self._began
+
+    def update(self, done: int, status: str = "") -> None:
+        self._done = done
+        if time.monotonic() - self._written >= LOG_SECONDS:
+            self._write(self._total, status)
+
+    def finish(self, status: str = "") -> None:
+        self._write(self._done, status)
+
+    def _write(self, total: int | None, status: str) -> None:
+        self._written = time.monotonic()
+        count = f"{self._done}" if total is None else f"{self._done}/{total}"
+        parts = (self._title, count, status, f"{self._written - self._began:.1f} s")
+        _say(self._console, "  ".join(filter(None, parts)))
+
+
+class _TimeColumn(ProgressColumn):
+    """How long it will still take; of what is finished, how long it took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._remaining = TimeRemainingColumn()
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text(f"{task.finished_time or 0.0:.1f} s", style="progress.elapsed")
+        return self._remaining.render(task)
 
 
 class Progress:
@@ -33,50 +84,89 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
-        self._console.print(text, highlight=False)
+        _say(self._console, text)
 
     @contextmanager
     def phase(self, phase: str, total: int) -> Iterator[Bar]:
-        """A bar for a training phase of at most ``total`` epochs; where it stops early, the bar ends there."""
+        """A bar for a training phase of at most ``total`` epochs; ``finish`` ends it where it stops."""
+        if not _is_watched(self._console):
+            yield Lines(self._console, phase, total)
+            return
         columns = (
             TextColumn("[bold]{task.description:<10}"),
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            _TimeColumn(),
         )
         with RichProgress(*columns, console=self._console) as rich:
-            bar = Bar(rich, phase, total)
-            yield bar
-            bar.finish()
+            yield Bar(rich, phase, total)
 
     @contextmanager
     def count(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         """A bar for ``total`` things (None: not known yet), and a function that says how many more are done."""
+        done = 0
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            bar.update(done)
+
+        if not _is_watched(self._console):
+            bar = Lines(self._console, what, total)
+            yield advance
+            bar.finish()
+            return
         columns = (
             TextColumn("[bold]{task.description:<10}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            _TimeColumn(),
         )
         with RichProgress(*columns, console=self._console) as rich:
-            task = rich.add_task(what, total=total)
-            yield lambda more: rich.advance(task, more)
+            bar = Bar(rich, what, total)
+            yield advance
+            bar.finish()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Something that has no epochs, while it lasts."""
+        if not _is_watched(self._console):
+            self.say(name)
+            yield
+            return
         with self._console.status(name):
             yield
 
 
 @contextmanager
-def count_runs(console: Console | None) -> Iterator[RichProgress]:
-    """One line for many runs: how many are done, how long it took and will take, and the field ``what``."""
+def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
+    """One line for many runs: how many are done, how long it took and will take, and what the last one was."""
+    console = console or Console(quiet=True)
+    if not _is_watched(console):
+        yield _EachRun(console, what, total)
+        return
     columns = (
         *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
         *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)),
-        TextColumn("{task.fields[what]}"),
+        TextColumn("{task.fields[status]}"),
     )
-    with RichProgress(*columns, console=console or Console(quiet=True), speed_estimate_period=3600) as bar:
-        yield bar
+    with RichProgress(*columns, console=console, speed_estimate_period=3600) as rich:
+        yield Bar(rich, what, total)
+
+
+class _EachRun(Lines):
+    """A line for every run that ends."""
+
+    def update(self, done: int, status: str = "") -> None:
+        if done > self._done:
+            self._done = done
+            self._write(self._total, status)
+
+
+def _is_watched(console: Console) -> bool:
+    return console.is_terminal or console.is_jupyter
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Timings(dict[str, dict[str, float]]):
-    """Phase -> its figures, ``seconds`` first."""
+class Timings(dict[str, dict[str, float | bool]]):
+    """Phase -> its figures, ``seconds`` first; ``cached`` is true where these are of reading a former result."""
 
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:

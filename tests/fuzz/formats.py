@@ -141,12 +141,12 @@ def _student() -> torch.nn.Module:
 
 def _make_run(folder: Path) -> None:
     from rbm.config import Config
-    from rbm.training.run_folder import RunFolder, save_student
+    from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
     run = RunFolder(folder, Config())
     run.save_phase("rbm", _student(), {"epochs": 3, "val_accuracy": 0.5})
     run.save_tensors("encodings", {"encodings": torch.from_numpy(dense())})
-    save_student(folder, "rbm", _student())
+    save_students(folder, "rbm", {"rbm": SavedStudent(_student(), "encodings")})
     for epoch in range(4):
         run.append_metrics({"phase": "rbm", "epoch": epoch, "loss": 0.5})
     run.save_checkpoint({"phase": "mlp", "epoch": 3, "model": _student().state_dict(), "rng": torch.get_rng_state()})

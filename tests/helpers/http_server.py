@@ -18,7 +18,7 @@ import torch
 import rbm
 from rbm.config import Config
 from rbm.serving.server.run import listen, make_server, run_server
-from rbm.training.run_folder import RunFolder, save_student
+from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
 
 class Client:
@@ -131,7 +131,7 @@ def make_run(
     run = RunFolder(folder, Config(), overwrite=True)
     student = rbm.RbMStudent(features + (0 if encodings is None else encodings.shape[1]), 16, classes)
     run.save_phase("rbm", student, {})
-    save_student(folder, "rbm", student)
+    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
     if encodings is not None:
         run.save_tensors("encodings", {"encodings": encodings})
     return folder

@@ -172,6 +172,7 @@ def run_distillations(folder: Path) -> dict[str, Any]:
     options = {
         "teacher": "sage",
         "methods": ("glnn", "mlp", "rbm"),
+        "keep": "rbm",
         "config": Config().updated(COMMON).updated(changes),
         "measure_latency": False,
     }

@@ -13,7 +13,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 
 from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor
 from rbm.datasets.readers.text import read_table
-from rbm.utils.arrays import check_memory, open_npy, read_npz
+from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
 from rbm.utils.tensor_files import PicklesError, read_pickled
 
@@ -103,10 +103,16 @@ def _read_saved(path: Path) -> dict[str, Any]:
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
+    pickled = pickled_arrays(path)
     try:
         names, found = read_npz(path, lambda name: _is_part(name) or name in SPARSE_NAMES)
+        lacks = [part for part in ("edge_index", "y") if not any(name in found for name in NAMES[part])]
     except ValueError as error:
+        if pickled:
+            raise ValueError(_unpickled(path, pickled)) from error
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
+    if pickled and lacks:
+        raise ValueError(_unpickled(path, pickled))
     if set(_SPARSE) <= set(names):
         layout = found.get("format", np.array(b"csr"))
         if layout.size != 1 or layout.item() not in (b"csr", "csr"):
@@ -116,6 +122,16 @@ def _read_npz(path: Path) -> dict[str, Any]:
         found["x"] = _csr(path, found)
         names = ["x", *(name for name in names if name not in (*_SPARSE, "format"))]
     return {name: as_tensor(found[name], f"{path}, {name}", sparse=True) if _is_part(name) else None for name in names}
+
+
+def _unpickled(path: Path, names: list[str]) -> str:
+    """What is to be done with a graph whose matrices are pickles, as ``numpy.savez`` writes those of SciPy."""
+    return (
+        f"dataset: {path} holds {', '.join(names[:8])} as Python objects, and is not opened, since a pickle may run any"
+        " code. Where you trust its origin, convert it once, best where it can do no harm: a = numpy.load(FILE,"
+        " allow_pickle=True), then numpy.savez(NEW, x=MATRIX.toarray(), edges=numpy.stack(MATRIX.nonzero()),"
+        " y=LABELS), where a['NAME'].item() is a MATRIX of SciPy"
+    )
 
 
 def _is_part(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rbm.config import Config, RbMConfig
@@ -19,6 +20,9 @@ from rbm.utils.distributed import broadcast_from_rank0
 class RbMTrainer(StudentTrainer):
     """An RbM student starts as its first experts alone (pretraining). Then these are cloned, the memory vectors are
     placed by K-means, the optimiser starts anew, and routing begins (paper, section 4.2).
+
+    Where validation selects an epoch of pretraining, the student is the expert of that epoch, cloned: gates sum to one,
+    so that the mixture computes what the expert does.
     """
 
     def __init__(
@@ -57,17 +61,31 @@ class RbMTrainer(StudentTrainer):
         if epoch > self.config.rbm.pretraining:
             self.model.pretraining = False
 
+    @torch.no_grad()
+    def at_best_epoch(self, epoch: int) -> None:
+        if epoch >= self.config.rbm.pretraining:
+            return
+        for layer in self.model.layers:
+            layer.log_scale.zero_()
+            if layer.attention is not None:
+                layer.attention.zero_()
+        self.model.clone_experts()
+        self._place_memory()
+
     def _begin_routing(self) -> None:
         rbm = self.config.rbm
         if rbm.pretraining > 0:
             self.model.clone_experts()
         self.model.pretraining = False
-        for memory, placed in zip(self.model.memories(), broadcast_from_rank0(self._place_memory), strict=True):
-            memory.detach().copy_(placed)
+        self._place_memory()
         if rbm.reset_optimizer:
             self.optimizer = self.build_optimizer()
 
-    def _place_memory(self) -> list[Tensor]:
+    def _place_memory(self) -> None:
+        for memory, placed in zip(self.model.memories(), broadcast_from_rank0(self._centers), strict=True):
+            memory.detach().copy_(placed)
+
+    def _centers(self) -> list[Tensor]:
         max_rows = self.config.rbm.kmeans_max_rows or None
         initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=max_rows)
         return [memory.detach() for memory in self.model.memories()]
@@ -88,7 +106,10 @@ def train_rbm(task: DistillationTask) -> TrainedStudent:
     encodings = task.encode(config.encoding)
     student = task.new_student(RbMStudent, config.rbm, encodings)
     trainer = RbMTrainer(student, task.split, task.teacher_outputs, config, encodings)
-    result = task.fit("rbm", trainer, config.rbm, warmup=config.rbm.pretraining)
+    warmup = config.rbm.pretraining
+    result = task.fit("rbm", trainer, config.rbm, warmup=warmup, select_warmup=config.rbm.select_pretraining)
+    if result["best_epoch"] < warmup:
+        task.progress.say("rbm: at validation no routed epoch is as good as its pretraining; its experts are alike")
     for buffer in student.buffers():
         buffer.requires_grad_(False)
     return TrainedStudent(student, result, encodings)

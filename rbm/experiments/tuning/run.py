@@ -76,14 +76,17 @@ def tune(
         cluster.check_ray()
         run = cluster.run_on_ray
     folder = Path(out)
-    with claimed(folder, search), open_study(folder, search) as (study, storage), count_runs(console) as bar:
-        shown = bar.add_task("trials", total=trials, what="")
+    with (
+        claimed(folder, search),
+        open_study(folder, search) as (study, storage),
+        count_runs(console, "trials", trials) as bar,
+    ):
 
         def note() -> None:
             done = finished(study)
             found = summary(search, done)
             what = "" if found is None else f"start {found.start_accuracy:.2%}  best {found.accuracy:.2%}"
-            bar.update(shown, completed=len(done), what=what)
+            bar.update(len(done), what)
             if found is not None:
                 write(folder, search, found)
 

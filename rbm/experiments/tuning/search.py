@@ -65,6 +65,7 @@ class Search:
                 self.data(seed, device),
                 config=config,
                 methods=[self.method],
+                labels_alone=False,
                 cache=cache,
                 measure_latency=False,
             )

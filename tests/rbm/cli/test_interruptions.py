@@ -35,7 +35,7 @@ def test_a_run_says_how_it_is_continued(tmp_path, number, name):
     out, err = run.communicate(timeout=60)
     assert run.returncode == 128 + number
     assert out == ""
-    said = f"Error: {name}; what is done so far is kept; continue by rbm distill --out run --resume"
+    said = f"Error: {name}; what is done so far is kept; continue by rbm distill --out run --resume --method rbm"
     assert err.strip().splitlines()[-1] == said
     assert "Traceback" not in err
     assert not list((tmp_path / "run").glob(".*.partial"))

@@ -193,7 +193,7 @@ def test_arrays_cannot_run_code(tmp_path):
     trap[:] = [Intruder(tmp_path / "intruded")] * 6
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(ValueError, match=r"graph\.npz is no \.npz of plain arrays"):
+    with pytest.raises(ValueError, match=r"graph\.npz holds y as Python objects, and is not opened"):
         load_graph(write_npz(tmp_path, y=trap))
     with pytest.raises(ValueError, match=r"y\.npy is no \.npy of plain numbers"):
         load_graph(write_folder(folder, y=trap))
@@ -202,6 +202,26 @@ def test_arrays_cannot_run_code(tmp_path):
     with pytest.raises(ValueError, match=r"y\.npz is no \.npz of plain arrays"):
         load_graph(folder)
     assert not (tmp_path / "intruded").exists()
+
+
+def test_pickled_matrices_are_refused_with_the_way_to_convert_them(tmp_path):
+    """As many graphs are published: SciPy's matrices in object arrays."""
+    matrix = sp.csr_matrix(np.eye(NODES, k=1))
+    objects = {"attr_matrix": np.array(matrix, dtype=object), "adj_matrix": np.array(matrix, dtype=object)}
+    np.savez(tmp_path / "graph.npz", labels=np.arange(NODES) % 2, **objects)
+    with pytest.raises(ValueError, match=r"holds attr_matrix, adj_matrix as Python objects, .*convert it once"):
+        load_graph(tmp_path / "graph.npz")
+    # What the sentence says.
+    arrays = np.load(tmp_path / "graph.npz", allow_pickle=True)
+    features, adjacency = (arrays[name].item() for name in objects)
+    edges = np.stack(adjacency.nonzero())
+    np.savez(tmp_path / "new.npz", x=features.toarray(), edges=edges, y=arrays["labels"])
+    data = load_graph(tmp_path / "new.npz", small_classes="share")
+    assert (data.num_nodes, data.num_edges) == (NODES, NODES - 1)
+
+
+def test_pickles_that_are_no_part_are_passed_over(tmp_path):
+    assert load_graph(write_npz(tmp_path, names=np.array(["a", 3], dtype=object))).num_nodes == NODES
 
 
 @pytest.mark.parametrize(

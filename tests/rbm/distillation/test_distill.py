@@ -48,11 +48,12 @@ def test_learns(small_graph, quick, setting, teacher):
     assert result.summary["mlp"]["test_accuracy"] > 0.7
     assert result.summary["teacher"]["name"] == teacher
     assert len(result.split.unseen_nodes) == (12 if setting == "inductive" else 0)
-    logits = result.student(result.student_inputs())
+    student = result.students["rbm"]
+    logits = student(result.student_inputs("rbm"))
     tested = result.split.unseen_nodes if setting == "inductive" else small_graph.test_mask
     accuracy = (logits[tested].argmax(-1) == small_graph.y[tested]).float().mean().item()
     assert accuracy == pytest.approx(result.summary["rbm"]["test_accuracy"]), "the student is the one reported"
-    assert not any(memory.requires_grad for memory in result.student.memories())
+    assert not any(memory.requires_grad for memory in student.memories())
     assert result.timings["rbm"]["one_node_ms"] > 0
 
 
@@ -74,6 +75,7 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
     assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {
         "config.yaml",
         "encodings.safetensors",
+        "labels.safetensors",
         "metrics.jsonl",
         "mlp.safetensors",
         "results.md",
@@ -195,7 +197,7 @@ def test_soft_labels_reach_the_student(small_graph, quick):
     lies = 8.0 * nn.functional.one_hot((small_graph.y + 1) % 3, 3).float()
     alone = {"distill": {"label_weight": 0.0, "neighbors": False}, "encoding": {"deepwalk": False}}
     alone["rbm"] = {"min_epochs": 24}  # else the epoch that lies least is selected
-    result = rbm.distill(small_graph, lies, config=quick.updated(alone))
+    result = rbm.distill(small_graph, lies, config=quick.updated(alone), methods=["rbm"])
     predicted = result.student(result.student_inputs()).argmax(-1)
     assert (predicted == (small_graph.y + 1) % 3).float().mean() > 0.9
 

@@ -107,6 +107,7 @@ def test_a_kept_teacher_is_the_teacher(small_graph, quick, tmp_path):
     )
     alone = rbm.distill(small_graph, config=quick)
     assert first.summary == second.summary == alone.summary
+    assert [run.timings["teacher"].get("cached") for run in (first, second, alone)] == [None, True, None]
     assert torch.equal(second.teacher_logits, alone.teacher_logits)
     saved = [(tmp_path / name / "teacher.safetensors").read_bytes() for name in ("a", "b")]
     assert saved[0] == saved[1]
@@ -117,7 +118,7 @@ def test_a_kept_teacher_is_the_teacher(small_graph, quick, tmp_path):
 
 def test_methods_asked_for(small_graph, quick):
     result = rbm.distill(small_graph, config=quick, methods=["mlp"])
-    assert list(result.students) == ["mlp"]
+    assert list(result.students) == ["mlp", "labels"]
     assert result.student is result.students["mlp"]
     assert "rbm" not in result.summary
     both = rbm.distill(small_graph, config=quick)

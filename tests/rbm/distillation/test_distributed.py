@@ -72,7 +72,7 @@ def test_a_run_has_one_folder_and_one_result(runs):
     assert all(torch.equal(kept[name], first["state"][name]) for name in kept)
     records = [(record["phase"], record["epoch"]) for record in read_metrics(folder / "whole")]
     assert len(set(records)) == len(records), "only one rank writes"
-    assert {phase for phase, _ in records} == {"teacher", "glnn", "mlp", "rbm"}
+    assert {phase for phase, _ in records} == {"teacher", "glnn", "mlp", "rbm", "labels"}
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(runs):

@@ -115,7 +115,7 @@ def test_a_table_marks_the_best_and_leaves_open_what_was_not_run():
     lines = render(read_table("main"), ROWS).splitlines()
     assert lines[0] == "| | seeds | GraphSAGE | GLNN | KRD | NOSMOG | CoHOp | MLP | RbM |"
     assert lines[2] == (
-        "| cora, inductive | 1 to 2 | 90.50 ± 0.50 (82.13) | *70.50 ± 0.50* (73.28) | 50.00 (65.44) | (81.03) |"
+        "| cora, inductive | 1 to 2 | 90.50 ± 0.71 (82.13) | *70.50 ± 0.71* (73.28) | 50.00 (65.44) | (81.03) |"
         " (80.38) |  | **80.00** (77.44) |"
     )
     assert lines[3].startswith("| citeseer, inductive | 1 | (70.24) |")

@@ -90,6 +90,12 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
         assert len(list(csv.DictReader(file))) == len(whole)
 
 
+def test_a_teacher_from_the_cache_has_no_seconds_of_training(tmp_path):
+    for name, trained in (("first.csv", True), ("second.csv", False)):
+        rows = run_experiment(quick(), tmp_path / name, cache=tmp_path / "cache")
+        assert [bool(row["seconds"]) for row in rows] == [row["method"] != "teacher" or trained for row in rows]
+
+
 def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
     trained = []
     real = prepare.build_teacher_trainer
@@ -289,13 +295,26 @@ def test_main_table_sets_ours_beside_the_papers():
         "setting": "inductive",
         "seeds": "3",
         "paper's RbM": "77.44 ± 1.08",
-        "RbM, best test": "82.00 ± 0.82",
-        "RbM, test": "**81.00 ± 0.82**",
+        "RbM, best test": "82.00 ± 1.00",
+        "RbM, test": "**81.00 ± 1.00**",
         "MLP, test": "79.00 ± 0.00",
         "teacher, test": "70.00 ± 0.00",
         "RbM - MLP": "+1.50",
         "p": "0.205",
     }
+
+
+def test_main_table_has_all_methods_and_no_empty_column():
+    path = "/data/graphs/rings.npz"
+    rows = [row(method, seed, 0.8, dataset=path) for method in ("rbm", "mlp", "glnn", "teacher") for seed in range(2)]
+    header, _, line = main_table(rows, ["glnn", "mlp", "krd", "rbm"]).strip().split("\n")
+    names = [name.strip(" *") for name in header.strip("|").split("|")]
+    assert names == [
+        *("dataset", "setting", "seeds", "RbM, best test", "RbM, test", "GLNN, test", "MLP, test", "teacher, test"),
+        *("RbM - MLP", "p"),
+    ]
+    assert line.startswith("| rings | inductive | 2 | 81.00 ± 0.00 | **80.00 ± 0.00** | 80.00 ± 0.00 | 80.00 ± 0.00 |")
+    assert main_table([row("mlp", 0, 0.8)]) == ""
 
 
 def test_graphs_of_another_protocol_stand_for_themselves():

@@ -17,7 +17,7 @@ from rbm.distillation.registry import METHODS
 from rbm.nn.moe import MoEStudent
 from rbm.serving.export import FORMATS, export_student, trace
 from rbm.serving.standard_ops import plain
-from rbm.training.run_folder import RunFolder, save_student
+from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
 SHORT = {"max_epochs": 3, "min_epochs": 0}
 QUICK = dict.fromkeys(("teacher", "mlp", "glnn", "krd", "nosmog", "cohop"), SHORT)
@@ -194,7 +194,7 @@ def test_a_new_run_takes_the_old_ones_files_away(tmp_path):
     run = RunFolder(tmp_path / "run", Config())
     student = rbm.MLPStudent(3, 4, 2)
     run.save_phase("mlp", student, {})
-    save_student(run.path, "mlp", student)
+    save_students(run.path, "mlp", {"mlp": SavedStudent(student, None)})
     export_student(run.path, "torch-export")
     (run.path / "notes.txt").write_text("mine")
     RunFolder(run.path, Config(), overwrite=True)

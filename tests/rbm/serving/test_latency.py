@@ -30,7 +30,8 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "digits"
     encodings = [torch.randn(1797, 3)]
     config = Config().updated(QUICK)
-    rbm.distill(rbm.load_dataset("digits"), config=config, encodings=encodings, folder=folder, measure_latency=False)
+    options = {"encodings": encodings, "keep": "rbm", "measure_latency": False}
+    rbm.distill(rbm.load_dataset("digits"), config=config, folder=folder, **options)
     return folder
 
 

@@ -14,7 +14,7 @@ from rbm.config import Config
 from rbm.datasets.encodings import transfer
 from rbm.serving import feature_files, neighbors
 from rbm.serving.prediction import predict_file
-from rbm.training.run_folder import RunFolder, save_student
+from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
 F, D, ROWS, NODES = 6, 4, 23, 30
 SHAPE = {"in_channels": F, "hidden_channels": 8, "out_channels": 3}
@@ -30,7 +30,7 @@ def make_run(folder: Path, *, features: int = F, encodings: torch.Tensor | None 
     arguments = {**SHAPE, "in_channels": features + (0 if encodings is None else encodings.shape[1])}
     run, student = RunFolder(folder, Config()), rbm.RbMStudent(**arguments)
     run.save_phase("rbm", student, {})
-    save_student(folder, "rbm", student)
+    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
     if encodings is not None:
         run.save_tensors("encodings", {"encodings": encodings})
     return folder

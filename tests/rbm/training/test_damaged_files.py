@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import rbm
 from rbm import RbMStudent
 from rbm.config import Config
-from rbm.training.run_folder import RunFolder, load_encodings, read_metrics, save_student
+from rbm.training.run_folder import RunFolder, SavedStudent, load_encodings, read_metrics, save_students
 
 SIZES = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3, "num_experts": 4, "top_k": 2}
 DESCRIPTIONS = {"run": "student.json", "hub": "config.json"}
@@ -32,7 +32,7 @@ def saved(request, tmp_path):
         run = RunFolder(folder, Config())
         run.save_phase("rbm", student, {"epochs": 3})
         run.save_tensors("encodings", {"encodings": torch.rand(30, 4)})
-        save_student(folder, "rbm", student)
+        save_students(folder, "rbm", {"rbm": SavedStudent(student, "encodings")})
     return folder, request.param
 
 

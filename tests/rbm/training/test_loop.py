@@ -34,6 +34,9 @@ class Script:
     def resume_at(self, epoch):
         self.resumed = epoch
 
+    def at_best_epoch(self, epoch):
+        self.finished_at = epoch
+
     def state(self):
         return {"seen": self.epoch}
 
@@ -53,6 +56,7 @@ def test_reports_the_test_accuracy_at_the_best_validation_epoch():
     assert (result.test_max, result.epochs) == (0.9, 6)
     assert trainer.model.weight.item() == 4, "the model is the one of the best epoch"
     assert not trainer.model.training
+    assert trainer.finished_at == 3
 
 
 def test_early_stopping_counts_from_the_best_epoch():
@@ -63,6 +67,16 @@ def test_early_stopping_counts_from_the_best_epoch():
 def test_warmup_is_neither_selected_nor_counted():
     result = run(Script(val=[0.9, 0.9, 0.1, 0.2, 0.1, 0.1]), warmup=2, max_epochs=4, patience=2)
     assert (result.best_epoch, result.val_accuracy, result.epochs) == (3, 0.2, 6)
+
+
+def test_a_warmup_that_may_be_selected():
+    val = [0.8, 0.9, 0.1, 0.2, 0.3, 0.1]
+    trainer = Script(val)
+    result = run(trainer, warmup=2, select_warmup=True, max_epochs=4, patience=3)
+    assert (result.best_epoch, result.val_accuracy) == (1, 0.9)
+    assert result.epochs == 5, "stopping counts from the end of the warmup: epochs 2, 3 and 4 were no better"
+    assert (trainer.model.weight.item(), trainer.finished_at) == (2, 1)
+    assert run(Script(val), warmup=2, select_warmup=True, max_epochs=4, min_epochs=2).best_epoch == 4
 
 
 def test_min_epochs_are_not_selected():

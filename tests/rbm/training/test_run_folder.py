@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from rbm import RbMStudent
 from rbm.config import Config
-from rbm.training.run_folder import RunFolder, load_student, read_metrics, save_student
+from rbm.training.run_folder import RunFolder, SavedStudent, load_student, read_metrics, save_students
 from rbm.utils.files import write_atomically
 
 ARGUMENTS = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3, "num_experts": 4, "top_k": 2}
@@ -24,7 +24,7 @@ def folder(tmp_path):
 def finished(folder):
     student = RbMStudent(**ARGUMENTS).eval()
     folder.save_phase("rbm", student, {"val_accuracy": 0.5})
-    save_student(folder.path, "rbm", student)
+    save_students(folder.path, "rbm", {"rbm": SavedStudent(student, None)})
     return folder.path, student
 
 

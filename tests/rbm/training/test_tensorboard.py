@@ -66,13 +66,15 @@ def test_the_numbers_of_the_metrics(small_graph, tmp_path):
     )
     found = scalars(folder)
     assert found == pytest.approx(expected(folder), rel=1e-6)
-    assert {phase for phase, _, _ in found} == {"teacher", "mlp", "moe", "rbm"}
+    assert {phase for phase, _, _ in found} == {"teacher", "mlp", "moe", "rbm", "labels"}
     loads = {epoch: value for phase, tag, epoch in found for value in [tag] if phase == "rbm" and "expert_load" in tag}
     assert sorted(loads) == [2, 3, 4, 5], "while pretraining nothing is routed"
     assert not any("expert_load" in tag for phase, tag, _ in found if phase in ("teacher", "mlp"))
     best = result.summary["rbm"]["best_epoch"]
     at_best = [[found["rbm", f"expert_load/layer{i}/expert{e}", best] for e in range(4)] for i in range(2)]
-    torch.testing.assert_close(torch.tensor(at_best), expert_loads(result.student, result.student_inputs()))
+    torch.testing.assert_close(
+        torch.tensor(at_best), expert_loads(result.students["rbm"], result.student_inputs("rbm"))
+    )
 
 
 def test_watching_changes_no_result(small_graph, tmp_path):
@@ -125,7 +127,7 @@ def test_faults(monkeypatch, command, small_graph, tmp_path):
     with pytest.raises(ValueError, match="tensorboard is True but folder is None"):
         distill(small_graph, tensorboard=True)
     status, _, said = command("distill", "--seeds", "0-1", "--tensorboard")
-    assert (status, "--tensorboard writes into a run folder, and --seeds leaves none" in said) == (2, True)
+    assert (status, "--tensorboard is about a run folder, and --seeds leaves none" in said) == (2, True)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     out = tmp_path / "run"
     status, _, said = command("distill", "--tensorboard", "--out", out)

@@ -1,0 +1,101 @@
+"""The verdict of a run (:mod:`rbm.distillation.verdict`) in sentences, as the terminal and ``results.md`` have it."""
+
+from typing import Any
+
+from rbm.distillation.registry import METHODS
+from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
+
+HETEROPHILOUS = 0.3
+_HOMOPHILOUS = 0.5
+
+
+def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
+    """A sentence each on the graph, the teacher, the best student, the one that is kept, and what students need."""
+    return [
+        _graph(verdict["homophily"]),
+        *([] if verdict["teacher_gain"] is None else [_teacher(verdict)]),
+        _best(verdict),
+        _kept(verdict),
+        _needs(verdict["needs"]),
+    ]
+
+
+def _graph(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "Graph: no edge joins two training or validation nodes, so nothing is known of its homophily."
+    kind = "heterophilous, most edges join different classes"
+    if found["share"] >= HETEROPHILOUS:
+        kind = "homophilous" if found["share"] >= _HOMOPHILOUS else "weakly homophilous"
+    return (
+        f"Graph: {kind}; {found['share']:.0%} of the {found['edges']:,} edges between training and validation nodes"
+        f" stay within a class, and {found['chance']:.0%} would by chance."
+    )
+
+
+def _teacher(verdict: dict[str, Any]) -> str:
+    gain, accuracy = Comparison(**verdict["teacher_gain"]), verdict["accuracy"]
+    both = (
+        f"Teacher: {accuracy['teacher']:.2%} at validation, and an MLP trained on the labels alone"
+        f" {accuracy[LABELS_ALONE]:.2%} ({100 * gain.difference:+.2f} points, {_interval(gain)})"
+    )
+    if gain.difference > 0 and not gain.is_chance:
+        return f"{both}; the graph helps."
+    told = "that may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
+    advice = "try another teacher, distill.label_weight=0.8 or distill.neighbors=false"
+    if accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
+        advice += f"; that MLP is ahead of every student, and --keep {LABELS_ALONE} keeps it"
+    return f"{both}; {told}; {advice}."
+
+
+def _best(verdict: dict[str, Any]) -> str:
+    best, cost = verdict["best"], verdict["cost"]
+    first = (
+        f"Best student: {_title(best)}, {verdict['accuracy'][best]:.2%} at validation, {cost[best]:,} parameters used"
+    )
+    told = []
+    for name, each in verdict["behind"].items():
+        if name != LABELS_ALONE:
+            found = Comparison(**each)
+            chance = "may be chance" if found.is_chance else "more than chance"
+            told.append(
+                f"{_title(name)}, {cost[name]:,} used, is {100 * found.difference:.2f} points behind"
+                f" ({_interval(found)}; {chance})"
+            )
+    return f"{'; '.join([first, *told])}."
+
+
+def _kept(verdict: dict[str, Any]) -> str:
+    kept, best = verdict["kept"], verdict["best"]
+    reason = "the best at validation"
+    if verdict["asked_for"]:
+        reason = "as asked for"
+    elif kept != best:
+        reason = "cheaper, and behind the best by no more than chance and one point"
+    others = [name for name in verdict["cost"] if name != kept]
+    choice = f"; --keep {' or '.join(others)} keeps another" if others else ""
+    return f"Kept: {_title(kept)}, {reason}{choice}."
+
+
+def _needs(needs: dict[str, dict[str, int]]) -> str:
+    alone = [_title(name) for name, each in needs.items() if not each["encodings"]]
+    told = [f"{_listed(alone)}: features alone"] if alone else []
+    for width in dict.fromkeys(each["encodings"] for each in needs.values() if each["encodings"]):
+        names = [_title(name) for name, each in needs.items() if each["encodings"] == width]
+        told.append(
+            f"{_listed(names)}: features and {width} encodings of the node's place in the graph, for a new node those"
+            " of its neighbours"
+        )
+    return f"Rows to predict: {'; '.join(told)}."
+
+
+def _interval(compared: Comparison) -> str:
+    ends = f"{100 * compared.low:+.1f} to {100 * compared.high:+.1f}"
+    return f"{CONFIDENCE:.0%} interval {ends} on the same {compared.nodes:,} nodes"
+
+
+def _title(method: str) -> str:
+    return METHODS[method].title if method in METHODS else method
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,164 @@
+"""From pretraining to routing: nothing changes at that moment, and validation may choose an epoch before it."""
+
+import pytest
+import torch
+
+import rbm
+from rbm.config import Config, RbMConfig
+from rbm.config.presets import preset_config
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.experiments.results import config_fingerprint
+from rbm.teachers.outputs import outputs_from_logits
+from rbm.training import loop as training
+from rbm.training.run_folder import RunFolder
+
+SHAPE = {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "norm": "batch", "pretrain_epochs": 5, "max_epochs": 6}
+QUICK = {
+    "teacher": {"hidden_channels": 16, "max_epochs": 5},
+    "rbm": SHAPE,
+    "encoding": {"deepwalk": False},
+}
+
+
+@pytest.fixture
+def quick() -> Config:
+    return Config().updated(QUICK)
+
+
+def pretrained(graph, config) -> RbMTrainer:
+    split = split_graph(graph)
+    student = rbm.RbMStudent.from_config(config.rbm, in_channels=12, out_channels=3)
+    trainer = RbMTrainer(student, split, outputs_from_logits(torch.randn(60, 3), split), config)
+    for epoch in range(5):
+        student.train()
+        trainer.train_epoch(epoch)
+    student.eval()
+    return trainer
+
+
+def test_switching_the_routing_on_changes_nothing(small_graph, quick):
+    trainer = pretrained(small_graph, quick)
+    with torch.no_grad():
+        before = trainer.model(small_graph.x)
+        trainer._begin_routing()
+        torch.testing.assert_close(trainer.model(small_graph.x), before, atol=1e-5, rtol=1e-5)
+    assert not trainer.model.pretraining
+
+
+def test_the_released_start_changes_it(small_graph, quick):
+    config = quick.updated({"rbm": {"init_scale": 2.0, "init_attention": 1.1}})
+    trainer = pretrained(small_graph, config)
+    with torch.no_grad():
+        before = trainer.model(small_graph.x)
+        trainer._begin_routing()
+        assert (trainer.model(small_graph.x) - before).abs().max() > 0.1 * before.abs().max()
+
+
+@pytest.mark.parametrize("scales", [{}, {"init_scale": 2.0, "init_attention": 1.1}, {"input_attention": False}])
+def test_an_epoch_of_pretraining_is_the_cloned_expert(small_graph, quick, scales):
+    """Also where routing starts elsewhere, and after routed epochs."""
+    config = quick.updated({"rbm": scales})
+    trainer = pretrained(small_graph, config)
+    state = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    with torch.no_grad():
+        before = trainer.model(small_graph.x)
+    for epoch in (5, 6):
+        trainer.model.train()
+        trainer.train_epoch(epoch)
+    trainer.model.load_state_dict(state)
+    trainer.model.eval()
+    trainer.at_best_epoch(4)
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.model(small_graph.x), before, atol=1e-5, rtol=1e-5)
+    for layer in trainer.model.layers:
+        assert torch.equal(layer.weight, layer.weight[:1].expand_as(layer.weight))
+        torch.testing.assert_close(layer.memory.norm(dim=-1), torch.ones(4))
+
+
+@pytest.fixture
+def falling(monkeypatch):
+    """Validation accuracies that fall from the third epoch of the student on, at the end of routed training to zero."""
+    evaluate = RbMTrainer.evaluate
+
+    def script(trainer):
+        found = evaluate(trainer)
+        return found._replace(val=0.9 if trainer.epoch == 2 else 0.5 - trainer.epoch / 100)
+
+    monkeypatch.setattr(RbMTrainer, "evaluate", script)
+
+
+@pytest.mark.usefixtures("falling")
+def test_validation_selects_pretraining_where_it_may(small_graph, quick):
+    chosen, routed = (
+        rbm.distill(
+            small_graph,
+            config=quick.updated({"rbm": {"select_pretraining": select}}),
+            methods=["rbm"],
+            measure_latency=False,
+        )
+        for select in (True, False)
+    )
+    assert (chosen.summary["rbm"]["best_epoch"], routed.summary["rbm"]["best_epoch"]) == (2, 5)
+    assert chosen.summary["rbm"]["epochs"] == routed.summary["rbm"]["epochs"] == 11
+    with torch.no_grad():
+        logits = chosen.student(small_graph.x)
+    right = (logits.argmax(-1) == small_graph.y)[small_graph.test_mask].float().mean().item()
+    assert right == pytest.approx(chosen.summary["rbm"]["test_accuracy"]), "the student is the one reported"
+
+
+@pytest.mark.usefixtures("falling")
+@pytest.mark.parametrize("epoch", [1, 4, 8])
+def test_a_kill_changes_nothing(small_graph, quick, tmp_path, monkeypatch, epoch):
+    options = {"config": quick, "methods": ["rbm"], "measure_latency": False, "cache": tmp_path / "cache"}
+    whole = rbm.distill(small_graph, folder=tmp_path / "whole", **options)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    append = RunFolder.append_metrics
+
+    def dies(folder, record):
+        if (record["phase"], record["epoch"]) == ("rbm", epoch):
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_metrics", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rbm.distill(small_graph, folder=tmp_path / "killed", **options)
+    resumed = rbm.distill(small_graph, folder=tmp_path / "killed", resume=True, **options)
+    assert resumed.summary == whole.summary
+    assert (tmp_path / "killed" / "rbm.safetensors").read_bytes() == (
+        tmp_path / "whole" / "rbm.safetensors"
+    ).read_bytes()
+    loaded = rbm.load(tmp_path / "killed")
+    assert torch.equal(loaded(small_graph.x), whole.student(small_graph.x))
+
+
+def test_who_starts_how():
+    ours = {"select_pretraining": True, "init_scale": 1.0, "init_attention": 1.0}
+    released = {"select_pretraining": False, "init_scale": 2.0, "init_attention": 1.1}
+
+    def start(config: Config) -> dict:
+        return {name: getattr(config.rbm, name) for name in ours}
+
+    assert (
+        start(Config()) == start(preset_config("clean", "digits")) == start(preset_config("clean", "mine.npz")) == ours
+    )
+    for preset in ("paper", "official"):
+        assert start(preset_config(preset, "cora")) == released
+    assert start(preset_config("clean", "cora")) == released, "tuned with it; its rows are of this start"
+
+
+def test_rows_of_before_keep_their_fingerprints():
+    """The one of results/paper.csv for Cora, inductive, seed 0; a setting that came later counts where it differs."""
+    config = preset_config("clean", "cora", "inductive")
+    assert config_fingerprint(config, "mlp") == "56852095228aae36"
+    changed = config.updated({"rbm": {"select_pretraining": True}})
+    assert config_fingerprint(changed, "rbm") != config_fingerprint(config, "rbm")
+
+
+def test_a_configuration_without_the_setting_is_of_an_earlier_run(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("\n".join(line for line in Config().to_yaml().splitlines() if "select_pretraining" not in line))
+    assert Config.from_yaml(path).rbm == RbMConfig(select_pretraining=False)
+    path.write_text(Config().to_yaml())
+    assert Config.from_yaml(path) == Config()

@@ -1,0 +1,234 @@
+"""The verdict of a run: what it says of graph, teacher and students, which student is kept; test labels have no say."""
+
+import json
+import re
+
+import pytest
+import torch
+from block_graphs import block_graph
+from scipy.stats import binomtest
+from torch_geometric.data import Data
+
+import rbm
+from rbm.config import Config
+from rbm.datasets.homophily import edge_homophily
+from rbm.distillation import verdict as judging
+from rbm.distillation.sentences import verdict_sentences
+from rbm.distillation.verdict import Comparison, compare
+
+QUICK = {
+    "teacher": {"hidden_channels": 16, "max_epochs": 60, "lr": 0.02},
+    "mlp": {"max_epochs": 60},
+    "rbm": {"hidden_channels": 16, "num_experts": 4, "top_k": 2, "max_epochs": 60},
+    "encoding": {"deepwalk": False},
+}
+
+
+@pytest.fixture
+def quick() -> Config:
+    return Config().updated(QUICK)
+
+
+def test_homophily_counts_the_edges_whose_labels_may_be_read():
+    edges = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 3, 3, 4, 0]])
+    labels = torch.tensor([0, 0, 1, 1, -1])
+    found = edge_homophily(edges, labels, torch.tensor([True, True, True, True, False]))
+    # 0-1 and 2-3 of 0-1, 1-2, 2-3; of their six ends three are of each class.
+    assert found == pytest.approx((2 / 3, 0.5, 3))
+    assert edge_homophily(edges, labels, torch.tensor([True, False, True, False, False])) is None
+
+
+def test_a_comparison_of_two_models():
+    first = torch.tensor([1] * 40 + [1] * 12 + [0] * 3 + [0] * 45).bool()
+    second = torch.tensor([1] * 40 + [0] * 12 + [1] * 3 + [0] * 45).bool()
+    found = compare(first, second)
+    assert (found.difference, found.nodes) == (pytest.approx(0.09), 100)
+    assert found.p == pytest.approx(binomtest(3, 15).pvalue)
+    # (13 - 4) / 102, and 1.96 * sqrt((17 / 102 - (9 / 102)^2) / 102)
+    assert (found.low, found.high) == pytest.approx((0.08824 - 0.07735, 0.08824 + 0.07735), abs=1e-4)
+    assert not found.is_chance
+    turned = compare(second, first)
+    assert (turned.low, turned.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
+    alike = compare(first, first)
+    assert (alike.difference, alike.p, alike.is_chance) == (0.0, 1.0, True)
+
+
+@pytest.mark.parametrize(("nodes", "ours", "theirs"), [(40, 0.1, 0.1), (150, 0.08, 0.02), (300, 0.01, 0.0)])
+def test_an_interval_holds_the_true_difference_nineteen_times_in_twenty(nodes, ours, theirs):
+    held, draws = 0, 400
+    for _ in range(draws):
+        draw = torch.rand(nodes)
+        found = compare(draw < ours, draw > 1 - theirs)
+        held += found.low <= ours - theirs <= found.high
+    assert held / draws > 0.93
+
+
+@pytest.mark.parametrize("homophily", [0.1, 0.9])
+def test_the_kept_student_is_near_the_best(quick, homophily):
+    data = block_graph(homophily)
+    result = rbm.distill(data, config=quick, measure_latency=False)
+    found, accuracy = result.summary["verdict"], result.summary
+    students = {name: accuracy[name]["val_accuracy"] for name in ("mlp", "rbm")}
+    assert students[found["kept"]] >= max(students.values()) - 0.0101
+    assert result.student is result.students[found["kept"]]
+    for name in ("teacher", "labels", "mlp", "rbm"):
+        assert found["accuracy"][name] == pytest.approx(accuracy[name]["val_accuracy"]), "on the same nodes"
+    assert found["homophily"]["share"] == pytest.approx(homophily, abs=0.05)
+    graph, teacher, *_ = result.verdict
+    assert ("heterophilous" in graph) == (homophily < 0.3)
+    assert ("the graph helps" in teacher) == (homophily > 0.5)
+    assert ("try another teacher" in teacher) == (homophily < 0.5)
+
+
+def test_no_test_label_has_a_say(quick):
+    data = block_graph(0.5, nodes=300)
+    lying = data.clone()
+    lying.y = torch.where(data.test_mask, (data.y + 1) % 3, data.y)
+    truth, planted = (rbm.distill(graph, config=quick, measure_latency=False) for graph in (data, lying))
+    assert truth.summary["mlp"]["test_accuracy"] != planted.summary["mlp"]["test_accuracy"]
+    assert truth.summary["verdict"] == planted.summary["verdict"]
+    assert truth.verdict == planted.verdict
+
+
+COSTS = {"cheap": 1, "dear": 3, "dearer": 5}
+
+
+@pytest.mark.parametrize(
+    ("behind", "kept"),
+    [
+        ({"cheap": (0.01, -0.01), "dear": (0.002, -0.01)}, "cheap"),
+        ({"cheap": (0.01, 0.001), "dear": (0.002, -0.01)}, "dear"),
+        ({"cheap": (0.03, -0.01), "dear": (0.02, -0.01)}, "dearer"),
+    ],
+    ids=["as good", "more than chance behind", "more than a point behind"],
+)
+def test_the_cheapest_of_those_that_are_as_good_is_kept(behind, kept):
+    compared = {name: Comparison(gap, low, 1.0, 0.5, 200) for name, (gap, low) in behind.items()}
+    assert judging._cheapest("dearer", compared, COSTS) == kept
+
+
+def test_keep(quick, small_graph, tmp_path):
+    few = quick.updated({section: {"max_epochs": 4} for section in ("teacher", "mlp", "rbm")})
+    for keep in ("mlp", "rbm", "labels"):
+        result = rbm.distill(small_graph, config=few, keep=keep, folder=tmp_path / keep, measure_latency=False)
+        assert result.method == result.summary["verdict"]["kept"] == keep
+        assert (
+            f"Kept: {'MLP on labels' if keep == 'labels' else keep.replace('mlp', 'MLP').replace('rbm', 'RbM')}"
+            in (tmp_path / keep / "results.md").read_text()
+        )
+        saved = rbm.load(tmp_path / keep)
+        assert torch.equal(saved(result.student_inputs()), result.student(result.student_inputs()))
+    with pytest.raises(ValueError, match="keep is 'glnn', expected one of mlp, rbm, labels, which this run trains"):
+        rbm.distill(small_graph, config=quick, keep="glnn")
+    with pytest.raises(ValueError, match="expected one of rbm, which this run trains"):
+        rbm.distill(small_graph, config=quick, methods=["rbm"], keep="labels", labels_alone=False)
+
+
+def test_without_the_mlp_of_labels(quick, small_graph):
+    result = rbm.distill(small_graph, config=quick, methods=["rbm"], labels_alone=False, measure_latency=False)
+    assert list(result.students) == ["rbm"]
+    assert result.summary["verdict"]["teacher_gain"] is None
+    assert not any(sentence.startswith("Teacher") for sentence in result.verdict)
+
+
+def test_the_mlp_of_labels_learns_from_nothing_else(quick, small_graph):
+    """Neither the graph nor the teacher changes it."""
+    lies = 8.0 * torch.nn.functional.one_hot((small_graph.y + 1) % 3, 3).float()
+    other = Data(**small_graph.to_dict() | {"edge_index": small_graph.edge_index[:, :5]})
+    runs = [(small_graph, None), (small_graph, lies), (other, None)]
+    first, *others = (
+        rbm.distill(graph, teacher, config=quick, methods=["labels"], measure_latency=False).student.state_dict()
+        for graph, teacher in runs
+    )
+    assert all(torch.equal(state[name], tensor) for state in others for name, tensor in first.items())
+
+
+def test_a_sentence_for_what_each_student_needs(quick, small_graph):
+    config = quick.updated({"encoding": {"deepwalk": True, "embedding_dim": 4}, "glnn": {"max_epochs": 3}})
+    result = rbm.distill(small_graph, config=config, methods=["glnn", "mlp"], measure_latency=False)
+    assert result.summary["verdict"]["needs"] == {
+        "glnn": {"features": 12, "encodings": 0},
+        "mlp": {"features": 12, "encodings": 4},
+        "labels": {"features": 12, "encodings": 0},
+    }
+    assert result.verdict[-1] == (
+        "Rows to predict: GLNN and MLP on labels: features alone; MLP student: features and 4 encodings of the node's"
+        " place in the graph, for a new node those of its neighbours."
+    )
+
+
+FOUND = {
+    "homophily": {"share": 0.12, "chance": 0.3, "edges": 1234},
+    "nodes": 200,
+    "accuracy": {"teacher": 0.6, "labels": 0.8, "mlp": 0.75, "rbm": 0.7},
+    "teacher_gain": {"difference": -0.2, "low": -0.3, "high": -0.1, "p": 0.001, "nodes": 200},
+    "best": "mlp",
+    "behind": {
+        "rbm": {"difference": 0.05, "low": 0.01, "high": 0.08, "p": 0.01, "nodes": 200},
+        "labels": {"difference": -0.05, "low": -0.08, "high": -0.01, "p": 0.01, "nodes": 200},
+    },
+    "kept": "mlp",
+    "asked_for": False,
+    "cost": {"mlp": 1000, "rbm": 5000, "labels": 2000},
+    "needs": {"mlp": {"features": 5, "encodings": 0}, "rbm": {"features": 5, "encodings": 0}},
+}
+
+
+def test_words():
+    graph, teacher, best, kept, needs = verdict_sentences(FOUND)
+    assert graph == (
+        "Graph: heterophilous, most edges join different classes; 12% of the 1,234 edges between training and"
+        " validation nodes stay within a class, and 30% would by chance."
+    )
+    assert "60.00% at validation, and an MLP trained on the labels alone 80.00% (-20.00 points, 95% interval" in teacher
+    assert "its soft labels mislead students; try another teacher" in teacher
+    assert "that MLP is ahead of every student, and --keep labels keeps it" in teacher
+    assert best == (
+        "Best student: MLP student, 75.00% at validation, 1,000 parameters used; RbM student, 5,000 used, is 5.00"
+        " points behind (95% interval +1.0 to +8.0 on the same 200 nodes; more than chance)."
+    )
+    assert kept == "Kept: MLP student, the best at validation; --keep rbm or labels keeps another."
+    assert needs == "Rows to predict: MLP student and RbM student: features alone."
+
+
+def test_words_for_other_findings():
+    gain = {"difference": 0.01, "low": -0.01, "high": 0.03, "p": 0.4, "nodes": 200}
+    graph, teacher, *_ = verdict_sentences({**FOUND, "homophily": None, "teacher_gain": gain})
+    assert "nothing is known of its homophily" in graph
+    assert "that may be chance, and the graph may not help" in teacher
+    for share, words in ((0.3, "weakly homophilous;"), (0.5, "Graph: homophilous;")):
+        found = {"share": share, "chance": 0.1, "edges": 10}
+        assert words in verdict_sentences({**FOUND, "homophily": found})[0]
+    assert "as asked for" in verdict_sentences({**FOUND, "asked_for": True})[3]
+    assert "cheaper, and behind the best by no more than chance" in verdict_sentences({**FOUND, "kept": "rbm"})[3]
+
+
+def test_a_method_of_ones_own_has_its_name(monkeypatch):
+    found = json.loads(json.dumps(FOUND).replace('"rbm"', '"copycat"'))
+    assert "copycat, 5,000 used" in verdict_sentences(found)[2]
+
+
+def test_the_command_says_it_and_keeps_what_it_is_told(command, tmp_path):
+    quick = [f"--set={section}.max_epochs=3" for section in ("teacher", "mlp", "rbm")] + [
+        "--set=encoding.deepwalk=false"
+    ]
+    run = ["distill", "--no-plots", "--cache", tmp_path / "cache", *quick]
+    status, out, _ = command(*run, "--out", tmp_path / "run", "--keep", "rbm")
+    assert status == 0
+    said = " ".join(out.split())
+    for begin in (
+        "Graph: homophilous;",
+        "Teacher:",
+        "Best student:",
+        "Kept: RbM student, as asked for",
+        "Rows to predict:",
+    ):
+        assert begin in said
+    assert type(rbm.load(tmp_path / "run")).__name__ == "RbMStudent"
+    status, _, err = command(*run, "--out", tmp_path / "other", "--keep", "gnn")
+    assert (status, "keep is 'gnn', expected one of mlp, rbm, labels" in err) == (2, True)
+    assert not (tmp_path / "other").exists()
+    status, _, err = command(*run, "--seeds", "0-1", "--keep", "rbm")
+    assert (status, "--keep is about a run folder" in err) == (2, True)
+    text = (tmp_path / "run" / "results.md").read_text()
+    assert re.search(r"^- Graph: ", text, re.MULTILINE)
