@@ -8,7 +8,7 @@ from ptx_executor import build
 
 
 def test_extensions_are_where_the_environment_says(monkeypatch, tmp_path):
-    """``TORCH_EXTENSIONS_DIR``, as for all extensions of PyTorch: a home folder may be read-only, or another clone's."""
+    """``TORCH_EXTENSIONS_DIR``, as for all extensions of PyTorch: a home folder may be read-only."""
     folders = []
     monkeypatch.setattr(cpp_extension, "load", lambda *_, build_directory, **__: folders.append(Path(build_directory)))
     monkeypatch.setattr(cpp_extension, "get_default_build_root", lambda: str(tmp_path / "home"))

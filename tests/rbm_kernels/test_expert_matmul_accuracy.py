@@ -156,21 +156,15 @@ def test_a_bad_expert_on_the_cpu_reaches_its_own_rows_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-def test_a_bad_expert_in_the_kernels_reaches_no_farther_than_its_tiles(dtype):
-    """In float16 ``y`` and ``grad_x`` alone keep it to its own rows, and so does ``grad_gates`` in every precision."""
+def test_a_bad_expert_in_the_kernels_reaches_its_own_rows_alone(dtype):
     x, weight, bias, gates, experts, grad, uses_bad = with_a_bad_expert(dtype)
     order = expert_order(experts, 4, 16)
-    tiles = torch.zeros(84, dtype=torch.bool, device=DEVICE)
-    for tile in order.order.long().split(16):
-        tiles[tile] = uses_bad[tile].any()
-    assert uses_bad.sum() < tiles.sum() < 84
+    assert any(0 < uses_bad[tile].sum() < len(tile) for tile in order.order.long().split(16)), "no tile has both"
     y = launch.expert_matmul(x, weight, bias, gates, experts, *order)
     alone, _ = launch.backward_input(grad, x, weight, bias, gates, experts, False, *order)
     grad_x, grad_gates = launch.backward_input(grad, x, weight, bias, gates, experts, True, *order)
-    reached = uses_bad if dtype == torch.float16 else tiles
-    assert torch.equal(~finite_rows(y), reached)
-    assert torch.equal(~finite_rows(alone), reached)
-    assert torch.equal(~finite_rows(grad_x), tiles)
+    for rows in (y, alone, grad_x):
+        assert torch.equal(finite_rows(rows), ~uses_bad)
     assert torch.equal(grad_gates.isfinite(), experts != BAD)
 
 
