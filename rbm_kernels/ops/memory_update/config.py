@@ -43,7 +43,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
     """Choose by shape, dtype and the machine's number of multiprocessors."""
     block_e = min(8 if dtype == torch.float64 else 32, max(8, _power_of_2(num_experts)))
     if dtype == torch.float64:
-        # Without tensor cores: every thread multiplies 8 rows, and 16 spill.
+        # Without tensor cores all products of a tile stand in registers.
         block_m, widest = 8, 64
     else:
         # More rows a tile share the work on weights; 32 of float32, or beside 32 experts, spill.
@@ -66,7 +66,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         tiles=tiles,
         chunks=chunks,
         norm_block=(8, 256),
-        reduce_block=(added, 1024 // added),
+        reduce_block=(added, (512 if dtype == torch.float64 else 1024) // added),
     )
 
 

@@ -78,12 +78,19 @@ def memory_statistics_kernel(
         else:
             b_square = tl.sum(b_h * b_h, 1)
         b_weights = tl.zeros((BLOCK_M, BLOCK_E), dtype)
-        for j in tl.static_range(K):
-            b_gate = tl.load(gates_ptr + first * K + (rows * K + j), mask=m_rows, other=0.0)
-            b_expert = tl.load(experts_ptr + first * K + (rows * K + j), mask=m_rows, other=-1)
-            # A gate that is not finite makes the squared length NaN: 0 times infinity is.
-            b_square += 0.0 * b_gate
-            b_weights += tl.where(b_expert[:, None] == experts[None, :], tl.exp(b_gate)[:, None], 0.0)
+        choices = first * K + rows * K
+        if dtype == tl.float64:
+            # One by one: to raise e to a float64 takes dozens of instructions and registers.
+            for j in tl.range(0, K, num_stages=1):
+                b_gate, b_chosen = _load_choice(gates_ptr, experts_ptr, choices + j, m_rows, experts)
+                b_square += 0.0 * b_gate
+                b_weights += b_chosen
+        else:
+            for j in tl.static_range(K):
+                b_gate, b_chosen = _load_choice(gates_ptr, experts_ptr, choices + j, m_rows, experts)
+                # A gate that is not finite makes the squared length NaN: 0 times infinity is.
+                b_square += 0.0 * b_gate
+                b_weights += b_chosen
         # NaN is not less. A row is left out by choice, not by a weight of zero: 0 times its NaN is NaN.
         m_usable = b_square < float("inf")
         b_weights = tl.where(m_usable[:, None], b_weights, 0.0)
@@ -103,6 +110,14 @@ def memory_statistics_kernel(
     tl.store(partials_ptr + places, b_sums, mask=(columns < D)[:, None] & (experts < E)[None, :])
     if first_column == 0:
         tl.store(partials_ptr + E * D + experts, tl.sum(b_totals, 0), mask=experts < E)
+
+
+@triton.jit
+def _load_choice(gates_ptr, experts_ptr, places, m_rows, experts):
+    """One gate of each row ``[M]``, and ``[M, E]``: exp(gate) at the expert that it belongs to, else 0."""
+    b_gate = tl.load(gates_ptr + places, mask=m_rows, other=0.0)
+    b_expert = tl.load(experts_ptr + places, mask=m_rows, other=-1)
+    return b_gate, tl.where(b_expert[:, None] == experts[None, :], tl.exp(b_gate)[:, None], 0.0)
 
 
 @triton.jit
