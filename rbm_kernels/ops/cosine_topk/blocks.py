@@ -10,14 +10,8 @@ import triton.language as tl
 
 
 @triton.jit
-def _cut(b_x):
-    """``b_x`` (float32) without its lower 16 bits, in float32: a cut, which is cheaper than rounding."""
-    return (b_x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _upper_half(b_x):
-    """The bfloat16 that :func:`_cut` leaves. From there back to float32 would take an instruction more than a cut."""
+    """The bfloat16 that is ``b_x`` (float32) without its lower 16 bits: a cut, which is cheaper than rounding."""
     return (b_x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
@@ -25,8 +19,11 @@ def _upper_half(b_x):
 def split(b_x):
     """Three bfloat16 tensors whose sum is ``b_x`` exactly: 8 of the 24 bits each, save where the third underflows."""
     b_x = b_x.to(tl.float32)
-    b_rest = b_x - _cut(b_x)
-    return _upper_half(b_x), _upper_half(b_rest), _upper_half(b_rest - _cut(b_rest))
+    b_high = _upper_half(b_x)
+    b_rest = b_x - b_high.to(tl.float32)
+    b_middle = _upper_half(b_rest)
+    b_low = _upper_half(b_rest - b_middle.to(tl.float32))
+    return b_high, b_middle, b_low
 
 
 @triton.jit
