@@ -88,8 +88,9 @@ CASES = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("features", "num_experts", "k"), CASES)
 def test_same_bits_every_run(features, num_experts, k, dtype, gpu):
-    draw = lambda seed: drawn(gpu, gpu.size(5_000, 60), features, num_experts, k, dtype, seed)  # noqa: E731
-    check_repeats(step, draw, gpu.size(20, 3))
+    features = gpu.size(features, min(features, 700))  # three tiles of the Triton kernel
+    draw = lambda seed: drawn(gpu, gpu.size(5_000, 20), features, num_experts, k, dtype, seed)  # noqa: E731
+    check_repeats(step, draw, gpu.size(20, 2))
     memory, *arguments = draw(0)
     assert_as_good_as_eager(step(memory, *arguments)[:2], *arguments, num_experts)
 
