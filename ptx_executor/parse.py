@@ -17,6 +17,8 @@ _SHARED = re.compile(r"(?:(\.extern)\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w
 _PIECE = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 _LABEL = re.compile(r"([\w$.]+)\s*:(?!:)")
 _STATEMENT = re.compile(r"(?:@(!?)(%[\w$.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+_REGISTERS = re.compile(r"\.reg\s+\.\w+\s+(.*)", re.DOTALL)
+_NAME = re.compile(r"(?<![%\w$.])[A-Za-z_$][\w$]*")
 _BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -106,6 +108,7 @@ def _shared(text: str) -> tuple[dict[str, tuple[int, int]], str | None]:
 
 def _read_body(kernel: Kernel, body: str, line: int, files: dict[int, str]) -> None:
     place, source = 0, None
+    unmarked: dict[str, str] = {}  # registers that inline assembly declares without a percent sign, and names for them
     while True:
         blank = re.compile(r"\s*").match(body, place)
         line += blank[0].count("\n")
@@ -129,8 +132,12 @@ def _read_body(kernel: Kernel, body: str, line: int, files: dict[int, str]) -> N
             if end < 0:
                 raise ValueError(f"line {line}: no semicolon ends {body[place:].strip()[:80]!r}")
             text = body[place:end]
-            if not text.startswith("."):
-                kernel.statements.append(_statement(" ".join(text.split()), line, source))
+            if declared := _REGISTERS.fullmatch(text):
+                for name in _NAME.findall(declared[1]):
+                    unmarked.setdefault(name, f"%temp{len(unmarked)}")
+            elif not text.startswith("."):
+                marked = _NAME.sub(lambda match: unmarked.get(match[0], match[0]), text)
+                kernel.statements.append(_statement(" ".join(marked.split()), line, source))
             line += text.count("\n")
             place = end + 1
 

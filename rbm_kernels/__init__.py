@@ -17,7 +17,7 @@ First derivatives in reverse come from kernels. Higher ones, forward mode and th
 from the same formulas in eager PyTorch, at ``E / k`` times the work. They are those of the experts that were chosen.
 """
 
-from rbm_kernels import _native
+from rbm_kernels import _library, _native
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.expert_matmul import expert_matmul
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
@@ -26,6 +26,7 @@ from rbm_kernels.ops.routed_matmul import routed_matmul
 from rbm_kernels.ops.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
 
 _native.load()
+_library.bind_stand_ins()
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from rbm_kernels import _native
 from rbm_kernels._library import TRITON_OPERATORS
 
 OPERATORS = (
@@ -14,6 +15,8 @@ OPERATORS = (
     "memory_update_",
 )
 DEVICES = ("CPU", "CUDA")
+# What librbm_cuda has.
+_IN_LIBRARY = ("memory_statistics", "memory_update_")
 _BUILT = {"CPU": "C++ (librbm_cpu)", "CUDA": "CUDA (librbm_cuda)"}
 
 
@@ -23,7 +26,8 @@ def implementations() -> dict[str, dict[str, str]]:
 
 
 def _serving(operator: str, device: str) -> str:
-    if device == "CUDA" and operator in TRITON_OPERATORS:
-        return "Triton"
-    built = torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{operator}", device)
-    return _BUILT[device] if built else "reference (eager PyTorch)"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{operator}", device):
+        return "reference (eager PyTorch)"
+    # Of the operators that both have, librbm_cuda serves those that it can.
+    by_triton = operator in TRITON_OPERATORS and not (operator in _IN_LIBRARY and _native.status()["cuda"]["loaded"])
+    return "Triton" if device == "CUDA" and by_triton else _BUILT[device]

@@ -2,8 +2,10 @@
 
 Schemas, fake (meta) implementations and autograd are written in Python, in each operator's ``op.py``. Implementations
 are bound to dispatch keys: the eager reference to ``CompositeExplicitAutograd``, so that every device is served; the
-libraries of ``csrc/`` to ``CPU`` and ``CUDA``, and the Triton kernels to ``CUDA``, where they take precedence.
-PyTorch's dispatcher picks by the device of the arguments; nothing else chooses.
+libraries of ``csrc/`` to ``CPU`` and ``CUDA``, and the Triton kernels to ``CUDA``, where they take precedence. An
+operator that has both CUDA and Triton kernels is served by librbm_cuda where that was built and can be loaded, and by
+Triton elsewhere (:func:`bind_stand_ins`). PyTorch's dispatcher picks by the device of the arguments; nothing else
+chooses.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +20,9 @@ from torch.autograd import forward_ad
 from rbm_kernels import checks
 
 LIBRARY = torch.library.Library("rbm", "FRAGMENT")
-# What Triton serves on CUDA: the function that is registered for each operator.
+# What Triton can serve on CUDA: the function for each operator. Of these the stand-ins serve where no library does.
 TRITON_OPERATORS: dict[str, Callable] = {}
+_STAND_INS: list[str] = []
 # Combinations of shapes, dtypes and devices that an operator remembers as checked.
 _REMEMBERED = 1024
 
@@ -48,8 +51,12 @@ def implement_everywhere(name: str) -> Callable[[Callable], Callable]:
     return bind
 
 
-def implement_cuda(name: str, check: Callable | None = None) -> Callable[[Callable], Callable]:
+def implement_cuda(
+    name: str, check: Callable | None = None, *, stands_in: bool = False
+) -> Callable[[Callable], Callable]:
     """Bind an implementation in Triton to CUDA. The function imports its kernels itself, at its first call.
+
+    With ``stands_in`` it waits for :func:`bind_stand_ins`: librbm_cuda goes first.
 
     Importing this package stays quick thereby. Where Triton is not installed nothing is bound, and the eager reference
     serves CUDA as it serves any device. What kernels do not serve they leave to the reference, which knows no autocast.
@@ -84,11 +91,21 @@ def implement_cuda(name: str, check: Callable | None = None) -> Callable[[Callab
                 return function(*args, **kwargs)
 
         if find_spec("triton") is not None:
-            LIBRARY.impl(name, on_its_device, "CUDA")
             TRITON_OPERATORS[name] = on_its_device
+            if stands_in:
+                _STAND_INS.append(name)
+            else:
+                LIBRARY.impl(name, on_its_device, "CUDA")
         return on_its_device
 
     return bind
+
+
+def bind_stand_ins() -> None:
+    """Bind Triton to CUDA for the operators that librbm_cuda would serve and, missing or not loaded, does not."""
+    for name in _STAND_INS:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{name}", "CUDA"):
+            LIBRARY.impl(name, TRITON_OPERATORS[name], "CUDA")
 
 
 def _check_devices(name: str, args: tuple) -> None:

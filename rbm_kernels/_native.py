@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ def load() -> None:
     """Load librbm_cpu, and librbm_cuda where CUDA is available.
 
     Raises:
-        ImportError: librbm_cpu is missing or cannot be loaded. A librbm_cuda that is missing or cannot be loaded only
-            warns: the eager references serve CUDA tensors then.
+        ImportError: librbm_cpu is missing or cannot be loaded. A librbm_cuda that cannot be loaded only warns: Triton
+            serves its operators then, or the eager references where Triton is not installed. One that is missing, as
+            after a build without nvcc, warns in the latter case alone.
     """
     _load_library("cpu")
     if not _status["cpu"]["loaded"]:
@@ -26,9 +28,11 @@ def load() -> None:
         _record("cuda", loaded=False, reason="CUDA is not available")
         return
     _load_library("cuda")
-    if not _status["cuda"]["loaded"]:
+    has_triton = find_spec("triton") is not None
+    if not _status["cuda"]["loaded"] and (_path("cuda").exists() or not has_triton):
+        instead = "Triton serves" if has_triton else "the slower eager references serve"
         warnings.warn(
-            f"{_status['cuda']['reason']}: the slower eager references serve CUDA tensors; {MEND}.",
+            f"{_status['cuda']['reason']}: {instead} its operators on CUDA tensors; {MEND}.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -238,15 +238,24 @@ def test_unloadable_cpu_library(another_library_dir):
         _native.load()
 
 
+@pytest.mark.parametrize("has_triton", [True, False])
 @pytest.mark.parametrize("content", [None, "not a library"])
-def test_cuda_library_only_warns(another_library_dir, monkeypatch, content):
+def test_cuda_library_only_warns(another_library_dir, monkeypatch, content, has_triton):
+    """Not even that where it was not built and Triton stands in."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_native, "_load_library", only_cuda(_native._load_library))
+    monkeypatch.setattr(_native, "find_spec", lambda name: object() if has_triton else None)
     if content is not None:
         (another_library_dir / "librbm_cuda.so").write_text(content)
     problem = "is missing" if content is None else "cannot be loaded"
-    with pytest.warns(RuntimeWarning, match=rf"librbm_cuda\.so {problem}.*: the slower eager references serve CUDA"):
-        _native.load()
+    instead = "Triton serves" if has_triton else "the slower eager references serve"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if content is None and has_triton:
+            _native.load()
+        else:
+            with pytest.warns(RuntimeWarning, match=rf"librbm_cuda\.so {problem}.*: {instead} its operators on CUDA"):
+                _native.load()
     assert _native.status()["cuda"]["loaded"] is False
     assert problem in _native.status()["cuda"]["reason"]
 

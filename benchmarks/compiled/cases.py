@@ -12,11 +12,14 @@ from torch import Tensor
 
 from benchmarks.measure.device import REHEARSES
 from benchmarks.measure.precision import DTYPES, multiplying_as
+from rbm_kernels._launching import Machine
 from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.ops.expert_matmul import config as expert_matmul_config
 from rbm_kernels.ops.expert_matmul import launch as expert_matmul_launch
 from rbm_kernels.ops.expert_order import expert_order
 from rbm_kernels.ops.expert_order import launch as expert_order_launch
+from rbm_kernels.ops.memory_update import config as memory_update_config
+from rbm_kernels.ops.memory_update import kernels as memory_update_kernels
 from rbm_kernels.ops.routed_matmul import kernels as routed_matmul_kernels
 
 ARCHITECTURES = (80, 90, 100, 120)
@@ -36,8 +39,9 @@ class Case:
 
     def __str__(self) -> str:
         """Letters as in DESIGN.md; an operator that multiplies nothing has no N, one that reads no rows no D."""
-        features = {"expert_order": "", "cosine_topk": f"D={self.in_features:,} "}.get(
-            self.operator, f"D={self.in_features:,} N={self.out_features:,} "
+        only_d = f"D={self.in_features:,} "
+        features = {"expert_order": "", "cosine_topk": only_d, "memory_update": only_d}.get(
+            self.operator, f"{only_d}N={self.out_features:,} "
         )
         return f"B={self.rows:,} {features}E={self.num_experts} k={self.top_k}"
 
@@ -69,6 +73,11 @@ CASES = (
     Case("routed_matmul", "float32", rows=1, in_features=8415),
     Case("routed_matmul", "bfloat16", rows=64, num_experts=128, top_k=8),
     Case("routed_matmul", "float32", rows=64, out_features=8192),
+    *(Case("memory_update", precision) for precision in ("float32", "float16", "bfloat16", "float64")),
+    Case("memory_update", "bfloat16", in_features=1433),
+    Case("memory_update", "bfloat16", in_features=8415),
+    Case("memory_update", "float32", in_features=8415),
+    *(Case("memory_update", precision, **MANY) for precision in ("float32", "float16", "bfloat16", "float64")),
 )
 
 
@@ -97,12 +106,13 @@ class Tensors:
     def of(cls, case: Case, device: str) -> "Tensors":
         """Fresh random tensors of a case."""
         rows, width, out, num_experts = case.rows, case.in_features, case.out_features, case.num_experts
+        wide = torch.float64 if case.precision == "float64" else torch.float32
         dtype = DTYPES[case.precision] if case.precision != "int32" else torch.float32
-        routing = torch.rand(rows, num_experts, device=device).topk(case.top_k)
+        routing = torch.rand(rows, num_experts, device=device, dtype=wide).topk(case.top_k)
         return cls(
             x=torch.randn(rows, width, device=device, dtype=dtype),
             grad=torch.randn(rows, out, device=device, dtype=dtype),
-            memory=torch.randn(num_experts, width, device=device),
+            memory=torch.randn(num_experts, width, device=device, dtype=wide),
             weight=torch.randn(num_experts, out, width, device=device, dtype=dtype) * width**-0.5,
             bias=torch.randn(num_experts, out, device=device, dtype=dtype),
             gates=routing.values.softmax(-1),
@@ -147,11 +157,22 @@ def _routed_matmul(case: Case, t: Tensors) -> Launches:
     return {"y": lambda: routed_matmul_kernels.forward(t.x, t.memory, t.weight, t.bias, case.top_k)}
 
 
+def _memory_update(case: Case, t: Tensors) -> Launches:
+    sums, total = torch.ones_like(t.memory), torch.ones_like(t.memory[:, 0])
+    return {
+        "weighted_sum, total": lambda: memory_update_kernels.memory_statistics(
+            t.x, t.gates, t.experts, case.num_experts
+        ),
+        "memory": lambda: memory_update_kernels.memory_update_(t.memory, sums, total, 0.9),
+    }
+
+
 LAUNCHES: dict[str, Callable[[Case, Tensors], Launches]] = {
     "cosine_topk": _cosine_topk,
     "expert_order": _expert_order,
     "expert_matmul": _expert_matmul,
     "routed_matmul": _routed_matmul,
+    "memory_update": _memory_update,
 }
 
 
@@ -159,6 +180,9 @@ def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
     """How many programs of a kernel its configuration says share a multiprocessor; None where it says nothing."""
     if kernel.startswith("cosine_topk"):
         return 2
+    if kernel == "memory_statistics_kernel":
+        shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
+        return memory_update_config.configuration(*shape, Machine(architecture, 132)).programs
     precision = {"tf32": "tf32", "float32": "ieee"}.get(case.precision, "half")
     choose = {
         "expert_matmul_fwd_kernel": expert_matmul_config.forward_tile,

@@ -63,7 +63,7 @@ class Row:
 
 def sampled(kernel: str, grid: tuple[int, int, int]) -> list[int] | None:
     """The blocks of a grid that run; None: all, of kernels whose results others take for addresses."""
-    if not kernel.endswith(("fwd_kernel", "bwd_kernel", "bwd_weight_kernel")):
+    if not kernel.endswith(("fwd_kernel", "bwd_kernel", "bwd_weight_kernel")) and not kernel.startswith("memory_"):
         return None
     blocks = grid[0] * grid[1] * grid[2]
     count = min(SAMPLED, blocks)
@@ -197,7 +197,9 @@ def main(
 ) -> None:
     """Execute a few blocks of every kernel for sm_80 and sm_90 and write what they did."""
     chosen = [
-        case for case in CASES if case.operator in (operator or ("cosine_topk", "expert_matmul", "routed_matmul"))
+        case
+        for case in CASES
+        if case.operator in (operator or ("cosine_topk", "expert_matmul", "routed_matmul", "memory_update"))
     ]
     made, rows, console = made_by(), [], Console(stderr=True)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 DTYPES = {
+    "float64": torch.float64,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "tf32": torch.float32,

@@ -25,6 +25,7 @@ namespace rbm::cuda {
 namespace {
 
 constexpr int kExperts = 8;            // experts a thread accumulates
+constexpr int kGates = 4;              // gates of a row that are on their way at once
 constexpr int kMaxThreads = 256;       // of a block of the first stage
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int kReduceWidth = 32, kReduceDepth = 16;
@@ -60,12 +61,25 @@ struct GroupRows {
 // exp(gate) of `row` for expert `expert`, 0 if the row did not choose it, NaN if any gate of the row is not finite.
 template <typename T>
 __device__ AccOf<T> weight_of(const Statistics<T>& s, int64_t row, int expert) {
+  const AccOf<T>* const gates = s.gates + row * s.top_k;
+  const int32_t* const experts = s.experts + row * s.top_k;
   AccOf<T> weight = 0;
   bool finite = true;
-  for (int64_t j = 0; j < s.top_k; ++j) {
-    const AccOf<T> gate = s.gates[row * s.top_k + j];
-    finite = finite && isfinite(gate);
-    if (s.experts[row * s.top_k + j] == expert) weight += exp(gate);
+  // kGates at a time: a loop of loads one by one would wait for each before it asks for the next.
+  for (int64_t first = 0; first < s.top_k; first += kGates) {
+    AccOf<T> gate[kGates];
+    int32_t chosen[kGates];
+#pragma unroll
+    for (int j = 0; j < kGates; ++j) {
+      const bool inside = first + j < s.top_k;
+      gate[j] = inside ? gates[first + j] : AccOf<T>(0);
+      chosen[j] = inside ? experts[first + j] : -1;
+    }
+#pragma unroll
+    for (int j = 0; j < kGates; ++j) {
+      finite = finite && isfinite(gate[j]);
+      if (chosen[j] == expert) weight += exp(gate[j]);
+    }
   }
   return finite ? weight : static_cast<AccOf<T>>(NAN);
 }
@@ -81,7 +95,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
 
   // Two buffers, taken in turn: one barrier a step then keeps writing apart from reading.
   __shared__ GroupRows<T, kVector> shared[2][kMaxWarps];
-  __shared__ Acc exchange[kMaxThreads * kColumns<T, kVector>];
+  __shared__ alignas(16) Acc exchange[kMaxThreads * kColumns<T, kVector>];
 
   Acc sums[kExperts][kColumns<T, kVector>] = {};
   Acc total = 0;  // of expert first_expert + thread, in the first kExperts threads of the group
@@ -138,22 +152,27 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
     }
   }
 
-  // The groups hold sums of different rows for the same columns: group 0 adds them in order and writes.
+  // The groups hold sums of different rows for the same columns. Expert by expert they lay them side by side, and every
+  // thread of the block adds those of some columns, in the order of the groups: adjacent threads write adjacent columns.
   const int64_t sums_size = s.num_experts * s.features;
   Acc* const partial = s.partials + blockIdx.y * (sums_size + s.num_experts);
-#pragma unroll
+  const int columns = width * kColumns<T, kVector>;
+  const int columns_left = static_cast<int>(min(s.features - first_column, static_cast<int64_t>(columns)));
+#pragma unroll  // a register is named, not indexed
   for (int e = 0; e < kExperts; ++e) {
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kColumns<T, kVector>; ++i) exchange[(i * groups + group) * width + thread] = sums[e][i];
-    __syncthreads();
-    if (group > 0 || first_expert + e >= s.num_experts) continue;
-#pragma unroll
     for (int i = 0; i < kColumns<T, kVector>; ++i) {
-      const int64_t d = Fragment<T, kVector>::column(first_column, thread, i);
+      exchange[group * columns + Fragment<T, kVector>::column(0, thread, i)] = sums[e][i];
+    }
+    __syncthreads();
+    if (first_expert + e >= s.num_experts) break;
+#pragma unroll 1
+    for (int d = group * width + thread; d < columns_left; d += groups * width) {
       Acc sum = 0;
-      for (int g = 0; g < groups; ++g) sum += exchange[(i * groups + g) * width + thread];
-      if (d < s.features) partial[(first_expert + e) * s.features + d] = sum;
+#pragma unroll 4  // loads that wait together
+      for (int g = 0; g < groups; ++g) sum += exchange[g * columns + d];
+      partial[(first_expert + e) * s.features + first_column + d] = sum;
     }
   }
   __syncthreads();

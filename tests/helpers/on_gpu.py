@@ -18,10 +18,14 @@ from filelock import FileLock
 from torch import Tensor
 
 from benchmarks.measure.device import Gpu, Rehearsal
+from rbm_kernels import _native
+from rbm_kernels._library import TRITON_OPERATORS
 
 Draw = Callable[[int], tuple[Tensor | None, ...]]
 Size = TypeVar("Size")
 Call = Callable[..., Sequence[Tensor]]
+# The operators that librbm_cuda and Triton both have.
+MEMORY_UPDATE = ("memory_statistics", "memory_update_")
 
 
 class RealGpu(Gpu):
@@ -37,6 +41,22 @@ class RealGpu(Gpu):
     def kernels(self) -> AbstractContextManager[None]:
         """The operators as they are: CUDA tensors are served by the kernels."""
         return nullcontext()
+
+    @contextmanager
+    def memory_update_by(self, implementation: str) -> Iterator[None]:
+        """Memory updates by ``librbm_cuda`` (skips where it is not loaded), or by the ``Triton`` that stands in."""
+        if implementation == "librbm_cuda":
+            if not _native.status()["cuda"]["loaded"]:
+                pytest.skip(_native.status()["cuda"]["reason"])
+            yield
+            return
+        library = torch.library.Library("rbm", "IMPL")
+        try:
+            for operator in MEMORY_UPDATE:
+                library.impl(operator, TRITON_OPERATORS[operator], "CUDA")
+            yield
+        finally:
+            library._destroy()
 
     def sleep(self) -> None:
         """Keep the current stream busy for some 10 ms: what does not wait for it is wrong, not lucky."""
@@ -73,6 +93,13 @@ class RehearsedGpu(Rehearsal):
         from triton_on_cpu import serving_kernels
 
         return serving_kernels()
+
+    def memory_update_by(self, implementation: str) -> AbstractContextManager[Counter]:
+        """All kernels; with ``librbm_cuda`` the memory updates are left to librbm_cpu, in its place."""
+        from triton_on_cpu import KERNELS, serving_kernels
+
+        by_triton = implementation == "Triton"
+        return serving_kernels([name for name in KERNELS if by_triton or name not in MEMORY_UPDATE])
 
     def sleep(self) -> None:
         """Nothing runs beside the caller."""

@@ -173,6 +173,21 @@ def test_rsqrt_flushes_denormals():
     torch.testing.assert_close(got, (1 / flushed.double().sqrt()).float(), rtol=0, atol=0, equal_nan=True)
 
 
+def test_abs_flushes_denormals():
+    got = each_lane("abs.ftz.f32 %f5, %f2;", HARD_FLOATS.repeat(2)[:32], out=F32, registers=("%f2",), result="%f5")
+    a = HARD_FLOATS.repeat(2)[:32].abs()
+    torch.testing.assert_close(got, torch.where(a < 2.0**-126, 0.0 * a, a), rtol=0, atol=0, equal_nan=True)
+
+
+def test_registers_of_inline_assembly_have_no_percent_sign():
+    """As in libdevice's exp of a float64: two scopes, one name."""
+    a = torch.randn(32, dtype=torch.float64)
+    text = "{ .reg .b32 tmp; mov.b64 {%r5, tmp}, %fd2; } { .reg .b32 tmp, tmp2; mov.b64 {tmp2, tmp}, %fd2; "
+    got = each_lane(f"{text} add.s32 %r6, tmp, %r5; }}", a, out=I32, registers=("%fd2",), result="%r6")
+    low, high = a.view(I32).view(32, 2).unbind(1)
+    assert torch.equal(got, low + high)
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
 def test_narrow_floats(name, dtype):
     """To nearest and back, beside PyTorch's own conversions; random ones are near ties."""

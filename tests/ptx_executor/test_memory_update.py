@@ -23,8 +23,8 @@ def drawn(rows, features, num_experts, k, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "features", "num_experts", "k"),
-    [(50, 64, 8, 3), (33, 47, 5, 2), (5, 2100, 9, 2), (7, 1, 1, 1)],
-    ids=["aligned", "odd width", "columns in several blocks", "one column"],
+    [(50, 64, 8, 3), (33, 47, 5, 2), (5, 2100, 9, 2), (7, 1, 1, 1), (40, 320, 12, 6)],
+    ids=["aligned", "odd width", "columns in several blocks", "one column", "two rounds of gates"],
 )
 def test_memory_update(rows, features, num_experts, k, dtype):
     """Twice, with two orders of blocks and warps: the same bits, and those of the reference within its rounding."""

@@ -34,6 +34,8 @@ def arguments_of_every_operator():
         "expert_matmul_backward_input": (grad, x, weight, bias, gates, experts),
         "expert_matmul_backward_weight": (grad, x, gates, experts, 4),
         "routed_matmul": (x, memory, weight, bias, 2),
+        "memory_statistics": (x, gates, experts, 4),
+        "memory_update_": (memory, torch.randn_like(memory), torch.rand(4, device=x.device), 0.9),
     }
 
 
@@ -142,7 +144,7 @@ def test_a_combination_is_checked_once(monkeypatch):
 def test_every_kernel_is_launched_in_one_way():
     """By ``launcher``, which says what all kernels are compiled with, and nowhere by ``kernel[grid]``."""
     kernels = {name for path in SOURCES for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M)}
-    assert len(kernels) == 14
+    assert len(kernels) == 18
     launched = set()
     for path in SOURCES:
         text = path.read_text()

@@ -193,11 +193,12 @@ const Define neg("neg", Class::kInteger, [](Form& form) {
   return numeric<1>(Types<int16_t, int32_t, int64_t, float, double>{}, form, [](auto a) { return -a; });
 });
 
+float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+
 const Define abs_("abs", Class::kInteger, [](Form& form) {
+  if (form.take("ftz")) return numeric<1>(Types<float>{}, form, [](float a) { return std::abs(flushed(a)); });
   return numeric<1>(Types<int16_t, int32_t, int64_t, float, double>{}, form, [](auto a) { return std::abs(a); });
 });
-
-float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
 // f(a) in float64, rounded once to float32; `.ftz` takes and gives 0 for denormals.
 template <typename F>

@@ -2,6 +2,10 @@
 
 ``s`` bytes an element of ``h [B, D]``, ``a`` of gates, memory and sums: 4, or 8 for float64 rows. There is no
 derivative.
+
+What must be, not what a kernel does: on a GPU rows wider than a tile (256 columns in Triton; 1,024 in CUDA, 2,048 of
+16 bits) are read a second time for their lengths, and partial results of at most two ``[E, D]`` for each multiprocessor
+are written and read.
 """
 
 import torch

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import LIBRARY, define, has_tangent, implement_everywhere, implement_fake, stop_gradient
+from rbm_kernels._library import (
+    LIBRARY,
+    define,
+    has_tangent,
+    implement_cuda,
+    implement_everywhere,
+    implement_fake,
+    stop_gradient,
+)
 from rbm_kernels.ops.memory_update import reference
 
 define(
@@ -87,7 +95,7 @@ def memory_update_(
         raise
 
 
-def _check_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: int) -> None:
+def _check_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, **_: bool) -> None:
     op = "memory_statistics"
     checks.check_dtype(op, "h", h, checks.FLOATING)
     checks.check_dtype(op, "gates", gates, (checks.accumulation_dtype(h),))
@@ -98,7 +106,7 @@ def _check_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: in
     checks.check_num_experts(op, num_experts)
 
 
-def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float) -> None:
+def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, **_: bool) -> None:
     op = "memory_update_"
     checks.check_dtype(op, "memory", memory, (torch.float32, torch.float64))
     checks.check_dtype(op, "weighted_sum", weighted_sum, (memory.dtype,))
@@ -147,6 +155,23 @@ def _eager_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
     _check_update(memory, weighted_sum, total, decay)
     _check_memory(memory, weighted_sum, total)
     reference.memory_update_(memory, weighted_sum, total, decay, normalize)
+
+
+@implement_cuda("memory_statistics", _check_statistics, stands_in=True)
+def _cuda_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    from rbm_kernels.ops.memory_update import kernels
+
+    return kernels.memory_statistics(h, gates, experts, num_experts, normalize)
+
+
+@implement_cuda("memory_update_", _check_update, stands_in=True)
+def _cuda_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
+    from rbm_kernels.ops.memory_update import kernels
+
+    _check_memory(memory, weighted_sum, total)
+    kernels.memory_update_(memory, weighted_sum, total, decay, normalize)
 
 
 def _fake_statistics(

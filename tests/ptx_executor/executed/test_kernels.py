@@ -9,11 +9,12 @@ from routing_on_gpu import check_backward, check_forward
 
 from ptx_executor import counters
 from ptx_executor.gpu import Gpu
-from rbm_kernels import cosine_topk, expert_order
+from rbm_kernels import cosine_topk, expert_order, memory_statistics, memory_update_
 from rbm_kernels._launching import Machine
 from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_order import launch as order_launch
 from rbm_kernels.ops.expert_order import reference as order_reference
+from rbm_kernels.ops.memory_update import reference as update_reference
 
 pytestmark = pytest.mark.usefixtures("served")
 PRECISIONS = ["bfloat16", "float16", "tf32", "ieee"]
@@ -133,3 +134,31 @@ def test_layers_whose_lanes_hold_one_product(precision):
     x, memory = torch.randn(5, 16).to(DTYPES[precision]), torch.randn(4, 16)
     check_routed(x, memory, torch.randn(4, 12, 16).to(x.dtype), torch.randn(4, 12).to(x.dtype), 3, 1.0, precision)
     check_operators(problem((12, 16, 12, 3, 2), DTYPES[precision]), precision)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(150, 64, 8, 3), (70, 47, 5, 2), (20, 700, 40, 4), (5, 1, 1, 1)], ids=str)
+def test_memory_update(shape, dtype):
+    """One tile of columns and several, rows of 16-byte loads and others, one tile of experts and two."""
+    rows, features, num_experts, k = shape
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    h, gates = torch.randn(rows, features).to(dtype), torch.rand(rows, k, dtype=wide)
+    h[1, 0] = float("nan")
+    gates[3, 0] = float("inf")
+    experts = torch.rand(rows, num_experts).argsort(-1)[:, :k].int().contiguous()
+    memory = torch.randn(num_experts, features, dtype=wide)
+    moved, exact = memory.double(), update_reference.memory_statistics(h.double(), gates.double(), experts, num_experts)
+    update_reference.memory_update_(moved, *exact, 0.9)
+    statistics = memory_statistics(h, gates, experts, num_experts)
+    memory_update_(memory, *statistics, 0.9)
+    tolerance = 1e-12 if dtype == torch.float64 else 3e-6
+    for got, wanted in zip((*statistics, memory), (*exact, moved), strict=True):
+        assert (got.double() - wanted).abs().max() <= tolerance * max(1.0, wanted.abs().max())
+
+
+def test_memory_update_skips_experts_out_of_range():
+    h, gates, experts = torch.randn(40, 32), torch.rand(40, 2), torch.rand(40, 7).argsort(-1)[:, :2].int().contiguous()
+    got = memory_statistics(h, gates, experts - 1, 5)
+    exact = update_reference.memory_statistics(h.double(), gates.double(), experts, 7)
+    for value, wanted in zip(got, exact, strict=True):
+        torch.testing.assert_close(value.double(), wanted[1:6], atol=1e-5, rtol=1e-6)

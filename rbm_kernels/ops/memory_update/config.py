@@ -1,0 +1,75 @@
+"""How the Triton kernels of the memory update are cut, by shape. Reasons stand beside the numbers.
+
+No time was measured. Counted from machine code (Triton 3.9, D = 256, E = 8, k = 3): a row takes 76 instructions of
+warps in bfloat16 for sm_90 and 98 for sm_80, 103 and 157 in float16, 252 and 257 in float32. On an H100 110 can be
+issued while a 16-bit row is read, 220 while one of float32 is: memory binds in half precision, issue in float32.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from rbm_kernels._launching import Machine
+
+# Features of a memory vector that its program moves at a time.
+MOVED_FEATURES = 1024
+
+
+class Configuration(NamedTuple):
+    """How ``memory_statistics`` is cut: tile sizes, warps, stages, tiles of columns and experts, chunks of rows.
+
+    Attributes:
+        block_m, block_d, block_e: rows, features and experts of a tile.
+        programs: how many a multiprocessor holds.
+        tiles: of features and experts; programs that share a chunk of the rows.
+        chunks: partial results, each of them a chunk of the rows.
+        norm_block: rows and features of a tile of the kernel of norms, for rows wider than ``block_d``.
+        reduce_block: chunks and sums of a tile of the kernel that adds the partial results.
+    """
+
+    block_m: int
+    block_d: int
+    block_e: int
+    num_warps: int
+    num_stages: int
+    programs: int
+    tiles: int
+    chunks: int
+    norm_block: tuple[int, int]
+    reduce_block: tuple[int, int]
+
+
+def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype, machine: Machine) -> Configuration:
+    """Choose by shape, dtype and the machine's number of multiprocessors."""
+    block_e = min(8 if dtype == torch.float64 else 32, max(8, _power_of_2(num_experts)))
+    if dtype == torch.float64:
+        # Without tensor cores all products of a tile stand in registers.
+        block_m, widest = 8, 64
+    else:
+        # More rows a tile share the work on weights; 32 of float32, or beside 32 experts, spill.
+        many = rows > 2048 and dtype != torch.float32 and block_e <= 16
+        block_m, widest = 32 if many else 16, 256
+    block_d = max(16, min(widest, _power_of_2(features)))
+    # Sums of 32 experts fill the registers of twice the warps, and one program a multiprocessor.
+    num_warps, programs = (4, 2) if block_e <= 16 else (8, 1)
+    tiles = max(1, -(-features // block_d)) * -(-num_experts // block_e)
+    # One wave, so that partial results stay few: E D numbers for each chunk.
+    chunks = max(1, min(-(-rows // block_m), programs * machine.multiprocessors // tiles))
+    added = min(32, _power_of_2(chunks))
+    return Configuration(
+        block_m,
+        block_d,
+        block_e,
+        num_warps,
+        num_stages=2,
+        programs=programs,
+        tiles=tiles,
+        chunks=chunks,
+        norm_block=(8, 256),
+        reduce_block=(added, (512 if dtype == torch.float64 else 1024) // added),
+    )
+
+
+def _power_of_2(size: int) -> int:
+    """The next power of two, of 0 that of 1."""
+    return 1 << (max(1, size) - 1).bit_length()
