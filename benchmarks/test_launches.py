@@ -127,7 +127,7 @@ def test_training_step(benchmark, results: Results, seconds: float):
     with Operators().serving() as operators:
         step(operators, idle=False)
         _add(results, "launches of a training step", operators.launches)
-        assert operators.launches == 8
+        assert operators.launches == 4
         timings = _in_pairs(lambda: step(operators, False), lambda: step(operators, True), seconds)
         benchmark.pedantic(lambda: step(operators, False), rounds=3)
         for name, idle in (("rbm", False), ("no launches", True)):
