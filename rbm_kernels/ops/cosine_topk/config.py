@@ -50,7 +50,7 @@ def configuration(
         block_m,
         block_d,
         block_e,
-        num_warps=8 if block_e > (64 if backward else 32) else 4,
+        num_warps=8 if block_e > 64 else 4,
         num_stages=3 if not (backward or whole_row or wide or dtype == torch.float16) else 2,
         # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
         programs=min(tiles, 2 * machine.multiprocessors) if whole_row else tiles,

@@ -44,7 +44,7 @@ _MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
 
 # y from x, and grad_x from grad where the gates need no gradient. Two accumulators: a product, and the sum of them all.
 _FORWARD = {
-    # A slice of 256 rows' features and two of the weights: 192 KB, 199 to 236 registers; 128 x 256 sums would spill.
+    # A slice of 256 rows' features and two of the weights: 192 KB, 173 to 244 registers; 128 x 256 sums would spill.
     ("half", 90): Tile(128, 128, 256, 8, 2),
     # The product lives in tensor memory: 222 to 255 registers.
     ("half", 100): Tile(128, 128, 256, 8, 2),
@@ -71,7 +71,7 @@ _FORWARD = {
 
 # grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 48 bytes on sm_90.
 _BACKWARD = {
-    # 128 rows read the weights half as often as 64. 238 registers, 128 KB.
+    # 128 rows read the weights half as often as 64. 236 registers, 128 KB.
     ("half", 90): Tile(128, 64, 256, 8, 2),
     ("half", 100): Tile(128, 64, 256, 8, 2),
     # 64 x 64 in four warps would be two programs, and spills 32 bytes.
@@ -102,7 +102,7 @@ _BACKWARD_IN_PASSES = _BACKWARD | {
 # Partial sums of grad_weight: tile over (N, D), slice over rows. A row is found through the list of rows, one load
 # before its own: Triton's pipeline spends every second stage on that, so 5 and 7 stages hold 2 and 3 slices.
 _WEIGHT = {
-    # 234 registers, 145 KB.
+    # 244 registers, 145 KB.
     ("half", 90): Tile(128, 256, 64, 8, 5),
     # 128 x 256 spills 56 bytes at 64 rows a slice.
     ("half", 100): Tile(128, 128, 64, 8, 7),
@@ -229,7 +229,7 @@ def weight_tile(architecture: int, precision: str, rows: int, in_features: int, 
 
 def small_weight_tile(precision: str, rows: int, in_features: int, out_features: int) -> Tile:
     """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_small_kernel`: small, that few rows fill the machine."""
-    tile = Tile(64, 64, 64 if precision == "half" else 32, 4, 3)
+    tile = Tile(64, 64, 32, 8, 2) if precision == "ieee" else Tile(64, 64, 64 if precision == "half" else 32, 4, 3)
     return _fit(tile, out_features, in_features, tile_rows(rows))
 
 
