@@ -44,13 +44,16 @@ def configuration(
         block_m = min(block_m, 32)
     widest = 256 if whole_bfloat16 else 32 if wide else 64
     block_d = max(16, min(widest, triton.next_power_of_2(features)))
+    many = block_e > 64
+    if not backward and dtype == torch.float32 and machine.architecture // 10 == 10:
+        many = block_e > 32  # four warps hold 128 registers there, and spill 24 bytes
     tiles = triton.cdiv(rows, block_m)
     whole_row = features <= block_d
     return Configuration(
         block_m,
         block_d,
         block_e,
-        num_warps=8 if block_e > 64 else 4,
+        num_warps=8 if many else 4,
         num_stages=3 if not (backward or whole_row or wide or dtype == torch.float16) else 2,
         # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
         programs=min(tiles, 2 * machine.multiprocessors) if whole_row else tiles,
