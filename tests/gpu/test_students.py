@@ -93,6 +93,8 @@ def test_an_rbm_student_trains_alike(detach_gates, bare_gpu):
         # In each of two layers; the input of the first needs no gradient.
         twice = ("cosine_topk", "expert_order", "expert_matmul", "expert_matmul_backward_weight")
         once = ("cosine_topk_backward", "expert_matmul_backward_input")
+        for name in ("memory_statistics", "memory_update_"):  # where librbm_cuda does not serve
+            assert calls.pop(name, 2 * STEPS) >= 2 * STEPS
         assert calls == {**dict.fromkeys(twice, 2 * STEPS), **dict.fromkeys(once, STEPS), "routed_matmul": 2}
 
 
@@ -204,7 +206,7 @@ def check_alike(got, expected):
     """
     phases = [(record["phase"], record["epoch"]) for record in expected]
     assert [(record["phase"], record["epoch"]) for record in got] == phases
-    assert {phase for phase, _ in phases} == {"teacher", "mlp", "rbm"}
+    assert {phase for phase, _ in phases} == {"teacher", "labels", "mlp", "rbm"}
     for record, twin in zip(got, expected, strict=True):
         assert record["loss"] == pytest.approx(twin["loss"], rel=1e-3), record
     for phase in ("teacher", "mlp", "rbm"):

@@ -209,10 +209,9 @@ def _zeros(dtype: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BL
     matrix instructions read shared memory: on the left they would take registers, and Hopper's would wait for each
     other. Rows of the bias' gradient are summed four by four, which a thread does by itself; the rest once, at the end.
     """
-    b_bias = tl.zeros((BLOCK_K // 4, BLOCK_M), tl.float32)
-    if dtype == tl.float16:
-        return tl.zeros((BLOCK_M, BLOCK_N), tl.float32), b_bias
-    return tl.zeros((BLOCK_N, BLOCK_M), tl.float32), b_bias
+    gates_x: tl.constexpr = dtype == tl.float16
+    b_weight = tl.zeros((BLOCK_M if gates_x else BLOCK_N, BLOCK_N if gates_x else BLOCK_M), tl.float32)
+    return b_weight, tl.zeros((BLOCK_K // 4, BLOCK_M), tl.float32)
 
 
 @triton.jit

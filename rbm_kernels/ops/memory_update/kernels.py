@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rbm_kernels._launching import Machine, launcher, machine_of, prepared
 from rbm_kernels.checks import accumulation_dtype
-from rbm_kernels.ops.cosine_topk.blocks import load_rows, square_norm
+from rbm_kernels.ops.cosine_topk.blocks import load_rows, square_norm, squares
 from rbm_kernels.ops.cosine_topk.kernels import addressable
 from rbm_kernels.ops.cosine_topk.reference import EPS, LONG
 from rbm_kernels.ops.memory_update.config import MOVED_FEATURES, configuration
@@ -76,7 +76,7 @@ def memory_statistics_kernel(
         elif b_h.dtype == tl.float16 or b_h.dtype == tl.bfloat16:
             b_square = square_norm(b_h)
         else:
-            b_square = tl.sum(b_h * b_h, 1)
+            b_square = tl.sum(squares(b_h), 1)
         b_weights = tl.zeros((BLOCK_M, BLOCK_E), dtype)
         choices = first * K + rows * K
         if dtype == tl.float64:
@@ -236,7 +236,7 @@ def _square_norm(memory_ptr, D, stride, factor, BLOCK: tl.constexpr):
     for start in tl.range(0, D, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         b_memory = tl.load(memory_ptr + columns.to(tl.int64) * stride, mask=columns < D, other=0.0) * factor
-        b_squares += b_memory * b_memory
+        b_squares += squares(b_memory)
     return tl.sum(b_squares, 0)
 
 
