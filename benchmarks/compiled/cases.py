@@ -189,7 +189,8 @@ def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
         "expert_matmul_bwd_kernel": expert_matmul_config.backward_tile,
         "expert_matmul_bwd_weight_kernel": expert_matmul_config.weight_tile,
     }.get(kernel)
-    passes = {"passes": _passes(case)} if kernel == "expert_matmul_bwd_kernel" else {}
+    in_passes = ("expert_matmul_fwd_kernel", "expert_matmul_bwd_kernel")
+    passes = {"passes": _passes(case)} if kernel in in_passes else {}
     shape = (case.rows, case.in_features, case.out_features)
     return choose and choose(architecture, precision, *shape, **passes).programs
 

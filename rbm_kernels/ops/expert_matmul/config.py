@@ -66,7 +66,14 @@ _FORWARD = {
     ("ieee", 80): Tile(64, 64, 32, 8, 1, 2),
     ("ieee", 90): Tile(64, 64, 32, 8, 1, 2),
     ("ieee", 100): Tile(64, 64, 32, 8, 1, 2),
-    ("ieee", 120): Tile(64, 32, 32, 8, 2, 2),
+    # 64 rows hold more than 128 registers for few rows, or spill 8 bytes for many.
+    ("ieee", 120): Tile(32, 64, 32, 8, 2, 2),
+}
+
+# The same where there are several passes: y begins as the float32 sums, which takes registers.
+_FORWARD_IN_PASSES = _FORWARD | {
+    # Slices of 256 spill 40 bytes.
+    ("half", 100): Tile(128, 128, 128, 8, 2),
 }
 
 # grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 48 bytes on sm_90.
@@ -93,10 +100,10 @@ _BACKWARD = {
     ("ieee", 120): Tile(32, 32, 32, 8, 2, 2),
 }
 
-# The same where there are several passes: grad_x begins as the float32 sums, which takes registers.
 _BACKWARD_IN_PASSES = _BACKWARD | {
-    # Slices of 256 spill 8 bytes at k = 8.
+    # Slices of 256 spill 8 and 24 bytes at k = 8.
     ("half", 90): Tile(128, 64, 128, 8, 2),
+    ("half", 100): Tile(128, 64, 128, 8, 2),
 }
 
 # Partial sums of grad_weight: tile over (N, D), slice over rows. A row is found through the list of rows, one load
@@ -206,9 +213,12 @@ def rows_times_union(rows: int, num_experts: int, size: int) -> int:
     return min(size * rows + spanned, most * rows)
 
 
-def forward_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
+def forward_tile(
+    architecture: int, precision: str, rows: int, in_features: int, out_features: int, passes: int = 1
+) -> Tile:
     """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features."""
-    tile = _FORWARD[entry(_FORWARD, precision, architecture, in_features, out_features)]
+    table = _FORWARD if passes == 1 else _FORWARD_IN_PASSES
+    tile = table[entry(table, precision, architecture, in_features, out_features)]
     return _fit(tile, tile_rows(rows), out_features, in_features)
 
 

@@ -324,7 +324,7 @@ def _prepare_multiply(
     passes: int,
     block_m: int,
 ) -> list[Launch]:
-    tile = config.forward_tile(architecture, precision, rows, in_features, out_features)
+    tile = config.forward_tile(architecture, precision, rows, in_features, out_features, passes)
     grid = (_parts(block_m, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
     of_shape = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "WEIGHT_LAST": weight_last}
     of_shape["TRANSPOSED"] = transposed
