@@ -77,8 +77,8 @@ def multiply_adds(name: str) -> int:
     """Multiply-adds of one matrix instruction, by a warp or, of Hopper's, four; 1 where its name does not tell them."""
     if match := re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", name):
         return int(match[1]) * int(match[2]) * int(match[3])
-    if match := re.match(r"HMMA\.16(8)(16|8|4)\b", name):
-        return 16 * int(match[1]) * int(match[2])
+    if match := re.match(r"HMMA\.168(16|8|4)\b", name):
+        return 16 * 8 * int(match[1])
     return int(bool(MATRIX_INSTRUCTION.match(name)))
 
 

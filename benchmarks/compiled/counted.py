@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.compiled.cases import CASES, Case
-from benchmarks.compiled.static_report import made_by
+from benchmarks.compiled.static_report import made_by, table_line
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90)
@@ -167,7 +167,7 @@ def markdown(rows: list[Row], made: dict[str, str]) -> str:
         "Model: bound by",
         "Model: cycles, of them issue",
     )
-    lines += [_line(heads), _line(["---"] * len(heads))]
+    lines += [table_line(heads), table_line(["---"] * len(heads))]
     for row in rows:
         kernel = row.kernel.removeprefix(f"{row.operator}_").removesuffix("_kernel")
         cells = (
@@ -181,12 +181,10 @@ def markdown(rows: list[Row], made: dict[str, str]) -> str:
         )
         cells += (row.instructions, row.sectors_a_request, f"{row.loop_share:.0%}, {row.loop_instructions} a turn")
         cells += (row.wavefronts_a_request, row.multiply_adds)
-        lines.append(_line([f"{cell}" for cell in (*cells, row.model_bound, f"{row.model_cycles}, {row.model_issue}")]))
+        lines.append(
+            table_line([f"{cell}" for cell in (*cells, row.model_bound, f"{row.model_cycles}, {row.model_issue}")])
+        )
     return "\n".join(lines) + "\n"
-
-
-def _line(cells) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main(

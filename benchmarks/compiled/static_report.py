@@ -166,7 +166,7 @@ def cuda_rows(kernels: dict[tuple[int, str], _machine_code.MachineCode]) -> Iter
 def _counted(instructions: dict[str, int]) -> dict[str, str | int]:
     matrix: dict[str, int] = {}
     for name, count in instructions.items():
-        if match := re.match(r"[A-Z]*MMA\b", name):
+        if match := _machine_code.MATRIX_INSTRUCTION.match(name):
             matrix[match[0]] = matrix.get(match[0], 0) + count
 
     def total(pattern: str) -> int:
@@ -266,12 +266,12 @@ def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
     heads = ("Computes", "Kernel", "Shape", "Precision", "sm", "Tile, warps, stages", "Registers", "Spilled bytes")
     heads += ("Shared KB", "Matrix instructions, waits", "Loop", "16-byte loads", "Programs", "Fit, claimed", "Model")
     for operator in dict.fromkeys(row.operator for row in rows):
-        lines += ["", f"## {operator}", "", _line(heads), _line(["---"] * len(heads))]
+        lines += ["", f"## {operator}", "", table_line(heads), table_line(["---"] * len(heads))]
         together: dict[tuple[str, ...], list[Row]] = {}
         for row in rows:
             if row.operator == operator:
                 together.setdefault((row.shape, row.precision, row.computes, row.kernel), []).append(row)
-        lines += [_line(_cells(row)) for group in together.values() for row in group]
+        lines += [table_line(_cells(row)) for group in together.values() for row in group]
     return "\n".join(lines) + "\n"
 
 
@@ -304,7 +304,8 @@ def _loop(row: Row) -> str:
     return ", ".join(filter(None, (f"{row.loop_instructions}", share, row.loop_shared_accesses, barriers)))
 
 
-def _line(cells: Sequence[str]) -> str:
+def table_line(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 

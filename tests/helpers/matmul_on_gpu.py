@@ -2,12 +2,9 @@
 
 import torch
 from float32_sums import check_float32_sums
-from matmul_problems import in_float64
+from matmul_problems import NAMES, by_reference, in_float64
 from on_gpu import float32_products
 
-from rbm_kernels.ops.expert_matmul import reference
-
-NAMES = ("y", "grad_x", "grad_gates", "grad_x alone", "grad_weight", "grad_bias")
 DTYPES = {"bfloat16": torch.bfloat16, "ieee": torch.float32, "tf32": torch.float32, "float16": torch.float16}
 
 
@@ -19,13 +16,6 @@ def by_operators(x, weight, bias, gates, experts, grad, order=()):
         torch.ops.rbm.expert_matmul_backward_input(grad, x, weight, bias, gates, experts, False, *order)[0],
         *torch.ops.rbm.expert_matmul_backward_weight(grad, x, gates, experts, weight.shape[0], bias is not None),
     )
-
-
-def by_reference(x, weight, bias, gates, experts, grad):
-    grad_x, grad_gates = reference.backward_input(grad, x, weight, bias, gates, experts)
-    grad_weight, grad_bias = reference.backward_weight(grad, x, gates, experts, weight.shape[0])
-    y = reference.expert_matmul(x, weight, bias, gates, experts)
-    return y, grad_x, grad_gates, grad_x, grad_weight, grad_bias if bias is not None else grad_bias.new_empty(0)
 
 
 def check(results, arguments, products="ieee", names=NAMES):

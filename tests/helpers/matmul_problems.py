@@ -5,7 +5,10 @@ from contextlib import contextmanager
 import torch
 import triton_on_cpu
 
+from rbm_kernels.ops.expert_matmul import reference
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAMES = ("y", "grad_x", "grad_gates", "grad_x alone", "grad_weight", "grad_bias")
 
 
 def problem(shape, dtype=torch.float32, seed=0, chosen=None, device=DEVICE):
@@ -25,6 +28,14 @@ def problem(shape, dtype=torch.float32, seed=0, chosen=None, device=DEVICE):
 def in_float64(arguments):
     """The same problem for the exact reference."""
     return [a.double() if a is not None and a.is_floating_point() else a for a in arguments]
+
+
+def by_reference(x, weight, bias, gates, experts, grad):
+    """All results of a problem, in the order of NAMES."""
+    grad_x, grad_gates = reference.backward_input(grad, x, weight, bias, gates, experts)
+    grad_weight, grad_bias = reference.backward_weight(grad, x, gates, experts, weight.shape[0])
+    y = reference.expert_matmul(x, weight, bias, gates, experts)
+    return y, grad_x, grad_gates, grad_x, grad_weight, grad_bias if bias is not None else grad_bias.new_empty(0)
 
 
 def check_error(name, got, exact, eager):

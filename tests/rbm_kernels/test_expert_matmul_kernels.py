@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from matmul_problems import DEVICE, check_error, in_float64, problem, serving_kernels
+from matmul_kernels import by_kernels, check
+from matmul_problems import DEVICE, NAMES, by_reference, in_float64, problem, serving_kernels
 
 from rbm import FusedRbMLayer
 from rbm_kernels import expert_matmul, expert_order
-from rbm_kernels.ops.expert_matmul import config, launch, reference
+from rbm_kernels.ops.expert_matmul import config, launch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-NAMES = ("y", "grad_x", "grad_gates", "grad_x alone", "grad_weight", "grad_bias")
 
 # Each shape exists for a reason: (B, D, N, E, k)
 SHAPES = {
@@ -44,31 +43,6 @@ def _poison(monkeypatch):
 def kernels_serve():
     with serving_kernels():
         yield
-
-
-def by_kernels(x, weight, bias, gates, experts, grad, order=()):
-    """What the kernels make of a problem, in the order of NAMES."""
-    grad_x_alone, nothing = launch.backward_input(grad, x, weight, bias, gates, experts, False, *order)
-    assert nothing.numel() == 0
-    return (
-        launch.expert_matmul(x, weight, bias, gates, experts, *order),
-        *launch.backward_input(grad, x, weight, bias, gates, experts, True, *order),
-        grad_x_alone,
-        *launch.backward_weight(grad, x, gates, experts, weight.shape[0], bias is not None),
-    )
-
-
-def by_reference(x, weight, bias, gates, experts, grad):
-    grad_x, grad_gates = reference.backward_input(grad, x, weight, bias, gates, experts)
-    grad_weight, grad_bias = reference.backward_weight(grad, x, gates, experts, weight.shape[0])
-    y = reference.expert_matmul(x, weight, bias, gates, experts)
-    return y, grad_x, grad_gates, grad_x, grad_weight, grad_bias if bias is not None else grad_bias.new_empty(0)
-
-
-def check(arguments, order=()):
-    exact, eager = by_reference(*in_float64(arguments)), by_reference(*arguments)
-    for name, got, want, plain in zip(NAMES, by_kernels(*arguments, order), exact, eager, strict=True):
-        check_error(name, got, want, plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
