@@ -7,6 +7,7 @@ so it happens in a process of its own (``python -m rbm_kernels._ahead_of_time``,
 
 import contextlib
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, TextIO
 
@@ -24,7 +25,9 @@ class Compiled:
     """One compiled kernel: how it was cut, what a multiprocessor must hold of it, how often each instruction stands.
 
     ``blocks`` are its constants BLOCK_M, BLOCK_N, ...; ``tensor_columns`` of Blackwell's tensor memory; ``main_loop``
-    the part of ``instructions`` that stands in the innermost loop that multiplies most on matrix instructions.
+    the part of ``instructions`` that stands in the innermost loop that multiplies most on matrix instructions;
+    ``source_hash`` Triton's own hash of all that a kernel is compiled from: its source, its constants and types, the
+    architecture, Triton itself.
     """
 
     name: str
@@ -37,6 +40,14 @@ class Compiled:
     tensor_columns: int
     instructions: dict[str, int]
     main_loop: dict[str, int]
+    source_hash: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A kernel that was not compiled, since the caller knows what compiling gives."""
+
+    source_hash: str
 
 
 def compile_launches(
@@ -60,20 +71,21 @@ def compile_launches(
 
 
 def compile_for_all(
-    programs: Sequence[str], architectures: Sequence[int], *, before: str = ""
-) -> dict[int, list[tuple[int, Compiled]]]:
+    programs: Sequence[str], architectures: Sequence[int], *, before: str = "", known: Collection[str] = ()
+) -> dict[int, list[tuple[int, Compiled | Known]]]:
     """As :func:`compile_launches` for several architectures, on all cores.
 
-    What programs import takes longer than many a kernel: ``before`` is run once, and should have imported it.
+    What programs import takes longer than many a kernel: ``before`` is run once, and should have imported it. Kernels
+    whose ``source_hash`` is ``known`` are not compiled.
     """
-    asked = {"programs": list(programs), "architectures": list(architectures), "before": before}
-    found: dict[int, list[tuple[int, Compiled]]] = {architecture: [] for architecture in architectures}
+    asked = {"programs": list(programs), "architectures": list(architectures), "before": before, "known": list(known)}
+    found: dict[int, list[tuple[int, Compiled | Known]]] = {architecture: [] for architecture in architectures}
     for architecture, place, kernel in _answers(asked, skip_failures=False):
         found[architecture].append((place, kernel))
     return found
 
 
-def _answers(asked: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, int, Compiled]]:
+def _answers(asked: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, int, Compiled | Known]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     command = [sys.executable, "-W", "ignore", "-m", "rbm_kernels._ahead_of_time"]
@@ -87,7 +99,7 @@ def _answers(asked: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, 
                 for line in process.stdout:
                     architecture, place, fields = json.loads(line)
                     if fields is not None:
-                        yield architecture, place, Compiled(**fields)
+                        yield architecture, place, (Compiled if "name" in fields else Known)(**fields)
                     elif not skip_failures:
                         break
                 else:
@@ -125,12 +137,14 @@ class _Reader:
         self._architecture, self._together, self._answers = architecture, together, answers
         self._launches: list[tuple[int, Any]] = []  # not answered yet; None for a program that failed
         self._unread: dict[int, tuple[Any, dict[str, int]]] = {}
-        self._read: dict[int, Compiled] = {}
+        self._read: dict[int, Compiled | Known] = {}
 
     def add(self, place: int, kernel: Any, constants: dict[str, Any]) -> None:
         """A launch of a program. Shapes that differ in nothing that a kernel is compiled for share one."""
         self._launches.append((place, kernel))
-        if id(kernel) not in self._read:
+        if isinstance(kernel, Known):
+            self._read[id(kernel)] = kernel
+        elif id(kernel) not in self._read:
             blocks = {name: size for name, size in constants.items() if name.startswith("BLOCK")}
             self._unread.setdefault(id(kernel), (kernel, blocks))
         if not self._unread or len(self._unread) >= self._together:
@@ -159,6 +173,7 @@ class _Reader:
                 tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
                 instructions=code.instructions,
                 main_loop=code.main_loop,
+                source_hash=kernel.hash,
             )
         for place, kernel in self._launches:
             fields = None if kernel is None else asdict(self._read[id(kernel)])
@@ -167,9 +182,16 @@ class _Reader:
         self._unread.clear()
 
 
-def _main(programs: list[str], architectures: list[int], together: int | None = None, before: str = "") -> None:
+def _main(
+    programs: list[str],
+    architectures: list[int],
+    together: int | None = None,
+    before: str = "",
+    known: Collection[str] = (),
+) -> None:
+    together, known = together or len(programs), frozenset(known)
     if len(architectures) == 1:
-        _compile(programs, architectures[0], together or len(programs), sys.stdout)
+        _compile(programs, architectures[0], together, sys.stdout, known)
         return
     from triton.runtime import cache
 
@@ -187,7 +209,7 @@ def _main(programs: list[str], architectures: list[int], together: int | None = 
                 architecture = waiting.pop(0)
                 child = os.fork()
                 if child == 0:
-                    _compile_and_end(programs, architecture, together or len(programs), answers)
+                    _compile_and_end(programs, architecture, together, answers, known)
                 running[child] = answers
             child, status = os.wait()
             if status:
@@ -198,10 +220,12 @@ def _main(programs: list[str], architectures: list[int], together: int | None = 
             sys.stdout.flush()
 
 
-def _compile_and_end(programs: list[str], architecture: int, together: int, answers: TextIO) -> NoReturn:
+def _compile_and_end(
+    programs: list[str], architecture: int, together: int, answers: TextIO, known: frozenset[str]
+) -> NoReturn:
     status = 1
     try:
-        _compile(programs, architecture, together, answers)
+        _compile(programs, architecture, together, answers, known)
         answers.flush()
         status = 0
     except BaseException:
@@ -211,7 +235,9 @@ def _compile_and_end(programs: list[str], architecture: int, together: int, answ
         os._exit(status)
 
 
-def _compile(programs: list[str], architecture: int, together: int, answers: TextIO) -> None:
+def _compile(
+    programs: list[str], architecture: int, together: int, answers: TextIO, known: frozenset[str] = frozenset()
+) -> None:
     import torch
     import triton
 
@@ -225,12 +251,33 @@ def _compile(programs: list[str], architecture: int, together: int, answers: Tex
 
     triton.runtime.driver.set_active(AbsentGpu(architecture))
     triton.runtime.JITFunction.run = compile_only
+    if known:
+        _compile_what_is_not(known)
     torch.cuda.get_device_capability = lambda device=None: divmod(architecture, 10)
     with contextlib.redirect_stdout(sys.stderr):
         for place, program in enumerate(programs):
             if not _succeeds(program):
                 reader.add_failure(place)
         reader.answer()
+
+
+def _compile_what_is_not(known: frozenset[str]) -> None:
+    """Let Triton's compiler return a :class:`Known` for a kernel whose hash, as Triton computes it, is known."""
+    import triton
+    from triton.compiler.compiler import get_cache_invalidating_env_vars, get_cache_key, make_backend
+
+    compile_kernel = triton.compiler.compile
+
+    def compile_or_know(src, target=None, options=None, **further):
+        backend = make_backend(target)
+        parsed = backend.parse_options({**(options or {}), **src.parse_options()})
+        key = get_cache_key(src, backend, parsed, env_vars=get_cache_invalidating_env_vars())
+        source_hash = hashlib.sha256(key.encode()).hexdigest()
+        if source_hash in known:
+            return Known(source_hash)
+        return compile_kernel(src, target=target, options=options, **further)
+
+    triton.compiler.compile = compile_or_know
 
 
 def _succeeds(program: str) -> bool:

@@ -269,7 +269,7 @@ def last_line(text: str) -> str:
 
 
 def check_headers(check: Check, options: argparse.Namespace) -> None:
-    """Compile and link ``csrc/`` as the build does, with the headers and libraries of another PyTorch."""
+    """Compile and link ``csrc/`` as the build does, but not optimised, with another PyTorch's headers and libraries."""
     with check.stage("wheel") as say:
         torch = unpacked_wheel(check, options)
         say(str(torch))
@@ -281,6 +281,8 @@ def check_headers(check: Check, options: argparse.Namespace) -> None:
         place = {"PYTHONPATH": str(torch.parent), "RBM_CUDA_ARCHITECTURES": "90", "CMAKE_COLOR_DIAGNOSTICS": "OFF"}
         place["PATH"] = os.pathsep.join([str(Path(options.python).parent), os.environ.get("PATH", os.defpath)])
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DRBM_OUTPUT_DIR={out}"]
+        # What is called does not depend on the optimisation, which takes most of a build.
+        configure += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0", "-DCMAKE_CUDA_FLAGS=-Xcompiler=-O0"]
         said = check.run([*configure, f"-DPython_EXECUTABLE={shutil.which(options.python)}"], **place)
         check.run(["cmake", "--build", str(build)], **place)
         say(re.search(r"librbm_cuda is .*", said)[0])

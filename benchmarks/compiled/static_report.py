@@ -8,11 +8,13 @@
 
 import csv
 import datetime
+import inspect
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.compiled import cases, occupancy
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from rbm_kernels import _machine_code, _native
-from rbm_kernels._ahead_of_time import Compiled, compile_for_all, compile_launches
+from rbm_kernels._ahead_of_time import Compiled, compile_launches
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTED = ROOT / "benchmarks" / "results" / "counted.csv"
@@ -67,39 +69,27 @@ class Row:
     programs_by_shared: int
     programs: int
     programs_claimed: int | None
+    source_hash: str = ""
     model_bound: str = ""
     model_cycles: int | None = None
 
 
 def compiled_rows(chosen: Sequence[Case], architecture: int) -> Iterator[tuple[Case, Row]]:
     """Compile every launch of the cases, and yield the kernels as they come, some together."""
-    launches, programs = _programs(chosen)
+    launches, programs = programs_of(chosen)
     for place, compiled in compile_launches(programs, architecture, read_together=16):
         case, label = launches[place]
         yield case, row(case, label, architecture, compiled)
 
 
-def _programs(chosen: Sequence[Case]) -> tuple[list[tuple[Case, str]], list[str]]:
+def programs_of(chosen: Sequence[Case]) -> tuple[list[tuple[Case, str]], list[str]]:
+    """Each launch of the cases, and the program that launches it, for :mod:`rbm_kernels._ahead_of_time`."""
     launches = [(case, label) for case in chosen for label in cases.labels(case)]
     programs = [
         f"from benchmarks.compiled import cases; cases.launch_meta(cases.{case!r}, {label!r})"
         for case, label in launches
     ]
     return launches, programs
-
-
-@cache
-def compiled_everywhere(operator: str) -> dict[int, list[tuple[Case, Row]]]:
-    """All rows of an operator by architecture; for tests, so on all cores and once a process."""
-    chosen = [case for case in CASES if case.operator == operator]
-    launches, programs = _programs(chosen)
-    # What meta tensors import when they are first made takes seconds.
-    before = f"from benchmarks.compiled import cases; cases.labels(cases.{chosen[0]!r})"
-    found: dict[int, list[tuple[Case, Row]]] = {}
-    for architecture, kernels in compile_for_all(programs, ARCHITECTURES, before=before).items():
-        about = [(*launches[place], compiled) for place, compiled in kernels]
-        found[architecture] = [(case, row(case, label, architecture, compiled)) for case, label, compiled in about]
-    return found
 
 
 def row(case: Case, label: str, architecture: int, compiled: Compiled) -> Row:
@@ -125,6 +115,7 @@ def row(case: Case, label: str, architecture: int, compiled: Compiled) -> Row:
         programs_by_shared=occupancy.programs_by_shared(compiled.shared_bytes, architecture),
         programs=occupancy.programs(*held, architecture),
         programs_claimed=cases.claimed_programs(case, compiled.name, architecture),
+        source_hash=compiled.source_hash,
     )
 
 
@@ -215,6 +206,14 @@ def _multiplying_cycles(compiled: Compiled, architecture: int, precision: str) -
             sides = min(128, compiled.blocks["BLOCK_M"]) * min(256, compiled.blocks["BLOCK_N"])
             total += count * sides * (8 if precision == "tf32" else 16)
     return total / (TENSOR_CORES[architecture] / (2 if precision == "tf32" else 1))
+
+
+@cache
+def reader_hash() -> str:
+    """Of the code that makes a row from machine code: a row is known as long as both stay as they are."""
+    parts = (_machine_code, occupancy, row, _counted, _counted_in_loop, _multiplying_cycles, TENSOR_CORES)
+    text = "".join(f"{part}" if isinstance(part, dict) else inspect.getsource(part) for part in parts)
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def modelled(row: Row, counted: Path = COUNTED) -> Row:
@@ -317,7 +316,7 @@ def main(
     architecture: Annotated[list[int] | None, typer.Option(help="Only 80, 90, 100 or 120; repeatable.")] = None,
 ) -> None:
     """Compile every kernel for every architecture and write what the machine code holds."""
-    made = made_by()
+    made = {**made_by(), "reader": reader_hash()}
     chosen = [case for case in CASES if not operator or case.operator in operator]
     architectures = architecture or ARCHITECTURES
     console = Console(stderr=True)

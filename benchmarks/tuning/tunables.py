@@ -70,10 +70,10 @@ class MatmulTile(Tunable):
         table, key = self._entry(case, architecture)
         exact = case.precision == "float32"
         sides = (32, 64, 128) if exact else (64, 128, 256)
-        # Every second stage of the weight's gradient looks up rows. Elsewhere a slice of the rows stays: deep ones.
+        # Slices of the weight's gradient are of rows. Elsewhere a slice of the rows' features stays: deep ones.
         by_rows = self.name == "_WEIGHT"
         depths = (16, 32) if exact else (32, 64) if by_rows else (64, 128, 256)
-        stages = (5, 7) if by_rows else (1, 2, 3)
+        stages = (2, 3, 4) if by_rows else (1, 2, 3)
         found = [table[key]]
         for block_m, block_n, block_k, warps, depth in product(sides, sides, depths, (4, 8), stages):
             sums = self.sums * block_m * block_n // (32 * warps)

@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
-from benchmarks.compiled.static_report import compiled_everywhere
+from benchmarks.compiled.everywhere import compiled_everywhere
 from rbm_kernels._launching import Machine
 from rbm_kernels.ops.cosine_topk import kernels, op, reference
 

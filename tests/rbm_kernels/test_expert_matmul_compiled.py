@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
-from benchmarks.compiled.static_report import compiled_everywhere
+from benchmarks.compiled.everywhere import compiled_everywhere
 
 MATRIX_INSTRUCTION = {80: "HMMA", 90: "HGMMA", 100: "UTC", 120: "HMMA"}
 MULTIPLIES = {"expert_matmul_fwd_kernel", "expert_matmul_bwd_kernel", "expert_matmul_bwd_weight_kernel"}

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES
-from benchmarks.compiled.static_report import compiled_everywhere
+from benchmarks.compiled.everywhere import compiled_everywhere
 from rbm_kernels._launching import Machine
 from rbm_kernels.ops.expert_order import launch, op, reference
 

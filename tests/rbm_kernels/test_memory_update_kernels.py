@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES, CASES
-from benchmarks.compiled.static_report import compiled_everywhere
+from benchmarks.compiled.everywhere import compiled_everywhere
 from rbm_kernels import _dispatch, _library, _native
 from rbm_kernels._launching import Machine
 from rbm_kernels.ops.memory_update import kernels, op, reference

@@ -163,13 +163,12 @@ def backward_weight(
     if rows == 0:
         return grad_weight.zero_(), grad_bias.zero_()
     gates, experts = gates.contiguous(), experts.contiguous()
+    shape = (*machine(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
+    strides = (grad.stride(0), x.stride(0))
     if config.is_small(rows, experts.shape[1], num_experts, grad_weight.numel()):
-        launch = _prepare_small_weight(
-            *machine(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias
-        )
-        launch(grad, x, gates, experts, grad_weight, grad_bias, rows, grad.stride(0), x.stride(0))
+        _prepare_small_weight(*shape)(grad, x, gates, experts, grad_weight, grad_bias, rows, *strides)
         return grad_weight, grad_bias
-    launches = _prepare_weight(*machine(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
+    launches = _prepare_weight(*shape, *strides)
     device, pairs = x.device, experts.numel()
     # Rows by expert and their gates, and where each expert's rows of each block of rows end.
     counts = torch.empty(num_experts * launches.blocks, dtype=torch.int32, device=device)
@@ -190,8 +189,6 @@ def backward_weight(
         launches.blocks,
         launches.share_rows,
         num_experts,
-        grad.stride(0),
-        x.stride(0),
     )
     launches.reduce(
         partial,
@@ -254,6 +251,8 @@ def _prepare_weight(
     top_k: int,
     num_experts: int,
     with_bias: bool,
+    stride_grad: int,
+    stride_x: int,
 ) -> _WeightLaunches:
     tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
     weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
@@ -276,6 +275,8 @@ def _prepare_weight(
             **of_sums,
             IN_FEATURES=in_features,
             OUT_FEATURES=out_features,
+            STRIDE_GRAD=stride_grad,
+            STRIDE_X=stride_x,
             SUM_BY_SLICES=precision == "ieee",
             **_tile_constants(tile, precision),
         ),

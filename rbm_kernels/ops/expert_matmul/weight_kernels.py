@@ -2,8 +2,8 @@
 
 Rows are listed by expert (a stable counting sort: count, running sum, list); the list is cut into shares of one length,
 each adds up its part of one expert's gradient, and the parts are added in their order. No atomics: the same bits every
-run. A row finds its place through the list alone, one load ahead of its own, which Triton's pipeline can follow;
-through tile, order and row it cannot.
+run. The list's entries of a slice are loaded a slice ahead, into registers, so that Triton's pipeline has nothing but
+the rows themselves to copy: Triton 3.6 would copy the entries too, four bytes at a time.
 """
 
 import triton
@@ -97,10 +97,10 @@ def expert_matmul_bwd_weight_kernel(
     blocks,
     share_rows,
     num_experts,
-    stride_grad,
-    stride_x,
     IN_FEATURES: tl.constexpr,
     OUT_FEATURES: tl.constexpr,
+    STRIDE_GRAD: tl.constexpr,
+    STRIDE_X: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SUM_BY_SLICES: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -112,7 +112,8 @@ def expert_matmul_bwd_weight_kernel(
     """One share of one expert's rows: ``sum_b gate grad[b]^T x[b]`` on a BLOCK_M x BLOCK_N tile of ``[N, D]``.
 
     ``partial [shares, N * D + N]`` float32 takes it, and behind it the share's part of the bias' gradient. The product
-    runs over BLOCK_K rows at a time; with SUM_BY_SLICES each slice's product is summed by itself first.
+    runs over BLOCK_K rows at a time; with SUM_BY_SLICES each slice's product is summed by itself first. Strides are
+    constants: a row's address then takes one instruction instead of four.
     """
     column_tiles: tl.constexpr = (IN_FEATURES + BLOCK_N - 1) // BLOCK_N
     weight_tiles: tl.constexpr = (OUT_FEATURES + BLOCK_M - 1) // BLOCK_M * column_tiles
@@ -129,23 +130,30 @@ def expert_matmul_bwd_weight_kernel(
     b_n = ((tl.program_id(0) % weight_tiles) // column_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_d = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     b_weight, b_bias = _zeros(grad_ptr.dtype.element_ty, BLOCK_M, BLOCK_N, BLOCK_K)
+    b_rows, b_gates = _load_listed(listed_rows_ptr, listed_gates_ptr, first, last, BLOCK_K)
     for start in range(first, last, BLOCK_K):
-        b_place = start + tl.arange(0, BLOCK_K)
-        m_rows = b_place < last
-        b_rows = tl.load(listed_rows_ptr + b_place, mask=m_rows, other=0).to(tl.int64)
-        # Rows past the last are row 0, and their gates zero.
-        b_gates = tl.load(listed_gates_ptr + b_place, mask=m_rows, other=0.0)
-        b_grad = _load_rows(grad_ptr, b_rows * stride_grad, b_n, m_rows, OUT_FEATURES, BLOCK_M)
-        b_x = _load_rows(x_ptr, b_rows * stride_x, b_d, m_rows, IN_FEATURES, BLOCK_N)
+        m_rows = start + tl.arange(0, BLOCK_K) < last
+        b_grad = _load_rows(grad_ptr, b_rows * STRIDE_GRAD, b_n, m_rows, OUT_FEATURES, BLOCK_M)
+        b_x = _load_rows(x_ptr, b_rows * STRIDE_X, b_d, m_rows, IN_FEATURES, BLOCK_N)
         b_weight, b_bias = _add_slice(
             b_weight, b_bias, b_grad, b_x, b_gates, HAS_BIAS, SUM_BY_SLICES, INPUT_PRECISION, BLOCK_M, BLOCK_K
         )
+        b_rows, b_gates = _load_listed(listed_rows_ptr, listed_gates_ptr, start + BLOCK_K, last, BLOCK_K)
 
     partial_ptr += share.to(tl.int64) * (IN_FEATURES + 1) * OUT_FEATURES
     m_n = b_n < OUT_FEATURES
     _store(partial_ptr, b_weight, b_n, b_d, IN_FEATURES, OUT_FEATURES, grad_ptr.dtype.element_ty)
     if HAS_BIAS and column_tile == 0:
         tl.store(partial_ptr + OUT_FEATURES * IN_FEATURES + b_n, tl.sum(b_bias, axis=0), mask=m_n)
+
+
+@triton.jit
+def _load_listed(listed_rows_ptr, listed_gates_ptr, start, last, BLOCK_K: tl.constexpr):
+    """Rows and gates of a slice of the list; those past the last are row 0, and their gates zero."""
+    b_place = start + tl.arange(0, BLOCK_K)
+    m_rows = b_place < last
+    b_rows = tl.load(listed_rows_ptr + b_place, mask=m_rows, other=0).to(tl.int64)
+    return b_rows, tl.load(listed_gates_ptr + b_place, mask=m_rows, other=0.0)
 
 
 @triton.jit
