@@ -6,6 +6,7 @@ own.
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Gpu:
 
     def __enter__(self) -> "Gpu":
         import triton
+        from triton.backends.nvidia.compiler import CUDABackend
 
         compile_or_launch = triton.runtime.JITFunction.run
 
@@ -95,6 +97,9 @@ class Gpu:
         self._active.callback(_forget)
         machine = Machine(self.architecture, _MULTIPROCESSORS[self.architecture])
         for patch in (
+            # Nobody reads machine code here, and ptxas takes a sixth of compiling. Kernels without it stay apart.
+            mock.patch.object(CUDABackend, "make_cubin", return_value=b""),
+            mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": _own_cache(triton.knobs.cache.dir)}),
             mock.patch.object(triton.runtime.JITFunction, "run", run),
             mock.patch.object(torch.cuda, "get_device_capability", return_value=divmod(self.architecture, 10)),
             mock.patch.object(Gpu, "active", self),
@@ -197,6 +202,11 @@ def _is_strict() -> bool:
     import triton
 
     return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 9)
+
+
+def _own_cache(folder: str) -> str:
+    """Where kernels without machine code are kept; the same for a GPU within another."""
+    return folder if os.path.basename(folder) == "ptx_executor" else os.path.join(folder, "ptx_executor")
 
 
 def _forget() -> None:

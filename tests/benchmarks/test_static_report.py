@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.compiled import occupancy, static_report
+from benchmarks.compiled import everywhere, occupancy, static_report
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from rbm_kernels import _ahead_of_time, _machine_code
 from rbm_kernels._ahead_of_time import Compiled
@@ -127,6 +127,49 @@ def test_written_as_csv_and_markdown(tmp_path, capsys):
     assert "## expert_order" in table
     assert sum(line.startswith("| order |") for line in table) == len(lines)
     assert f"{len(lines)} rows written" in capsys.readouterr().err.replace("\n", " ")
+
+
+def committed() -> dict[str, static_report.Row]:
+    found = everywhere.read_rows(everywhere.REPORT)
+    if not found:
+        pytest.skip("machine code is read otherwise than for the committed report: no row of it is known")
+    return found
+
+
+def test_rows_of_the_committed_report_are_what_compiling_gives():
+    """A case of each operator for one architecture, drawn by the rows' hashes: others once anything has changed."""
+    rows = sorted(committed().values(), key=lambda row: row.source_hash)
+    drawn = {row.operator: row.shape for row in reversed(rows)}
+    cases = [next(case for case in CASES if (case.operator, str(case)) == each) for each in drawn.items()]
+    architectures = (rows[0].architecture,)
+    compiled, taken = (everywhere.compiled_cases(cases, architectures, report) for report in (None, everywhere.REPORT))
+    assert compiled == taken
+    assert len(compiled[rows[0].architecture]) > len(cases)
+
+
+def test_a_kernel_is_compiled_where_the_report_does_not_know_it(tmp_path):
+    case = next(case for case in CASES if case.operator == "routed_matmul")
+    row = next(
+        row
+        for row in committed().values()
+        if (row.operator, row.architecture, row.shape, row.precision)
+        == ("routed_matmul", 90, str(case), case.precision)
+    )
+    report = tmp_path / "report.csv"
+
+    def registers(**changes) -> int:
+        line = {**vars(row), "registers": 7, "reader": static_report.reader_hash(), **changes}
+        with report.open("w", newline="") as file:
+            writer = csv.DictWriter(file, line)
+            writer.writeheader()
+            writer.writerow(line)
+        ((_, found),) = everywhere.compiled_cases([case], (90,), report)[90]
+        return found.registers
+
+    assert registers() == 7, "taken from the report"
+    assert registers(source_hash="0" * 64) == row.registers, "compiled"
+    report.write_text(report.read_text().replace(static_report.reader_hash(), "another reader"))
+    assert everywhere.read_rows(report) == {}
 
 
 def test_a_program_that_does_not_compile():
