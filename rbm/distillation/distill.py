@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.config import Config
+from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings import Encodings
@@ -95,6 +96,7 @@ def distill(
     keep: str | None = None,
     labels_alone: bool = True,
     encodings: Sequence[Tensor] = (),
+    features_only: bool = False,
     folder: Path | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -121,6 +123,7 @@ def distill(
             ``keep`` names it, or where it is one of ``methods``.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
+        features_only: make students whose input is features alone, whatever encodings ``config`` asks for.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
         resume: continue the run of this folder.
         overwrite: replace the run of this folder.
@@ -147,6 +150,10 @@ def distill(
         BlockingIOError: another process has the folder open.
     """
     config, teacher = _named(config, teacher)
+    if features_only:
+        if len(encodings):
+            raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
+        config = without_encodings(config)
     _check_arguments(config, methods, teacher, encodings)
     asked_for, methods = tuple(methods), _with_labels(methods, labels_alone)
     if keep is not None and keep not in methods:
@@ -178,6 +185,8 @@ def distill(
             for method in methods:
                 with timings.measured(method):
                     trained[method] = _train_student(METHODS[method], task)
+            for each in trained.values():
+                each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
             verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep))
 
         name = config.teacher.name if teacher is None else "given"

@@ -83,7 +83,7 @@ def _needs(needs: dict[str, dict[str, int]]) -> str:
         names = [_title(name) for name, each in needs.items() if each["encodings"] == width]
         told.append(
             f"{_listed(names)}: features and {width} encodings of the node's place in the graph, for a new node those"
-            " of its neighbours"
+            " of its neighbours; --features-only trains without, which may be better or worse"
         )
     return f"Rows to predict: {'; '.join(told)}."
 
