@@ -25,7 +25,7 @@ import rbm
 from rbm.config import Config, parse_assignments
 from rbm.experiments.results import made_by
 
-HOMOPHILY, DEGREES, FEATURES = (0.1, 0.2, 0.35, 0.6, 0.9), (5, 20, 60), ("dense", "sparse")
+HOMOPHILY, DEGREES, FEATURES = (0.1, 0.25, 0.5, 0.9), (5, 60), ("dense", "sparse")
 # Features alone let an MLP that learns from 100 labels class three nodes in four, or more.
 KINDS = {
     "dense": {"features": 64, "signal": 0.6},
@@ -64,10 +64,10 @@ def grid() -> list[Cell]:
     return [Cell(*point) for point in itertools.product(FEATURES, HOMOPHILY, DEGREES)]
 
 
-def run(cell: Cell, seed: int, config: Config) -> dict[str, str]:
+def run(cell: Cell, seed: int, config: Config, cache: Path | None = None) -> dict[str, str]:
     """A row: accuracies of teacher, MLP on labels and both students, and which student was kept."""
     started = time.perf_counter()
-    result = rbm.distill(cell.graph(seed), config=config, measure_latency=False)
+    result = rbm.distill(cell.graph(seed), config=config, cache=cache, measure_latency=False)
     summary, verdict = result.summary, result.summary["verdict"]
     made = made_by(config, "rbm")
     return {
@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
     parser.add_argument("--variant", default="", help="name of what --set changes")
     parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--cache", type=Path, help="folder of teachers and encodings, which variants share")
     parser.add_argument("--only", default="", help="cells whose name holds this, such as dense-0.1")
     parser.add_argument("--show", action="store_true", help="print a table of what there is, and run nothing")
     options = parser.parse_args()
@@ -136,7 +137,7 @@ def main() -> None:
             if key in known or options.only not in "-".join(key[:3]):
                 continue
             torch.manual_seed(seed)
-            row = run(cell, seed, base.updated({"seed": seed}))
+            row = run(cell, seed, base.updated({"seed": seed}), options.cache)
             writer.writerow({**row, "variant": options.variant})
             file.flush()
             tests = " ".join(f"{model} {row[f'{model}_test']}" for model in MODELS)

@@ -116,6 +116,7 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
         "mlp": {key: value for key, value in mlp.items() if key not in shape},
         "moe": moe,
         "distill": {
+            "neighbors": True,
             "label_weight": distill["label_weight"],
             "temperature": distill["temperature"],
             "adversarial_eps": distill["adv_eps"],

@@ -18,6 +18,7 @@ from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.latency import student_latency, teacher_latency
+from rbm.distillation.neighbor_labels import choose_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.summary import results_markdown
@@ -119,8 +120,9 @@ def distill(
         methods: which students to train, of ``rbm.distillation.registry.METHODS``. All stay in the run folder.
         keep: the method whose student is kept for predictions; by default the best at validation, or a cheaper one
             that is no more than chance and a point behind it (:func:`rbm.distillation.verdict.judge`).
-        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It is kept where
-            ``keep`` names it, or where it is one of ``methods``.
+        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It may be kept where
+            ``keep`` names it, where it is one of ``methods``, or where these are several and it is ahead of all their
+            students by more than chance.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
         features_only: make students whose input is features alone, whatever encodings ``config`` asks for.
@@ -181,13 +183,17 @@ def distill(
             encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
             if any("encoding" in METHODS[method].sections for method in methods):
                 encode(config.encoding)
-            task = DistillationTask(split, outputs, config, classes, encode, run, progress)
+            neighbors = broadcast_from_rank0(lambda: choose_neighbor_labels(split, outputs.soft_labels, config))
+            taught = config.updated({"distill": {"neighbors": neighbors.used}})
+            task = DistillationTask(split, outputs, taught, classes, encode, run, progress)
             for method in methods:
                 with timings.measured(method):
                     trained[method] = _train_student(METHODS[method], task)
             for each in trained.values():
                 each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
-            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep))
+            verdict = broadcast_from_rank0(
+                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors)
+            )
 
         name = config.teacher.name if teacher is None else "given"
         found = Distillation(

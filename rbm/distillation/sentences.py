@@ -2,17 +2,18 @@
 
 from typing import Any
 
+from rbm.datasets.homophily import HETEROPHILOUS
+from rbm.distillation.paired import CONFIDENCE, Comparison
 from rbm.distillation.registry import METHODS
-from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
+from rbm.distillation.verdict import LABELS_ALONE
 
-HETEROPHILOUS = 0.3
 _HOMOPHILOUS = 0.5
 
 
 def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
     """A sentence each on the graph, the teacher, the best student, the one that is kept, and what students need."""
     return [
-        _graph(verdict["homophily"]),
+        f"{_graph(verdict['homophily'])}{_neighbors(verdict.get('neighbors'))}.",
         *([] if verdict["teacher_gain"] is None else [_teacher(verdict)]),
         _best(verdict),
         _kept(verdict),
@@ -22,14 +23,24 @@ def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
 
 def _graph(found: dict[str, Any] | None) -> str:
     if found is None:
-        return "Graph: no edge joins two training or validation nodes, so nothing is known of its homophily."
+        return "Graph: no edge joins two training or validation nodes, so nothing is known of its homophily"
     kind = "heterophilous, most edges join different classes"
     if found["share"] >= HETEROPHILOUS:
         kind = "homophilous" if found["share"] >= _HOMOPHILOUS else "weakly homophilous"
     return (
         f"Graph: {kind}; {found['share']:.0%} of the {found['edges']:,} edges between training and validation nodes"
-        f" stay within a class, and {found['chance']:.0%} would by chance."
+        f" stay within a class, and {found['chance']:.0%} would by chance"
     )
+
+
+def _neighbors(chosen: dict[str, Any] | None) -> str:
+    if chosen is None or chosen["used"] or chosen["reason"] == "asked for":
+        return ""
+    told = "; students learn no soft labels of neighbours"
+    if chosen["reason"] == "validation":
+        lost = -100 * chosen["change"]["difference"]
+        told += f", which would make {lost:.1f} % of the validation nodes' targets wrong that are right"
+    return f"{told} (--set distill.neighbors=true lets them)"
 
 
 def _teacher(verdict: dict[str, Any]) -> str:
@@ -41,8 +52,11 @@ def _teacher(verdict: dict[str, Any]) -> str:
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
     told = "that may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
-    advice = "try another teacher, distill.label_weight=0.8 or distill.neighbors=false"
-    if accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
+    advice = "try another teacher or distill.label_weight=0.8"
+    chosen = verdict.get("neighbors")
+    if chosen is None or chosen["used"]:
+        advice = "try another teacher, distill.label_weight=0.8 or distill.neighbors=false"
+    if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
         advice += f"; that MLP is ahead of every student, and --keep {LABELS_ALONE} keeps it"
     return f"{both}; {told}; {advice}."
 
@@ -69,6 +83,8 @@ def _kept(verdict: dict[str, Any]) -> str:
     reason = "the best at validation"
     if verdict["asked_for"]:
         reason = "as asked for"
+    elif kept == LABELS_ALONE and kept != best:
+        reason = f"{verdict['accuracy'][kept]:.2%} at validation, ahead of every student by more than chance"
     elif kept != best:
         reason = "cheaper, and behind the best by no more than chance and one point"
     others = [name for name in verdict["cost"] if name != kept]
