@@ -2,10 +2,12 @@
 
 import json
 import re
+from io import StringIO
 
 import pytest
 import torch
 from block_graphs import block_graph
+from rich.console import Console
 from scipy.stats import binomtest
 from torch_geometric.data import Data
 
@@ -14,6 +16,7 @@ from rbm.config import Config
 from rbm.datasets.homophily import edge_homophily
 from rbm.distillation import verdict as judging
 from rbm.distillation.sentences import verdict_sentences
+from rbm.distillation.summary import results_table
 from rbm.distillation.verdict import Comparison, compare
 
 QUICK = {
@@ -257,3 +260,15 @@ def test_the_command_says_it_and_keeps_what_it_is_told(command, tmp_path):
     assert (status, "--keep is about a run folder" in err) == (2, True)
     text = (tmp_path / "run" / "results.md").read_text()
     assert re.search(r"^- Graph: ", text, re.MULTILINE)
+
+
+def test_the_table_fits_where_output_is_redirected():
+    model = {"test_accuracy": 1.0, "val_accuracy": 1.0, "test_max": 1.0, "parameters": 796682, "active_parameters": 99}
+    summary = {"dataset": "rings", "setting": "transductive", "seed": 0, "verdict": {"kept": "mlp"}}
+    summary |= {"teacher": {**model, "name": "sage"}, "mlp": model, "rbm": model, "labels": model}
+    times = {name: {"one_node_ms": 123.45, "all_nodes_ms": 1234.5} for name in ("teacher", "mlp", "rbm", "labels")}
+    shown = StringIO()
+    Console(file=shown, width=80).print(results_table(summary, times))
+    assert "…" not in shown.getvalue()
+    assert shown.getvalue().count("100.00%") == 12
+    assert shown.getvalue().count("796,682") == 4
