@@ -121,8 +121,8 @@ def distill(
         keep: the method whose student is kept for predictions; by default the best at validation, or a cheaper one
             that is no more than chance and a point behind it (:func:`rbm.distillation.verdict.judge`).
         labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It may be kept where
-            ``keep`` names it, where it is one of ``methods``, or where these are several and it is ahead of all their
-            students by more than chance.
+            ``keep`` names it, where it is one of ``methods``, or where these are several and it is more than a point
+            ahead of all their students.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
         features_only: make students whose input is features alone, whatever encodings ``config`` asks for.

@@ -84,7 +84,7 @@ def _kept(verdict: dict[str, Any]) -> str:
     if verdict["asked_for"]:
         reason = "as asked for"
     elif kept == LABELS_ALONE and kept != best:
-        reason = f"{verdict['accuracy'][kept]:.2%} at validation, ahead of every student by more than chance"
+        reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than a point ahead of every student"
     elif kept != best:
         reason = "cheaper, and behind the best by no more than chance and one point"
     others = [name for name in verdict["cost"] if name != kept]

@@ -40,7 +40,7 @@ def judge(
         soft_labels: the teacher's on the observed graph, ``[N_observed, C]``.
         trained: method -> its student; with :data:`LABELS_ALONE` where it was trained.
         methods: those that were asked for, one of which is kept; or, where there is a choice of several,
-            :data:`LABELS_ALONE` if it is ahead of them all by more than chance.
+            :data:`LABELS_ALONE` if it is ahead of them all by more than :data:`MOST_LOST`.
         keep: the one to keep whatever validation says, or None.
         neighbors: whether students learned their neighbours' soft labels.
 
@@ -80,7 +80,7 @@ def _kept(best: str, behind: Mapping[str, Comparison], methods: Sequence[str], c
     validation, and a student that a teacher misled must not come before an MLP that had none.
     """
     alone = behind.get(LABELS_ALONE)
-    if alone is not None and len(methods) > 1 and alone.high < 0:
+    if alone is not None and len(methods) > 1 and alone.difference < -MOST_LOST:
         return LABELS_ALONE
     return _cheapest(best, {method: behind[method] for method in methods if method != best}, cost)
 
