@@ -12,8 +12,8 @@ class DistillConfig(Section):
     """How soft and hard labels mix, and whose soft labels a node learns from.
 
     ``label_weight`` is the weight of the true labels, the teacher's get the rest. ``neighbors`` adds the soft labels of
-    reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous, or they make targets worse at
-    validation (:mod:`rbm.distillation.neighbor_labels`). ``mean`` and ``draw`` are explained at
+    reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous
+    (:mod:`rbm.distillation.neighbor_labels`). ``mean`` and ``draw`` are explained at
     :func:`rbm.distillation.soft_targets.weigh_pairs`. ``forward`` is ``node`` (one student forward a node, against one
     aggregated target) or ``pair`` (one a pair).
 

@@ -18,7 +18,7 @@ from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.latency import student_latency, teacher_latency
-from rbm.distillation.neighbor_labels import choose_neighbor_labels
+from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.summary import results_markdown
@@ -183,8 +183,8 @@ def distill(
             encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
             if any("encoding" in METHODS[method].sections for method in methods):
                 encode(config.encoding)
-            neighbors = broadcast_from_rank0(lambda: choose_neighbor_labels(split, outputs.soft_labels, config))
-            taught = config.updated({"distill": {"neighbors": neighbors.used}})
+            neighbors = uses_neighbor_labels(split, config)
+            taught = config.updated({"distill": {"neighbors": neighbors}})
             task = DistillationTask(split, outputs, taught, classes, encode, run, progress)
             for method in methods:
                 with timings.measured(method):
@@ -192,7 +192,7 @@ def distill(
             for each in trained.values():
                 each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
             verdict = broadcast_from_rank0(
-                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors)
+                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors=neighbors)
             )
 
         name = config.teacher.name if teacher is None else "given"

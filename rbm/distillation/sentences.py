@@ -3,17 +3,17 @@
 from typing import Any
 
 from rbm.datasets.homophily import HETEROPHILOUS
-from rbm.distillation.paired import CONFIDENCE, Comparison
 from rbm.distillation.registry import METHODS
-from rbm.distillation.verdict import LABELS_ALONE
+from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
+_ALONE = "; students learn no soft labels of neighbours (distill.neighbors)"
 
 
 def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
     """A sentence each on the graph, the teacher, the best student, the one that is kept, and what students need."""
     return [
-        f"{_graph(verdict['homophily'])}{_neighbors(verdict.get('neighbors'))}.",
+        f"{_graph(verdict['homophily'])}{'' if verdict.get('neighbors', True) else _ALONE}.",
         *([] if verdict["teacher_gain"] is None else [_teacher(verdict)]),
         _best(verdict),
         _kept(verdict),
@@ -33,16 +33,6 @@ def _graph(found: dict[str, Any] | None) -> str:
     )
 
 
-def _neighbors(chosen: dict[str, Any] | None) -> str:
-    if chosen is None or chosen["used"] or chosen["reason"] == "asked for":
-        return ""
-    told = "; students learn no soft labels of neighbours"
-    if chosen["reason"] == "validation":
-        lost = -100 * chosen["change"]["difference"]
-        told += f", which would make {lost:.1f} % of the validation nodes' targets wrong that are right"
-    return f"{told} (--set distill.neighbors=true lets them)"
-
-
 def _teacher(verdict: dict[str, Any]) -> str:
     gain, accuracy = Comparison(**verdict["teacher_gain"]), verdict["accuracy"]
     both = (
@@ -52,10 +42,9 @@ def _teacher(verdict: dict[str, Any]) -> str:
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
     told = "that may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
-    advice = "try another teacher or distill.label_weight=0.8"
-    chosen = verdict.get("neighbors")
-    if chosen is None or chosen["used"]:
-        advice = "try another teacher, distill.label_weight=0.8 or distill.neighbors=false"
+    advice = "try another teacher, distill.label_weight=0.8 or distill.neighbors=false"
+    if not verdict.get("neighbors", True):
+        advice = "try another teacher or distill.label_weight=0.8"
     if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
         advice += f"; that MLP is ahead of every student, and --keep {LABELS_ALONE} keeps it"
     return f"{both}; {told}; {advice}."

@@ -4,25 +4,63 @@ Labels of training and validation nodes are read here, those of test nodes never
 :mod:`rbm.distillation.sentences`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 
 from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.neighbor_labels import NeighborLabels
-from rbm.distillation.paired import Comparison, compare
 from rbm.distillation.task import TrainedStudent
 from rbm.nn.parameters import count_parameters
 from rbm.nn.sparse_rows import concat_columns
 from rbm.nn.students import predict
 
 LABELS_ALONE = "labels"  # the method that learns without a teacher
+CONFIDENCE = 0.95
+_Z = 1.959964  # of a normal distribution, that share lies within so many standard deviations
 # Of validation accuracy: what a cheaper student may cost. An interval over few nodes is wide, and alone it would let a
 # student go for one that is several points worse.
 MOST_LOST = 0.01
+
+
+class Comparison(NamedTuple):
+    """Two models on the same nodes.
+
+    Attributes:
+        difference: of their shares of right answers, the first's less the second's.
+        low, high: ends of its interval at :data:`CONFIDENCE`.
+        p: of McNemar's exact test, two-sided, which is a little more cautious than the interval.
+        nodes: how many were asked.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    nodes: int
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether the difference may be no more than chance."""
+        return self.low <= 0 <= self.high
+
+
+def compare(first: Tensor, second: Tensor) -> Comparison:
+    """Compare two models by the nodes that only one of them has right; both are bool ``[N]``, true where right.
+
+    The interval is that of Bonett and Price (Adjusted Wald confidence interval for a difference of binomial proportions
+    based on paired data, JEBS 2012): Wald's, with one node added to either side, which holds for few nodes too.
+    """
+    won, lost, nodes = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
+    ours, theirs = (won + 1) / (nodes + 2), (lost + 1) / (nodes + 2)
+    middle = ours - theirs
+    reach = _Z * math.sqrt((ours + theirs - middle**2) / (nodes + 2))
+    p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
+    return Comparison((won - lost) / nodes, max(-1.0, middle - reach), min(1.0, middle + reach), p, nodes)
 
 
 def judge(
@@ -31,7 +69,8 @@ def judge(
     trained: Mapping[str, TrainedStudent],
     methods: Sequence[str],
     keep: str | None,
-    neighbors: NeighborLabels | None = None,
+    *,
+    neighbors: bool = True,
 ) -> dict[str, Any]:
     """The verdict on a run, as ``summary.json`` has it.
 
@@ -71,7 +110,7 @@ def judge(
         "asked_for": keep is not None,
         "cost": cost,
         "needs": {method: _needs(split, each) for method, each in trained.items()},
-        "neighbors": None if neighbors is None else neighbors.as_dict(),
+        "neighbors": neighbors,
     }
 
 

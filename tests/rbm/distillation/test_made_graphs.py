@@ -18,7 +18,7 @@ import torch
 
 import rbm
 from rbm.config import Config
-from rbm.distillation.paired import compare
+from rbm.distillation.verdict import compare
 
 ROOT = Path(__file__).parents[3]
 _found = importlib.util.spec_from_file_location("made_graphs", ROOT / "experiments" / "made_graphs.py")
