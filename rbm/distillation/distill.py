@@ -119,10 +119,10 @@ def distill(
             the tree's defaults, and the settings of its own that a named teacher may have.
         methods: which students to train, of ``rbm.distillation.registry.METHODS``. All stay in the run folder.
         keep: the method whose student is kept for predictions; by default the best at validation, or a cheaper one
-            that is no more than chance and a point behind it (:func:`rbm.distillation.verdict.judge`).
+            that is no more than chance and half a point behind it (:func:`rbm.distillation.verdict.judge`).
         labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It may be kept where
-            ``keep`` names it, where it is one of ``methods``, or where these are several and it is more than a point
-            ahead of all their students.
+            ``keep`` names it, where it is one of ``methods``, or where these are several and it is more than half a
+            point ahead of all their students.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
         features_only: make students whose input is features alone, whatever encodings ``config`` asks for.

@@ -73,9 +73,9 @@ def _kept(verdict: dict[str, Any]) -> str:
     if verdict["asked_for"]:
         reason = "as asked for"
     elif kept == LABELS_ALONE and kept != best:
-        reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than a point ahead of every student"
+        reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than half a point ahead of every student"
     elif kept != best:
-        reason = "cheaper, and behind the best by no more than chance and one point"
+        reason = "cheaper, and behind the best by no more than chance and half a point"
     others = [name for name in verdict["cost"] if name != kept]
     choice = f"; --keep {' or '.join(others)} keeps another" if others else ""
     return f"Kept: {_title(kept)}, {reason}{choice}."

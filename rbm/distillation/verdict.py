@@ -23,8 +23,8 @@ LABELS_ALONE = "labels"  # the method that learns without a teacher
 CONFIDENCE = 0.95
 _Z = 1.959964  # of a normal distribution, that share lies within so many standard deviations
 # Of validation accuracy: what a cheaper student may cost. An interval over few nodes is wide, and alone it would let a
-# student go for one that is several points worse.
-MOST_LOST = 0.01
+# student go for one that is several points worse. Half a point, because test nodes may show twice of it.
+MOST_LOST = 0.005
 
 
 class Comparison(NamedTuple):

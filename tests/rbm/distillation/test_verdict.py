@@ -72,7 +72,7 @@ def test_the_kept_student_is_near_the_best(quick, homophily):
     result = rbm.distill(data, config=quick, measure_latency=False)
     found, accuracy = result.summary["verdict"], result.summary
     students = max(accuracy[name]["val_accuracy"] for name in ("mlp", "rbm"))
-    assert accuracy[found["kept"]]["val_accuracy"] >= students - 0.0101
+    assert accuracy[found["kept"]]["val_accuracy"] >= students - 0.0051
     assert result.student is result.students[found["kept"]]
     for name in ("teacher", "labels", "mlp", "rbm"):
         assert found["accuracy"][name] == pytest.approx(accuracy[name]["val_accuracy"]), "on the same nodes"
@@ -99,11 +99,11 @@ COSTS = {"cheap": 1, "dear": 3, "dearer": 5}
 @pytest.mark.parametrize(
     ("behind", "kept"),
     [
-        ({"cheap": (0.01, -0.01), "dear": (0.002, -0.01)}, "cheap"),
-        ({"cheap": (0.01, 0.001), "dear": (0.002, -0.01)}, "dear"),
-        ({"cheap": (0.03, -0.01), "dear": (0.02, -0.01)}, "dearer"),
+        ({"cheap": (0.005, -0.01), "dear": (0.002, -0.01)}, "cheap"),
+        ({"cheap": (0.005, 0.001), "dear": (0.002, -0.01)}, "dear"),
+        ({"cheap": (0.03, -0.01), "dear": (0.006, -0.01)}, "dearer"),
     ],
-    ids=["as good", "more than chance behind", "more than a point behind"],
+    ids=["as good", "more than chance behind", "more than half a point behind"],
 )
 def test_the_cheapest_of_those_that_are_as_good_is_kept(behind, kept):
     compared = {name: Comparison(gap, low, 1.0, 0.5, 200) for name, (gap, low) in behind.items()}
@@ -113,12 +113,12 @@ def test_the_cheapest_of_those_that_are_as_good_is_kept(behind, kept):
 @pytest.mark.parametrize(
     ("ahead", "methods", "kept"),
     [
-        (-0.011, ["dear", "cheap"], "labels"),
-        (-0.010, ["dear", "cheap"], "dear"),
+        (-0.006, ["dear", "cheap"], "labels"),
+        (-0.005, ["dear", "cheap"], "dear"),
         (-0.05, ["dear"], "dear"),
         (0.05, ["dear", "cheap"], "dear"),
     ],
-    ids=["more than a point ahead", "a point ahead", "one method asked for", "behind"],
+    ids=["more than half a point ahead", "half a point ahead", "one method asked for", "behind"],
 )
 def test_the_mlp_of_labels_is_kept_where_a_teacher_misled_every_student(ahead, methods, kept):
     behind = {"labels": Comparison(ahead, ahead - 0.03, ahead + 0.03, 0.5, 200)}
@@ -224,8 +224,8 @@ def test_words_for_other_findings():
     _, teacher, _, kept, _ = verdict_sentences({**FOUND, "kept": "labels"})
     assert "keeps it" not in teacher
     assert kept == (
-        "Kept: MLP on labels, 80.00% at validation, more than a point ahead of every student; --keep mlp or rbm keeps"
-        " another."
+        "Kept: MLP on labels, 80.00% at validation, more than half a point ahead of every student; --keep mlp or rbm"
+        " keeps another."
     )
     assert "cheaper, and behind the best by no more than chance" in verdict_sentences({**FOUND, "kept": "rbm"})[3]
 
