@@ -4,8 +4,8 @@ Graphs are contextual stochastic block models of 3,000 nodes in five classes. Th
 a class, the mean degree, and dense or sparse features. Each row is one ``rbm.distill`` with the plain defaults, in
 percent; the file is taken up again where a kill left it.
 
-    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv [--seeds 3] [--set rbm.lr=0.005]
-    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --show
+    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant after
+    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant after --show
 """
 
 import argparse
@@ -94,21 +94,19 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def show(rows: list[dict[str, str]]) -> None:
-    """Print a Markdown table: test accuracies, means over seeds, and what the bars look at."""
+def show(rows: list[dict[str, str]], variant: str) -> None:
+    """Print a variant as a Markdown table: test accuracies, means over seeds, and what the bars look at."""
     groups = defaultdict(list)
     for row in rows:
-        groups[row["variant"], row["features"], float(row["homophily"]), int(row["degree"])].append(row)
-    print("| features | homophily | degree | teacher | labels | MLP | RbM | kept | best - kept | MLP - RbM |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for (variant, *cell), runs in sorted(groups.items()):
+        if row["variant"] == variant:
+            groups[row["features"], float(row["homophily"]), int(row["degree"])].append(row)
+    print("| features | homophily | degree | seeds | teacher | labels | MLP | RbM | kept | best - kept | MLP - RbM |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for cell, runs in sorted(groups.items()):
         means = [statistics.fmean(float(row[f"{model}_test"]) for row in runs) for model in MODELS]
         kept = statistics.fmean(float(row[f"{row['kept']}_test"]) for row in runs)
-        gap = max(means[2:]) - kept
-        print(
-            f"| {variant} {' | '.join(map(str, cell))} | {' | '.join(f'{mean:.1f}' for mean in means)} | {kept:.1f} |"
-            f" {gap:+.2f} | {means[2] - means[3]:+.2f} |"
-        )
+        shown = [*map(str, (*cell, len(runs))), *(f"{mean:.1f}" for mean in (*means, kept))]
+        print(f"| {' | '.join(shown)} | {max(means[2:]) - kept:+.2f} | {means[2] - means[3]:+.2f} |")
 
 
 def main() -> None:
@@ -123,7 +121,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = read(options.out)
     if options.show:
-        show(rows)
+        show(rows, options.variant)
         return
     base = Config().updated(parse_assignments(options.settings))
     known = {tuple(row[name] for name in COLUMNS[:5]) for row in rows}
