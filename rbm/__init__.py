@@ -22,6 +22,7 @@ _LAZY = {
     "export_student": "serving.export",
     "load": "training.run_folder",
     "load_dataset": "datasets",
+    "load_encodings": "training.run_folder",
     "load_graph": "datasets",
     "load_released": "nn.original_checkpoint",
     "load_student": "training.run_folder",

@@ -45,6 +45,9 @@ def distill(
     inflate: Annotated[
         int | None, typer.Option(help="Multiplies the students' hidden width; 8 for the paper's plus variants.")
     ] = None,
+    features_only: Annotated[
+        bool, typer.Option("--features-only", help="Students whose input is features alone: no encodings.")
+    ] = False,
     preset: Annotated[
         str | None, typer.Option(help="clean (recommended), paper (its equations) or official (its released code).")
     ] = None,
@@ -68,10 +71,13 @@ def distill(
 
     Under torchrun --nproc-per-node N -m rbm distill, N processes train the students together.
     """
+    from rbm.config.presets import FEATURES_ONLY
     from rbm.datasets import load_dataset
     from rbm.distillation.distill import distill as run_distillation
     from rbm.utils.distributed import is_main_process, joined
 
+    if features_only:
+        set_ = [*(set_ or []), *FEATURES_ONLY]
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     methods = [name.strip() for name in method.split(",")]
     options = (dataset, teacher, preset, given, config, set_)

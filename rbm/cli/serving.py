@@ -16,6 +16,10 @@ def predict(
     features: Annotated[
         Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet, one row a node.")
     ],
+    nodes: Annotated[
+        Path | None,
+        typer.Option(help=".npy or .csv, [B]: of each row its node in the training graph; all: all nodes in order."),
+    ] = None,
     neighbors: Annotated[
         Path | None, typer.Option(help=".npy or .csv, [M, 2]: a row, and a node of the training graph joined to it.")
     ] = None,
@@ -27,7 +31,7 @@ def predict(
     """Predict classes for rows of features with a student of a run folder; files may be larger than memory."""
     from rbm.serving.prediction import predict_file
 
-    rows = predict_file(run, features, out, neighbors=neighbors, method=method, console=status)
+    rows = predict_file(run, features, out, nodes=nodes, neighbors=neighbors, method=method, console=status)
     console.print(f"{rows} predictions written to {out}", highlight=False)
 
 
@@ -93,8 +97,9 @@ def serve(
     max_connections: Annotated[int, typer.Option(help="Connections at once; more hear 503.")] = 512,
     timeout: Annotated[float, typer.Option(help="Seconds to send a head, a body, or to take an answer.")] = 10.0,
     grace: Annotated[float, typer.Option(help="Seconds to finish what is in flight, after SIGTERM.")] = 10.0,
+    method: MethodName = None,
 ) -> None:
-    """Serve the student of a run folder over HTTP; SIGHUP reads the folder anew, SIGTERM finishes and stops."""
+    """Serve a student of a run folder over HTTP; SIGHUP reads the folder anew, SIGTERM finishes and stops."""
     from rbm.serving import server
 
     # In bytes it is a whole number, which infinity and NaN are not.
@@ -102,6 +107,7 @@ def serve(
         raise ValueError(f"max-body: got {max_body}, expected a finite number of MiB above 0")
     server.serve(
         run,
+        method=method,
         host=host,
         port=port,
         threads=threads,

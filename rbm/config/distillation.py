@@ -12,8 +12,10 @@ class DistillConfig(Section):
     """How soft and hard labels mix, and whose soft labels a node learns from.
 
     ``label_weight`` is the weight of the true labels, the teacher's get the rest. ``neighbors`` adds the soft labels of
-    reliable neighbours (KRD); ``mean`` and ``draw`` are explained at :func:`rbm.distillation.soft_targets.weigh_pairs`.
-    ``forward`` is ``node`` (one student forward a node, against one aggregated target) or ``pair`` (one a pair).
+    reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous
+    (:mod:`rbm.distillation.neighbor_labels`). ``mean`` and ``draw`` are explained at
+    :func:`rbm.distillation.soft_targets.weigh_pairs`. ``forward`` is ``node`` (one student forward a node, against one
+    aggregated target) or ``pair`` (one a pair).
 
     ``batch_size = 0`` takes all rows at once. ``reduction`` is ``global_mean``, where batches add up to the means of
     the paper's equations, or ``sum_of_batch_means``, where every batch weighs alike, as in the released code: then hard
@@ -28,7 +30,7 @@ class DistillConfig(Section):
     temperature: Positive = 1.0
     temperature_mode: Literal["softmax", "scaled_log_probs"] = "softmax"
     temperature_squared: bool = False
-    neighbors: bool = True
+    neighbors: Annotated[Literal[True, False, "auto"], Field(description="true, false or auto")] = "auto"
     mean: Literal["nodes", "pairs"] = "nodes"
     draw: Literal["expectation", "sample"] = "expectation"
     forward: Literal["node", "pair"] = "node"

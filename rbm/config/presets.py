@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from rbm.config import Config, merged
+from rbm.config import Config, merged, parse_assignments
 
 _SWITCHES: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -52,6 +52,15 @@ _SWITCHES: dict[str, dict[str, Any]] = {
 # rows of these graphs show that the start of ``RbMConfig`` is better.
 _RELEASED_START = {"select_pretraining": False, "init_scale": 2.0, "init_attention": 1.1}
 
+# Students whose input is features alone: what `rbm distill --features-only` sets.
+FEATURES_ONLY = (
+    "encoding.deepwalk=false",
+    "encoding.label_propagation=false",
+    "nosmog.encoding.deepwalk=false",
+    "nosmog.encoding.label_propagation=false",
+    "cohop.histogram=none",
+)
+
 
 def preset_config(
     preset: str, dataset: str, setting: str = "transductive", teacher: str = "sage", protocol: str = "rbm"
@@ -81,6 +90,11 @@ def preset_config(
     return config.updated(_SWITCHES[preset])
 
 
+def features_only(config: Config) -> Config:
+    """A configuration whose students see no encodings, whatever their method."""
+    return config.updated(parse_assignments(list(FEATURES_ONLY)))
+
+
 def teacher_settings(teacher: str) -> dict[str, Any]:
     """The settings that a teacher has of its own on any graph, ``configs/teachers.yaml``; none for most."""
     return _read("teachers.yaml").get(teacher, {})
@@ -102,6 +116,7 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
         "mlp": {key: value for key, value in mlp.items() if key not in shape},
         "moe": moe,
         "distill": {
+            "neighbors": True,
             "label_weight": distill["label_weight"],
             "temperature": distill["temperature"],
             "adversarial_eps": distill["adv_eps"],

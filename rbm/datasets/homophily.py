@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+HETEROPHILOUS = 0.3  # a share of edges within a class below it
+
 
 class Homophily(NamedTuple):
     """Edge homophily.

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.config import Config
+from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.latency import student_latency, teacher_latency
+from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.summary import results_markdown
@@ -95,6 +97,7 @@ def distill(
     keep: str | None = None,
     labels_alone: bool = True,
     encodings: Sequence[Tensor] = (),
+    features_only: bool = False,
     folder: Path | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -116,11 +119,13 @@ def distill(
             the tree's defaults, and the settings of its own that a named teacher may have.
         methods: which students to train, of ``rbm.distillation.registry.METHODS``. All stay in the run folder.
         keep: the method whose student is kept for predictions; by default the best at validation, or a cheaper one
-            that is no more than chance and a point behind it (:func:`rbm.distillation.verdict.judge`).
-        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It is kept where
-            ``keep`` names it, or where it is one of ``methods``.
+            that is no more than chance and half a point behind it (:func:`rbm.distillation.verdict.judge`).
+        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It may be kept where
+            ``keep`` names it, where it is one of ``methods``, or where these are several and it is more than half a
+            point ahead of all their students.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
+        features_only: make students whose input is features alone, whatever encodings ``config`` asks for.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
         resume: continue the run of this folder.
         overwrite: replace the run of this folder.
@@ -147,6 +152,10 @@ def distill(
         BlockingIOError: another process has the folder open.
     """
     config, teacher = _named(config, teacher)
+    if features_only:
+        if len(encodings):
+            raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
+        config = without_encodings(config)
     _check_arguments(config, methods, teacher, encodings)
     asked_for, methods = tuple(methods), _with_labels(methods, labels_alone)
     if keep is not None and keep not in methods:
@@ -174,11 +183,17 @@ def distill(
             encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
             if any("encoding" in METHODS[method].sections for method in methods):
                 encode(config.encoding)
-            task = DistillationTask(split, outputs, config, classes, encode, run, progress)
+            neighbors = uses_neighbor_labels(split, config)
+            taught = config.updated({"distill": {"neighbors": neighbors}})
+            task = DistillationTask(split, outputs, taught, classes, encode, run, progress)
             for method in methods:
                 with timings.measured(method):
                     trained[method] = _train_student(METHODS[method], task)
-            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep))
+            for each in trained.values():
+                each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
+            verdict = broadcast_from_rank0(
+                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors=neighbors)
+            )
 
         name = config.teacher.name if teacher is None else "given"
         found = Distillation(

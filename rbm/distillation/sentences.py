@@ -2,17 +2,18 @@
 
 from typing import Any
 
+from rbm.datasets.homophily import HETEROPHILOUS
 from rbm.distillation.registry import METHODS
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
-HETEROPHILOUS = 0.3
 _HOMOPHILOUS = 0.5
+_ALONE = "; students learn no soft labels of neighbours (distill.neighbors)"
 
 
 def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
     """A sentence each on the graph, the teacher, the best student, the one that is kept, and what students need."""
     return [
-        _graph(verdict["homophily"]),
+        f"{_graph(verdict['homophily'])}{'' if verdict.get('neighbors', True) else _ALONE}.",
         *([] if verdict["teacher_gain"] is None else [_teacher(verdict)]),
         _best(verdict),
         _kept(verdict),
@@ -22,13 +23,13 @@ def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
 
 def _graph(found: dict[str, Any] | None) -> str:
     if found is None:
-        return "Graph: no edge joins two training or validation nodes, so nothing is known of its homophily."
+        return "Graph: no edge joins two training or validation nodes, so nothing is known of its homophily"
     kind = "heterophilous, most edges join different classes"
     if found["share"] >= HETEROPHILOUS:
         kind = "homophilous" if found["share"] >= _HOMOPHILOUS else "weakly homophilous"
     return (
         f"Graph: {kind}; {found['share']:.0%} of the {found['edges']:,} edges between training and validation nodes"
-        f" stay within a class, and {found['chance']:.0%} would by chance."
+        f" stay within a class, and {found['chance']:.0%} would by chance"
     )
 
 
@@ -42,7 +43,9 @@ def _teacher(verdict: dict[str, Any]) -> str:
         return f"{both}; the graph helps."
     told = "that may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
     advice = "try another teacher, distill.label_weight=0.8 or distill.neighbors=false"
-    if accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
+    if not verdict.get("neighbors", True):
+        advice = "try another teacher or distill.label_weight=0.8"
+    if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
         advice += f"; that MLP is ahead of every student, and --keep {LABELS_ALONE} keeps it"
     return f"{both}; {told}; {advice}."
 
@@ -69,8 +72,10 @@ def _kept(verdict: dict[str, Any]) -> str:
     reason = "the best at validation"
     if verdict["asked_for"]:
         reason = "as asked for"
+    elif kept == LABELS_ALONE and kept != best:
+        reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than half a point ahead of every student"
     elif kept != best:
-        reason = "cheaper, and behind the best by no more than chance and one point"
+        reason = "cheaper, and behind the best by no more than chance and half a point"
     others = [name for name in verdict["cost"] if name != kept]
     choice = f"; --keep {' or '.join(others)} keeps another" if others else ""
     return f"Kept: {_title(kept)}, {reason}{choice}."
@@ -83,7 +88,7 @@ def _needs(needs: dict[str, dict[str, int]]) -> str:
         names = [_title(name) for name, each in needs.items() if each["encodings"] == width]
         told.append(
             f"{_listed(names)}: features and {width} encodings of the node's place in the graph, for a new node those"
-            " of its neighbours"
+            " of its neighbours; --features-only trains without, which may be better or worse"
         )
     return f"Rows to predict: {'; '.join(told)}."
 

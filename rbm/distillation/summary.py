@@ -21,11 +21,16 @@ CAPTION = (
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
     """The teacher and its students side by side, for the terminal; the one that is kept is bold."""
     table = Table(
-        title=_title(summary), title_justify="left", caption=CAPTION, caption_justify="left", box=box.SIMPLE_HEAD
+        title=_title(summary),
+        title_justify="left",
+        caption=CAPTION,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,  # 80 columns are all there are where nobody looks at a terminal
     )
     table.add_column("", no_wrap=True)
     for column in _COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
     for name, *cells in _cells(summary, timings):
         table.add_row(name, *cells, style="bold" if name == ROWS.get(summary["verdict"]["kept"]) else None)
     return table

@@ -23,8 +23,8 @@ LABELS_ALONE = "labels"  # the method that learns without a teacher
 CONFIDENCE = 0.95
 _Z = 1.959964  # of a normal distribution, that share lies within so many standard deviations
 # Of validation accuracy: what a cheaper student may cost. An interval over few nodes is wide, and alone it would let a
-# student go for one that is several points worse.
-MOST_LOST = 0.01
+# student go for one that is several points worse. Half a point, because test nodes may show twice of it.
+MOST_LOST = 0.005
 
 
 class Comparison(NamedTuple):
@@ -69,6 +69,8 @@ def judge(
     trained: Mapping[str, TrainedStudent],
     methods: Sequence[str],
     keep: str | None,
+    *,
+    neighbors: bool = True,
 ) -> dict[str, Any]:
     """The verdict on a run, as ``summary.json`` has it.
 
@@ -76,15 +78,17 @@ def judge(
         split: the graph, and what training may see of it.
         soft_labels: the teacher's on the observed graph, ``[N_observed, C]``.
         trained: method -> its student; with :data:`LABELS_ALONE` where it was trained.
-        methods: those that may be kept.
+        methods: those that were asked for, one of which is kept; or, where there is a choice of several,
+            :data:`LABELS_ALONE` if it is ahead of them all by more than :data:`MOST_LOST`.
         keep: the one to keep whatever validation says, or None.
+        neighbors: whether students learned their neighbours' soft labels.
 
     Returns:
         ``homophily`` (its fields, or None where no edge tells it); ``nodes``, the validation nodes; ``accuracy`` of
         every model on them; ``teacher_gain``, the teacher's :class:`Comparison` with labels alone, or None; ``best`` of
         the methods; ``behind``, for each other student the best one's :class:`Comparison` with it; ``kept``, and
         whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the
-        columns of each student's rows.
+        columns of each student's rows; ``neighbors``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
@@ -102,11 +106,22 @@ def judge(
         "teacher_gain": None if gain is None else gain._asdict(),
         "best": best,
         "behind": {method: each._asdict() for method, each in behind.items()},
-        "kept": keep or _cheapest(best, {method: behind[method] for method in methods if method != best}, cost),
+        "kept": keep or _kept(best, behind, methods, cost),
         "asked_for": keep is not None,
         "cost": cost,
         "needs": {method: _needs(split, each) for method, each in trained.items()},
+        "neighbors": neighbors,
     }
+
+
+def _kept(best: str, behind: Mapping[str, Comparison], methods: Sequence[str], cost: Mapping[str, int]) -> str:
+    """The student for predictions. Whoever asks for one method gets it; among several the user leaves the choice to
+    validation, and a student that a teacher misled must not come before an MLP that had none.
+    """
+    alone = behind.get(LABELS_ALONE)
+    if alone is not None and len(methods) > 1 and alone.difference < -MOST_LOST:
+        return LABELS_ALONE
+    return _cheapest(best, {method: behind[method] for method in methods if method != best}, cost)
 
 
 def _cheapest(best: str, behind: Mapping[str, Comparison], cost: Mapping[str, int]) -> str:

@@ -31,7 +31,7 @@ def model_card(
         ValueError: none of its students has these weights.
     """
     data: dict[str, Any] = {"library_name": "rbm-kernels", "tags": _TAGS}
-    kind, inputs, figures = type(student).__name__, f"{student.in_channels} features", []
+    kind, inputs, figures = type(student).__name__, student.row, []
     if run is not None:
         summary, table, method, split = _read(run, tensors)
         if encodings := student.in_channels - summary["features"]:

@@ -6,6 +6,7 @@ Loading from a folder needs nothing more than this package; the card and the Hub
 """
 
 import inspect
+import logging
 import math
 import tempfile
 import warnings
@@ -22,6 +23,7 @@ from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed, seale
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 STUDENT = "student.json"  # in a run folder, in the place of config.json
+ENCODED = "encoding_columns"  # in either: HubMixin.encodings, where it is not 0
 _PLAIN = (int, float, str, bool, type(None))
 
 
@@ -36,9 +38,12 @@ class HubMixin:
 
     Attributes:
         layer_type: class of the layers that take further arguments of the student, or None.
+        encodings: how many columns of a row, the last ones, are encodings of the node's place in the graph; 0 where a
+            row is features alone, or nothing is known of it.
     """
 
     layer_type: type | None = None
+    encodings: int = 0
 
     def __init_subclass__(cls, **options) -> None:
         super().__init_subclass__(**options)
@@ -54,6 +59,14 @@ class HubMixin:
                 named |= named.pop(parameter.name, {})
         module.__dict__["_arguments"] = named if all(isinstance(v, _PLAIN) for v in named.values()) else None
         return module
+
+    @property
+    def row(self) -> str:
+        """What a row of the student's input holds, in words."""
+        features = f"{self.in_channels - self.encodings} features"
+        if not self.encodings:
+            return features
+        return f"{features}, then {self.encodings} encodings of the node's place in the graph"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -179,7 +192,10 @@ def load(
         hub = _huggingface_hub(f"{name} is no folder here, and students from the Hub")
         fetch = {"revision": revision, "token": token, "cache_dir": cache_dir}
         config, weights = (Path(hub.hf_hub_download(str(name), file, **fetch)) for file in (CONFIG, WEIGHTS))
-    return rebuild(config, weights, kind)
+    student = rebuild(config, weights, kind)
+    if student.encodings:
+        logging.getLogger("rbm").warning("%s: rows of this %s are %s.", name, type(student).__name__, student.row)
+    return student
 
 
 def describe(student: HubMixin, **further: Any) -> dict[str, Any]:
@@ -190,6 +206,8 @@ def describe(student: HubMixin, **further: Any) -> dict[str, Any]:
 
     name, arguments = type(student).__name__, student.arguments
     checksum = _checksum(name, arguments)
+    if student.encodings:
+        further = {**further, ENCODED: student.encodings}
     return {**further, "class": name, "arguments": arguments, "checksum": checksum, "rbm_version": __version__}
 
 
@@ -269,7 +287,7 @@ def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None, *, 
     Raises:
         ValueError: a file is corrupt, they do not belong together, or the class is not ``kind``.
     """
-    kind, arguments = _described(config, kind, method)
+    kind, arguments, encodings = _described(config, kind, method)
     tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # a phase's file is this package's own
     try:
         # Each layer has a tensor at least: an impossible number of layers would take forever to build.
@@ -285,6 +303,10 @@ def rebuild(config: Path, weights: Path, kind: type[HubMixin] | None = None, *, 
         raise
     except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
         raise ValueError(f"{config} holds arguments that {kind.__name__} does not take: {first_line(error)}") from error
+    if encodings:
+        if not encodings < getattr(student, "in_channels", 0):
+            raise _undescribed(config, ValueError(f"its {ENCODED} are {encodings}, and a row has fewer numbers"))
+        student.encodings = encodings
     fill(student, tensors, weights)
     return student.eval()
 
@@ -311,11 +333,16 @@ def _undescribed(config: Path, error: Exception) -> ValueError:
     return ValueError(f"{config} does not describe a student of this package: {reason}")
 
 
-def _described(config: Path, kind: type[HubMixin] | None, method: str | None) -> tuple[type[HubMixin], dict[str, Any]]:
+def _described(
+    config: Path, kind: type[HubMixin] | None, method: str | None
+) -> tuple[type[HubMixin], dict[str, Any], int]:
+    """Class, arguments, and how many columns of a row are encodings."""
     try:
         content = read_description(config, method) if config.name == STUDENT else read_json(config)
         name, arguments = content["class"], dict(content["arguments"])
-        known = STUDENTS[name] if kind is None else kind
+        known, encodings = STUDENTS[name] if kind is None else kind, content.get(ENCODED, 0)
+        if type(encodings) is not int or encodings < 0:
+            raise ValueError(f"its {ENCODED} are {encodings!r}, expected a whole number from 0")
     except (ValueError, KeyError, TypeError) as error:
         raise _undescribed(config, error) from error
     if name != known.__name__:
@@ -325,7 +352,7 @@ def _described(config: Path, kind: type[HubMixin] | None, method: str | None) ->
             f"{config} is damaged: its content is not what was written (its checksum differs); restore it, or remove"
             " the line of the checksum where it was changed on purpose"
         )
-    return known, arguments
+    return known, arguments, encodings
 
 
 def _huggingface_hub(what: str = "A model card and the Hub") -> ModuleType:

@@ -76,7 +76,7 @@ def measure_run(
     if repeats < 1:
         raise ValueError(f"repeats: got {repeats}, expected at least 1")
     run, progress = Path(run), Progress(console)
-    student = load(run, method).to(device)
+    student = load(run, method, quiet=True).to(device)
     file, encodings = run / file_of("latency.json", method), load_encodings(run, method)
     method = read_description(run / STUDENT, method)["method"]
     config = Config.from_yaml(run / "config.yaml")

@@ -1,4 +1,4 @@
-"""Which nodes of the training graph new rows are joined to, and the encodings that they have from them."""
+"""Encodings for rows of features: which nodes of the training graph the rows are, or which ones they are joined to."""
 
 from bisect import bisect_left
 from pathlib import Path
@@ -13,6 +13,8 @@ from rbm.utils.arrays import open_npy
 from rbm.utils.files import check_ending
 
 _EDGES_AT_ONCE = 2**22
+ALL = "all"  # in the place of a file of nodes
+_NAMED = 10  # rows without encodings that a message names
 
 
 def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, count: int) -> Tensor:
@@ -42,23 +44,19 @@ class Neighbors:
         known: encodings of the training graph's nodes, floating ``[N, D]``.
         rows: how many rows of features there are, if that is known yet.
 
+    Attributes:
+        missing: how many of the rows so far have no edge in the file; their encodings are zeros.
+        first_missing: the first ten of them.
+
     Raises:
         FileNotFoundError: no such file.
         ValueError: not readable, not whole numbers of that shape, or a number out of range.
     """
 
     def __init__(self, path: Path | str, known: Tensor, rows: int | None) -> None:
-        self.path, self.known = check_ending("neighbors file", path, (".npy", ".csv")), known
-        if not self.path.is_file():
-            raise FileNotFoundError(f"neighbors file {path} does not exist")
-        self._edges, self._order = None, None
-        try:
-            if self.path.suffix == ".csv":
-                self._edges = read_table(self.path, np.int64)
-            edges = self._open()
-            kind, shape = edges.dtype, list(edges.shape)
-        except ValueError as error:
-            raise ValueError(f"neighbors file {path} cannot be read ({error}); expected .npy or .csv") from error
+        self.path, self.known, self._order = Path(path), known, None
+        self.missing, self.first_missing = 0, []
+        self._edges, kind, shape = _open_table("neighbors file", path)
         if len(shape) != 2 or shape[1] != 2 or kind.kind not in "iu":
             raise ValueError(f"neighbors file {path} holds {kind} of shape {shape}, expected whole numbers [M, 2]")
         self.count, self._place = shape[0], 0
@@ -74,15 +72,20 @@ class Neighbors:
             self._order = np.argsort(edges[:, 0], kind="stable")
             self._edges = edges[self._order]
 
-    def encodings(self, start: int, stop: int) -> Tensor:
+    def encodings(self, start: int, stop: int, wanted: np.ndarray | None = None) -> Tensor:
         """Those of rows ``start`` to ``stop - 1``, ``[stop - start, D]``: see :func:`rbm.datasets.encodings.transfer`.
 
-        Calls go on where the last one stopped.
+        Calls go on where the last one stopped. Rows that are not ``wanted``, bool ``[stop - start]``, are not counted
+        where they are missing.
         """
         edges = self._open()
         end = bisect_left(range(self.count), stop, lo=self._place, key=lambda edge: int(edges[edge, 0]))
         rows, joined = np.array(edges[self._place : end], dtype=np.int64).T
         self._place = end
+        lacking = np.bincount(rows - start, minlength=stop - start) == 0
+        lacking = np.flatnonzero(lacking if wanted is None else lacking & wanted) + start
+        self.missing += len(lacking)
+        self.first_missing += lacking[: _NAMED - len(self.first_missing)].tolist()
         return neighbor_encodings(self.known, rows - start, joined, stop - start)
 
     def check_rows(self, rows: int) -> None:
@@ -90,6 +93,17 @@ class Neighbors:
         if self._place < self.count:
             line = self._place if self._order is None else self._order[self._place]
             self._check(self._open()[self._place : self._place + 1, 0], line, rows, "rows of features")
+
+    def told(self, rows: int) -> str | None:
+        """A sentence on the rows that are missing in the file, or None."""
+        if not self.missing:
+            return None
+        more = f" and {self.missing - len(self.first_missing):,} more" if self.missing > len(self.first_missing) else ""
+        named = ", ".join(map(str, self.first_missing))
+        return (
+            f"{self.missing:,} of {rows:,} rows have no neighbor in {self.path}, and zeros for encodings:"
+            f" {'row' if self.missing == 1 else 'rows'} {named}{more} (counted from 0)"
+        )
 
     def _open(self) -> np.ndarray:
         # Mapped anew each time, as features are: pages that were read do not add up.
@@ -102,3 +116,96 @@ class Neighbors:
             raise ValueError(
                 f"neighbors file {self.path}: line {start + bad[0]} names {ids[bad[0]]}, expected {expected}"
             )
+
+
+class Nodes:
+    """Rows that are nodes of the training graph themselves, by a file of whole numbers ``[B]`` (or ``[B, 1]``).
+
+    Args:
+        path: ``.npy`` or ``.csv``, for each row of the features its node; or :data:`ALL`, where the rows are all nodes
+            in their order.
+        known: encodings of the training graph's nodes, floating ``[N, D]``.
+        rows: how many rows of features there are, if that is known yet.
+        neighbors: gives the encodings of rows whose node is -1, which are new; None where there are none. What it
+            says of other rows is not used.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not readable, not whole numbers of that shape, a number out of range, or not one for each row.
+    """
+
+    def __init__(self, path: Path | str, known: Tensor, rows: int | None, neighbors: Neighbors | None = None) -> None:
+        self.path, self.known, self.neighbors = Path(path), known, neighbors
+        self._in_order, self._nodes = str(path) == ALL, None
+        if self._in_order:
+            self.count = len(known)
+        else:
+            self._nodes, kind, shape = _open_table("nodes file", path)
+            if kind.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
+                raise ValueError(f"nodes file {path} holds {kind} of shape {shape}, expected whole numbers [B]")
+            self.count = shape[0]
+            for start in range(0, self.count, _EDGES_AT_ONCE):
+                self._check(self._of(start, min(start + _EDGES_AT_ONCE, self.count)), start)
+        if rows is not None:
+            self.check_rows(rows)
+
+    def encodings(self, start: int, stop: int) -> Tensor:
+        """Those of rows ``start`` to ``stop - 1``, ``[stop - start, D]``; calls go on where the last one stopped."""
+        if stop > self.count:
+            raise self._unequal(f"at least {stop}")
+        nodes = self._of(start, stop)
+        found = self.known[torch.from_numpy(np.maximum(nodes, 0))]
+        if self.neighbors is not None:
+            new = nodes < 0
+            others = self.neighbors.encodings(start, stop, new)
+            found[torch.from_numpy(new)] = others[torch.from_numpy(new)]
+        return found
+
+    def check_rows(self, rows: int) -> None:
+        """Raise ValueError unless there is a node for each of ``rows`` rows."""
+        if rows != self.count:
+            raise self._unequal(str(rows))
+        if self.neighbors is not None:
+            self.neighbors.check_rows(rows)
+
+    def told(self, rows: int) -> str | None:
+        """A sentence on the new rows that the file of neighbors lacks, or None."""
+        return None if self.neighbors is None else self.neighbors.told(rows)
+
+    def _unequal(self, rows: str) -> ValueError:
+        if self._in_order:
+            said = f"the training graph has {self.count} nodes, which nodes={ALL} takes in their order"
+            mend = "name a file with the node of each row instead"
+        else:
+            said = f"nodes file {self.path} holds {self.count} numbers"
+            mend = "write one for each row, -1 for a new node"
+        return ValueError(f"{said}, and there are {rows} rows of features; {mend}")
+
+    def _of(self, start: int, stop: int) -> np.ndarray:
+        if self._in_order:
+            return np.arange(start, stop)
+        nodes = open_npy(self.path) if self._nodes is None else self._nodes
+        return np.array(nodes[start:stop], dtype=np.int64).reshape(-1)
+
+    def _check(self, nodes: np.ndarray, start: int) -> None:
+        bad = np.flatnonzero((nodes < (0 if self.neighbors is None else -1)) | (nodes >= len(self.known)))
+        if not bad.size:
+            return
+        new = "-1 for a new node with --neighbors" if self.neighbors is None else "-1 for a new node"
+        raise ValueError(
+            f"nodes file {self.path}: line {start + bad[0]} names {nodes[bad[0]]}, expected 0 to"
+            f" {len(self.known) - 1}, one of the {len(self.known)} nodes of the training graph, or {new}"
+        )
+
+
+def _open_table(what: str, path: Path | str) -> tuple[np.ndarray | None, np.dtype, list[int]]:
+    """A file of whole numbers: its content (of a ``.npy``, which is mapped, None), its type and its shape."""
+    file = check_ending(what, path, (".npy", ".csv"))
+    if not file.is_file():
+        raise FileNotFoundError(f"{what} {path} does not exist")
+    try:
+        held = read_table(file, np.int64) if file.suffix == ".csv" else None
+        table = open_npy(file) if held is None else held
+    except ValueError as error:
+        raise ValueError(f"{what} {path} cannot be read ({error}); expected .npy or .csv") from error
+    return held, table.dtype, list(table.shape)

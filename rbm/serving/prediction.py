@@ -1,7 +1,8 @@
 """Predictions of a finished student for rows of features from a file, which may be larger than memory.
 
-A student that was trained with encodings needs them beside the features. Nodes that arrive later get theirs as unseen
-nodes of the inductive setting do: from the nodes of the training graph that they are joined to.
+A student that was trained with encodings needs them beside the features. Nodes of the training graph have theirs in the
+run folder. Nodes that arrive later get theirs as unseen nodes of the inductive setting do: from the nodes of the
+training graph that they are joined to.
 """
 
 import csv
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
 from rbm.serving.feature_files import FeatureFile, open_features
-from rbm.serving.neighbors import Neighbors
+from rbm.serving.neighbors import Neighbors, Nodes
 from rbm.training.run_folder import load, load_encodings
 from rbm.utils.files import check_ending, optional, same_file, write_atomically
 from rbm.utils.progress import Progress
@@ -27,6 +28,7 @@ def predict_file(
     features: Path | str,
     out: Path | str,
     *,
+    nodes: Path | str | None = None,
     neighbors: Path | str | None = None,
     method: str | None = None,
     console: Console | None = None,
@@ -36,12 +38,14 @@ def predict_file(
     Args:
         run: folder of a finished run.
         features: rows ``[B, F]``, see :func:`rbm.serving.feature_files.open_features`. They hold the features alone
-            where ``neighbors`` are given or the student takes no encodings, else features and encodings.
+            where ``nodes`` or ``neighbors`` are given or the student takes no encodings, else features and encodings.
         out: file to write: ``.npy`` (all probabilities, float32 ``[B, C]``), or ``.csv`` or ``.parquet`` (row, class,
             its probability). It is written beside its place and moved there when it is whole.
-        neighbors: see :class:`rbm.serving.neighbors.Neighbors`.
+        nodes: which node of the training graph each row is, see :class:`rbm.serving.neighbors.Nodes`.
+        neighbors: which nodes of the training graph new rows are joined to, see
+            :class:`rbm.serving.neighbors.Neighbors`.
         method: whose student answers; by default the one that the run keeps.
-        console: shows progress there.
+        console: shows progress there, and how many rows, and which, have no neighbor in the file.
 
     Returns:
         The number of rows, B.
@@ -55,9 +59,9 @@ def predict_file(
         optional("pyarrow", "files", f"predictions file {out}", "or write .csv or .npy")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"predictions file {out}: folder {out.parent} does not exist; make it, or name another")
-    student = load(run, method)
-    source, joined = _open(run, features, student.in_channels, neighbors, load_encodings(run, method))
-    for name, given in (("features", source.path), ("neighbors", neighbors)):
+    student = load(run, method, quiet=True)
+    source, joined = _open(run, features, student.in_channels, nodes, neighbors, load_encodings(run, method))
+    for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
         if given is not None and same_file(out, given):
             raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
     total = 0
@@ -77,18 +81,26 @@ def predict_file(
                 joined.check_rows(total)
 
     write_atomically(out, write)
+    if joined is not None and (told := joined.told(total)) is not None:
+        progress.say(told)
     return total
 
 
 def _open(
-    run: Path | str, path: Path | str, width: int, neighbors: Path | str | None, known: Tensor | None
-) -> tuple[FeatureFile, Neighbors | None]:
+    run: Path | str,
+    path: Path | str,
+    width: int,
+    nodes: Path | str | None,
+    neighbors: Path | str | None,
+    known: Tensor | None,
+) -> tuple[FeatureFile, Nodes | Neighbors | None]:
     """The features that a student of ``width`` inputs takes, and what gives the columns that they lack: the encodings
     that are ``known`` of the training graph's nodes.
     """
     if known is None:
-        if neighbors is not None:
-            raise ValueError(f"neighbors: got {neighbors}, but the student of {run} takes features alone; leave it out")
+        for name, given in (("nodes", nodes), ("neighbors", neighbors)):
+            if given is not None:
+                raise ValueError(f"{name}: got {given}, but the student of {run} takes features alone; leave it out")
         return open_features(path, width), None
     alone = width - known.shape[1]
     if alone < 1:
@@ -96,12 +108,15 @@ def _open(
             f"{run} holds encodings of {known.shape[1]} columns, and its student takes rows of {width}: they are files"
             " of two runs; restore the run folder"
         )
-    if neighbors is not None:
+    if nodes is not None or neighbors is not None:
         source = open_features(path, alone)
-        return source, Neighbors(neighbors, known, source.rows)
+        joined = None if neighbors is None else Neighbors(neighbors, known, source.rows)
+        return source, joined if nodes is None else Nodes(nodes, known, source.rows, joined)
     meaning = (
-        f"{alone} features and {known.shape[1]} encodings; or pass the {alone} features alone and --neighbors FILE,"
-        " which says what nodes of the training graph each row is joined to"
+        f"{alone} features and {known.shape[1]} encodings; or pass the {alone} features alone: for nodes of the"
+        f" training graph with --nodes FILE, which says which of its {len(known)} nodes each row is (--nodes all: all"
+        " in their order), for new nodes with --neighbors FILE, which says what nodes of that graph each row is joined"
+        " to"
     )
     return open_features(path, width, meaning), None
 

@@ -6,6 +6,7 @@ Nothing is ever unpickled: finished models are safetensors files, the state of a
 
 import io
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -210,20 +211,29 @@ def save_students(folder: Path | str, kept: str, students: Mapping[str, SavedStu
     write_json(Path(folder) / STUDENT, content)
 
 
-def load(folder: Path | str, method: str | None = None) -> nn.Module:
+def load(folder: Path | str, method: str | None = None, *, quiet: bool = False) -> nn.Module:
     """Load a student of a run folder, or the one that ``save_pretrained`` wrote: a plain module in eval mode, on the
     CPU, made by any method. By default it is the one that the run folder keeps for predictions.
 
-    It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. Where the run has encodings they are the last
-    columns of a row, behind the features. Call it under :func:`torch.inference_mode`, in every thread that does: the
-    operators made for answering serve there alone.
+    It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. The last ``student.encodings`` columns of a row,
+    behind the features, are encodings. Where there are any, the logger ``rbm`` says so, unless ``quiet``;
+    :func:`load_encodings` gives those of the training graph's nodes. Call it under :func:`torch.inference_mode`, in
+    every thread that does: the operators made for answering serve there alone.
 
     Raises:
         FileNotFoundError: the folder holds no finished student.
         ValueError: a file of it is corrupt or was not written by this package, or it holds no student of ``method``.
     """
     config, weights = find_student(Path(folder), method)
-    return rebuild(config, weights, method=method)
+    student = rebuild(config, weights, method=method)
+    if student.encodings and not quiet:
+        place = repr(str(folder)) if method is None else f"{str(folder)!r}, {method!r}"
+        logging.getLogger("rbm").warning(
+            "%s: rows of this %s are %s. rbm.load_encodings(%s) has those of the training graph's nodes; a new node's"
+            " are the mean of its neighbors'.",
+            *(folder, type(student).__name__, student.row, place),
+        )
+    return student
 
 
 load_student = load  # a name that says what, where the package's own does not stand before it

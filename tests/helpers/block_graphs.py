@@ -1,6 +1,11 @@
-"""Graphs whose classes follow their edges as far as a test wants: contextual stochastic block models."""
+"""Graphs whose classes follow their edges as far as a test wants: contextual stochastic block models.
+
+The model is that of Deshpande, Sen, Montanari and Mossel (Contextual Stochastic Block Models, NeurIPS 2018): edges and
+features both depend on the class, and are independent given the class.
+"""
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from rbm.datasets.splits import per_class_masks
@@ -14,6 +19,9 @@ def block_graph(
     degree: int = 10,
     features: int = 24,
     signal: float = 0.6,
+    words: int = 0,
+    train_per_class: int = 20,
+    val_per_class: int = 60,
     seed: int = 0,
 ) -> Data:
     """A contextual stochastic block model.
@@ -23,8 +31,14 @@ def block_graph(
         nodes: N.
         classes: C, of equal size.
         degree: mean number of neighbours.
-        features: F, normal around a centre for each class.
-        signal: distance of the centres from zero, in standard deviations.
+        features: F.
+        signal: how much features tell of the class. Dense ones are normal around a centre for each class, this many
+            standard deviations times four from zero. Of sparse ones it is the share of a node's words that come from
+            its class's tenth of all words.
+        words: 0 gives dense features; another number gives ``x`` as a CSR tensor of zeros and ones, with at most so
+            many ones in a row.
+        train_per_class: training nodes of each class.
+        val_per_class: validation nodes of each class; all others are test nodes.
         seed: of all that is drawn.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -38,7 +52,21 @@ def block_graph(
     targets = block + torch.where(same, y[sources], other)
     edges = torch.stack([sources, targets])[:, sources != targets]
     edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
-    centers = torch.nn.functional.normalize(torch.randn(classes, features, generator=generator), dim=1)
-    x = torch.randn(nodes, features, generator=generator) + 4 * signal * centers[y]
-    masks = per_class_masks(y, seed=seed, train_per_class=20, val_per_class=60)
+    draw = _words if words else _points
+    x = draw(y, classes, features, signal, generator, *([words] if words else []))
+    masks = per_class_masks(y, seed=seed, train_per_class=train_per_class, val_per_class=val_per_class)
     return Data(x=x, edge_index=edges, y=y, **dict(zip(("train_mask", "val_mask", "test_mask"), masks, strict=True)))
+
+
+def _points(y: Tensor, classes: int, features: int, signal: float, generator: torch.Generator) -> Tensor:
+    centers = torch.nn.functional.normalize(torch.randn(classes, features, generator=generator), dim=1)
+    return torch.randn(len(y), features, generator=generator) + 4 * signal * centers[y]
+
+
+def _words(y: Tensor, classes: int, features: int, signal: float, generator: torch.Generator, words: int) -> Tensor:
+    topic = max(1, features // 10)
+    topics = torch.stack([torch.randperm(features, generator=generator)[:topic] for _ in range(classes)])
+    of_class = topics[y[:, None], torch.randint(topic, (len(y), words), generator=generator)]
+    of_any = torch.randint(features, (len(y), words), generator=generator)
+    chosen = torch.where(torch.rand(len(y), words, generator=generator) < signal, of_class, of_any)
+    return torch.zeros(len(y), features).scatter_(1, chosen, 1.0).to_sparse_csr()

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "make_app", "serve"]
 
 
-def make_app(student: nn.Module | Path | str, *, limits: Limits | None = None, threads: int = 1) -> "Starlette":
+def make_app(
+    student: nn.Module | Path | str, *, method: str | None = None, limits: Limits | None = None, threads: int = 1
+) -> "Starlette":
     """An ASGI application that answers for a student.
 
     Limits on connections and on slow heads of requests are the server's, which :func:`serve` sets up; all others are
@@ -28,6 +30,7 @@ def make_app(student: nn.Module | Path | str, *, limits: Limits | None = None, t
 
     Args:
         student: a run folder, or a student of this package on the CPU, which is put into eval mode.
+        method: whose student of a run folder; by default the one that it keeps.
         limits: what one client may ask for.
         threads: threads of a forward.
 
@@ -35,18 +38,19 @@ def make_app(student: nn.Module | Path | str, *, limits: Limits | None = None, t
         The application. ``app.state.service.reload()`` reads the run folder anew.
 
     Raises:
-        FileNotFoundError, ValueError: no finished run, or a student that does not answer.
+        FileNotFoundError, ValueError: no finished run, no student of ``method`` in it, or one that does not answer.
         ModuleNotFoundError: Starlette is not installed.
     """
     optional("starlette", "serve", "rbm serve")
     from rbm.serving.server.app import build
 
-    return build(student, limits or Limits(), threads)
+    return build(student, limits or Limits(), threads, method)
 
 
 def serve(
     run: Path | str,
     *,
+    method: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     threads: int = 1,
@@ -57,6 +61,7 @@ def serve(
 
     Args:
         run: folder of a finished run.
+        method: whose student; by default the one that the run keeps.
         host: address to listen at.
         port: port to listen at; 0 takes a free one, which the first line names.
         threads: threads of a forward.
@@ -64,7 +69,8 @@ def serve(
         tell: receives a line when the server listens, and one for each reload.
 
     Raises:
-        FileNotFoundError, ValueError: no finished run, or limits that the system does not grant.
+        FileNotFoundError, ValueError: no finished run, no student of ``method``, or limits that the system does not
+            grant.
         OSError: the address is in use, or not of this machine.
         ModuleNotFoundError: Starlette or uvicorn is not installed.
     """
@@ -72,4 +78,4 @@ def serve(
         optional(package, "serve", "rbm serve")
     from rbm.serving.server.run import run_forever
 
-    run_forever(make_app(run, limits=limits, threads=threads), host, port, tell)
+    run_forever(make_app(run, method=method, limits=limits, threads=threads), host, port, tell)

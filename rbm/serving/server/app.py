@@ -38,12 +38,14 @@ class Service:
 
     Attributes:
         source: a run folder or a student.
+        method: whose student of the run folder; None for the one that it keeps.
         served: the student that answers now.
         held_bytes: of bodies whose requests are not answered yet.
     """
 
-    def __init__(self, source: nn.Module | Path | str, limits: Limits, threads: int) -> None:
-        self.source, self.limits, self.served = source, limits, open_student(source)
+    def __init__(self, source: nn.Module | Path | str, limits: Limits, threads: int, method: str | None = None) -> None:
+        self.source, self.method, self.limits = source, method, limits
+        self.served = open_student(source, method)
         self.metrics, self.held_bytes = Metrics(), 0
         self.batcher = Batcher(limits, self.metrics, threads)
         self._reading, self._decoder = asyncio.Lock(), ThreadPoolExecutor(1, thread_name_prefix="rbm-decode")
@@ -78,7 +80,7 @@ class Service:
                 if isinstance(self.source, nn.Module):
                     raise ValueError("the student was given as an object, so there is no run folder to read anew")
                 loop = asyncio.get_running_loop()
-                other = await loop.run_in_executor(None, open_student, self.source)
+                other = await loop.run_in_executor(None, open_student, self.source, self.method)
                 self.served.check_successor(other)
             except Exception:
                 self.metrics.reloads["failed"] += 1
@@ -214,9 +216,9 @@ class Counted:
             raise
 
 
-def build(source: nn.Module | Path | str, limits: Limits, threads: int) -> Starlette:
+def build(source: nn.Module | Path | str, limits: Limits, threads: int, method: str | None = None) -> Starlette:
     """See :func:`rbm.serving.server.make_app`."""
-    service = Service(source, limits, threads)
+    service = Service(source, limits, threads, method)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -140,9 +140,10 @@ def _allow_files(count: int) -> None:
 def _first_line(service: Service, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     served, limits = service.served, service.limits
+    widths = "" if served.encodings is None else f" ({served.features} features, then their encodings)"
     return (
         f"{served.name} at http://{f'[{host}]' if ':' in host else host}:{port}/predict: rows of {served.in_channels}"
-        f" numbers, {served.num_classes} classes; at most {limits.body_bytes:,} bytes and {limits.rows:,} rows a"
-        f" request, {limits.queue_rows:,} rows waiting, {limits.connections:,} connections,"
+        f" numbers{widths}, {served.num_classes} classes; at most {limits.body_bytes:,} bytes and {limits.rows:,} rows"
+        f" a request, {limits.queue_rows:,} rows waiting, {limits.connections:,} connections,"
         f" {limits.timeout:g} s to send or take"
     )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rbm.nn.pretrained import STUDENT, read_description
 from rbm.serving.prediction import predict_probabilities
 from rbm.training.run_folder import load, load_encodings
 
@@ -17,12 +18,14 @@ class ServedStudent:
 
     Attributes:
         name: of its run folder, or of its class.
+        method: whose student of the run folder it is, or None.
         module: from rows ``[B, in_channels]`` to logits ``[B, num_classes]``, in eval mode on the CPU.
         num_classes: C.
         encodings: what the nodes of the training graph have beside their features, ``[N, D]``, or None.
     """
 
     name: str
+    method: str | None
     module: nn.Module
     num_classes: int
     encodings: Tensor | None
@@ -56,6 +59,7 @@ class ServedStudent:
         """What a client needs to know."""
         return {
             "name": self.name,
+            "method": self.method,
             "student": type(self.module).__name__,
             "in_channels": self.in_channels,
             "features": self.features,
@@ -74,24 +78,33 @@ class ServedStudent:
             )
 
 
-def open_student(source: nn.Module | Path | str) -> ServedStudent:
+def open_student(source: nn.Module | Path | str, method: str | None = None) -> ServedStudent:
     """A student from its run folder, or as it is; it answers once here, so that its first client does not wait.
+
+    Args:
+        source: a run folder, a folder that ``save_pretrained`` wrote, or a student.
+        method: whose student of a run folder; by default the one that it keeps.
 
     Raises:
         FileNotFoundError: no finished run.
-        ValueError: a corrupt file, encodings of another width than the student's, or an answer that is not finite.
+        ValueError: a corrupt file, encodings of another width than the student's, an answer that is not finite, or a
+            method that the run folder has no student of.
     """
     if isinstance(source, nn.Module):
+        if method is not None:
+            raise ValueError(f"method is {method!r}, but the student was given as an object; leave it out")
         module, name, encodings = source.eval(), type(source).__name__, None
     else:
-        module, name, encodings = load(source), Path(source).resolve().name, load_encodings(source)
+        module, encodings = load(source, method, quiet=True), load_encodings(source, method)
+        name, described = Path(source).resolve().name, Path(source) / STUDENT
+        method = read_description(described, method)["method"] if described.is_file() else None
     if encodings is not None and not encodings.shape[1] < module.in_channels:
         raise ValueError(
             f"run {source}: its encodings have {encodings.shape[1]} columns, expected fewer than the student's"
             f" {module.in_channels} inputs; its files do not belong together"
         )
-    served = ServedStudent(name, module, 0, encodings)
+    served = ServedStudent(name, method, module, 0, encodings)
     answer = served.probabilities(torch.zeros(1, module.in_channels))
     if not answer.isfinite().all():
         raise ValueError(f"student {name}: a row of zeros gets probabilities that are not finite; train it anew")
-    return ServedStudent(name, module, answer.shape[1], encodings)
+    return ServedStudent(name, method, module, answer.shape[1], encodings)

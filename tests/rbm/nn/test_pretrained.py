@@ -69,7 +69,7 @@ def run(tmp_path_factory):
     quick = {"max_epochs": 2}
     config = Config().updated({"teacher": quick, "mlp": quick, "rbm": {**quick, "pretrain_epochs": 1}})
     config = config.updated({"dataset": "/home/somebody/rings.npz", "encoding": {"deepwalk": False}})
-    return rbm.distill(load_dataset("digits"), config=config, folder=folder), folder
+    return rbm.distill(load_dataset("digits"), config=config, keep="rbm", folder=folder), folder
 
 
 def test_card_has_the_figures_of_its_run(huggingface_hub, run, tmp_path):

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import rbm
+from rbm.config import Config
 from rbm.datasets.encodings import transfer
 from rbm.serving.server import Limits, make_app
-from rbm.training.run_folder import load_encodings
+from rbm.training.run_folder import RunFolder, SavedStudent, load_encodings, save_students
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -206,6 +207,28 @@ def test_info_says_what_a_row_is(client, encoded):
     assert info["limits"] == {"body_bytes": 2**18, "rows": 100, "timeout_seconds": 10.0}
     info = encoded[1].get("/info")[1]
     assert (info["features"], info["encodings"], info["in_channels"]) == (F, D, F + D)
+
+
+def test_any_student_of_a_run_by_its_method(tmp_path, command):
+    folder, known = make_run(tmp_path / "run", F, C, encodings=torch.randn(NODES, D)), torch.randn(2, F)
+    students = {"rbm": SavedStudent(rbm.load(folder), "encodings"), "glnn": SavedStudent(rbm.MLPStudent(F, 8, C), None)}
+    RunFolder(folder, Config(), resume=True).save_phase("glnn", students["glnn"].student, {})
+    save_students(folder, "rbm", students)
+    app = make_app(folder, method="glnn")
+    with running(app) as client:
+        for _ in range(2):
+            status, answer = client.ask({"x": known.tolist()})
+            assert status == 200
+            check(answer, students["glnn"].student.eval(), known)
+            info = client.get("/info")[1]
+            assert (info["method"], info["student"], info["encodings"]) == ("glnn", "MLPStudent", 0)
+            asyncio.run(app.state.service.reload())  # which stays with the method
+    with running(make_app(folder)) as client:
+        assert client.get("/info")[1]["method"] == "rbm"
+    status, _, error = command("serve", folder, "--method", "gnn")
+    assert (status, "method is 'gnn', but" in error) == (2, True)
+    with pytest.raises(ValueError, match="method is 'glnn', but the student was given as an object; leave it out"):
+        make_app(students["glnn"].student, method="glnn")
 
 
 def test_metrics_are_prometheus_text(client):

@@ -1,0 +1,146 @@
+"""The main job, with its defaults, on made graphs whose classes follow the edges more or less.
+
+Graphs are contextual stochastic block models of 3,000 nodes in five classes. The grid crosses the share of edges within
+a class, the mean degree, and dense or sparse features. Each row is one ``rbm.distill`` with the plain defaults, in
+percent; the file is taken up again where a kill left it.
+
+    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant after
+    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant after --show
+"""
+
+import argparse
+import csv
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from block_graphs import block_graph
+from torch_geometric.data import Data
+
+import rbm
+from rbm.config import Config, parse_assignments
+from rbm.experiments.results import made_by
+
+HOMOPHILY, DEGREES, FEATURES = (0.1, 0.25, 0.5, 0.9), (5, 60), ("dense", "sparse")
+# Features alone let an MLP that learns from 100 labels class three nodes in four, or more.
+KINDS = {
+    "dense": {"features": 64, "signal": 0.6},
+    "sparse": {"features": 1000, "signal": 0.35, "words": 20},
+}
+MODELS = ("teacher", "labels", "mlp", "rbm")
+COLUMNS = (
+    *("features", "homophily", "degree", "variant", "seed", "share"),
+    *(f"{model}_{part}" for model in MODELS for part in ("val", "test")),
+    *("kept", "mlp_epoch", "rbm_epoch", "graph", "seconds", "commit", "date", "torch", "threads"),
+)
+
+
+class Cell(NamedTuple):
+    """A point of the grid."""
+
+    features: str
+    homophily: float
+    degree: int
+
+    def graph(self, seed: int, nodes: int = 3000) -> Data:
+        """The graph: five classes, 20 training and 100 validation nodes of each, all others for the test."""
+        return block_graph(
+            self.homophily,
+            nodes=nodes,
+            classes=5,
+            degree=self.degree,
+            val_per_class=100,
+            seed=seed,
+            **KINDS[self.features],
+        )
+
+
+def grid() -> list[Cell]:
+    """All points of the grid."""
+    return [Cell(*point) for point in itertools.product(FEATURES, HOMOPHILY, DEGREES)]
+
+
+def run(cell: Cell, seed: int, config: Config, cache: Path | None = None) -> dict[str, str]:
+    """A row: accuracies of teacher, MLP on labels and both students, and which student was kept."""
+    started = time.perf_counter()
+    result = rbm.distill(cell.graph(seed), config=config, cache=cache, measure_latency=False)
+    summary, verdict = result.summary, result.summary["verdict"]
+    made = made_by(config, "rbm")
+    return {
+        "features": cell.features,
+        "homophily": str(cell.homophily),
+        "degree": str(cell.degree),
+        "seed": str(seed),
+        "share": f"{verdict['homophily']['share']:.4f}",
+        **{f"{model}_val": f"{100 * summary[model]['val_accuracy']:.2f}" for model in MODELS},
+        **{f"{model}_test": f"{100 * summary[model]['test_accuracy']:.2f}" for model in MODELS},
+        "kept": verdict["kept"],
+        **{f"{model}_epoch": str(summary[model]["best_epoch"]) for model in ("mlp", "rbm")},
+        "graph": result.verdict[0].split(";")[0].split(",")[0].removeprefix("Graph: "),
+        "seconds": f"{time.perf_counter() - started:.1f}",
+        **{name: made[name] for name in ("commit", "date", "torch", "threads")},
+    }
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a file; none where there is no file."""
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def show(rows: list[dict[str, str]], variant: str) -> None:
+    """Print a variant as a Markdown table: test accuracies, means over seeds, and what the bars look at."""
+    groups = defaultdict(list)
+    for row in rows:
+        if row["variant"] == variant:
+            groups[row["features"], float(row["homophily"]), int(row["degree"])].append(row)
+    print("| features | homophily | degree | seeds | teacher | labels | MLP | RbM | kept | best - kept | MLP - RbM |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for cell, runs in sorted(groups.items()):
+        means = [statistics.fmean(float(row[f"{model}_test"]) for row in runs) for model in MODELS]
+        kept = statistics.fmean(float(row[f"{row['kept']}_test"]) for row in runs)
+        shown = [*map(str, (*cell, len(runs))), *(f"{mean:.1f}" for mean in (*means, kept))]
+        print(f"| {' | '.join(shown)} | {max(means[2:]) - kept:+.2f} | {means[2] - means[3]:+.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument("--variant", default="", help="name of what --set changes")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--cache", type=Path, help="folder of teachers and encodings, which variants share")
+    parser.add_argument("--only", default="", help="cells whose name holds this, such as dense-0.1")
+    parser.add_argument("--show", action="store_true", help="print a table of what there is, and run nothing")
+    options = parser.parse_args()
+    rows = read(options.out)
+    if options.show:
+        show(rows, options.variant)
+        return
+    base = Config().updated(parse_assignments(options.settings))
+    known = {tuple(row[name] for name in COLUMNS[:5]) for row in rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(options.out, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not rows:
+            writer.writeheader()
+        for seed, cell in itertools.product(range(options.seeds), grid()):
+            key = (cell.features, str(cell.homophily), str(cell.degree), options.variant, str(seed))
+            if key in known or options.only not in "-".join(key[:3]):
+                continue
+            torch.manual_seed(seed)
+            row = run(cell, seed, base.updated({"seed": seed}), options.cache)
+            writer.writerow({**row, "variant": options.variant})
+            file.flush()
+            tests = " ".join(f"{model} {row[f'{model}_test']}" for model in MODELS)
+            print(" ".join(key), f"{tests} kept {row['kept']} {row['seconds']} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
