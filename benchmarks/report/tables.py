@@ -1,4 +1,4 @@
-"""Tables of README.md, NOTES.md and docs/results.md: ``python -m benchmarks.report.tables`` writes them.
+"""Tables of README.md, NOTES.md and two pages of docs: ``python -m benchmarks.report.tables`` writes them.
 
 They are made from committed results. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test
 compares each page with what the results give.
@@ -15,7 +15,10 @@ from benchmarks.report.reading import read
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "docs" / "results.md")
+PAGES = (
+    *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
+    *(ROOT / "docs" / name for name in ("results.md", "experts.md")),
+)
 CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
@@ -160,6 +163,14 @@ def accuracy() -> str:
     return markdown(["dataset", "setting", "seeds", "RbM", "MLP", "teacher", "RbM - MLP", "p"], kept, 2)
 
 
+def gains(name: str, against: str) -> str:
+    """What each kind of student of ``results/searches/NAME.csv`` gains over one of them."""
+    from rbm.experiments.comparisons import gains_table
+    from rbm.experiments.results import read_rows
+
+    return gains_table(read_rows(RUNS / "searches" / f"{name}.csv"), against)
+
+
 def students() -> str:
     """The paper's main table on the graphs where every student has run, over the seeds that all of them have."""
     from rbm.experiments.paper_tables import read_table, render
@@ -250,6 +261,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
     "students": students,
+    "experts-unseen": partial(gains, "experts_unseen", "mlp"),
+    "experts-unseen-today": partial(gains, "experts_unseen", "rbm, today"),
 }
 
 
