@@ -1,7 +1,7 @@
 """Where an RbM student stands when routing begins: accuracies at its turning points, on validation nodes.
 
-The variants are those of ``experiments/searches/experts_shortlist.yaml``, and so is the protocol: unseen nodes, students
-128 wide, half of the validation nodes. A row a student; what OUT holds already is not run again.
+The variants are those of ``experiments/searches/experts_shortlist.yaml``, and so is the protocol: unseen nodes,
+students 128 wide, half of the validation nodes. A row a student; what OUT holds already is not run again.
 
     python experiments/experts_start.py ROOT results/experts_start.csv [CACHE]
 """
