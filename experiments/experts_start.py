@@ -17,7 +17,7 @@ from rbm.experiments.runner import Experiment
 from rbm.training.run_folder import read_metrics
 
 VARIANTS = ("today", "start 1", "pull 1")
-SEEDS = (2, 3, 4)
+SEEDS = (2, 3)
 COLUMNS = (
     *("dataset", "variant", "seed", "pretraining", "epochs", "best_epoch"),
     *("val_last_pretraining", "val_first_routed", "val_tenth_routed", "val_best"),
