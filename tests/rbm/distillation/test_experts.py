@@ -9,6 +9,7 @@ from rbm.config.presets import preset_config
 from rbm.datasets.splits import split_graph
 from rbm.distillation.experts import SharedExpert, expert_parameters, mean_expert, pull_together
 from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.distillation.trainer import StudentTrainer
 from rbm.experiments.results import config_fingerprint
 from rbm.teachers.outputs import outputs_from_logits
 from rbm.training import loop as training
@@ -133,11 +134,9 @@ def test_weight_decay_of_residuals_keeps_experts_close(small_graph, quick):
 
 
 def test_routing_begins_from_the_best_epoch_of_pretraining(small_graph, quick, monkeypatch):
-    evaluate = rbm.distillation.trainer.StudentTrainer.evaluate
+    evaluate = StudentTrainer.evaluate
     monkeypatch.setattr(
-        rbm.distillation.trainer.StudentTrainer,
-        "evaluate",
-        lambda trainer: evaluate(trainer)._replace(val=0.9 if trainer.epoch == 1 else 0.1),
+        StudentTrainer, "evaluate", lambda student: evaluate(student)._replace(val=0.9 if student.epoch == 1 else 0.1)
     )
     best = trained(small_graph, quick, 2).model.layers[0].weight[0].detach().clone()
     last = trained(small_graph, quick, 4).model.layers[0].weight[0].detach().clone()
@@ -158,7 +157,12 @@ def test_routing_begins_from_the_best_epoch_of_pretraining(small_graph, quick, m
 )
 @pytest.mark.parametrize("epoch", [2, 6])
 def test_a_kill_changes_nothing(small_graph, quick, tmp_path, monkeypatch, changes, epoch):
-    config = quick.updated({"rbm": {**changes, "patience": 100}})
+    """Also of what is remembered from before it: the best epoch of pretraining is the second here."""
+    evaluate = StudentTrainer.evaluate
+    monkeypatch.setattr(
+        StudentTrainer, "evaluate", lambda student: evaluate(student)._replace(val=0.9 if student.epoch == 1 else 0.5)
+    )
+    config = quick.updated({"rbm": {**changes, "select_pretraining": False, "patience": 100}})
     options = {"config": config, "methods": ["rbm"], "measure_latency": False, "cache": tmp_path / "cache"}
     whole = rbm.distill(small_graph, folder=tmp_path / "whole", **options)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
