@@ -1,9 +1,10 @@
-"""Tables of README.md, NOTES.md and docs/results.md: ``python -m benchmarks.report.tables`` writes them.
+"""Tables of README.md, NOTES.md and two pages of docs: ``python -m benchmarks.report.tables`` writes them.
 
 They are made from committed results. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test
 compares each page with what the results give.
 """
 
+import csv
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -15,13 +16,18 @@ from benchmarks.report.reading import read
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "docs" / "results.md")
+PAGES = (
+    *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
+    *(ROOT / "docs" / name for name in ("results.md", "experts.md")),
+)
 CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
     "Nothing has been measured on a GPU yet: `bash benchmarks/gpu.sh OUT_DIR` measures it, and `OUT_DIR/results.csv`,\n"
     "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.report.tables`.\n"
 )
+# Seeds that took no part in choosing these variants (docs/experts.md).
+JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "shared, routed lr 0.1")
 PEERS = ("eager", "eager compiled", "split", "sorted")
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 # By name, not by benchmarks.peers.libraries: a summary is read also where the operators' libraries did not build.
@@ -160,6 +166,33 @@ def accuracy() -> str:
     return markdown(["dataset", "setting", "seeds", "RbM", "MLP", "teacher", "RbM - MLP", "p"], kept, 2)
 
 
+def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
+    """What each kind of student of ``results/searches/NAME.csv`` gains over one of them; of all variants by default."""
+    from rbm.experiments.comparisons import gains_table
+    from rbm.experiments.results import read_rows
+
+    rows = [row for name in names for row in read_rows(RUNS / "searches" / f"{name}.csv")]
+    return gains_table([row for row in rows if not variants or row["variant"] in ("", *variants)], against)
+
+
+def routing_start() -> str:
+    """``results/experts_start.csv``: validation accuracies where routing begins, means over its graphs and seeds."""
+    from rbm.utils.files import read_text
+
+    found = defaultdict(list)
+    for row in csv.DictReader(read_text(RUNS / "experts_start.csv").splitlines()):
+        found[row["variant"]].append(row)
+    columns = ("val_last_pretraining", "val_first_routed", "val_tenth_routed", "val_best")
+    table = []
+    for variant, rows in found.items():
+        means = [100 * sum(float(row[name]) for row in rows) / len(rows) for name in columns]
+        epochs = sorted(int(row["best_epoch"]) for row in rows)
+        cells = [f"{mean:.2f}" for mean in means]
+        table.append([variant, str(len(rows)), *cells, f"{epochs[0]} to {epochs[-1]}"])
+    header = ["", "runs", "last of pretraining", "first routed", "tenth routed", "best", "best epoch"]
+    return markdown(header, table)
+
+
 def students() -> str:
     """The paper's main table on the graphs where every student has run, over the seeds that all of them have."""
     from rbm.experiments.paper_tables import read_table, render
@@ -250,6 +283,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
     "students": students,
+    "experts-unseen": partial(gains, "mlp", "experts_unseen"),
+    "experts-shortlist": partial(gains, "mlp", "experts_shortlist"),
+    "experts-joint-mlp": partial(gains, "mlp", *JOINT, variants=SHORTLIST),
+    "experts-joint-today": partial(gains, "rbm, today", *JOINT, variants=SHORTLIST),
+    "experts-joint-alike": partial(gains, "rbm, pull 1", *JOINT, variants=SHORTLIST),
+    "experts-start": routing_start,
 }
 
 

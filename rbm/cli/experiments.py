@@ -90,12 +90,16 @@ def table(
     methods: Annotated[bool, typer.Option("--methods", help="A column for each method, and median Scores.")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="A column for each variant of the RbM student.")] = False,
     column: Annotated[
-        str, typer.Option(help="With --methods or --variants: test_at_best_val, test_max, or val, by which to choose.")
+        str, typer.Option(help="Of all but the plain table: test_at_best_val, test_max, or val, by which to choose.")
     ] = "test_at_best_val",
+    against: Annotated[
+        str | None, typer.Option(help="Gains of all students over one, such as mlp or 'rbm, NAME' of a variant.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
 ) -> None:
     """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
     from rbm.experiments import tables
+    from rbm.experiments.comparisons import gains_table
     from rbm.experiments.paper_tables import render, table_of
     from rbm.experiments.results import ACCURACIES, read_rows
     from rbm.experiments.tables import main_table, variants_table
@@ -105,7 +109,9 @@ def table(
     rows = read_rows(file)
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
-    if methods:
+    if against is not None:
+        print(gains_table(rows, against, column), end="")
+    elif methods:
         print(render(table_of(rows), rows, column), end="")
     else:
         print(variants_table(rows, column=column) if variants else main_table(rows), end="")

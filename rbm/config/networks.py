@@ -154,6 +154,18 @@ class RbMConfig(Network, Pretrained):
     ``select_pretraining`` lets validation accuracy choose one of these epochs too: the student is then the pretrained
     expert, copied to all. With ``init_scale`` and ``init_attention`` of 1 routing begins with the function that
     pretraining ends with. The release selects routed epochs alone, and starts at 2 and 1.1, which changes the function.
+    ``route_from_best`` begins routing from the epoch of pretraining with the best validation accuracy, not from the
+    last one.
+
+    ``memory_init`` says where the memory vectors start: at the K-means centres of the rows that each router sees
+    (``kmeans``), or at the mean directions of groups of nodes that the teacher tells apart, by K-means on its
+    probabilities (``classes``) or on its last hidden layer (``teacher``).
+
+    How far routed experts may move apart (:mod:`rbm.distillation.experts`): ``expert_pull`` is the share of its way to
+    their mean that each goes after an optimiser step, 1 keeps them alike. ``routed_lr`` multiplies the learning rate of
+    the experts once they are routed; 0 leaves them as they were cloned. ``shared_expert`` trains each as a shared part
+    and a part of its own, which starts at zero; ``routed_lr`` then is that of the own part, and
+    ``residual_weight_decay`` its weight decay.
     """
 
     num_experts: Experts = NUM_EXPERTS
@@ -177,6 +189,21 @@ class RbMConfig(Network, Pretrained):
     reset_optimizer: bool = True
     memory_weight_decay: bool = False
     kmeans_max_rows: CountOrZero = 0
+    route_from_best: bool = False
+    memory_init: Literal["kmeans", "classes", "teacher"] = "kmeans"
+    expert_pull: Share = 0.0
+    routed_lr: NonNegative = 1.0
+    shared_expert: bool = False
+    residual_weight_decay: NonNegative = 0.0
 
     def validate(self) -> None:
         self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")
+        self.require("routed_lr", self.reset_optimizer or self.routed_lr == 1, "1 where reset_optimizer is false")
+        self.require(
+            "shared_expert",
+            not self.shared_expert or (self.reset_optimizer and self.expert_pull == 0),
+            "false where reset_optimizer is false or expert_pull is above 0 (residual_weight_decay pulls as well)",
+        )
+        self.require(
+            "residual_weight_decay", self.shared_expert or self.residual_weight_decay == 0, "0 without shared_expert"
+        )

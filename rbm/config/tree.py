@@ -22,7 +22,17 @@ SETTINGS, PROTOCOLS, PRESETS = get_args(Setting), get_args(Protocol), get_args(P
 SPARSE_FEATURES = get_args(SparseFeatures)
 # Settings that came later, with the value that all earlier runs had. The file of a run that lacks them is read with
 # these, and the fingerprint of a result row leaves out those that have it, so that earlier rows keep theirs.
-LATER_SETTINGS: dict[str, dict[str, Any]] = {"rbm": {"select_pretraining": False}}
+LATER_SETTINGS: dict[str, dict[str, Any]] = {
+    "rbm": {
+        "select_pretraining": False,
+        "route_from_best": False,
+        "memory_init": "kmeans",
+        "expert_pull": 0.0,
+        "routed_lr": 1.0,
+        "shared_expert": False,
+        "residual_weight_decay": 0.0,
+    }
+}
 
 
 @section

@@ -76,9 +76,15 @@ class NodeTrainer(Trainer):
         """See the logits of the observed nodes after an epoch."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        parameters = [*self.model.parameters(), *([] if self.projection is None else self.projection.parameters())]
-        groups = [{"params": parameters}, *self.further_groups()]
+        groups = [*self.parameter_groups(), *self.further_groups()]
         return build_adam(groups, lr=self.network.lr, weight_decay=self.network.weight_decay)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The model's parameters, and the projection's, as groups of the optimiser."""
+        return [{"params": [*self.model.parameters(), *self.projection_parameters()]}]
+
+    def projection_parameters(self) -> list[nn.Parameter]:
+        return [] if self.projection is None else list(self.projection.parameters())
 
     def further_groups(self) -> list[dict[str, Any]]:
         """Groups of the optimiser beside the parameters."""
@@ -123,6 +129,10 @@ class StudentTrainer(NodeTrainer):
         Means over the batch's rows weigh ``share`` (see :class:`rbm.distillation.batches.Batch`).
         """
 
+    def optimizer_step(self) -> None:
+        """Move the parameters by their gradients."""
+        self.optimizer.step()
+
     def freeze_memory(self, frozen: bool) -> None:
         """Whether forwards from here on leave the memory where it is."""
 
@@ -138,7 +148,7 @@ class StudentTrainer(NodeTrainer):
                 total = total + self._train_batch(batch)
                 if batch.ends_step:
                     average_gradients(self.projection)
-                    self.optimizer.step()
+                    self.optimizer_step()
                     self.optimizer.zero_grad()
         return float(all_reduce_sum(total) / world_size())
 
@@ -243,7 +253,7 @@ class StudentTrainer(NodeTrainer):
         """Brings the student's first layer beside the teacher's embedding; only the similarity loss asks for it."""
         if self.config.distill.similarity_weight == 0:
             return None
-        self.embedding = self.teacher_outputs.embedding("distill")
+        self.embedding = self.teacher_outputs.embedding("distill.similarity_weight is set")
         width = self.model.layers[0].out_features
         return nn.Linear(width, width).to(self.embedding.device)
 

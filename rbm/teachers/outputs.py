@@ -50,16 +50,16 @@ class TeacherOutputs:
         )
 
     @torch.no_grad()
-    def embedding(self, asked_by: str) -> Tensor:
+    def embedding(self, reason: str) -> Tensor:
         """The teacher's last hidden layer, ``[N_observed, H]``.
 
         Raises:
-            ValueError: it shows none; the message names the section of the configuration that asked for it.
+            ValueError: it shows none; the message begins with the ``reason``, the setting that asks for it.
         """
         if not hasattr(self.module, "embed"):
             raise ValueError(
-                f"{asked_by}.similarity_weight is set, but this teacher shows no hidden layer to be similar to; set it"
-                " to 0, or use a teacher of this package, or one with a method embed(x, edge_index) -> [N, H]"
+                f"{reason}, but this teacher shows no hidden layer; set it otherwise, or use a teacher of this package,"
+                " or one with a method embed(x, edge_index) -> [N, H]"
             )
         module, observed = self.module, self.observed
         with evaluating(module):

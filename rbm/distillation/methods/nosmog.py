@@ -35,7 +35,7 @@ class NOSMOGTrainer(GLNNTrainer):
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings)
         if config.similarity_weight > 0:
-            self.embedding = teacher_outputs.embedding("nosmog")
+            self.embedding = teacher_outputs.embedding("nosmog.similarity_weight is set")
             width = (model.layers[:-1] or model.layers)[-1].out_features
             self.projection = nn.Linear(width, width).to(self.embedding.device)
 

@@ -8,12 +8,14 @@ from torch import Tensor
 from rbm.config import Config, RbMConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
+from rbm.distillation.experts import SharedExpert, expert_parameters, pull_together
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import StudentTrainer
 from rbm.nn import losses
-from rbm.nn.kmeans_init import initialize_memory
+from rbm.nn.kmeans_init import group_nodes, initialize_memory
 from rbm.nn.students import RbMStudent, Trace
 from rbm.teachers.outputs import TeacherOutputs
+from rbm.training.loop import Accuracies
 from rbm.utils.distributed import broadcast_from_rank0
 
 
@@ -23,7 +25,16 @@ class RbMTrainer(StudentTrainer):
 
     Where validation selects an epoch of pretraining, the student is the expert of that epoch, cloned: gates sum to one,
     so that the mixture computes what the expert does.
+
+    Attributes:
+        shared_expert: splits the experts from the first routed epoch on, where ``rbm.shared_expert`` asks for it.
+        best_pretraining: validation accuracy and state of the model after the best epoch of pretraining, where
+            ``rbm.route_from_best`` asks for it and until routing begins.
+        groups: of the observed nodes, int64 ``[N_observed]``, where ``rbm.memory_init`` asks for them.
     """
+
+    shared_expert: SharedExpert | None = None
+    best_pretraining: tuple[float, dict[str, Tensor]] | None = None
 
     def __init__(
         self,
@@ -35,6 +46,7 @@ class RbMTrainer(StudentTrainer):
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings, config.rbm)
         model.pretraining = True
+        self.groups = self._groups()
 
     def begin_epoch(self, epoch: int) -> None:
         if epoch == self.config.rbm.pretraining:
@@ -53,6 +65,24 @@ class RbMTrainer(StudentTrainer):
             load_balance_weight=rbm.load_balance_weight,
         )
 
+    def optimizer_step(self) -> None:
+        if self.shared_expert:
+            self.shared_expert.take_gradients()
+        super().optimizer_step()
+        if self.shared_expert:
+            self.shared_expert.write_experts()
+        if not self.model.pretraining:
+            pull_together(expert_parameters(self.model.layers), self.config.rbm.expert_pull)
+
+    def evaluate(self) -> Accuracies:
+        found = super().evaluate()
+        remembers = self.config.rbm.route_from_best and self.model.pretraining
+        # Among equal ones the later epoch, as training selects.
+        if remembers and (self.best_pretraining is None or found.val >= self.best_pretraining[0]):
+            state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            self.best_pretraining = (found.val, state)
+        return found
+
     def freeze_memory(self, frozen: bool) -> None:
         self.model.set_track_memory(not frozen)
 
@@ -60,6 +90,19 @@ class RbMTrainer(StudentTrainer):
         # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
         if epoch > self.config.rbm.pretraining:
             self.model.pretraining = False
+
+    def state(self) -> dict[str, Any]:
+        further = {
+            "shared_expert": self.shared_expert.state() if self.shared_expert else None,
+            "best_pretraining": self.best_pretraining,
+        }
+        return super().state() | {name: value for name, value in further.items() if value is not None}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        if self.shared_expert:
+            self.shared_expert.restore(state["shared_expert"])
+        self.best_pretraining = state.get("best_pretraining")
 
     @torch.no_grad()
     def at_best_epoch(self, epoch: int) -> None:
@@ -74,6 +117,9 @@ class RbMTrainer(StudentTrainer):
 
     def _begin_routing(self) -> None:
         rbm = self.config.rbm
+        if self.best_pretraining is not None:
+            self.model.load_state_dict(self.best_pretraining[1])
+            self.best_pretraining = None
         if rbm.pretraining > 0:
             self.model.clone_experts()
         self.model.pretraining = False
@@ -87,8 +133,35 @@ class RbMTrainer(StudentTrainer):
 
     def _centers(self) -> list[Tensor]:
         max_rows = self.config.rbm.kmeans_max_rows or None
-        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=max_rows)
+        initialize_memory(self.model, self.observed_x, seed=self.config.seed, max_rows=max_rows, groups=self.groups)
         return [memory.detach() for memory in self.model.memories()]
+
+    def _groups(self) -> Tensor | None:
+        """The groups of nodes whose mean directions the memory starts at, ``[N_observed]``; None for K-means."""
+        rbm = self.config.rbm
+        if rbm.memory_init == "kmeans":
+            return None
+        if rbm.memory_init == "classes":
+            told_apart_by = self.teacher_outputs.soft_labels.softmax(-1)
+        else:
+            told_apart_by = self.teacher_outputs.embedding("rbm.memory_init is teacher")
+        return group_nodes(told_apart_by, rbm.num_experts, seed=self.config.seed)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        rbm = self.config.rbm
+        if self.model.pretraining or not (rbm.shared_expert or rbm.routed_lr != 1):
+            return super().parameter_groups()
+        experts, lr = expert_parameters(self.model.layers), rbm.lr * rbm.routed_lr
+        apart = {id(parameter) for parameter in experts}
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in apart]
+        others = [*others, *self.projection_parameters()]
+        if not rbm.shared_expert:
+            return [{"params": others}, {"params": experts, "lr": lr}]
+        self.shared_expert = SharedExpert(experts)
+        return [
+            {"params": [*others, *self.shared_expert.shared]},
+            {"params": self.shared_expert.residuals, "lr": lr, "weight_decay": rbm.residual_weight_decay},
+        ]
 
     def further_groups(self) -> list[dict[str, Any]]:
         rbm = self.config.rbm

@@ -192,7 +192,7 @@ def test_adversarial_passes_leave_the_memory_alone_unless_asked(small_graph, qui
 
 def test_similarity_needs_an_embedding(small_graph, quick):
     config = quick.updated({"distill": {"similarity_weight": 0.1}})
-    with pytest.raises(ValueError, match="shows no hidden layer to be similar to"):
+    with pytest.raises(ValueError, match="similarity_weight is set, but this teacher shows no hidden layer"):
         trainer_of(config, small_graph)
 
 

@@ -1,4 +1,4 @@
-"""Memory vectors start at the K-means centres of what each router sees."""
+"""Memory vectors start at the K-means centres of what each router sees, or at the means of given groups."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from sklearn.cluster import KMeans
 from torch.nn import functional as F
 
 from rbm import RbMStudent
-from rbm.nn.kmeans_init import initialize_memory, kmeans_memory
+from rbm.nn.kmeans_init import group_memory, group_nodes, initialize_memory, kmeans_memory
 
 
 def clusters(rows_each=20):
@@ -63,3 +63,40 @@ def test_bad_rows():
         kmeans_memory(torch.randn(3, 2), 4)
     with pytest.raises(ValueError, match="rows hold NaN or infinity"):
         kmeans_memory(torch.tensor([[1.0, float("nan")], [1.0, 2.0]]), 2)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_group_is_placed_at_the_mean_of_its_directions(sparse):
+    _, rows = clusters()
+    groups = torch.arange(60) % 4
+    memory = group_memory(rows.to_sparse_csr() if sparse else rows, groups, 5)
+    unit = F.normalize(rows, dim=-1)
+    expected = torch.stack([F.normalize(unit[groups == group].mean(0), dim=-1) for group in range(4)])
+    torch.testing.assert_close(memory[:4], expected)
+    assert not memory[4].any(), "nobody is in the last group"
+
+
+def test_nodes_are_grouped_by_what_tells_them_apart():
+    told_apart_by = torch.eye(3).repeat_interleave(10, 0) + 0.01 * torch.randn(30, 3)
+    groups = group_nodes(told_apart_by, 3)
+    assert groups.dtype == torch.int64
+    assert [len(set(part.tolist())) for part in groups.split(10)] == [1, 1, 1]
+    assert len(set(groups.tolist())) == 3
+    with pytest.raises(ValueError, match="num_experts is 31 but there are only 30 rows to group"):
+        group_nodes(told_apart_by, 31)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        group_nodes(told_apart_by / 0, 3)
+
+
+def test_groups_place_every_layer_and_are_sampled_as_the_rows_are():
+    student = RbMStudent(8, 6, 3, num_layers=2, num_experts=3, top_k=2).eval()
+    _, x = clusters()
+    groups = torch.arange(60) // 20
+    initialize_memory(student, x, groups=groups)
+    first, second = student.layers
+    torch.testing.assert_close(first.memory, group_memory(x, groups, 3))
+    torch.testing.assert_close(second.memory, group_memory(F.relu(first(x)), groups, 3))
+    initialize_memory(student, x, groups=groups, max_rows=30, seed=1)
+    near = F.cosine_similarity(first.memory, group_memory(x, groups, 3), dim=-1)
+    assert (near > 0.99).all(), "each sampled row still has its own group"
+    assert not torch.equal(first.memory, group_memory(x, groups, 3))

@@ -1,0 +1,114 @@
+"""What a change gains over many graphs at once: paired differences, of all cells jointly.
+
+A cell is a graph in one setting. Differences are taken seed by seed, where both sides had the same split and teacher. A
+single cell is noisy; the mean over cells is the question that a default is about.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scipy.stats import t as student_t
+
+from rbm.experiments.results import ACCURACIES
+from rbm.experiments.tables import group_rows
+
+Cells = dict[tuple[str, ...], dict[int, float]]  # per cent by seed
+
+
+class Gain(NamedTuple):
+    """What one kind of row gains over another.
+
+    Attributes:
+        difference: points, the mean over cells of each cell's mean over seeds.
+        error: its standard error: cells are fixed, seeds within them are drawn.
+        p: two-sided, by Student's t with Welch and Satterthwaite's degrees of freedom. NaN where a cell has one seed.
+        cells: differences by cell.
+        pairs: how many runs of each side were compared.
+    """
+
+    difference: float
+    error: float
+    p: float
+    cells: dict[tuple[str, ...], float]
+    pairs: int
+
+
+def gain(first: Cells, second: Cells) -> Gain:
+    """``first - second`` over the cells and seeds that both have.
+
+    Raises:
+        ValueError: they have none in common.
+    """
+    found = {}
+    for cell in first.keys() & second.keys():
+        seeds = first[cell].keys() & second[cell].keys()
+        if seeds:
+            found[cell] = [first[cell][seed] - second[cell][seed] for seed in sorted(seeds)]
+    if not found:
+        raise ValueError("no graph, setting and seed that both have; a comparison needs the same runs of both")
+    means = {cell: statistics.fmean(values) for cell, values in sorted(found.items())}
+    difference, pairs = statistics.fmean(means.values()), sum(map(len, found.values()))
+    if min(map(len, found.values())) < 2:
+        return Gain(difference, float("nan"), float("nan"), means, pairs)
+    # Variances of the cells' means, of which the joint mean is the average.
+    parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in found.values()]
+    total = sum(part for part, _ in parts)
+    error = math.sqrt(total) / len(parts)
+    if total == 0:
+        return Gain(difference, 0.0, 1.0 if difference == 0 else float("nan"), means, pairs)
+    freedom = total**2 / sum(part**2 / free for part, free in parts)
+    return Gain(difference, error, float(2 * student_t.sf(abs(difference / error), freedom)), means, pairs)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number (Holm, 1979), in the given order; NaN stays NaN and does not count."""
+    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    corrected, largest = [float("nan")] * len(p_values), 0.0
+    for rank, (p, i) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
+def kinds(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[str, Cells]:
+    """Per cent of a column by kind of row, in their order: ``mlp``, ``rbm``, with a variant ``rbm, NAME``.
+
+    Raises:
+        ValueError: no column of accuracies.
+    """
+    if column not in ACCURACIES:
+        raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
+    found: dict[str, Cells] = defaultdict(dict)
+    for group, methods in group_rows(rows).items():
+        for method, runs in methods.items():
+            kind = f"{method}, {group.variant}" if group.variant else method
+            cell = (group.graph, group.setting)
+            found[kind][cell] = {seed: 100 * float(row[column]) for seed, row in runs.items()}
+    return dict(found)
+
+
+def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at_best_val") -> str:
+    """Markdown: a line for each kind of student, with its gain over the kind ``against`` in points, over all cells.
+
+    ``p`` is corrected by Holm for the number of lines.
+
+    Raises:
+        ValueError: no such kind of row, or no column of accuracies.
+    """
+    found = kinds(rows, column)
+    if against not in found:
+        raise ValueError(f"against is {against!r}, expected one of these kinds of row: {'; '.join(found)}")
+    others = [kind for kind in found if kind not in (against, "teacher") and found[kind].keys() & found[against].keys()]
+    gains = [gain(found[kind], found[against]) for kind in others]
+    cells = list(dict.fromkeys(cell for each in gains for cell in each.cells))
+    header = ["", "runs", *(" ".join(cell) for cell in cells), "mean", "standard error", "p (Holm)"]
+    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+    for kind, each, p in zip(others, gains, holm([each.p for each in gains]), strict=True):
+        points = [f"{each.cells[cell]:+.2f}" if cell in each.cells else "" for cell in cells]
+        error = "" if math.isnan(each.error) else f"{each.error:.2f}"
+        shown = "" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+        lines.append(f"| {' | '.join([kind, str(each.pairs), *points, f'{each.difference:+.2f}', error, shown])} |")
+    return "\n".join(lines) + "\n"
