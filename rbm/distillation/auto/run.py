@@ -156,7 +156,7 @@ def _search(
         search.run()
     if place is not None:
         place.note(search)
-    best = search.best()
+    best = search.choice()
     config = judge.space.given if best is None else judge.space.config(point_of(best))
     return Chosen(config, told(search), search.spent(), rows(search))
 
@@ -170,7 +170,7 @@ def told(search: Search) -> dict[str, Any]:
         ``given_accuracy``, the best of the configuration that the search started from. Accuracies are means over
         halves, and None where no trial was complete.
     """
-    best = search.best()
+    best = search.choice()
     given = search.best([point for point in search.starts if point["start"] == GIVEN])
     choice = {} if best is None else point_of(best)
     starts = {(point["start"], point["method"]): point for point in search.starts}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rbm.distillation.auto.space import Point, Space
+from rbm.distillation.auto.space import GIVEN, Point, Space
 from rbm.training.loop import OutOfTimeError, time_limit
 from rbm.utils.studies import import_optuna
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
+# Of accuracy: on a few hundred nodes less is chance, and the given settings may rest on more evidence than a search has.
+LEAST_GAIN = 0.01
 _MOST_HALVES = 4
 # Of the budget, what the starting points alone may take, by the time of their first halves.
 _FOR_STARTS = 0.6
@@ -96,6 +98,13 @@ class Search:
         complete = [trial for trial in self.trials() if trial.state.name == "COMPLETE"]
         some = [trial for trial in complete if points is None or point_of(trial) in points]
         return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
+
+    def choice(self) -> "FrozenTrial | None":
+        """The best trial; of the given configuration, unless another one is ahead of it by more than :data:`LEAST_GAIN`;
+        None where none is complete.
+        """
+        best, given = self.best(), self.best([point for point in self.starts if point["start"] == GIVEN])
+        return given if given is not None and best.value - given.value <= LEAST_GAIN else best
 
     def _next(self) -> "Trial":
         """The trial to judge on one half more: every start on its first, then what is not judged to its end, then a new

@@ -71,7 +71,7 @@ def test_accuracies_are_those_of_distillations_on_halves(small_graph, start):
     found = distilled(small_graph, start)
     complete = [row for row in found.trials if row["state"] == "complete"]
     assert complete
-    best = max(complete, key=lambda row: (float(row["accuracy"]), -row["trial"]))
+    best = max(complete, key=lambda row: (float(row["accuracy"]), -row["trial"]))  # a node is more than a point here
     told = found.summary["verdict"]["search"]
     assert f"{told['accuracy']:.5f}" == best["accuracy"]
     assert told["choice"]["teacher"] == best["teacher"] == found.config.teacher.name

@@ -55,6 +55,14 @@ def test_finds_what_is_better():
     assert search.best().value > search.trials()[0].value + 0.05
 
 
+@pytest.mark.parametrize(("gain", "leaves"), [(0.009, False), (0.02, True)])
+def test_leaves_what_was_given_for_more_than_a_point(gain, leaves):
+    search = search_of(lambda point, half: 0.5 + gain * (point["teacher"] == "gcn"))
+    search.run()
+    assert point_of(search.best())["teacher"] == "gcn"
+    assert (search.space.config(point_of(search.choice())) == Config()) != leaves
+
+
 def test_the_worse_half_is_given_up_early():
     judged = []
     search = search_of(lambda point, half: judged.append(half) or quality(point, half))
