@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-# Of accuracy: on a few hundred nodes less is chance, and the given settings may rest on more evidence than a search has.
+# Of accuracy: on a few hundred nodes less is chance, and the given settings may rest on more evidence than a search.
 LEAST_GAIN = 0.01
 _MOST_HALVES = 4
 # Of the budget, what the starting points alone may take, by the time of their first halves.
@@ -100,8 +100,8 @@ class Search:
         return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
 
     def choice(self) -> "FrozenTrial | None":
-        """The best trial; of the given configuration, unless another one is ahead of it by more than :data:`LEAST_GAIN`;
-        None where none is complete.
+        """The best trial, if it is ahead of the given configuration by more than :data:`LEAST_GAIN`, or else the best of
+        that; None where none is complete.
         """
         best, given = self.best(), self.best([point for point in self.starts if point["start"] == GIVEN])
         return given if given is not None and best.value - given.value <= LEAST_GAIN else best

@@ -87,7 +87,7 @@ class Space:
         return point | {name: chosen(name, values) for name, values in self.settings[point["method"]].items()}
 
     def starts(self) -> list[Point]:
-        """The given configuration and the defaults, each with every method: what is chosen is never worse."""
+        """The given configuration and the defaults, each with every method."""
         return [self._as_it_is(start, method) for start in self.bases for method in self.methods]
 
     def openings(self) -> list[Point]:
