@@ -100,8 +100,8 @@ class Search:
         return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
 
     def choice(self) -> "FrozenTrial | None":
-        """The best trial, if it is ahead of the given configuration by more than :data:`LEAST_GAIN`, or else the best of
-        that; None where none is complete.
+        """The best trial, if it is ahead of the given configuration by more than :data:`LEAST_GAIN`, or else the best
+        of that; None where none is complete.
         """
         best, given = self.best(), self.best([point for point in self.starts if point["start"] == GIVEN])
         return given if given is not None and best.value - given.value <= LEAST_GAIN else best
