@@ -56,6 +56,11 @@ def distill(
     config: ConfigFile = None,
     set_: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/DATASET-SETTING-PRESET-seedN].")] = None,
+    auto: Annotated[
+        bool,
+        typer.Option("--auto", help="First search for teacher, encodings, student and settings, on validation nodes."),
+    ] = False,
+    budget: Annotated[str | None, typer.Option(help="With --auto: time for it all, such as 90s or 10m.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run of this folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this folder.")] = False,
     plots: Annotated[bool, typer.Option(help="Write plots into the run folder.")] = True,
@@ -76,7 +81,7 @@ def distill(
     from rbm.distillation.distill import distill as run_distillation
     from rbm.utils.distributed import is_main_process, joined
 
-    if features_only:
+    if features_only and not auto:  # which refuses it
         set_ = [*(set_ or []), *FEATURES_ONLY]
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     methods = [name.strip() for name in method.split(",")]
@@ -85,13 +90,25 @@ def distill(
         for option, value in (("tensorboard", tensorboard), ("keep", keep)):
             if value:
                 raise ValueError(f"--{option} is about a run folder, and --seeds leaves none; use one or the other")
+        if auto or budget:
+            raise ValueError(
+                "--auto is about a run folder, and --seeds leaves none; search first, then give what was chosen:"
+                " rbm distill --config RUN/config.yaml --seeds 0-9"
+            )
         distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
-    chosen = configuration(*options, resumed=out if resume else None)
+    named = None
+    if auto and resume and _is_begun(out, options):
+        chosen, methods, named, budget = _begun(out, methods, method, budget)
+    else:
+        chosen = configuration(*options, resumed=out if resume else None)
+        if auto and (teacher is not None or chosen.teacher.name == "logits"):
+            named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
     again = "".join(
         f" --{name} {value}" for name, value in (("method", method), ("keep", keep)) if value not in (None, _METHODS)
     )
+    again += " --auto" if auto else ""
     with goes_on_by(f"rbm distill --out {path} --resume{again}"), joined(usable_device(device)) as place:
         data = load_dataset(
             chosen.dataset,
@@ -102,9 +119,13 @@ def distill(
         ).to(place)
         result = run_distillation(
             data,
+            named,
             config=chosen,
             methods=methods,
             keep=keep,
+            auto=auto,
+            budget=budget,
+            features_only=features_only,
             folder=path,
             resume=resume,
             overwrite=overwrite,
@@ -115,6 +136,23 @@ def distill(
         is_main = is_main_process()
     if is_main:
         _report(result, path, plots)
+
+
+def _is_begun(out: Path | None, options) -> bool:
+    """Whether a search is resumed with nothing said of its settings."""
+    dataset, teacher, preset, given, config, set_ = options
+    said = (dataset, teacher, preset, config, *given.values())
+    nothing = not set_ and all(value is None for value in said)
+    return nothing and out is not None and (out / "auto.yaml").is_file()
+
+
+def _begun(out: Path, methods: list[str], method: str, budget: str | None):
+    """What the search of a run folder was started with: configuration, methods, teacher, budget."""
+    from rbm.distillation.auto.folder import config_of, read_begun
+
+    known = read_begun(out)["search"]
+    methods = known["run"] if method == _METHODS else methods
+    return config_of(known), methods, known["teacher"], budget or known["budget"]
 
 
 def _report(result, path, plots) -> None:

@@ -18,7 +18,9 @@ Dataset = Annotated[
 Root = Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")]
 Setting = Annotated[str | None, typer.Option(help="transductive or inductive.")]
 Protocol = Annotated[str | None, typer.Option(help="rbm or cpf: which form and split of a named graph [default: rbm].")]
-TeacherName = Annotated[str | None, typer.Option(help="sage, gcn, revgat or drgat.")]
+TeacherName = Annotated[
+    str | None, typer.Option(help="sage, gcn, gat, appnp, mlp, label_propagation, revgat or drgat.")
+]
 ConfigFile = Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="One setting, for example rbm.lr=0.005; repeatable.")

@@ -51,8 +51,9 @@ class Pretrained:
 
 @section
 class TeacherConfig(Network):
-    """The graph neural network: ``sage`` (mean aggregation with the node itself), ``gcn``, or one of those that have
-    settings of their own in :class:`AttentionConfig`, ``revgat`` and ``drgat``.
+    """The teacher: ``sage`` (mean aggregation with the node itself), ``gcn``, ``gat``, ``appnp``, ``mlp`` (sees no
+    edge), ``label_propagation`` (sees no feature and is not trained), or one of those that have settings of their own
+    in :class:`AttentionConfig`, ``revgat`` and ``drgat``.
 
     In its first epochs a teacher may already order the classes well on a few hundred validation nodes while its soft
     labels are close to uniform; a student learns little from those. Hence ``min_epochs``.

@@ -134,6 +134,14 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return nested(values)
 
 
+def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """A tree's leaves by their names: the inverse of :func:`nested`."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+    return leaves
+
+
 def nested(values: dict[str, Any]) -> dict[str, Any]:
     """``{"rbm.lr": 0.01}`` as the tree ``{"rbm": {"lr": 0.01}}``."""
     tree: dict[str, Any] = {}

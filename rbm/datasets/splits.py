@@ -121,13 +121,23 @@ def without_test_set(
     (its ``unseen_fraction`` is 1): they then arrive as unseen nodes do, which validation nodes within the observed
     graph do not. Arguments and what is raised as for :func:`split_graph`.
     """
-    graph = copy.copy(split_graph(data, setting, unseen_fraction=unseen_fraction, seed=seed).observed)
+    known = data.get("num_classes")
+    observed = split_graph(data, setting, unseen_fraction=unseen_fraction, seed=seed).observed
+    return halved(observed, int(data.y.max()) + 1 if known is None else known, seed)
+
+
+def halved(observed: Data, num_classes: int, seed: int) -> Data:
+    """What :func:`without_test_set` makes of an observed graph: each seed draws another half of its validation nodes.
+
+    Raises:
+        ValueError: there is one validation node alone.
+    """
+    graph = copy.copy(observed)
     validation = _nodes(graph.val_mask)
     if validation.numel() < 2:
         raise ValueError("data.val_mask: 1 node is marked, expected at least 2 to set half of them apart")
     permutation = torch.randperm(validation.numel(), generator=torch.Generator().manual_seed(seed))
-    known = graph.get("num_classes")
-    graph.num_classes = int(data.y.max()) + 1 if known is None else known
+    graph.num_classes = num_classes
     graph.y = graph.y.masked_fill(graph.test_mask, -1)
     graph.test_mask = torch.zeros_like(graph.val_mask)
     graph.test_mask[validation[permutation[: validation.numel() // 2]]] = True

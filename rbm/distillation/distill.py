@@ -17,6 +17,8 @@ from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit, split_for
+from rbm.distillation.auto.folder import read_chosen
+from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, with_logits
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
@@ -59,6 +61,7 @@ class Distillation:
         timings: seconds of each phase in this process, and milliseconds for one node and for all, as in
             ``timings.json``.
         config: the configuration that made it.
+        trials: of the search that chose the configuration, a dictionary each, as in ``auto.csv``; None without one.
     """
 
     students: dict[str, nn.Module]
@@ -70,6 +73,7 @@ class Distillation:
     summary: dict[str, Any]
     timings: dict[str, Any]
     config: Config
+    trials: list[dict[str, Any]] | None = None
 
     @property
     def student(self) -> nn.Module:
@@ -96,6 +100,8 @@ def distill(
     methods: Sequence[str] = DEFAULT_METHODS,
     keep: str | None = None,
     labels_alone: bool = True,
+    auto: bool = False,
+    budget: float | str | None = None,
     encodings: Sequence[Tensor] = (),
     features_only: bool = False,
     folder: Path | str | None = None,
@@ -123,11 +129,16 @@ def distill(
         labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It may be kept where
             ``keep`` names it, where it is one of ``methods``, or where these are several and it is more than half a
             point ahead of all their students.
+        auto: first search for teacher, encodings, student and its decisive settings, on validation nodes
+            (:mod:`rbm.distillation.auto`). ``config`` is where the search starts; a ``teacher`` that is given,
+            ``methods`` and ``keep`` restrict it. The run then has the configuration that was chosen.
+        budget: time for the search and the run after it, in seconds or as ``"90s"``, ``"10m"``, ``"1.5h"``; by default
+            ten minutes. One that is too small for a single trial leaves ``config`` as it is.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
         features_only: make students whose input is features alone, whatever encodings ``config`` asks for.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
-        resume: continue the run of this folder.
+        resume: continue the run of this folder, or with ``auto`` its search.
         overwrite: replace the run of this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.utils.cache.Cache`).
         unseen_fraction: share of the test nodes that the inductive setting hides; by default the graph's own, see
@@ -139,7 +150,8 @@ def distill(
 
     Returns:
         The students and all that is needed to judge them. The same seed gives the same numbers, bit for bit, on the
-        same machine; the global random state is left as it was.
+        same machine; the global random state is left as it was. How far a search comes within its budget depends on
+        the machine's speed; its trials are the same.
 
     Where a process group runs, call it on all ranks, with the same arguments: students whose method is
     ``data_parallel`` are trained by all of them, everything else by the first while the others wait. The first one has
@@ -148,15 +160,18 @@ def distill(
     Raises:
         ValueError, TypeError: data, teacher or configuration do not fit; before any work.
         ModuleNotFoundError: tensorboard is asked for and not installed.
+        ValueError: ``auto`` without Optuna, with ``encodings``, or where several processes train together.
         FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
         BlockingIOError: another process has the folder open.
     """
+    named = teacher if isinstance(teacher, str) else None
     config, teacher = _named(config, teacher)
     if features_only:
         if len(encodings):
             raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
         config = without_encodings(config)
     _check_arguments(config, methods, teacher, encodings)
+    seconds = budget_in_seconds(auto, budget, encodings, features_only)
     asked_for, methods = tuple(methods), _with_labels(methods, labels_alone)
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
@@ -164,9 +179,35 @@ def distill(
         check_tensorboard(folder)
     validate_data(data)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
-    teacher = _given(teacher, config, split, classes)
+    given = _given(teacher, config, split, classes)
     _check_experts(config, methods, split.observed.num_nodes)
+    chosen: Chosen | None = None
+    if auto:
+        if isinstance(given, Tensor):
+            data, teacher, named = with_logits(data, given), None, "logits"
+        config = config.updated({"teacher": {"name": named}}) if named else config
+        chosen = choose(
+            distill,
+            data,
+            teacher,
+            config,
+            teacher_name=named,
+            methods=(keep,) if keep in asked_for else asked_for,
+            run=asked_for,
+            budget=seconds,
+            folder=folder,
+            resume=resume,
+            overwrite=overwrite,
+            cache=cache,
+            unseen_fraction=unseen_fraction,
+            console=console,
+        )
+        config, resume, overwrite = chosen.config, folder is not None, False
+        given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes)
+    teacher = given
     kept, progress, timings = Cache(cache), Progress(console if is_main_process() else None), Timings()
+    if chosen:
+        timings["search"] = {"seconds": round(chosen.seconds, 3)}
     with ExitStack() as opened:
         run = None
         if folder is not None:
@@ -194,6 +235,8 @@ def distill(
             verdict = broadcast_from_rank0(
                 lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors=neighbors)
             )
+            if search := chosen.told if chosen else read_chosen(folder):
+                verdict["search"] = search
 
         name = config.teacher.name if teacher is None else "given"
         found = Distillation(
@@ -209,6 +252,7 @@ def distill(
             },
             timings=timings,
             config=config,
+            trials=chosen.rows if chosen else None,
         )
         if measure_latency and is_main_process():
             _measure_latencies(found)

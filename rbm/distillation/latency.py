@@ -62,7 +62,8 @@ def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tu
 def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats: int = 30) -> tuple[float, float]:
     """Median milliseconds that a teacher takes for one node, its neighbourhood gathered, and for all nodes.
 
-    The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood.
+    The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood, or that of
+    the teacher's ``hops``.
     """
     x, edges = features_for(teacher, graph.x), edges_for(teacher, graph)
     nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1, device=x.device).long().split(1))
@@ -75,13 +76,15 @@ def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats
 def neighborhood_answer(teacher: nn.Module, graph: Data, num_layers: int) -> Callable[[Tensor], Tensor]:
     """What a teacher does where a few nodes are asked for: a function from ids, int64 ``[B]``, to logits ``[B, C]``.
 
-    It gathers edges and features of their ``num_layers``-hop neighbourhood, and runs the teacher on that subgraph.
+    It gathers edges and features of their ``num_layers``-hop neighbourhood, and runs the teacher on that subgraph. A
+    teacher that reaches elsewhere than its layers do says how far (:attr:`rbm.teachers.Teacher.hops`).
     """
-    x = features_for(teacher, graph.x)
+    x, reach = features_for(teacher, graph.x), getattr(teacher, "hops", None)
+    reach = num_layers if reach is None else reach
 
     def answer(nodes: Tensor) -> Tensor:
         subset, edges, position, _ = k_hop_subgraph(
-            nodes, num_layers, graph.edge_index, relabel_nodes=True, num_nodes=x.shape[0]
+            nodes, reach, graph.edge_index, relabel_nodes=True, num_nodes=x.shape[0]
         )
         return teacher(x[subset], edges)[position]
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rbm.datasets.homophily import HETEROPHILOUS
+from rbm.distillation.auto.space import GIVEN
 from rbm.distillation.registry import METHODS
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
@@ -11,14 +12,44 @@ _ALONE = "; students learn no soft labels of neighbours (distill.neighbors)"
 
 
 def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
-    """A sentence each on the graph, the teacher, the best student, the one that is kept, and what students need."""
+    """A sentence each on the search (if there was one), the graph, the teacher, the best student, the one that is kept,
+    and what students need.
+    """
     return [
+        *([_search(verdict["search"])] if "search" in verdict else []),
         f"{_graph(verdict['homophily'])}{'' if verdict.get('neighbors', True) else _ALONE}.",
         *([] if verdict["teacher_gain"] is None else [_teacher(verdict)]),
         _best(verdict),
         _kept(verdict),
         _needs(verdict["needs"]),
     ]
+
+
+def _search(found: dict[str, Any]) -> str:
+    budget, trials = _time(found["budget"]), found["trials"]
+    if found["choice"] is None:
+        return (
+            f"Search: the budget of {budget} ended before a trial was judged to its end; the run has the settings that"
+            " the search started from."
+        )
+    base = "the settings that it started from" if found["choice"]["start"] == GIVEN else "the defaults"
+    changed = [f"{name} {_value(value)}" for name, value in found["changed"].items()]
+    but = f" but {', '.join(changed)}" if changed else ""
+    halves = "half of them" if found["halves"] == 1 else f"{found['halves']} times another half of them"
+    before = "" if found["given_accuracy"] is None else f", and {found['given_accuracy']:.2%} before the search"
+    return (
+        f"Search: {trials} {'trials' if trials > 1 else 'trial'} within {budget}, {found['given_up']} given up early;"
+        f" chosen: {_title(found['choice']['method'])} with {base}{but}; {found['accuracy']:.2%} on validation nodes"
+        f" held out ({halves}){before}. The best of many is an optimistic figure."
+    )
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
 
 
 def _graph(found: dict[str, Any] | None) -> str:

@@ -10,12 +10,24 @@ from rbm.nn.sparse_rows import Features, SparseRows, in_single_precision
 from rbm.teachers.attention import AttentionTeacher
 from rbm.teachers.base import ConvTeacher, Teacher
 from rbm.teachers.drgat import DRGAT
+from rbm.teachers.gat import GAT
 from rbm.teachers.gcn import GCN
 from rbm.teachers.label_input import LabelInput
+from rbm.teachers.label_propagation import LabelPropagation
+from rbm.teachers.mlp import APPNP, MLP
 from rbm.teachers.revgat import RevGAT
 from rbm.teachers.sage import GraphSAGE
 
-TEACHERS: dict[str, type[Teacher]] = {"sage": GraphSAGE, "gcn": GCN, "revgat": RevGAT, "drgat": DRGAT}
+TEACHERS: dict[str, type[Teacher]] = {
+    "sage": GraphSAGE,
+    "gcn": GCN,
+    "gat": GAT,
+    "appnp": APPNP,
+    "mlp": MLP,
+    "label_propagation": LabelPropagation,
+    "revgat": RevGAT,
+    "drgat": DRGAT,
+}
 
 
 def build_teacher(
@@ -61,13 +73,17 @@ def features_for(teacher: nn.Module, x: Features) -> Features:
 
 
 __all__ = [
+    "APPNP",
     "DRGAT",
+    "GAT",
     "GCN",
+    "MLP",
     "TEACHERS",
     "AttentionTeacher",
     "ConvTeacher",
     "GraphSAGE",
     "LabelInput",
+    "LabelPropagation",
     "RevGAT",
     "Teacher",
     "build_teacher",

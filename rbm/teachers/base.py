@@ -20,7 +20,13 @@ NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 class Teacher(nn.Module, ABC):
-    """A graph neural network that gives class logits, and shows its last hidden layer."""
+    """A graph neural network that gives class logits, and shows its last hidden layer.
+
+    Attributes:
+        hops: how far from a node its answer depends on others; None where that is its number of layers.
+    """
+
+    hops: int | None = None
 
     @staticmethod
     @abstractmethod

@@ -1,7 +1,7 @@
 """From what a user names or gives to a teacher's outputs: build it, train it or find it trained, and ask it once."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.datasets.splits import GraphSplit
-from rbm.teachers import LabelInput, Teacher, build_teacher
+from rbm.teachers import LabelInput, LabelPropagation, Teacher, build_teacher
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 from rbm.teachers.training import build_teacher_trainer
 from rbm.training.loop import fit_phase
@@ -70,7 +70,10 @@ def _train(
     """Train ``teacher``, or take it from the run folder or from the cache; its result."""
 
     def fit() -> dict[str, Any]:
-        return fit_phase("teacher", build_teacher_trainer(teacher, split, config), config.teacher, run, progress)
+        network = config.teacher
+        if isinstance(teacher, LabelPropagation):  # its answer is there at once, and stays
+            network = replace(network, max_epochs=1)
+        return fit_phase("teacher", build_teacher_trainer(teacher, split, config), network, run, progress)
 
     if run is not None and run.finished("teacher") is not None:
         return fit()  # a run folder keeps a teacher of its own
@@ -121,6 +124,8 @@ def build_configured_teacher(config: Config, split: GraphSplit, classes: int) ->
     shows_labels = section.name in ATTENTION_TEACHERS and attention.label_input
     features = split.graph.num_features + (classes if shows_labels else 0)
     teacher = build_teacher(section.name, features, classes, **shape)
+    if isinstance(teacher, LabelPropagation):
+        teacher.show(training_labels(split))
     if shows_labels:
         labels = training_labels(split)
         teacher = LabelInput(teacher, labels, classes, attention.label_mask_rate, attention.label_iterations)

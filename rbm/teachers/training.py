@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.datasets.splits import GraphSplit
 from rbm.nn import losses
-from rbm.teachers import LabelInput, edges_for, features_for
+from rbm.teachers import LabelInput, LabelPropagation, edges_for, features_for
 from rbm.teachers.neighbor_sampling import NeighborBatches
 from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
 
@@ -90,8 +90,20 @@ class AttentionTrainer(TeacherTrainer):
         return loss(logits[nodes], graph.y[nodes])
 
 
+class NothingToTrain(TeacherTrainer):
+    """Label propagation has no weights: an epoch of it is a look at its answer."""
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a checkpoint asks for one, and none may be empty
+
+    def train_epoch(self, epoch: int) -> float:
+        return 0.0
+
+
 def build_teacher_trainer(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTrainer:
     """The trainer of the teacher that the configuration names."""
+    if isinstance(model, LabelPropagation):
+        return NothingToTrain(model, split, config)
     if config.sampling.batch_size > 0:
         return SampledTrainer(model, split, config)
     kind = AttentionTrainer if config.teacher.name in ATTENTION_TEACHERS else TeacherTrainer

@@ -3,7 +3,9 @@
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,6 +21,21 @@ from rbm.utils.distributed import broadcast_from_rank0, world_size
 from rbm.utils.progress import Progress
 
 CHECKPOINT_SECONDS = 10.0
+_ends: ContextVar[float] = ContextVar("ends", default=float("inf"))
+
+
+class OutOfTimeError(TimeoutError):
+    """A training was not over when its :func:`time_limit` was."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Inside, trainings end by :class:`OutOfTimeError` after the epoch in which the time is over."""
+    token = _ends.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _ends.reset(token)
 
 
 class Accuracies(NamedTuple):
@@ -146,6 +163,7 @@ def fit(
 
     Raises:
         FloatingPointError: the loss is no longer finite.
+        OutOfTimeError: a :func:`time_limit` is over.
     """
     selection, start = Selection(), 0
     last = warmup + max_epochs - 1
@@ -185,6 +203,8 @@ def fit(
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     folder.save_checkpoint(_snapshot(phase, epoch + 1, trainer, selection))
                     saved_at = time.monotonic()
+            if time.monotonic() > _ends.get():
+                raise OutOfTimeError(f"phase {phase!r} was cut short in epoch {epoch} by its limit of time")
             # However good the warmup was, what follows it has ``patience`` epochs to show what it can.
             if epoch >= first and epoch - max(selection.result.best_epoch, warmup - 1) >= patience:
                 break

@@ -51,6 +51,8 @@ class RunFolder:
     ``student*.pt2``, ``.onnx`` the student for other runtimes, by ``rbm export``
     ``latency.json``            how long predictions take, by ``rbm latency``
     ``*.png``                   plots
+    ``auto.yaml``, ``.db``,     with ``auto``: what was searched and chosen, Optuna's trials, and these as a table
+    ``auto.csv``                (:mod:`rbm.distillation.auto.folder`)
     ``tensorboard/``            on request: ``metrics.jsonl`` as events of TensorBoard (:mod:`rbm.training.tensorboard`)
     ==========================  ==========================================================================
 
@@ -67,7 +69,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = Path(path)
-        _check_place(self.path, resume, overwrite)
+        check_place(self.path, resume, overwrite)
         if resume:
             _check_same(Config.from_yaml(self.path / "config.yaml"), config, self.path)
             begin_list(self.path)
@@ -150,16 +152,16 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
         BlockingIOError: another run is at work in the folder; its process is named.
     """
     path = Path(path)
-    _check_place(path, resume, overwrite)  # before the folder is made, which holds the lock
+    check_place(path, resume, overwrite)  # before the folder is made, which holds the lock
     path.mkdir(parents=True, exist_ok=True)
     with only_process(path / ".run.lock", f"run folder {path}", "wait until that run has ended, or use another --out"):
         yield RunFolder(path, config, resume=resume, overwrite=overwrite)
 
 
-def _check_place(path: Path, resume: bool, overwrite: bool) -> None:
-    """Raise where there is nothing to resume, or something that is not to be overwritten."""
-    if resume and not (path / "config.yaml").is_file():
-        raise FileNotFoundError(f"run folder {path} has no config.yaml: there is no run to resume")
+def check_place(path: Path, resume: bool, overwrite: bool, begun: str = "config.yaml") -> None:
+    """Raise where there is nothing to resume (no file ``begun``), or something that is not to be overwritten."""
+    if resume and not (path / begun).is_file():
+        raise FileNotFoundError(f"run folder {path} has no {begun}: there is no run to resume{_mistaken(path, begun)}")
     if resume and overwrite:
         raise ValueError(f"run folder {path}: resume continues its run and overwrite replaces it; expected one of them")
     if path.exists() and not path.is_dir():
@@ -169,6 +171,15 @@ def _check_place(path: Path, resume: bool, overwrite: bool) -> None:
             f"run folder {path} exists and is not empty;"
             " use --resume to continue it, --overwrite to replace it, or another --out"
         )
+
+
+def _mistaken(path: Path, begun: str) -> str:
+    """What somebody may have mixed up: a run with a search before it (``auto``), and one without."""
+    if begun == "config.yaml" and (path / "auto.yaml").is_file():
+        return "; its search is not over: resume with auto (--auto)"
+    if begun == "auto.yaml" and (path / "config.yaml").is_file():
+        return " with auto; its run was started without a search: leave auto out, or use another --out"
+    return ""
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:

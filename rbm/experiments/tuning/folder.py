@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rbm.config import Config, nested
+from rbm.config import Config, flat, nested
 from rbm.config.presets import preset_config
 from rbm.experiments.tuning.search import Search, Tuned
-from rbm.experiments.tuning.space import flat, import_optuna, with_values
+from rbm.experiments.tuning.space import with_values
 from rbm.utils.files import read_yaml, write_csv, write_text
 from rbm.utils.locks import is_free, only_process
+from rbm.utils.studies import import_optuna, open_trials
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -82,13 +83,8 @@ def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseSto
         OSError: the file of trials is damaged or cannot be written.
     """
     optuna = import_optuna()
-    from sqlalchemy.exc import SQLAlchemyError  # Optuna's own
-
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder.resolve() / 'trials.db'}")
     pruner = optuna.pruners.MedianPruner(n_startup_trials=BEFORE_PRUNING)
-    try:
+    with open_trials(folder / "trials.db", "remove its folder, or give another by --out") as storage:
         study = optuna.create_study(
             storage=storage, study_name=STUDY, direction="maximize", pruner=pruner, load_if_exists=True
         )
@@ -101,16 +97,6 @@ def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseSto
         if start not in [_proposed(trial) for trial in study.get_trials(deepcopy=False) if trial.state != state.FAIL]:
             study.enqueue_trial(start)
         yield study, storage
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise OSError(
-            f"{folder / 'trials.db'} could not be read or written: {reason}; if the disk is neither full nor read-only,"
-            " the file is damaged: remove its folder, or give another by --out"
-        ) from error
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-        storage.remove_session()
-        storage.engine.dispose()
 
 
 def _proposed(trial: "FrozenTrial") -> dict[str, Any]:

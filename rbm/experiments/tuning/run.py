@@ -10,10 +10,11 @@ from rbm.config import Config
 from rbm.experiments.tuning.folder import claimed, finished, open_study, summary, write
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
-from rbm.experiments.tuning.space import default_space, import_optuna
+from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
+from rbm.utils.studies import import_optuna
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

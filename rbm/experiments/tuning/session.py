@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rbm.experiments.tuning.folder import finished
 from rbm.experiments.tuning.search import Search
-from rbm.experiments.tuning.space import import_optuna
+from rbm.utils.studies import import_optuna
 
 if TYPE_CHECKING:
     from optuna import Study

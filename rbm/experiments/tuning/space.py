@@ -17,6 +17,7 @@ import yaml
 from rbm.config import ATTENTION_TEACHERS, Config, nested
 from rbm.distillation.registry import METHODS
 from rbm.utils.files import read_yaml
+from rbm.utils.studies import import_optuna
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -80,14 +81,6 @@ def with_values(config: Config, values: dict[str, Any]) -> Config:
     return config.updated(nested(values))
 
 
-def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """A tree's leaves by their names: the inverse of :func:`rbm.config.nested`."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
-    return leaves
-
-
 def value_of(config: Config, name: str) -> Any:
     """The value of a setting by its name.
 
@@ -102,19 +95,6 @@ def value_of(config: Config, name: str) -> Any:
     if is_dataclass(value):
         raise ValueError(f"search space: {name} is a section, expected one of its settings, such as rbm.lr")
     return value
-
-
-def import_optuna() -> Any:
-    """The package, which is not among those that every installation has.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ValueError("a search needs Optuna, which is not installed: pip install 'rbm-kernels[tune]'") from error
-    return optuna
 
 
 def _distribution(name: str, line: Any, start: Config, method: str) -> "BaseDistribution":

@@ -20,7 +20,7 @@ MISTAKES = {
     "unknown setting": (["distill", "--set", "rbm.tpo_k=3"], "unknown setting rbm.tpo_k; known here"),
     "experts": (["distill", "--set", "rbm.num_experts=2000"], "2000 but the observed graph has 1797 nodes"),
     "preset": (["distill", "--preset", "paper"], "no hyperparameters for dataset 'digits'"),
-    "teacher": (["distill", "--teacher", "gat"], "gat"),
+    "teacher": (["distill", "--teacher", "gin"], "gin"),
     "method": (["distill", "--method", "gnn"], r"methods is \['gnn'\], expected one or more of mlp, rbm, moe"),
     "device": (["distill", "--device", "tpu"], "device is 'tpu', expected cpu, cuda, or cuda:0 and so on"),
     "meta device": (["distill", "--device", "meta"], "device is 'meta', expected cpu"),

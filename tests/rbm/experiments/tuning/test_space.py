@@ -2,10 +2,10 @@
 
 import pytest
 
-from rbm.config import Config, nested
+from rbm.config import Config, flat, nested
 from rbm.config.presets import preset_config
 from rbm.distillation.registry import METHODS
-from rbm.experiments.tuning.space import build_space, default_space, flat, read_space, with_values
+from rbm.experiments.tuning.space import build_space, default_space, read_space, with_values
 
 distributions = pytest.importorskip("optuna").distributions
 START = Config()

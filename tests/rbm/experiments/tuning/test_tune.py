@@ -208,7 +208,7 @@ def test_a_folder_of_something_else_is_left_alone(start, tmp_path):
         ({}, {"jobs": 0}, ValueError, "jobs is 0, expected at least 1"),
         ({}, {"seeds": ()}, ValueError, "seeds is empty"),
         ({}, {"method": "gnn", "space": SPACE}, ValueError, "method is 'gnn', expected one of mlp"),
-        ({"teacher": {"name": "gat"}}, {}, ValueError, "teacher: got 'gat'"),
+        ({"teacher": {"name": "gin"}}, {}, ValueError, "teacher: got 'gin'"),
         ({"dataset": "cora", "root": "nowhere"}, {}, FileNotFoundError, "nowhere"),
     ],
 )

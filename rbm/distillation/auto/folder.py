@@ -1,0 +1,162 @@
+"""What a search keeps in its run folder, so that it can be resumed, and what it has come to.
+
+==================  ====================================================================
+``auto.yaml``       what is searched, and at the end what was chosen
+``auto.db``         the trials, as Optuna keeps them (SQLite)
+``auto.csv``        a row a trial
+``config.yaml``     the chosen configuration; the run then goes on as any other
+==================  ====================================================================
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rbm.config import LATER_SETTINGS, Config, flat
+from rbm.distillation.auto.search import Search, rows, sampler
+from rbm.distillation.auto.space import Space
+from rbm.training.run_files import begin_list, list_file, remove_run
+from rbm.training.run_folder import check_place
+from rbm.utils.files import read_yaml, write_csv, write_text
+from rbm.utils.locks import is_free, only_process
+from rbm.utils.studies import import_optuna, open_trials
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+_STUDY = "auto"
+BEGUN = "auto.yaml"
+_MAY_CHANGE = ("budget", "config.root")
+# An SQLite database, and the file beside it that a kill may leave.
+_FILES = ("auto.db", "auto.db-journal", "auto.csv")
+
+
+class AutoFolder:
+    """The search of one run folder, which no other process may write to meanwhile.
+
+    Attributes:
+        path: the run folder.
+        description: what is searched.
+        chosen: as ``auto.yaml`` has it where the search is over, or None.
+    """
+
+    def __init__(self, path: Path, description: dict[str, Any], *, resume: bool) -> None:
+        self.path, self.description = path, description
+        if not resume and not is_free(path):
+            remove_run(path)
+        begin_list(path)
+        for name in (BEGUN, *_FILES):
+            list_file(path / name)
+        self.chosen = None
+        if resume:
+            known = read_begun(path)
+            self.chosen = known.get("chosen") if (path / "config.yaml").is_file() else None
+            _check_same(path, known["search"], description)
+        else:
+            self._write({})
+
+    @contextmanager
+    def study(self) -> Iterator["Study"]:
+        """Optuna's trials."""
+        with open_trials(self.path / "auto.db", "use another --out, or --overwrite") as storage:
+            yield new_study(storage)
+
+    def note(self, search: Search) -> None:
+        """Write ``auto.csv`` as of now."""
+        write_csv(self.path / "auto.csv", rows(search))
+
+    def end(self, config: Config, chosen: dict[str, Any]) -> None:
+        """The search is over: write what was chosen, and the configuration of the run that follows."""
+        self._write({"chosen": chosen})
+        list_file(self.path / "config.yaml")
+        write_text(self.path / "config.yaml", config.to_yaml())
+        self.chosen = chosen
+
+    def _write(self, further: dict[str, Any]) -> None:
+        write_text(self.path / BEGUN, yaml.safe_dump({"search": self.description, **further}, sort_keys=False))
+
+
+@contextmanager
+def open_auto(path: Path, description: dict[str, Any], *, resume: bool, overwrite: bool) -> Iterator[AutoFolder]:
+    """The search of a run folder.
+
+    Raises:
+        FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
+        ValueError: ``resume`` of another search than the folder holds.
+        BlockingIOError: another process has the folder open.
+    """
+    check_place(path, resume, overwrite, BEGUN)
+    path.mkdir(parents=True, exist_ok=True)
+    with only_process(path / ".run.lock", f"run folder {path}", "wait until that run has ended, or use another --out"):
+        yield AutoFolder(path, description, resume=resume)
+
+
+def new_study(storage: Any = None) -> "Study":
+    """A study of a storage, or in memory: its trials are given up by successive halving."""
+    optuna = import_optuna()
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(
+            storage=storage,
+            study_name=_STUDY,
+            direction="maximize",
+            sampler=sampler(),
+            pruner=pruner,
+            load_if_exists=True,
+        )
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def read_begun(path: Path | str) -> dict[str, Any]:
+    """``auto.yaml`` of a run folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged.
+    """
+    file = Path(path) / BEGUN
+    found = read_yaml("search", file)
+    if not isinstance(found, dict) or not isinstance(found.get("search"), dict):
+        raise ValueError(f"search {file} is damaged: expected what a search wrote; use another --out, or --overwrite")
+    return found
+
+
+def read_chosen(path: Path | str | None) -> dict[str, Any] | None:
+    """What the search of a run folder has chosen; None where there was none, or there is no folder."""
+    return None if path is None or not (Path(path) / BEGUN).is_file() else read_begun(path).get("chosen")
+
+
+def config_of(description: dict[str, Any]) -> Config:
+    """The configuration that a search started from."""
+    return Config().updated(LATER_SETTINGS).updated(description["config"])
+
+
+def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> dict[str, Any]:
+    """What tells a search from others; of these :data:`_MAY_CHANGE` alone may be others where it is resumed.
+
+    Args:
+        space: what may be chosen.
+        run: methods that the run trains at its end.
+        budget: seconds.
+        graph: a fingerprint of it.
+    """
+    methods = {"methods": list(space.methods), "run": list(run)}
+    return {**methods, "teacher": space.teacher, "budget": budget, "graph": graph, "config": asdict(space.given)}
+
+
+def _check_same(path: Path, stored: dict[str, Any], given: dict[str, Any]) -> None:
+    was, now = flat(stored), flat(given)
+    for name in {**now, **was}:
+        if name not in _MAY_CHANGE and was.get(name, "absent") != now.get(name, "absent"):
+            raise ValueError(
+                f"run folder {path} holds a search of other settings: {name.removeprefix('config.')} (was"
+                f" {was.get(name, 'absent')}, now {now.get(name, 'absent')}); give them as they were, to go on, or use"
+                " another --out"
+            )

@@ -1,0 +1,262 @@
+"""From a graph and a budget of time to a configuration: what happens before the run itself."""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from rbm.config import Config
+from rbm.datasets import num_classes
+from rbm.datasets.splits import halved, split_graph, without_test_set
+from rbm.distillation.auto.folder import AutoFolder, describe, new_study, open_auto
+from rbm.distillation.auto.search import Search, point_of, rows
+from rbm.distillation.auto.space import GIVEN, MODULE, Point, Space
+from rbm.utils.distributed import world_size
+from rbm.utils.progress import Progress, count_runs
+from rbm.utils.studies import import_optuna
+from rbm.utils.tensor_files import fingerprint
+
+BUDGET = "10m"
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Result of a search.
+
+    Attributes:
+        config: the configuration that the run is to have.
+        told: what the verdict says of the search, see :func:`told`.
+        seconds: that all trainings of the search took.
+        rows: a dictionary a trial, as in ``auto.csv``; None where an earlier process has ended the search.
+    """
+
+    config: Config
+    told: dict[str, Any]
+    seconds: float
+    rows: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Trains points on halves of a graph's validation nodes; the test set is not in it.
+
+    Attributes:
+        train: :func:`rbm.distillation.distill.distill`.
+        observed: what training may see of the graph, labels of test nodes taken out.
+        classes: C.
+        space: gives the configuration of a point.
+        teacher: a trained module, or None for those that the points name.
+        cache: folder of trained teachers and encodings, or None.
+    """
+
+    train: Callable[..., Any]
+    observed: Data
+    classes: int
+    space: Space
+    teacher: nn.Module | None
+    cache: Path | None = None
+
+    def __call__(self, point: Point, half: int) -> float:
+        """The share of right answers on the held-out nodes, at the epoch that the other half chose; 0 where the
+        values do not go together, the loss does not stay finite, or memory does not suffice.
+        """
+        try:
+            config = replace(self.space.config(point), evaluate_on="test")  # the held-out half stands for the test set
+        except ValueError:
+            return 0.0
+        graph = halved(self.observed, self.classes, config.seed + half)
+        try:
+            result = self.train(
+                graph,
+                self.teacher,
+                config=config,
+                methods=[point["method"]],
+                labels_alone=False,
+                cache=self.cache,
+                measure_latency=False,
+            )
+        except (FloatingPointError, MemoryError, torch.OutOfMemoryError):
+            return 0.0
+        return result.summary[point["method"]]["test_accuracy"]
+
+
+def choose(
+    train: Callable[..., Any],
+    data: Data,
+    teacher: nn.Module | None,
+    config: Config,
+    *,
+    teacher_name: str | None,
+    methods: tuple[str, ...],
+    run: tuple[str, ...],
+    budget: float,
+    folder: Path | str | None,
+    resume: bool,
+    overwrite: bool,
+    cache: Path | str | None,
+    unseen_fraction: float | None,
+    console: Console | None,
+) -> Chosen:
+    """Search for a configuration within a budget of time.
+
+    ``train`` is :func:`rbm.distill` itself, which trains every trial. ``teacher`` is a trained module for all trials,
+    or None; ``teacher_name`` that of all trials, or None where it is to be chosen. ``methods`` are searched, and
+    ``run`` trained afterwards. ``budget`` is in seconds. The other arguments are those of :func:`rbm.distill`.
+
+    Raises:
+        ValueError: Optuna is not installed, several processes train together, or the folder holds another search.
+        FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
+        BlockingIOError: another process has the folder open.
+    """
+    import_optuna()
+    if world_size() > 1:
+        raise ValueError(
+            f"auto is asked for in {world_size()} processes that train together; search in one process, then train with"
+            " the config.yaml of its run folder"
+        )
+    space = Space(config, methods, teacher_name if teacher is None else MODULE)
+    observed = _observed(data, config, unseen_fraction)
+    judge = Judge(train, observed, num_classes(data), space, teacher)
+    progress = Progress(console)
+    if folder is None:
+        return _search(judge, new_study(), None, budget, cache, console)
+    description = describe(space, run, budget, _graph_name(observed))
+    with open_auto(Path(folder), description, resume=resume, overwrite=overwrite) as place:
+        if place.chosen is not None:
+            progress.say(f"search: finished before, taken from {place.path}")
+            return Chosen(Config.from_yaml(place.path / "config.yaml"), place.chosen, 0.0, None)
+        with place.study() as study:
+            found = _search(judge, study, place, budget, cache, console)
+        place.end(found.config, found.told)
+        return found
+
+
+def _search(
+    judge: Judge, study: Any, place: AutoFolder | None, budget: float, cache: Path | str | None, console: Console | None
+) -> Chosen:
+    with _shared(cache) as shared, count_runs(console, "search, seconds", round(budget)) as bar:
+
+        def note(search: Search, trial: int) -> None:
+            if place is not None:
+                place.note(search)
+            bar.update(round(search.spent()), _status(search, trial))
+
+        judge = replace(judge, cache=shared)
+        search = Search(judge.space, judge, study, budget=budget, seed=judge.space.given.seed, note=note)
+        search.run()
+    if place is not None:
+        place.note(search)
+    best = search.choice()
+    config = judge.space.given if best is None else judge.space.config(point_of(best))
+    return Chosen(config, told(search), search.spent(), rows(search))
+
+
+def told(search: Search) -> dict[str, Any]:
+    """What a search has come to, as the verdict and ``summary.json`` have it.
+
+    Returns:
+        ``budget`` in seconds; ``trials``, ``complete`` and ``given_up``; ``halves`` of a complete trial; ``choice``,
+        the point that was chosen, ``changed``, what of it differs from the start that it names, and its ``accuracy``;
+        ``given_accuracy``, the best of the configuration that the search started from. Accuracies are means over
+        halves, and None where no trial was complete.
+    """
+    best = search.choice()
+    given = search.best([point for point in search.starts if point["start"] == GIVEN])
+    choice = {} if best is None else point_of(best)
+    starts = {(point["start"], point["method"]): point for point in search.starts}
+    before = starts[choice["start"], choice["method"]] if choice else {}
+    states = [trial.state.name for trial in search.trials()]
+    return {
+        "budget": search.budget,
+        "trials": len(rows(search)),
+        "complete": states.count("COMPLETE"),
+        "given_up": states.count("PRUNED"),
+        "halves": search.halves,
+        "choice": choice or None,
+        "changed": {name: value for name, value in choice.items() if value != before[name]},
+        "accuracy": None if best is None else best.value,
+        "given_accuracy": None if given is None else given.value,
+    }
+
+
+def budget_in_seconds(
+    auto: bool, budget: float | str | None, encodings: Sequence[Tensor], features_only: bool = False
+) -> float:
+    """The seconds of a run's budget, :data:`BUDGET` where none is given.
+
+    Raises:
+        ValueError: it cannot be read, there is no search to have one, or the search is told its encodings.
+    """
+    if budget is not None and not auto:
+        raise ValueError(f"budget is {budget!r}, which only a search has; give auto as well (--auto), or leave it out")
+    if auto and len(encodings):
+        raise ValueError("auto and encodings do not go together: a search chooses encodings; leave one of them out")
+    if auto and features_only:
+        raise ValueError(
+            "auto and features_only (--features-only) do not go together yet: a search chooses encodings too; leave one"
+            " of them out"
+        )
+    return parse_budget(BUDGET if budget is None else budget)
+
+
+def parse_budget(budget: float | str) -> float:
+    """Seconds of ``90``, ``"90s"``, ``"10m"`` or ``"1.5h"``.
+
+    Raises:
+        ValueError: something else, or no positive number.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smh]?)\s*", str(budget), re.ASCII)
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not seconds > 0:
+        raise ValueError(f"budget is {budget!r}, expected a time such as 90s, 10m or 1.5h")
+    return seconds
+
+
+def with_logits(data: Data, logits: Tensor) -> Data:
+    """The graph with a teacher's logits ``[N, C]``, which then go where its nodes go."""
+    graph = copy.copy(data)
+    graph.teacher_logits = logits
+    return graph
+
+
+def _observed(data: Data, config: Config, unseen_fraction: float | None) -> Data:
+    """What the run may see of the graph, without the labels of test nodes."""
+    if config.evaluate_on == "validation":
+        data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
+        unseen_fraction = None
+    split = split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
+    observed = copy.copy(split.observed)
+    observed.y = observed.y.masked_fill(observed.test_mask, -1)
+    return observed
+
+
+def _graph_name(observed: Data) -> str:
+    """A fingerprint of everything that a search may see of a graph."""
+    return fingerprint(
+        "auto", {}, [observed.x, observed.edge_index, observed.y, observed.train_mask, observed.val_mask]
+    )
+
+
+def _status(search: Search, trial: int) -> str:
+    last = next(row for row in rows(search) if row["trial"] == trial)
+    known = sum(name.startswith("half ") and value != "" for name, value in last.items())
+    what = ", ".join(str(last[name]) for name in ("method", "teacher", "encoding") if last[name])
+    best = search.best()
+    told = "" if best is None else f"  best {best.value:.2%}"
+    return f"trial {last['trial'] + 1}: {what} {float(last['accuracy']):.2%} ({known} of {search.halves}){told}"
+
+
+@contextmanager
+def _shared(cache: Path | str | None) -> Iterator[Path]:
+    with nullcontext(cache) if cache is not None else TemporaryDirectory(prefix="rbm-") as folder:
+        yield Path(folder)

@@ -1,0 +1,56 @@
+"""Optuna's trials in a file, for searches that are resumed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+
+def import_optuna() -> Any:
+    """The package, which is not among those that every installation has.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError("a search needs Optuna, which is not installed: pip install 'rbm-kernels[tune]'") from error
+    return optuna
+
+
+@contextmanager
+def open_trials(file: Path, advice: str) -> Iterator["BaseStorage"]:
+    """Optuna's storage in an SQLite file, and Optuna without its own log lines, as long as it is open.
+
+    Args:
+        file: made where it is missing; its folder exists.
+        advice: what to do where the file is damaged, for the message.
+
+    Raises:
+        ValueError: Optuna is not installed.
+        OSError: the file is damaged or cannot be written.
+    """
+    optuna = import_optuna()
+    from sqlalchemy.exc import SQLAlchemyError  # Optuna's own
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = None
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{file.resolve()}")
+        yield storage
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise OSError(
+            f"{file} could not be read or written: {reason}; if the disk is neither full nor read-only, the file is"
+            f" damaged: {advice}"
+        ) from error
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+        if storage is not None:
+            storage.remove_session()
+            storage.engine.dispose()
