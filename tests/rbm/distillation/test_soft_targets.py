@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from rbm.config import DistillConfig
+from rbm.config.presets import preset_config
 from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, list_pairs, weigh_pairs
 from rbm.nn import losses
 
@@ -127,4 +128,5 @@ def test_a_graph_without_edges():
 
 def test_defaults_are_the_papers():
     config = DistillConfig()
-    assert (config.mean, config.draw, config.forward, config.neighbors) == ("nodes", "expectation", "node", True)
+    assert (config.mean, config.draw, config.forward) == ("nodes", "expectation", "node")
+    assert preset_config("clean", "cora").distill.neighbors is True

@@ -238,6 +238,7 @@ def test_values_that_do_not_go_together_are_bad_not_fatal(small_graph, start, mo
         ({"budget": 0}, "budget is 0, expected a time"),
         ({"budget": -3}, "budget is -3, expected a time"),
         ({"encodings": [torch.zeros(60, 2)]}, "auto and encodings do not go together"),
+        ({"features_only": True}, "auto and features_only"),
         ({"teacher": "gin"}, "teacher: got 'gin', expected one of sage"),
         ({"methods": ["gnn"]}, "methods is"),
     ],
