@@ -42,6 +42,8 @@ def configuration(
         # Matrix instructions take both operands from registers: 149 of them and three programs on sm_80, where 64 rows
         # take 182, and spill 160 bytes with Triton 3.6.
         block_m = min(block_m, 32)
+    elif dtype != torch.float32 and machine.architecture // 10 == 10:
+        block_m = min(block_m, 32)  # 64 rows at D = 256 do not compile with Triton 3.6: a pass over tensor memory fails
     widest = 256 if whole_bfloat16 else 32 if wide else 64
     block_d = max(16, min(widest, triton.next_power_of_2(features)))
     many = block_e > 64

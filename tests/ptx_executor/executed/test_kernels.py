@@ -137,9 +137,9 @@ def test_layers_whose_lanes_hold_one_product(precision):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(150, 64, 8, 3), (70, 47, 5, 2), (20, 700, 40, 4), (5, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2100, 64, 8, 3), (70, 47, 5, 2), (20, 700, 40, 4), (5, 1, 1, 1)], ids=str)
 def test_memory_update(shape, dtype):
-    """One tile of columns and several, rows of 16-byte loads and others, one tile of experts and two."""
+    """Tiles of 32 rows and of 16, one tile of columns and several, rows of 16-byte loads and others, many experts."""
     rows, features, num_experts, k = shape
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     h, gates = torch.randn(rows, features).to(dtype), torch.rand(rows, k, dtype=wide)
