@@ -235,9 +235,7 @@ def _compile_and_end(
         os._exit(status)
 
 
-def _compile(
-    programs: list[str], architecture: int, together: int, answers: TextIO, known: frozenset[str] = frozenset()
-) -> None:
+def _compile(programs: list[str], architecture: int, together: int, answers: TextIO, known: frozenset[str]) -> None:
     import torch
     import triton
 

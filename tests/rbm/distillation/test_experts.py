@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from killed_runs import killed_and_resumed
 
 import rbm
 from rbm.config import Config
@@ -12,8 +13,6 @@ from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.distillation.trainer import StudentTrainer
 from rbm.experiments.results import config_fingerprint
 from rbm.teachers.outputs import outputs_from_logits
-from rbm.training import loop as training
-from rbm.training.run_folder import RunFolder
 
 SHAPE = {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "pretrain_epochs": 4, "max_epochs": 6, "dropout": 0.2}
 QUICK = {"teacher": {"hidden_channels": 16, "max_epochs": 5}, "rbm": SHAPE, "encoding": {"deepwalk": False}}
@@ -165,19 +164,7 @@ def test_a_kill_changes_nothing(small_graph, quick, tmp_path, monkeypatch, chang
     config = quick.updated({"rbm": {**changes, "select_pretraining": False, "patience": 100}})
     options = {"config": config, "methods": ["rbm"], "measure_latency": False, "cache": tmp_path / "cache"}
     whole = rbm.distill(small_graph, folder=tmp_path / "whole", **options)
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
-    append = RunFolder.append_metrics
-
-    def dies(folder, record):
-        if (record["phase"], record["epoch"]) == ("rbm", epoch):
-            raise KeyboardInterrupt
-        append(folder, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append_metrics", dies)
-        with pytest.raises(KeyboardInterrupt):
-            rbm.distill(small_graph, folder=tmp_path / "killed", **options)
-    resumed = rbm.distill(small_graph, folder=tmp_path / "killed", resume=True, **options)
+    resumed = killed_and_resumed(small_graph, tmp_path / "killed", monkeypatch, epoch, **options)
     assert resumed.summary == whole.summary
     assert torch.equal(resumed.student(small_graph.x), whole.student(small_graph.x))
 
