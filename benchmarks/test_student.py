@@ -36,20 +36,36 @@ def test_student_of_cora_width(suite, rows: int):
         run.time("forward", models, answer, [x])
 
 
-def test_one_node_of_amazon_computers(suite, results: Results):
+@pytest.mark.parametrize("setting", ["inductive", "transductive"])
+def test_one_node_of_amazon_computers(suite, results: Results, setting: str):
+    """The models whose accuracy README shows: sizes of the preset ``clean``, inputs with their encodings."""
     pytest.importorskip("torch_geometric")
     if not (ROOT / "Amazon" / "Computers").exists():
         pytest.skip(f"Amazon-Computers is not in {ROOT}; name its root in RBM_DATA_ROOT")
+    from rbm.config.presets import preset_config
     from rbm.datasets import load_dataset, num_classes
     from rbm.distillation.latency import teacher_latency
+    from rbm.distillation.methods.mlp import shaped_like_rbm
     from rbm.teachers import build_teacher
 
     graph = load_dataset("computers", root=ROOT).to(DEVICE)
     features, classes = graph.num_features, num_classes(graph)
-    run = suite("one node of amazon-computers, 128 hidden", Workload(Shape(1, features, classes), "float32"))
-    models = students(features, 128, classes)
-    teacher = build_teacher("sage", features, classes, hidden_channels=128).to(DEVICE)
+    config = preset_config("clean", "amazon-computers", setting)
+    assert config.encoding.deepwalk, "beside the features a row has coordinates from random walks, and nothing else"
+    assert not config.encoding.label_propagation
+    width, rbm, teacher = features + config.encoding.embedding_dim, config.rbm, config.teacher
+    sizes = {"in_channels": width, "hidden_channels": rbm.hidden_channels, "out_channels": classes}
+    models = {
+        "rbm": RbMStudent.from_config(rbm, **sizes),
+        "mlp": MLPStudent.from_config(shaped_like_rbm(config), **sizes),
+    }
+    models = {name: model.to(DEVICE).eval() for name, model in models.items()}
+    shape = Shape(1, width, classes, rbm.num_experts, rbm.top_k)
+    run = suite(f"one node of amazon-computers, {setting}", Workload(shape, "float32"))
+    shaped = {name: getattr(teacher, name) for name in ("hidden_channels", "num_layers", "norm")}
+    graph_network = build_teacher(teacher.name, features, classes, **shaped).to(DEVICE)
+    encodings = torch.randn(1, width - features, device=DEVICE)
     with torch.inference_mode():
-        run.time("forward", models, answer, [graph.x[:1].contiguous()])
-        milliseconds, _ = teacher_latency(teacher, graph, num_layers=2)
+        run.time("forward", models, answer, [torch.cat([graph.x[:1], encodings], dim=1)])
+        milliseconds, _ = teacher_latency(graph_network, graph, num_layers=teacher.num_layers)
     results.add(run.operator, str(run.workload.shape), "teacher", "forward seconds", milliseconds / 1e3)

@@ -117,7 +117,9 @@ def one_node() -> str:
     cpu = Figures(CPU)
     rows = []
     for operator, about in (
-        ("one node of amazon-computers, 128 hidden", "Amazon-Computers, 767-128-10"),
+        ("one node of amazon-computers, inductive", "Amazon-Computers, unseen nodes, 831-256-10, three experts"),
+        ("one node of amazon-computers, transductive", "Amazon-Computers, seen nodes, 831-256-10, five experts"),
+        ("one node of amazon-computers, 128 hidden", "Amazon-Computers, 767-128-10, eight experts"),
         ("student, 128 hidden", "Cora's width, 1433-128-7"),
     ):
         for key in cpu.medians:
