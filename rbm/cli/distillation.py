@@ -81,7 +81,7 @@ def distill(
     from rbm.distillation.distill import distill as run_distillation
     from rbm.utils.distributed import is_main_process, joined
 
-    if features_only and not auto:  # which refuses it
+    if features_only and not auto:  # a search keeps it beside the settings that it starts from
         set_ = [*(set_ or []), *FEATURES_ONLY]
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     methods = [name.strip() for name in method.split(",")]
@@ -99,7 +99,8 @@ def distill(
         return
     named = None
     if auto and resume and _is_begun(out, options):
-        chosen, methods, named, budget = _begun(out, methods, method, budget)
+        chosen, methods, named, budget, searched = _begun(out, methods, method, budget)
+        features_only = features_only or searched
     else:
         chosen = configuration(*options, resumed=out if resume else None)
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
@@ -147,12 +148,12 @@ def _is_begun(out: Path | None, options) -> bool:
 
 
 def _begun(out: Path, methods: list[str], method: str, budget: str | None):
-    """What the search of a run folder was started with: configuration, methods, teacher, budget."""
+    """What the search of a run folder was started with: configuration, methods, teacher, budget, features alone."""
     from rbm.distillation.auto.folder import config_of, read_begun
 
     known = read_begun(out)["search"]
     methods = known["run"] if method == _METHODS else methods
-    return config_of(known), methods, known["teacher"], budget or known["budget"]
+    return config_of(known), methods, known["teacher"], budget or known["budget"], known.get("features_only", False)
 
 
 def _report(result, path, plots) -> None:

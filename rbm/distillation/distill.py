@@ -136,7 +136,8 @@ def distill(
             ten minutes. One that is too small for a single trial leaves ``config`` as it is.
         encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
             asks for; methods that see features alone do not get them.
-        features_only: make students whose input is features alone, whatever encodings ``config`` asks for.
+        features_only: make students whose input is features alone, whatever encodings ``config`` asks for; with
+            ``auto`` none are searched.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
         resume: continue the run of this folder, or with ``auto`` its search.
         overwrite: replace the run of this folder.
@@ -171,7 +172,7 @@ def distill(
             raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
         config = without_encodings(config)
     _check_arguments(config, methods, teacher, encodings)
-    seconds = budget_in_seconds(auto, budget, encodings, features_only)
+    seconds = budget_in_seconds(auto, budget, encodings)
     asked_for, methods = tuple(methods), _with_labels(methods, labels_alone)
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
@@ -201,6 +202,7 @@ def distill(
             cache=cache,
             unseen_fraction=unseen_fraction,
             console=console,
+            features_only=features_only,
         )
         config, resume, overwrite = chosen.config, folder is not None, False
         given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes)

@@ -147,8 +147,10 @@ def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> d
         budget: seconds.
         graph: a fingerprint of it.
     """
-    methods = {"methods": list(space.methods), "run": list(run)}
-    return {**methods, "teacher": space.teacher, "budget": budget, "graph": graph, "config": asdict(space.given)}
+    what = {"methods": list(space.methods), "run": list(run), "teacher": space.teacher}
+    if space.features_only:  # searches of before it was possible do not name it
+        what["features_only"] = True
+    return {**what, "budget": budget, "graph": graph, "config": asdict(space.given)}
 
 
 def _check_same(path: Path, stored: dict[str, Any], given: dict[str, Any]) -> None:

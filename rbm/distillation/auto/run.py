@@ -106,6 +106,7 @@ def choose(
     cache: Path | str | None,
     unseen_fraction: float | None,
     console: Console | None,
+    features_only: bool = False,
 ) -> Chosen:
     """Search for a configuration within a budget of time.
 
@@ -124,7 +125,7 @@ def choose(
             f"auto is asked for in {world_size()} processes that train together; search in one process, then train with"
             " the config.yaml of its run folder"
         )
-    space = Space(config, methods, teacher_name if teacher is None else MODULE)
+    space = Space(config, methods, teacher_name if teacher is None else MODULE, features_only)
     observed = _observed(data, config, unseen_fraction)
     judge = Judge(train, observed, num_classes(data), space, teacher)
     progress = Progress(console)
@@ -189,9 +190,7 @@ def told(search: Search) -> dict[str, Any]:
     }
 
 
-def budget_in_seconds(
-    auto: bool, budget: float | str | None, encodings: Sequence[Tensor], features_only: bool = False
-) -> float:
+def budget_in_seconds(auto: bool, budget: float | str | None, encodings: Sequence[Tensor]) -> float:
     """The seconds of a run's budget, :data:`BUDGET` where none is given.
 
     Raises:
@@ -201,11 +200,6 @@ def budget_in_seconds(
         raise ValueError(f"budget is {budget!r}, which only a search has; give auto as well (--auto), or leave it out")
     if auto and len(encodings):
         raise ValueError("auto and encodings do not go together: a search chooses encodings; leave one of them out")
-    if auto and features_only:
-        raise ValueError(
-            "auto and features_only (--features-only) do not go together yet: a search chooses encodings too; leave one"
-            " of them out"
-        )
     return parse_budget(BUDGET if budget is None else budget)
 
 

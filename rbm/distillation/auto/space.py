@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from rbm.config import Config, flat, nested
+from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import preset_config, teacher_settings
 from rbm.distillation.registry import METHODS
 
@@ -36,11 +37,13 @@ class Space:
         methods: students, of ``rbm.distillation.registry.METHODS``.
         teacher: the one that all trials have, by its name (:data:`MODULE` for a trained module), or None where it is to
             be chosen.
+        features_only: leaves encodings out of the choice: no student has any. ``given`` then has none either.
     """
 
     given: Config
     methods: tuple[str, ...]
     teacher: str | None = None
+    features_only: bool = False
 
     @cached_property
     def bases(self) -> dict[str, Config]:
@@ -48,6 +51,8 @@ class Space:
         defaults = Config().updated(teacher_settings(self.given.teacher.name))
         defaults = replace(defaults, **{name: getattr(self.given, name) for name in _OF_THE_RUN})
         defaults = defaults.updated({"teacher": {"name": self.given.teacher.name}}).updated(nested(self._own))
+        if self.features_only:
+            defaults = without_encodings(defaults)
         return {GIVEN: self.given} | ({} if defaults == self.given else {DEFAULTS: defaults})
 
     @cached_property
@@ -60,7 +65,8 @@ class Space:
     @cached_property
     def encodings(self) -> tuple[str, ...]:
         """Names of :data:`ENCODINGS`; the given ones first."""
-        return tuple(dict.fromkeys([encoding_of(self.given), *ENCODINGS]))
+        others = () if self.features_only else ENCODINGS
+        return tuple(dict.fromkeys([encoding_of(self.given), *others]))
 
     @cached_property
     def settings(self) -> dict[str, dict[str, tuple[Any, ...]]]:

@@ -17,6 +17,7 @@ from torch import nn
 
 import rbm
 from rbm.config import Config
+from rbm.config.presets import features_only
 from rbm.datasets.splits import split_graph
 from rbm.distillation.auto import run, search
 from rbm.training.loop import OutOfTimeError, time_limit
@@ -215,6 +216,21 @@ def test_what_is_given_restricts(small_graph, start):
     assert {row["teacher"] for row in logits.trials} == {"logits"}
 
 
+@pytest.mark.usefixtures("clock")
+def test_features_only_leaves_encodings_out_of_the_search(small_graph, start, tmp_path):
+    start = start.updated({"encoding": {"deepwalk": True}})
+    options = {"methods": ["mlp", "nosmog"], "features_only": True, "folder": tmp_path}
+    found = distilled(small_graph, start, budget=12, **options)
+    assert len(found.trials) > 4, "starts and openings"
+    assert {row["encoding"] for row in found.trials if row["method"] == "mlp"} == {"none"}
+    assert len({row["teacher"] for row in found.trials}) > 2
+    assert found.config == features_only(found.config)
+    assert set(found.encodings.values()) == {None}
+    assert distilled(small_graph, start, budget=12, resume=True, **options).config == found.config
+    with pytest.raises(ValueError, match=r"features_only \(was True, now absent\)"):
+        distilled(small_graph, features_only(start), folder=tmp_path, methods=["mlp", "nosmog"], resume=True)
+
+
 def test_values_that_do_not_go_together_are_bad_not_fatal(small_graph, start, monkeypatch):
     space = run.Space(start.updated({"rbm": {"top_k": 4, "num_experts": 8}}), ("rbm",))
     judge = run.Judge(rbm.distill, run._observed(small_graph, start, None), 3, space, None)
@@ -238,7 +254,6 @@ def test_values_that_do_not_go_together_are_bad_not_fatal(small_graph, start, mo
         ({"budget": 0}, "budget is 0, expected a time"),
         ({"budget": -3}, "budget is -3, expected a time"),
         ({"encodings": [torch.zeros(60, 2)]}, "auto and encodings do not go together"),
-        ({"features_only": True}, "auto and features_only"),
         ({"teacher": "gin"}, "teacher: got 'gin', expected one of sage"),
         ({"methods": ["gnn"]}, "methods is"),
     ],

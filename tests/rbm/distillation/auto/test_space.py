@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from rbm.config import Config, flat
-from rbm.config.presets import preset_config
+from rbm.config.presets import features_only, preset_config
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, MODULE, Space, encoding_of
 from rbm.distillation.registry import METHODS
 
@@ -68,6 +68,15 @@ def test_every_method_has_settings_that_there_are(method):
         for value in values:
             config = space.config(space.draw(first) | {name: value})
             assert flat(asdict(config))[name] == value
+
+
+def test_students_of_features_alone_have_no_encodings_to_choose():
+    space = Space(features_only(preset_config("clean", "amazon-photo")), ("mlp", "rbm"), features_only=True)
+    points = [*space.starts(), *space.openings()]
+    assert {point["start"] for point in points} == {GIVEN, DEFAULTS}
+    assert {point["encoding"] for point in points} == {"none"}
+    for point in points:
+        assert space.config(point) == features_only(space.config(point))
 
 
 def test_a_method_of_ones_own_has_teachers_and_encodings(monkeypatch):
