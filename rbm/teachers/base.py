@@ -85,8 +85,8 @@ class ConvTeacher(Teacher):
         super().__init__()
         check_settings(in_channels, hidden_channels, out_channels, num_layers, norm, dropout=dropout)
         widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        pairs = itertools.pairwise(widths)
-        self.convs = nn.ModuleList([self.make_conv(d_in, d_out) for d_in, d_out in pairs])
+        *hidden, last = itertools.pairwise(widths)
+        self.convs = nn.ModuleList([*(self.make_conv(*pair) for pair in hidden), self.make_last_conv(*last)])
         self.norms = nn.ModuleList([NORMS[norm](hidden_channels) for _ in range(num_layers - 1)])
         self.dropout = Dropout(dropout)
 
@@ -94,6 +94,11 @@ class ConvTeacher(Teacher):
     @abstractmethod
     def make_conv(in_channels: int, out_channels: int) -> nn.Module:
         """One convolution that takes ``(x, adjacency)``."""
+
+    @classmethod
+    def make_last_conv(cls, in_channels: int, out_channels: int) -> nn.Module:
+        """The one that gives the logits; by default as all others."""
+        return cls.make_conv(in_channels, out_channels)
 
     @staticmethod
     @abstractmethod

@@ -40,21 +40,13 @@ class GAT(ConvTeacher):
     in training; here hidden layers alone are. ``embed`` gives the last hidden layer before norm and ELU.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        dropout: float = 0.0,
-        norm: str = "none",
-    ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers, dropout, norm)
-        self.convs[-1] = _Conv(hidden_channels, out_channels, 1)
-
     @staticmethod
     def make_conv(in_channels: int, out_channels: int) -> nn.Module:
         return _Conv(in_channels, out_channels, gcd(_MOST_HEADS, out_channels))
+
+    @classmethod
+    def make_last_conv(cls, in_channels: int, out_channels: int) -> nn.Module:
+        return _Conv(in_channels, out_channels, 1)
 
     @staticmethod
     def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Edges:

@@ -1,5 +1,7 @@
 """Teachers that look at features first: an MLP that sees no edge, and APPNP, which spreads an MLP's answers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import conv
@@ -45,16 +47,8 @@ class APPNP(MLP):
 
     hops = 10
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 2,
-        dropout: float = 0.0,
-        norm: str = "none",
-    ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers, dropout, norm)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.propagation = conv.APPNP(K=self.hops, alpha=0.1, normalize=False)
 
     @staticmethod
