@@ -1,12 +1,11 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -36,10 +35,11 @@ from rbm.teachers.prepare import prepare_teacher
 from rbm.training.run_folder import RunFolder, SavedStudent, open_run, save_students
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
-from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process, on_main_process
+from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
 from rbm.utils.files import as_json
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress
+from rbm.utils.repeatable import deterministic
 from rbm.utils.timings import Timings
 
 DEFAULT_METHODS = ("mlp", "rbm")
@@ -378,20 +378,3 @@ def _write(run: RunFolder, found: Distillation, trained: dict[str, TrainedStuden
     run.write_text("summary.json", as_json(found.summary))
     run.write_text("timings.json", as_json(found.timings))
     run.write_text("results.md", results_markdown(found.summary, found.timings))
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Repeatable kernels inside, and the caller's random state and settings untouched outside."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Filling every new tensor finds reads of what was never written; a seventh of an epoch on a CPU goes into it.
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    try:
-        with forked():
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -1,6 +1,6 @@
 """From what a user names or gives to a teacher's outputs: build it, train it or find it trained, and ask it once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from rbm.datasets.splits import GraphSplit
 from rbm.teachers import LabelInput, LabelPropagation, Teacher, build_teacher
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 from rbm.teachers.training import build_teacher_trainer
-from rbm.training.loop import fit_phase
+from rbm.training.loop import Selection, check_time, fit_phase, split_accuracies, train_epoch
 from rbm.training.run_folder import RunFolder
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process
@@ -100,17 +100,56 @@ def cached_teacher(
         result = train()
         return teacher.state_dict(), result
 
-    graph = split.observed
-    settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
-    # Unseen nodes do not train a teacher, but its test accuracy is theirs.
-    inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
-    inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
-    state, result = cache.tensors_with_values("teacher", settings, inputs, compute)
+    state, result = cache.tensors_with_values("teacher", *_made_from(split, config), compute)
     teacher.load_state_dict(state)
     teacher.eval()
     if known:
         progress.say(f"teacher: trained before, taken from {cache.folder}")
     return result
+
+
+def _made_from(split: GraphSplit, config: Config) -> tuple[dict[str, Any], list[Tensor]]:
+    """What a trained teacher depends on: its settings, and tensors."""
+    graph = split.observed
+    settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
+    # Unseen nodes do not train a teacher, but its test accuracy is theirs.
+    inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
+    inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
+    return settings, inputs
+
+
+def share_training(
+    splits: Sequence[GraphSplit], wanted: int, config: Config, classes: int, cache: Cache, progress: Progress
+) -> None:
+    """Train one teacher for several splits, and leave in the cache what a training on each of them would have left.
+
+    The splits differ in their validation and test nodes alone, and none hides nodes. So their trainings have the same
+    epochs, and each split chooses and ends for itself. Nothing is done where the cache holds the ``wanted`` one.
+
+    Raises:
+        FloatingPointError: the loss is no longer finite.
+        OutOfTimeError: a :func:`rbm.training.loop.time_limit` is over.
+    """
+    if cache.holds("teacher", *_made_from(splits[wanted], config)):
+        return
+    torch.manual_seed(config.seed)
+    network = config.teacher
+    teacher = build_configured_teacher(config, splits[wanted], classes)
+    trainer = build_teacher_trainer(teacher, splits[wanted], config)
+    selections, first = [Selection() for _ in splits], min(network.min_epochs, network.max_epochs - 1)
+    training = list(zip(splits, selections, strict=True))
+    for epoch in range(network.max_epochs):
+        train_epoch("teacher", trainer, epoch)
+        logits = trainer.logits()
+        for split, selection in training:
+            selection.see(epoch, split_accuracies(*logits, split), teacher, epoch >= first)
+        training = [pair for pair in training if not pair[1].is_over(epoch, first, network.patience)]
+        if not training:
+            break
+        check_time("teacher", epoch)
+    for split, selection in zip(splits, selections, strict=True):
+        teacher.load_state_dict(selection.state)
+        cached_teacher(teacher, split, config, cache, partial(asdict, selection.result), progress)
 
 
 def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:

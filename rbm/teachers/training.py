@@ -39,11 +39,15 @@ class TeacherTrainer(Trainer):
         return losses.hard_label_loss(logits[graph.train_mask], graph.y[graph.train_mask])
 
     @torch.no_grad()
-    def evaluate(self) -> Accuracies:
+    def logits(self) -> tuple[Tensor, Tensor]:
+        """Of the observed nodes, ``[N_observed, C]``, and of all, ``[N, C]``."""
         logits = self.model(self.observed_x, self.observed_edges)
         # Unseen nodes come with their edges, after training: only they need the full graph.
         full_logits = self.model(self.full_x, self.full_edges) if len(self.split.unseen_nodes) else logits
-        return split_accuracies(logits, full_logits, self.split)
+        return logits, full_logits
+
+    def evaluate(self) -> Accuracies:
+        return split_accuracies(*self.logits(), self.split)
 
 
 class SampledTrainer(TeacherTrainer):

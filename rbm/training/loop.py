@@ -132,6 +132,12 @@ class Selection:
             result.best_epoch = epoch
             self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
+    def is_over(self, epoch: int, first: int, patience: int, warmup: int = 0) -> bool:
+        """Whether ``patience`` epochs since the best one were no better. However good the warmup was, what follows it
+        has as many to show what it can.
+        """
+        return epoch >= first and epoch - max(self.result.best_epoch, warmup - 1) >= patience
+
 
 def fit(
     phase: str,
@@ -183,13 +189,7 @@ def fit(
     with progress.phase(phase, last + 1) as bar:
         for epoch in range(start, last + 1):
             started = time.perf_counter()
-            trainer.model.train()
-            loss = trainer.train_epoch(epoch)
-            if not loss < float("inf"):
-                raise FloatingPointError(
-                    f"the loss of phase {phase!r} became {loss} in epoch {epoch}; a smaller learning rate usually helps"
-                )
-            trainer.model.eval()
+            loss = train_epoch(phase, trainer, epoch)
             accuracies = trainer.evaluate()
             selection.see(epoch, accuracies, trainer.model, epoch >= first)
             seconds = time.perf_counter() - started
@@ -203,10 +203,8 @@ def fit(
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     folder.save_checkpoint(_snapshot(phase, epoch + 1, trainer, selection))
                     saved_at = time.monotonic()
-            if time.monotonic() > _ends.get():
-                raise OutOfTimeError(f"phase {phase!r} was cut short in epoch {epoch} by its limit of time")
-            # However good the warmup was, what follows it has ``patience`` epochs to show what it can.
-            if epoch >= first and epoch - max(selection.result.best_epoch, warmup - 1) >= patience:
+            check_time(phase, epoch)
+            if selection.is_over(epoch, first, patience, warmup):
                 break
         result = selection.result
         bar.finish(
@@ -217,6 +215,28 @@ def fit(
     trainer.model.eval()
     trainer.at_best_epoch(result.best_epoch)
     return result
+
+
+def train_epoch(phase: str, trainer: Trainer, epoch: int) -> float:
+    """Train for one epoch, leave the model in eval mode, and return the loss.
+
+    Raises:
+        FloatingPointError: the loss is no longer finite.
+    """
+    trainer.model.train()
+    loss = trainer.train_epoch(epoch)
+    if not loss < float("inf"):
+        raise FloatingPointError(
+            f"the loss of phase {phase!r} became {loss} in epoch {epoch}; a smaller learning rate usually helps"
+        )
+    trainer.model.eval()
+    return loss
+
+
+def check_time(phase: str, epoch: int) -> None:
+    """Raise :class:`OutOfTimeError` where a :func:`time_limit` is over."""
+    if time.monotonic() > _ends.get():
+        raise OutOfTimeError(f"phase {phase!r} was cut short in epoch {epoch} by its limit of time")
 
 
 def fit_phase(

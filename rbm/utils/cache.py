@@ -63,7 +63,7 @@ class Cache:
         """As :meth:`tensors`, and beside the tensors a dictionary of values that JSON can hold."""
         if self.folder is None:
             return compute()
-        path = self.folder / f"{kind}-{fingerprint(kind, settings, inputs)}.safetensors"
+        path = self._path(kind, settings, inputs)
         if (known := _read(path)) is not None:
             self.taken.add(kind)
             return known
@@ -76,6 +76,13 @@ class Cache:
                 entry = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, values
                 _write(path, *entry)
         return entry
+
+    def holds(self, kind: str, settings: dict[str, Any], inputs: Iterable[Tensor]) -> bool:
+        """Whether :meth:`tensors` would find this result there already."""
+        return self.folder is not None and _read(self._path(kind, settings, inputs)) is not None
+
+    def _path(self, kind: str, settings: dict[str, Any], inputs: Iterable[Tensor]) -> Path:
+        return self.folder / f"{kind}-{fingerprint(kind, settings, inputs)}.safetensors"
 
 
 @contextmanager

@@ -16,12 +16,16 @@ from torch_geometric.data import Data
 
 from rbm.config import Config
 from rbm.datasets import num_classes
-from rbm.datasets.splits import halved, split_graph, without_test_set
+from rbm.datasets.splits import halved, split_for, split_graph, without_test_set
 from rbm.distillation.auto.folder import AutoFolder, describe, new_study, open_auto
-from rbm.distillation.auto.search import Search, point_of, rows
+from rbm.distillation.auto.search import MOST_HALVES, Search, point_of, rows
 from rbm.distillation.auto.space import GIVEN, MODULE, Point, Space
+from rbm.teachers.prepare import share_training
+from rbm.utils.cache import Cache
 from rbm.utils.distributed import world_size
+from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, count_runs
+from rbm.utils.repeatable import deterministic
 from rbm.utils.studies import import_optuna
 from rbm.utils.tensor_files import fingerprint
 
@@ -74,8 +78,9 @@ class Judge:
             config = replace(self.space.config(point), evaluate_on="test")  # the held-out half stands for the test set
         except ValueError:
             return 0.0
-        graph = halved(self.observed, self.classes, config.seed + half)
+        graph = self._half(config, half)
         try:
+            self._share_teacher(config, half)
             result = self.train(
                 graph,
                 self.teacher,
@@ -88,6 +93,20 @@ class Judge:
         except (FloatingPointError, MemoryError, torch.OutOfMemoryError):
             return 0.0
         return result.summary[point["method"]]["test_accuracy"]
+
+    def _half(self, config: Config, half: int) -> Data:
+        return halved(self.observed, self.classes, config.seed + half)
+
+    def _share_teacher(self, config: Config, half: int) -> None:
+        """In the transductive setting halves differ in which nodes choose the epoch and which judge: one training gives
+        the teachers of all. An unseen half is not in the graph, so that each of these has a training of its own.
+        """
+        untrained = self.teacher is not None or config.teacher.name in ("logits", "label_propagation")
+        if self.cache is None or config.setting != "transductive" or untrained:
+            return
+        splits = [split_for(config, self._half(config, each)) for each in range(MOST_HALVES)]
+        with deterministic(), fast_float32(self.observed.x.device):
+            share_training(splits, half, config, self.classes, Cache(self.cache), Progress(None))
 
 
 def choose(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Of accuracy: on a few hundred nodes less is chance, and the given settings may rest on more evidence than a search.
 LEAST_GAIN = 0.01
-_MOST_HALVES = 4
+MOST_HALVES = 4
 # Of the budget, what the starting points alone may take, by the time of their first halves.
 _FOR_STARTS = 0.6
 # Of the budget, what any training may take that is not much slower than theirs.
@@ -196,7 +196,7 @@ class Search:
 
     def _affordable_halves(self) -> int:
         number = 1
-        while number < _MOST_HALVES and 2 * number * self.spent() <= _FOR_STARTS * self.budget:
+        while number < MOST_HALVES and 2 * number * self.spent() <= _FOR_STARTS * self.budget:
             number *= 2
         return number
 

@@ -12,7 +12,6 @@ import rbm
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.config.presets import preset_config
 from rbm.datasets.splits import GraphSplit, split_graph
-from rbm.distillation.distill import deterministic
 from rbm.distillation.task import fit_phase
 from rbm.experiments.results import config_fingerprint
 from rbm.nn import losses
@@ -24,6 +23,7 @@ from rbm.training.run_folder import RunFolder
 from rbm.utils.cache import Cache
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress
+from rbm.utils.repeatable import deterministic
 
 QUICK = {
     "teacher": {"hidden_channels": 8, "num_layers": 4, "norm": "batch", "max_epochs": 30, "patience": 30},

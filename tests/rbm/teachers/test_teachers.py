@@ -12,8 +12,8 @@ from torch_geometric.nn import models as pyg_models
 from torch_geometric.utils import add_self_loops
 
 from rbm.datasets import load_dataset
-from rbm.distillation.distill import deterministic
 from rbm.teachers import GCN, TEACHERS, GraphSAGE, base, build_teacher
+from rbm.utils.repeatable import deterministic
 
 NODES = 30
 LEARNING = [name for name in TEACHERS if name != "label_propagation"]

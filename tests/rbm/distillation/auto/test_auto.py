@@ -82,6 +82,24 @@ def test_accuracies_are_those_of_distillations_on_halves(small_graph, start):
     assert f"{again.summary[best['method']]['test_accuracy']:.5f}" == best["half 0"]
 
 
+@pytest.mark.parametrize(("name", "trained"), [("sage", search.MOST_HALVES), ("label_propagation", 1)])
+def test_one_training_gives_the_teachers_of_all_halves(name, trained, small_graph, start, tmp_path):
+    start = start.updated({"teacher": {"name": name}})
+    judge = run.Judge(rbm.distill, run._observed(small_graph, start, None), 3, run.Space(start, ("mlp",)), None)
+    point = judge.space.starts()[0]
+    assert replace(judge, cache=tmp_path)(point, 2) == judge(point, 2)
+    assert len(list(tmp_path.glob("teacher-*"))) == trained
+
+
+def test_halves_of_unseen_nodes_have_teachers_of_their_own(small_graph, start, tmp_path):
+    start = replace(start, setting="inductive")
+    judge = run.Judge(
+        rbm.distill, run._observed(small_graph, start, None), 3, run.Space(start, ("mlp",)), None, tmp_path
+    )
+    judge(judge.space.starts()[0], 1)
+    assert len(list(tmp_path.glob("teacher-*"))) == 1
+
+
 @pytest.mark.usefixtures("clock")
 def test_the_run_is_that_of_the_choice(small_graph, start, tmp_path):
     found = distilled(small_graph, start, folder=tmp_path / "run")

@@ -130,7 +130,7 @@ def test_killed_and_resumed_ends_with_the_same_trials(at, tmp_path):
 
 
 def test_killed_while_a_trial_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(search_module, "_MOST_HALVES", 1)  # more trials in less time
+    monkeypatch.setattr(search_module, "MOST_HALVES", 1)  # more trials in less time
     whole = search_of(budget=18)
     whole.run()
     assert len(whole.trials()) > 13, "the first ten are drawn at random"
