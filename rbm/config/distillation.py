@@ -13,7 +13,9 @@ class DistillConfig(Section):
 
     ``label_weight`` is the weight of the true labels, the teacher's get the rest. ``neighbors`` adds the soft labels of
     reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous
-    (:mod:`rbm.distillation.neighbor_labels`). ``mean`` and ``draw`` are explained at
+    (:mod:`rbm.distillation.neighbor_labels`). ``source`` says whose soft labels these are: the ``teacher``'s; ``auto``
+    takes those of an MLP trained on the labels alone where it is ahead of the teacher at validation by more than chance
+    (:mod:`rbm.distillation.source`). ``mean`` and ``draw`` are explained at
     :func:`rbm.distillation.soft_targets.weigh_pairs`. ``forward`` is ``node`` (one student forward a node, against one
     aggregated target) or ``pair`` (one a pair).
 
@@ -31,6 +33,7 @@ class DistillConfig(Section):
     temperature_mode: Literal["softmax", "scaled_log_probs"] = "softmax"
     temperature_squared: bool = False
     neighbors: Annotated[Literal[True, False, "auto"], Field(description="true, false or auto")] = "auto"
+    source: Literal["teacher", "auto"] = "auto"
     mean: Literal["nodes", "pairs"] = "nodes"
     draw: Literal["expectation", "sample"] = "expectation"
     forward: Literal["node", "pair"] = "node"

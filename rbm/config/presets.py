@@ -117,6 +117,7 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
         "moe": moe,
         "distill": {
             "neighbors": True,
+            "source": "teacher",
             "label_weight": distill["label_weight"],
             "temperature": distill["temperature"],
             "adversarial_eps": distill["adv_eps"],

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.sentences import verdict_sentences
+from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
 from rbm.distillation.summary import results_markdown
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.trainer import student_inputs
@@ -43,6 +45,7 @@ from rbm.utils.repeatable import deterministic
 from rbm.utils.timings import Timings
 
 DEFAULT_METHODS = ("mlp", "rbm")
+_TEACHERS_OWN = {"distill": {"source": "teacher"}}
 
 
 @dataclass
@@ -186,7 +189,8 @@ def distill(
     if auto:
         if isinstance(given, Tensor):
             data, teacher, named = with_logits(data, given), None, "logits"
-        config = config.updated({"teacher": {"name": named}}) if named else config
+        # The MLP is one of the teachers that a search chooses among.
+        config = config.updated({"teacher": {"name": named}} if named else {}).updated(_TEACHERS_OWN)
         chosen = choose(
             distill,
             data,
@@ -228,14 +232,20 @@ def distill(
                 encode(config.encoding)
             neighbors = uses_neighbor_labels(split, config)
             taught = config.updated({"distill": {"neighbors": neighbors}})
-            task = DistillationTask(split, outputs, taught, classes, encode, run, progress)
-            for method in methods:
+            task, source = DistillationTask(split, outputs, taught, classes, encode, run, progress), "teacher"
+            for method in sorted(methods, key=LABELS_ALONE.__ne__):  # the MLP on labels first: others may learn from it
                 with timings.measured(method):
                     trained[method] = _train_student(METHODS[method], task)
+                if method == LABELS_ALONE and teacher is None and config.distill.source == "auto":
+                    ask = partial(is_ahead_of_teacher, split, outputs, trained[method])
+                    if broadcast_from_rank0(ask):
+                        source, learned = LABELS_ALONE, outputs_of_labels(split, trained[method])
+                        task = replace(task, teacher_outputs=learned)
+            trained = {method: trained[method] for method in methods}
             for each in trained.values():
                 each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
             verdict = broadcast_from_rank0(
-                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors=neighbors)
+                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors=neighbors, source=source)
             )
             if search := chosen.told if chosen else read_chosen(folder):
                 verdict["search"] = search

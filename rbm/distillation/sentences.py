@@ -72,10 +72,12 @@ def _teacher(verdict: dict[str, Any]) -> str:
     )
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
+    if verdict.get("source") == LABELS_ALONE:
+        return f"{both}; its soft labels mislead, so students learn that MLP's (distill.source)."
     told = "that may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
-    advice = "try another teacher, distill.label_weight=0.8 or distill.neighbors=false"
+    advice = "try --teacher mlp or another, distill.label_weight=0.8 or distill.neighbors=false"
     if not verdict.get("neighbors", True):
-        advice = "try another teacher or distill.label_weight=0.8"
+        advice = "try --teacher mlp or another, or distill.label_weight=0.8"
     if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
         advice += f"; that MLP is ahead of every student, and --keep {LABELS_ALONE} keeps it"
     return f"{both}; {told}; {advice}."

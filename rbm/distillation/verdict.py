@@ -71,6 +71,7 @@ def judge(
     keep: str | None,
     *,
     neighbors: bool = True,
+    source: str = "teacher",
 ) -> dict[str, Any]:
     """The verdict on a run, as ``summary.json`` has it.
 
@@ -82,18 +83,19 @@ def judge(
             :data:`LABELS_ALONE` if it is ahead of them all by more than :data:`MOST_LOST`.
         keep: the one to keep whatever validation says, or None.
         neighbors: whether students learned their neighbours' soft labels.
+        source: whose soft labels they learned, ``"teacher"`` or :data:`LABELS_ALONE`.
 
     Returns:
         ``homophily`` (its fields, or None where no edge tells it); ``nodes``, the validation nodes; ``accuracy`` of
         every model on them; ``teacher_gain``, the teacher's :class:`Comparison` with labels alone, or None; ``best`` of
         the methods; ``behind``, for each other student the best one's :class:`Comparison` with it; ``kept``, and
         whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the
-        columns of each student's rows; ``neighbors``, as given.
+        columns of each student's rows; ``neighbors`` and ``source``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
-    right = {method: _right(split, each) for method, each in trained.items()}
-    right["teacher"] = _are_right(soft_labels[observed.val_mask], split)
+    right = {method: student_right(split, each) for method, each in trained.items()}
+    right["teacher"] = answers_right(soft_labels[observed.val_mask], split)
     counts = {name: int(each.sum()) for name, each in right.items()}
     cost = {method: count_parameters(each.student)[1] for method, each in trained.items()}
     best = min(methods, key=lambda method: (-counts[method], cost[method]))
@@ -111,6 +113,7 @@ def judge(
         "cost": cost,
         "needs": {method: _needs(split, each) for method, each in trained.items()},
         "neighbors": neighbors,
+        "source": source,
     }
 
 
@@ -131,15 +134,16 @@ def _cheapest(best: str, behind: Mapping[str, Comparison], cost: Mapping[str, in
 
 
 @torch.no_grad()
-def _right(split: GraphSplit, trained: TrainedStudent) -> Tensor:
+def student_right(split: GraphSplit, trained: TrainedStudent) -> Tensor:
+    """Whether a student is right on the validation nodes: bool ``[N_val]`` on the CPU."""
     nodes = split.observed_nodes.to(split.observed.val_mask.device)[split.observed.val_mask]
     rows = split.full_rows[nodes]
     if trained.encodings is not None:
         rows = concat_columns(rows, trained.encodings.full[nodes.to(trained.encodings.full.device)])
-    return _are_right(predict(trained.student, rows), split)
+    return answers_right(predict(trained.student, rows), split)
 
 
-def _are_right(logits: Tensor, split: GraphSplit) -> Tensor:
+def answers_right(logits: Tensor, split: GraphSplit) -> Tensor:
     """Whether the answers for the validation nodes, ``[N_val, C]``, are right: bool ``[N_val]`` on the CPU."""
     return (logits.argmax(-1) == split.observed.y[split.observed.val_mask]).cpu()
 

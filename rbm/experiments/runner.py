@@ -291,7 +291,7 @@ def _run_task(
         remembered_dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
         config=config,
         methods=[method],
-        labels_alone=False,
+        labels_alone=config.distill.source == "auto",  # which asks for that MLP
         cache=cache,
         measure_latency=False,
     )

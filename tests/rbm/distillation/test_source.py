@@ -1,0 +1,86 @@
+"""Students learn from the MLP on labels where it is ahead of the teacher at validation by more than chance."""
+
+import pytest
+import torch
+from block_graphs import block_graph
+
+import rbm
+from rbm.config import Config
+from rbm.config.presets import preset_config
+from rbm.nn.students import predict
+from rbm.utils.precision import fast_float32
+
+QUICK = Config().updated(
+    {
+        "teacher": {"hidden_channels": 16, "max_epochs": 30, "lr": 0.02},
+        "mlp": {"max_epochs": 5},
+        "encoding": {"deepwalk": False},
+    }
+)
+OF_TEACHER = QUICK.updated({"distill": {"source": "teacher"}})
+
+
+def distilled(data, config=QUICK, **options):
+    return rbm.distill(data, config=config, **{"methods": ["mlp"], "measure_latency": False} | options)
+
+
+def same(first, second):
+    states = [each.students["mlp"].state_dict() for each in (first, second)]
+    return all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_a_misled_teacher_is_not_learned_from(setting):
+    data, settings = block_graph(0.1, nodes=300, degree=5), {"setting": setting}
+    found = distilled(data, QUICK.updated(settings))
+    assert found.summary["verdict"]["source"] == "labels"
+    assert found.verdict[1].endswith("; its soft labels mislead, so students learn that MLP's (distill.source).")
+    with torch.no_grad(), fast_float32("cpu"):  # as in the run, or sums are rounded otherwise
+        logits = predict(found.students["labels"], found.split.full_rows)
+    assert same(found, distilled(data, teacher=logits, config=QUICK.updated(settings)))
+    asked = distilled(data, OF_TEACHER.updated(settings))
+    assert asked.summary["verdict"]["source"] == "teacher"
+    assert "--teacher mlp" in asked.verdict[1]
+    assert not same(found, asked)
+    assert list(found.students) == ["mlp", "labels"]
+    assert found.summary["teacher"] == asked.summary["teacher"], "the graph network is still told of"
+
+
+def test_a_good_teacher_is_learned_from():
+    data = block_graph(0.9, nodes=300, degree=10)
+    found = distilled(data)
+    assert found.summary["verdict"]["source"] == "teacher"
+    assert same(found, distilled(data, OF_TEACHER))
+
+
+def test_test_labels_have_no_say():
+    data = block_graph(0.1, nodes=300, degree=5)
+    before = distilled(data)
+    data.y = torch.where(data.test_mask, (data.y + 1) % int(data.y.max() + 1), data.y)
+    assert same(before, distilled(data))
+
+
+def test_a_teacher_that_is_given_teaches():
+    data = block_graph(0.1, nodes=300, degree=5)
+    teacher = distilled(data).teacher
+    assert distilled(data, teacher=teacher).summary["verdict"]["source"] == "teacher"
+
+
+def test_without_the_mlp_there_is_no_choice():
+    data = block_graph(0.1, nodes=300, degree=5)
+    assert same(distilled(data, labels_alone=False), distilled(data, OF_TEACHER))
+
+
+def test_a_resumed_run_learns_from_the_same(tmp_path):
+    data = block_graph(0.1, nodes=300, degree=5)
+    whole = distilled(data, folder=tmp_path)
+    again = distilled(data, folder=tmp_path, resume=True, keep="mlp")
+    assert again.summary["verdict"]["source"] == "labels"
+    assert same(whole, again)
+
+
+@pytest.mark.parametrize("preset", ["clean", "paper", "official"])
+def test_the_graphs_of_the_paper_have_its_teachers(preset):
+    assert preset_config(preset, "cora").distill.source == "teacher"
+    assert preset_config("clean", "digits").distill.source == "teacher"
+    assert preset_config("clean", "mine.npz").distill.source == "auto"
