@@ -291,6 +291,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts-joint-today": partial(gains, "rbm, today", *JOINT, variants=SHORTLIST),
     "experts-joint-alike": partial(gains, "rbm, pull 1", *JOINT, variants=SHORTLIST),
     "experts-start": routing_start,
+    "experts-full-mlp": partial(gains, "mlp", "experts_full"),
+    "experts-full-today": partial(gains, "rbm, today", "experts_full"),
 }
 
 

@@ -45,7 +45,6 @@ from rbm.utils.repeatable import deterministic
 from rbm.utils.timings import Timings
 
 DEFAULT_METHODS = ("mlp", "rbm")
-_TEACHERS_OWN = {"distill": {"source": "teacher"}}
 
 
 @dataclass
@@ -189,8 +188,7 @@ def distill(
     if auto:
         if isinstance(given, Tensor):
             data, teacher, named = with_logits(data, given), None, "logits"
-        # The MLP is one of the teachers that a search chooses among.
-        config = config.updated({"teacher": {"name": named}} if named else {}).updated(_TEACHERS_OWN)
+        config = config.updated({"teacher": {"name": named}}) if named else config
         chosen = choose(
             distill,
             data,

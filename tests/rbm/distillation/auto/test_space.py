@@ -55,7 +55,7 @@ def test_presets_of_the_paper_leave_out_teachers_that_it_has_none_of():
 def test_a_teacher_that_is_given_stays():
     assert Space(Config(), ("mlp",), "gcn").teachers == ("gcn",)
     space = Space(Config(), ("mlp",), MODULE)
-    assert space.config(space.starts()[0]) == Config()
+    assert space.config(space.starts()[0]) == Config().updated({"distill": {"source": "teacher"}})
     assert {point["teacher"] for point in (*space.starts(), *space.openings())} == {MODULE}
 
 
