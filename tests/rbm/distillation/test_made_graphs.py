@@ -54,12 +54,15 @@ def test_no_bad_surprise(cell):
 
 
 def committed():
-    """Rows of the present code by cell."""
-    cells = defaultdict(list)
+    """Rows of the present code by cell. Those of ``after`` had teachers alone; where a misled one no longer teaches,
+    ``labels teach`` are the rows.
+    """
+    cells = defaultdict(dict)
     for row in made_graphs.read(ROOT / "results" / "made_graphs.csv"):
-        if row["variant"] == "after":
-            cells[Cell(row["features"], float(row["homophily"]), int(row["degree"]))].append(row)
-    return cells
+        runs = cells[Cell(row["features"], float(row["homophily"]), int(row["degree"]))]
+        if row["variant"] == "labels teach" or (row["variant"] == "after" and row["seed"] not in runs):
+            runs[row["seed"]] = row
+    return {cell: list(runs.values()) for cell, runs in cells.items() if runs}
 
 
 def mean(rows, model):

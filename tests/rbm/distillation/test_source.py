@@ -1,5 +1,7 @@
 """Students learn from the MLP on labels where it is ahead of the teacher at validation by more than chance."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from block_graphs import block_graph
@@ -7,6 +9,7 @@ from block_graphs import block_graph
 import rbm
 from rbm.config import Config
 from rbm.config.presets import preset_config
+from rbm.experiments.runner import Experiment, run_experiment
 from rbm.nn.students import predict
 from rbm.utils.precision import fast_float32
 
@@ -69,6 +72,17 @@ def test_a_teacher_that_is_given_teaches():
 def test_without_the_mlp_there_is_no_choice():
     data = block_graph(0.1, nodes=300, degree=5)
     assert same(distilled(data, labels_alone=False), distilled(data, OF_TEACHER))
+
+
+def test_rows_of_an_experiment_learn_from_the_same(tmp_path):
+    data = block_graph(0.1, nodes=300, degree=5)
+    torch.save(data, tmp_path / "graph.pt")
+    sections = {name: asdict(QUICK)[name] for name in ("teacher", "mlp", "encoding")}
+    experiment = Experiment(datasets=(str(tmp_path / "graph.pt"),), methods=("mlp",), changes=sections)
+    *_, row = run_experiment(experiment, tmp_path / "rows.csv")
+    expected = distilled(data).summary["mlp"]
+    assert float(row["test_at_best_val"]) == pytest.approx(expected["test_accuracy"], abs=1e-5)
+    assert expected["test_accuracy"] != distilled(data, OF_TEACHER).summary["mlp"]["test_accuracy"]
 
 
 def test_a_resumed_run_learns_from_the_same(tmp_path):
