@@ -22,9 +22,7 @@ def test_a_named_graph_has_its_preset_and_the_defaults():
     starts = [space.config(point) for point in space.starts()]
     assert starts[:2] == [given, given]
     changed = {name for name, value in flat(asdict(starts[2])).items() if value != flat(asdict(Config()))[name]}
-    assert changed == {"dataset", "distill.source"}, (
-        "beside the name and what a trial sets, the defaults"
-    )
+    assert changed == {"dataset", "distill.source"}, "beside the name and what a trial sets, the defaults"
 
 
 def test_an_unknown_graph_has_the_defaults_alone():
