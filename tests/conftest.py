@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,15 @@ def _own_compile_cache(tmp_path_factory) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(run / "inductor")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _mended_interpreter() -> None:
+    """Where kernels are interpreted. Collection has imported Triton, if any chosen test wants it."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and "triton.runtime.interpreter" in sys.modules:
+        from mended_interpreter import mend
+
+        mend()
+
+
 @pytest.fixture(scope="session")
 def device() -> Iterator[str]:
     """Where kernels run in this session: on the GPU, or on the CPU, interpreted or as compiled code."""
@@ -76,7 +86,6 @@ def device() -> Iterator[str]:
         with Gpu(int(EXECUTED_ARCHITECTURE)):
             yield "cpu"
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        _mend_interpreter()
         yield "cpu"
     else:
         yield "cuda"
@@ -132,51 +141,3 @@ def small_graph() -> Data:
         val_mask=(position >= 15) & (position < 30),
         test_mask=position >= 30,
     )
-
-
-def _mend_interpreter() -> None:
-    """What Triton's interpreter does otherwise than a GPU, and tests would notice.
-
-    It keeps bfloat16 in 16-bit integers; ``tl.dot`` multiplies those, and casts cut, not round. And it leaves products
-    to NumPy's BLAS, which on some CPUs adds up a row in an order that depends on the rows beside it: here they are
-    formed in float64 and rounded once. Triton 3.6 takes the bound of a loop from an array of one element by ``int()``,
-    which NumPy refuses from 2.5 on.
-    """
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-    if getattr(multiply, "mended", False):
-        return
-
-    def widened(handle: TensorHandle) -> TensorHandle:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(self, a, b, d, *args):
-        a, b = widened(a), widened(b)
-        if d.data.dtype != np.float32:
-            return multiply(self, a, b, d, *args)
-        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
-        return TensorHandle(product + d.data, d.dtype.scalar)
-
-    def cast_impl(self, src, dst_type):
-        if src.dtype.scalar == tl.bfloat16 and dst_type.scalar == tl.float32:
-            return widened(src)
-        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
-            rounded = torch.from_numpy(np.ascontiguousarray(src.data)).to(torch.bfloat16)
-            return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
-        return cast(self, src, dst_type)
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_lang_tensor(tensor, scope):
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_lang_tensor
-    create_dot.mended = True
-    InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl

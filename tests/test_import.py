@@ -1,8 +1,11 @@
 """Importing is quick, and brings nothing that only some users need. (A broken librbm_cuda: see test_build.py.)"""
 
+import math
 import resource
 import subprocess
 import sys
+
+import pytest
 
 
 def seconds(program: str) -> float:
@@ -16,9 +19,13 @@ def seconds(program: str) -> float:
 def test_import_time():
     """The bound is 2.5 s in all; what is ours is what comes on top of torch. A shared core only ever adds time."""
     seconds("import rbm, rbm_kernels")
-    turns = [(seconds("import rbm, rbm_kernels"), seconds("import torch")) for _ in range(4)]
-    ours, torch_alone = (min(times) for times in zip(*turns, strict=True))
-    assert ours - torch_alone < 0.8
+    ours = torch_alone = math.inf
+    for _ in range(4):  # a turn is enough where the machine is quiet
+        ours = min(ours, seconds("import rbm, rbm_kernels"))
+        torch_alone = min(torch_alone, seconds("import torch"))
+        if ours - torch_alone < 0.8:
+            return
+    pytest.fail(f"{ours:.2f} s, of which {torch_alone:.2f} are torch's")
 
 
 def test_import_brings_no_graph_library():

@@ -1,7 +1,7 @@
 """Run a module in Triton's interpreter, for a rehearsal: ``python -m benchmarks.gpu.interpreted MODULE ARGUMENT...``.
 
-The interpreter is mended as for the tests, by the function of ``tests/conftest.py`` that says what of it differs from a
-GPU.
+The interpreter is mended as for the tests, by ``tests/helpers/mended_interpreter.py``, which says what of it differs
+from a GPU.
 """
 
 import os
@@ -15,10 +15,10 @@ from benchmarks.gpu.plan import ROOT
 def main() -> None:
     """Mend, then run the module as the program."""
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-    found = spec_from_file_location("conftest_of_tests", ROOT / "tests" / "conftest.py")
-    conftest = module_from_spec(found)
-    found.loader.exec_module(conftest)
-    conftest._mend_interpreter()
+    found = spec_from_file_location("mended_interpreter", ROOT / "tests" / "helpers" / "mended_interpreter.py")
+    mended_interpreter = module_from_spec(found)
+    found.loader.exec_module(mended_interpreter)
+    mended_interpreter.mend()
     sys.argv[:] = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from torch.utils import cpp_extension
 
 from ptx_executor import build
@@ -17,3 +18,25 @@ def test_extensions_are_where_the_environment_says(monkeypatch, tmp_path):
         build.core.__wrapped__()
     assert [folder.parent for folder in folders] == [tmp_path / "here", tmp_path / "home"]
     assert all(folder.is_dir() for folder in folders)
+
+
+def test_compiled_once_for_every_checkout_and_after_a_kill(monkeypatch, tmp_path):
+    """A process that was killed while it compiled leaves PyTorch's lock, for which another would wait for ever."""
+    compiled = []
+
+    def load(name, sources, build_directory, **options):
+        folder = Path(build_directory)
+        assert not (folder / "lock").exists()
+        (folder / "lock").touch()
+        compiled.append(folder)
+        if len(compiled) == 1:
+            raise KeyboardInterrupt
+        return "compiled"
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setattr(build, "_imported", lambda library: library.name)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        build.core.__wrapped__()
+    assert [build.core.__wrapped__() for _ in range(2)] == ["compiled", "ptx_executor_core.so"]
+    assert len(compiled) == 2

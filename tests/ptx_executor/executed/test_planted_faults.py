@@ -15,6 +15,8 @@ from rbm_kernels.ops.expert_matmul import config, launch
 from rbm_kernels.ops.expert_order import launch as order_launch
 
 FORWARD = "expert_matmul_fwd_kernel"
+# What the work of these tests gives without a fault.
+SOUND = {}
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,9 @@ def outcome(architecture: int, work, edit=None):
 
 def check_found(architecture: int, work, edit, *kinds: str) -> None:
     """``kinds``: the watchers that may have seen it; "result": or the result differs."""
-    sound = outcome(architecture, work)
+    if work not in SOUND:
+        SOUND[work] = outcome(architecture, work)
+    sound = SOUND[work]
     assert isinstance(sound, torch.Tensor), sound
     found = outcome(architecture, work, edit)
     assert edit.planted

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rbm_process import RbmProcess
 
 pytestmark = pytest.mark.slow
 QUICK = ["--set", "teacher.max_epochs=3", "--set", "encoding.deepwalk=false", "--no-plots", "--method", "rbm"]
@@ -28,11 +29,11 @@ def wait_until(what, seconds: float = 300) -> None:
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_a_run_says_how_it_is_continued(tmp_path, number, name):
-    run = start(tmp_path, "distill", *LONG, "--out", "run")
+    run = RbmProcess("distill", *LONG, "--out", "run", cwd=tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_until(lambda: metrics.is_file() and '"rbm"' in metrics.read_text())
     run.send_signal(number)
-    out, err = run.communicate(timeout=60)
+    out, err = run.finish(timeout=60)
     assert run.returncode == 128 + number
     assert out == ""
     said = f"Error: {name}; what is done so far is kept; continue by rbm distill --out run --resume --method rbm"
@@ -43,8 +44,8 @@ def test_a_run_says_how_it_is_continued(tmp_path, number, name):
     text = (tmp_path / "run" / "config.yaml").read_text()
     (tmp_path / "run" / "config.yaml").write_text(text.replace("max_epochs: 100000", "max_epochs: 3"))
     (tmp_path / "run" / "checkpoint.pt").unlink(missing_ok=True)
-    resumed = start(tmp_path, "distill", "--out", "run", "--resume", "--no-plots", "--method", "rbm")
-    _, err = resumed.communicate(timeout=300)
+    resumed = RbmProcess("distill", "--out", "run", "--resume", "--no-plots", "--method", "rbm", cwd=tmp_path)
+    _, err = resumed.finish()
     assert resumed.returncode == 0, err
     assert "teacher: finished before" in err
 

@@ -1,14 +1,12 @@
 """The main job on a small graph: it learns, it repeats, it survives a kill, it takes anyone's teacher."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from rbm_process import RbmProcess
 from torch import nn
 from torch_geometric.nn import SAGEConv
 
@@ -133,25 +131,26 @@ def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, 
 @pytest.mark.slow
 def test_survives_kill_9(tmp_path):
     """The command line, killed without warning in the middle of the student's training."""
-    command = [sys.executable, "-m", "rbm", "distill", "--no-plots", "--set", "teacher.max_epochs=10"]
+    command = ["distill", "--no-plots", "--set", "teacher.max_epochs=10"]
     command += ["--set", "mlp.max_epochs=10", "--set", "rbm.max_epochs=30", "--set", "rbm.hidden_channels=32"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    options = {"check": True, "capture_output": True, "env": environment, "timeout": 300}
-    subprocess.run([*command, "--out", tmp_path / "whole"], **options)
+    whole = RbmProcess(*command, "--out", "whole", cwd=tmp_path)
+    said = whole.finish()
+    assert whole.returncode == 0, said
 
-    killed = subprocess.Popen(
-        [*command, "--out", tmp_path / "killed"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    killed = RbmProcess(*command, "--out", "killed", cwd=tmp_path)
     metrics, deadline = tmp_path / "killed" / "metrics.jsonl", time.monotonic() + 240
-    while time.monotonic() < deadline and killed.poll() is None:
+    while time.monotonic() < deadline and killed.returncode is None:
         if metrics.exists() and '"phase": "rbm"' in metrics.read_text():
             break
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
+    killed.finish()
+    assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "summary.json").exists()
 
-    subprocess.run([*command, "--out", tmp_path / "killed", "--resume"], **options)
+    resumed = RbmProcess(*command, "--out", "killed", "--resume", cwd=tmp_path)
+    said = resumed.finish()
+    assert resumed.returncode == 0, said
     for name in ("summary.json", "rbm.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -58,8 +58,9 @@ def test_learns_digits(name):
     data = rbm.load_dataset("digits")
     config = preset_config("clean", "digits", teacher=name)
     config = config.updated({"teacher": {"max_epochs": 50, "hidden_channels": 16}, "attention": {"warmup_epochs": 10}})
-    results = [trained(config, split_graph(data), 10) for _ in range(2)]
-    assert results[0][1]["val_accuracy"] > 0.8
+    assert trained(config, split_graph(data), 10)[1]["val_accuracy"] > 0.8
+    few = config.updated({"teacher": {"max_epochs": 8}})
+    results = [trained(few, split_graph(data), 10) for _ in range(2)]
     assert results[0][1] == results[1][1]
     for one, other in zip(*(teacher.state_dict().values() for teacher, _ in results), strict=True):
         assert torch.equal(one, other), "the same seed, the same bits"
@@ -71,8 +72,11 @@ def test_cora_comes_close_to_graphsage(data_root):
     split = split_graph(rbm.load_dataset("cora", data_root))
 
     def validation(name: str) -> float:
-        config = preset_config("clean", "cora", teacher=name).updated({"teacher": {"max_epochs": 150}})
-        return trained(config, split, 7)[1]["val_accuracy"]
+        """GraphSAGE as wide as the others are: at the preset's 512 it takes most of the time and is no better."""
+        config = preset_config("clean", "cora", teacher=name)
+        return trained(config.updated({"teacher": {"max_epochs": 150, "hidden_channels": 32}}), split, 7)[1][
+            "val_accuracy"
+        ]
 
     sage = validation("sage")
     for name in ATTENTION_TEACHERS:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rbm_process import RbmProcess
 
 from rbm.utils.plugins import load_plugin
 
@@ -32,13 +33,14 @@ def run(*arguments, cwd: Path) -> subprocess.CompletedProcess:
 
 def test_one_file_adds_a_method_a_teacher_and_a_dataset(plugin, tmp_path):
     chosen = ["--dataset", "rings", "--teacher", "mean", "--method", "copycat", *FEW]
-    done = run("--plugin", plugin, "distill", *chosen, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = RbmProcess("--plugin", plugin, "distill", *chosen, "--out", "run", cwd=tmp_path)
+    out, err = done.finish()
+    assert done.returncode == 0, err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["teacher"]["name"] == "mean"
     assert summary["nodes"] == 300
     assert summary["copycat"]["test_accuracy"] > 0.5, "a third is chance"
-    assert "Copycat" in done.stdout
+    assert "Copycat" in out
 
 
 def test_worker_processes_know_it_too(plugin, tmp_path):

@@ -3,7 +3,6 @@
 import csv
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from rbm_process import RbmProcess
 
 from rbm.config import Config
 from rbm.datasets import load_dataset
@@ -85,16 +85,16 @@ def test_killed_and_continued_gives_the_same_trials(start, tmp_path):
     whole = tune(start, tmp_path / "whole", **MLP, trials=9)
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(MLP["space"], sort_keys=False))
     (tmp_path / "start.yaml").write_text(start.to_yaml())
-    command = [sys.executable, "-m", "rbm", "tune", "--method", "mlp", "--config", "start.yaml"]
+    command = ["tune", "--method", "mlp", "--config", "start.yaml"]
     command += ["--space", "space.yaml", "--trials", "1000", "--out", "killed"]
-    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    process = RbmProcess(*command, cwd=tmp_path)
     try:
         end, table = time.monotonic() + 120, tmp_path / "killed" / "trials.csv"
         while (not table.exists() or table.read_text().count("\n") < 4) and time.monotonic() < end:
             time.sleep(0.02)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.finish()
     done = table.read_text().count("\n") - 1
     assert 3 <= done < 9, "killed in the middle"
     continued = tune(start, tmp_path / "killed", **MLP, trials=9)

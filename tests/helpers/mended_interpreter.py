@@ -1,0 +1,84 @@
+"""What Triton's interpreter does otherwise than a GPU, and tests would notice; and what it does too often."""
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+
+def mend() -> None:
+    """Replace parts of the interpreter, for the rest of the process. Called again, it does nothing.
+
+    The interpreter keeps bfloat16 in 16-bit integers; ``tl.dot`` multiplies those, and casts cut, not round. And it
+    leaves products to NumPy's BLAS, which on some CPUs adds up a row in an order that depends on the rows beside it:
+    here they are formed in float64 and rounded once. Triton 3.6 takes the bound of a loop from an array of one element
+    by ``int()``, which NumPy refuses from 2.5 on.
+
+    Before each call of a function within a kernel it looks through ``triton.language`` for what to replace, and all is
+    replaced already: a third of the time of a kernel.
+    """
+    if getattr(InterpreterBuilder.create_dot, "mended", False):
+        return
+    _round_products_once()
+    _let_elements_be_bounds()
+    _prepare_the_language_once()
+
+
+def _widened(handle: TensorHandle) -> TensorHandle:
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+
+def _round_products_once() -> None:
+    multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+
+    def create_dot(self, a, b, d, *args):
+        a, b = _widened(a), _widened(b)
+        if d.data.dtype != np.float32:
+            return multiply(self, a, b, d, *args)
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return TensorHandle(product + d.data, d.dtype.scalar)
+
+    def cast_impl(self, src, dst_type):
+        if src.dtype.scalar == tl.bfloat16 and dst_type.scalar == tl.float32:
+            return _widened(src)
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+            rounded = torch.from_numpy(np.ascontiguousarray(src.data)).to(torch.bfloat16)
+            return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+        return cast(self, src, dst_type)
+
+    create_dot.mended = True
+    InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
+
+
+def _let_elements_be_bounds() -> None:
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+
+
+def _prepare_the_language_once() -> None:
+    """A launch replaces the functions of the modules that its kernel sees, and puts them back at its end."""
+    patch = interpreter._patch_lang
+    replaced = set()
+
+    class Scope(interpreter._LangPatchScope):
+        def restore(self) -> None:
+            super().restore()
+            replaced.clear()
+
+    def patch_lang(fn):
+        seen = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        scope = Scope()
+        if not seen <= replaced:
+            scope._changes = patch(fn)._changes
+            replaced.update(seen)
+        return scope
+
+    interpreter._patch_lang = patch_lang

@@ -1,0 +1,67 @@
+"""``rbm`` in a process of its own that imports nothing: it is forked from one that has, in a tenth of a second.
+
+A process that Python starts spends seven seconds of processor time on imports. What a stranger does first, and what
+concerns processes themselves, is tried by ``python -m rbm``: ``test_cli.py``, ``test_interruptions.py``.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+from unittest import mock
+
+_PRELOADED = [__name__, "rbm.cli", "rbm.distillation.distill", "rbm.serving.latency", "torch_geometric"]
+
+
+class RbmProcess:
+    """``rbm`` with these arguments, in the folder ``cwd``, in a session of its own.
+
+    Attributes:
+        pid: of the process.
+    """
+
+    def __init__(self, *arguments: object, cwd: Path):
+        self._files = [cwd / f".{name}.{time.monotonic_ns()}" for name in ("out", "err")]
+        forkserver.set_forkserver_preload(_PRELOADED)
+        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # it does not take over this one's path
+            forkserver.ensure_running()
+        command = (str(cwd), [str(argument) for argument in arguments], [str(path) for path in self._files])
+        self._process = multiprocessing.get_context("forkserver").Process(target=_run, args=command)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of ``subprocess``: a signal's number is negative."""
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To this process alone."""
+        os.kill(self.pid, number)
+
+    def finish(self, timeout: float = 300) -> tuple[str, str]:
+        """Wait for its end: what it wrote to standard output and to standard error.
+
+        Raises:
+            AssertionError: it has not ended by then. It is killed.
+        """
+        self._process.join(timeout)
+        if self.returncode is None:
+            self._process.kill()
+            raise AssertionError(f"rbm did not end within {timeout} seconds")
+        return tuple(path.read_text() for path in self._files)
+
+
+def _run(cwd: str, arguments: list[str], files: list[str]) -> None:
+    os.setsid()
+    os.chdir(cwd)
+    for number, path in enumerate(files, start=1):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.argv[:] = ["rbm", *arguments]
+    from rbm.cli import main
+
+    main()
