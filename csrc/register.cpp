@@ -7,6 +7,7 @@
 #include "expert_matmul.h"
 #include "expert_order.h"
 #include "memory_update.h"
+#include "packed_experts.h"
 #include "routed_matmul.h"
 #include "sparse_expert_matmul.h"
 
@@ -26,6 +27,8 @@ STABLE_TORCH_LIBRARY_IMPL(rbm, CPU, m) {
   m.impl("expert_matmul", TORCH_BOX(&rbm::cpu::expert_matmul));
   m.impl("expert_matmul_backward_input", TORCH_BOX(&rbm::cpu::expert_matmul_backward_input));
   m.impl("expert_matmul_backward_weight", TORCH_BOX(&rbm::cpu::expert_matmul_backward_weight));
+  m.impl("pack_experts", TORCH_BOX(&rbm::cpu::pack_experts));
+  m.impl("routed_matmul_packed", TORCH_BOX(&rbm::cpu::routed_matmul_packed));
   m.impl("routed_matmul", TORCH_BOX(&rbm::cpu::routed_matmul));
   m.impl("memory_statistics", TORCH_BOX(&rbm::cpu::memory_statistics));
   m.impl("memory_update_", TORCH_BOX(&rbm::cpu::memory_update_));

@@ -6,6 +6,7 @@
 ``expert_matmul``         send each row through its own experts, weighted by its gates
 ``sparse_expert_matmul``  the same for rows in compressed sparse form
 ``routed_matmul``         the first and the third in one call, for inference
+``routed_matmul_packed``  the same with experts packed before (``pack_experts``), on a CPU
 ``memory_update_``        move the memory vectors towards the rows routed to them
                           (``memory_statistics`` first)
 ========================  =======================================================================
@@ -22,6 +23,7 @@ from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.expert_matmul import expert_matmul
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 from rbm_kernels.ops.memory_update import memory_statistics, memory_update_
+from rbm_kernels.ops.packed_experts import pack_experts, routed_matmul_packed
 from rbm_kernels.ops.routed_matmul import routed_matmul
 from rbm_kernels.ops.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
 
@@ -37,7 +39,9 @@ __all__ = [
     "expert_order",
     "memory_statistics",
     "memory_update_",
+    "pack_experts",
     "routed_matmul",
+    "routed_matmul_packed",
     "sparse_expert_matmul",
     "sparse_expert_matmul_backward_weight",
 ]

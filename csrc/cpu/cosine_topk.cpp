@@ -32,9 +32,8 @@ void route(
   };
   const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto row_cosines = scratch<Acc>(4 * num_experts);
-    const auto taken = scratch<uint8_t>(num_experts);
-    route_rows(routing, begin, end, row_cosines.get(), taken.get());
+    const auto work = scratch<Acc>(routing_scratch<T>(num_experts));
+    route_rows(routing, begin, end, work.get());
   });
 }
 

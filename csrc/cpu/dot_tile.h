@@ -36,4 +36,26 @@ RBM_INLINE void dot_tile(
   L::template sum_lanes<kRows * kColumns>(totals, sums);
 }
 
+// sums[r] = <rows[r], rows[r]>. A power of two of sums.
+template <int kBytes, int kRows, typename Row, typename Acc>
+RBM_INLINE void square_tile(const Row* const* rows, int64_t features, Acc* sums) {
+  using L = Lanes<Acc, kBytes>;
+  typename L::Vector totals[kRows] = {};
+  typename L::Vector row;
+  const int64_t whole = features - features % L::kCount;
+  for (int64_t d = 0; d < whole; d += L::kCount) {
+    for (int r = 0; r < kRows; ++r) {
+      L::load(row, rows[r] + d);
+      totals[r] += row * row;
+    }
+  }
+  for (int64_t d = whole; d < features; d += L::kCount) {
+    for (int r = 0; r < kRows; ++r) {
+      L::load_first(row, rows[r] + d, features - d);
+      totals[r] += row * row;
+    }
+  }
+  L::template sum_lanes<kRows>(totals, sums);
+}
+
 }  // namespace rbm::cpu

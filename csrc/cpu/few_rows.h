@@ -9,8 +9,11 @@
 
 namespace rbm::cpu {
 
-// Up to here inner products beat BLAS.
-constexpr int64_t kFewRows = 256;
+// Pairs of an expert, on average, up to which inner products take less time than packing the weights and multiplying tiles:
+// packing an expert takes as long as inner products lose to tiles in so many of its pairs.
+constexpr int64_t kFewPairs = 24;
+inline bool are_few(int64_t rows, int64_t top_k, int64_t num_experts) { return rows * top_k <= kFewPairs * num_experts; }
+
 // Output features that are worked on at once: with D = 256 their weights fill a third of the nearest cache, and every row
 // that comes from further away meets all of them.
 constexpr int64_t kColumnBlock = 16;
@@ -85,7 +88,7 @@ template <typename T>
 void multiply_few_rows(const FewRows<T>& f, int64_t top_k) {
   const int64_t blocks = (f.out_features + kColumnBlock - 1) / kColumnBlock;
   const int64_t work = std::max<int64_t>(1, kColumnBlock * f.rows * top_k * f.in_features);
-  torch::stable::parallel_for(0, blocks, std::max<int64_t>(1, kGrainMultiplications / work), [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, blocks, std::max<int64_t>(1, kMultiplicationsOfThread / work), [&](int64_t begin, int64_t end) {
     const auto sums = scratch<Accumulation<T>>(f.rows * kColumnBlock);
     few_rows(f, begin, end, sums.get());
   });

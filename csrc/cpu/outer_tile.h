@@ -74,55 +74,91 @@ struct Unpacked {
   int64_t matrices, rows, columns, matrix_stride, row_stride, column_stride;
 };
 
+// Whether the bias of each column, [matrices, columns] or zeros, is packed before the rows.
+template <typename T>
+struct Bias {
+  bool is_packed = false;
+  const T* values = nullptr;
+};
+
 template <typename Acc, int kBytes>
 constexpr int64_t padded_columns(int64_t columns) {
   constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount;
   return (columns + kCount - 1) / kCount * kCount;
 }
 
-// Packs panel `panel` of matrix `matrix`, with zeros past its last column.
-template <int kBytes, typename T, typename Acc>
-RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, Acc* packed) {
+// Packs panel `panel` of matrix `matrix`, with zeros past its last column. With `bias` rows are preceded by the expert's bias,
+// or by zeros where the pointer in it is null.
+template <int kBytes, typename T, typename Stored>
+RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, const Bias<T>& bias, Stored* packed) {
+  using Acc = Accumulation<T>;
   constexpr int64_t kWidth = panel_width<Acc, kBytes>();
   const int64_t padded = padded_columns<Acc, kBytes>(m.columns), first = panel * kWidth;
   const int64_t width = std::min(kWidth, padded - first), filled = std::min(kWidth, m.columns - first);
   const T* const source = m.values + matrix * m.matrix_stride + first * m.column_stride;
-  Acc* const target = packed + (matrix * padded + first) * m.rows;
+  Stored* target = packed + (matrix * padded + first) * (m.rows + bias.is_packed);
+  if (bias.is_packed) {
+    const T* const of_expert = bias.values == nullptr ? nullptr : bias.values + matrix * m.columns + first;
+    for (int64_t c = 0; c < width; ++c) {
+      target[c] = of_expert == nullptr || c >= filled ? Stored(Acc(0)) : static_cast<Stored>(of_expert[c]);
+    }
+    target += width;
+  }
   if (m.column_stride == 1) {
     for (int64_t k = 0; k < m.rows; ++k) {
-      for (int64_t c = 0; c < filled; ++c) target[k * width + c] = static_cast<Acc>(source[k * m.row_stride + c]);
+      for (int64_t c = 0; c < filled; ++c) target[k * width + c] = static_cast<Stored>(source[k * m.row_stride + c]);
     }
   } else {
     constexpr int kCount = Lanes<Acc, kBytes>::kCount;
     int64_t c = 0;
     for (; c + kCount <= filled; c += kCount) {
       int64_t k = 0;
-      for (; k + kCount <= m.rows; k += kCount) {
-        transpose<kBytes>(source + k + c * m.column_stride, m.column_stride, target + k * width + c, width);
+      if constexpr (std::is_same_v<Stored, Acc>) {
+        for (; k + kCount <= m.rows; k += kCount) {
+          transpose<kBytes>(source + k + c * m.column_stride, m.column_stride, target + k * width + c, width);
+        }
       }
       for (; k < m.rows; ++k) {
-        for (int64_t i = c; i < c + kCount; ++i) target[k * width + i] = static_cast<Acc>(source[k + i * m.column_stride]);
+        for (int64_t i = c; i < c + kCount; ++i) target[k * width + i] = static_cast<Stored>(source[k + i * m.column_stride]);
       }
     }
     for (; c < filled; ++c) {
-      for (int64_t k = 0; k < m.rows; ++k) target[k * width + c] = static_cast<Acc>(source[k + c * m.column_stride]);
+      for (int64_t k = 0; k < m.rows; ++k) target[k * width + c] = static_cast<Stored>(source[k + c * m.column_stride]);
     }
   }
-  for (int64_t k = 0; k < m.rows; ++k) std::fill_n(target + k * width + filled, width - filled, Acc(0));
+  for (int64_t k = 0; k < m.rows; ++k) std::fill_n(target + k * width + filled, width - filled, Stored(Acc(0)));
 }
 RBM_DISPATCH(pack)
 
+// What of the packed layout depends on this processor.
+struct PackedSizes {
+  int64_t lanes, width;
+
+  template <typename Acc>
+  static PackedSizes of() {
+    const int64_t lanes = vector_bytes() / static_cast<int64_t>(sizeof(Acc));
+    return {lanes, (vector_bytes() == 64 ? tile_vectors<64>() : tile_vectors<16>()) * lanes};
+  }
+
+  int64_t padded(int64_t columns) const { return (columns + lanes - 1) / lanes * lanes; }
+  int64_t panels(int64_t columns) const { return (padded(columns) + width - 1) / width; }
+};
+
 // All panels of all matrices, packed for this processor's vectors.
+template <typename T, typename Stored>
+void pack_into(const Unpacked<T>& m, const Bias<T>& bias, Stored* packed) {
+  const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
+  const int64_t panels = sizes.panels(m.columns);
+  const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, m.rows * sizes.width));
+  torch::stable::parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) pack(m, i / panels, i % panels, bias, packed);
+  });
+}
+
 template <typename Acc, typename T>
 std::unique_ptr<Acc[]> pack_all(const Unpacked<T>& m) {
-  const int64_t lanes = vector_bytes() / static_cast<int64_t>(sizeof(Acc));
-  const int64_t width = (vector_bytes() == 64 ? tile_vectors<64>() : tile_vectors<16>()) * lanes;
-  const int64_t padded = (m.columns + lanes - 1) / lanes * lanes, panels = (padded + width - 1) / width;
-  auto packed = scratch<Acc>(m.matrices * m.rows * padded);
-  const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, m.rows * width));
-  torch::stable::parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) pack(m, i / panels, i % panels, packed.get());
-  });
+  auto packed = scratch<Acc>(m.matrices * m.rows * PackedSizes::of<Acc>().padded(m.columns));
+  pack_into(m, Bias<T>{}, packed.get());
   return packed;
 }
 

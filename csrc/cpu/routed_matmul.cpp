@@ -34,11 +34,10 @@ Tensor few_rows_at_once(
       .experts = experts.get(),
       .cosines = gates + rows * k,
   };
-  const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
+  const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / std::max<int64_t>(1, num_experts * features));
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto cosines = scratch<Acc>(4 * num_experts);
-    const auto taken = scratch<uint8_t>(num_experts);
-    route_rows(routing, begin, end, cosines.get(), taken.get());
+    const auto work = scratch<Acc>(routing_scratch<T>(num_experts));
+    route_rows(routing, begin, end, work.get());
   });
 
   PairsByExpert pairs(rows, k, num_experts);
@@ -71,7 +70,7 @@ Tensor routed_matmul(
   check.shape("memory", memory_any, {weight_any.size(0), x_any.size(1)}, "experts of weight by the features of x");
   const ScalarType dtype = x_any.scalar_type();
   const bool served = dtype != ScalarType::Half && memory_any.scalar_type() == accumulation(dtype);
-  if (x_any.size(0) > kFewRows || !served) {
+  if (!served || !are_few(x_any.size(0), k, weight_any.size(0))) {
     const auto [gates, experts, cosines] = cosine_topk(x_any, memory_any, k, temperature);
     const Tensor accumulated = as_dtype(gates, accumulation(dtype));
     return expert_matmul(x_any, weight_any, bias_any, accumulated, experts, {}, {}, {}, 0);

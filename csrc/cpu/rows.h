@@ -14,6 +14,9 @@ namespace rbm::cpu {
 
 // Work below this many multiplications is not worth a second thread.
 constexpr int64_t kGrainMultiplications = 16384;
+// The same for products of few rows, and for what several threads of a server do side by side: a thread that sleeps takes 5 to
+// 10 us to wake, and this many multiplications take one that is awake about as long.
+constexpr int64_t kMultiplicationsOfThread = 1 << 18;
 
 template <typename T>
 const T* data(const Tensor& tensor) {

@@ -5,6 +5,7 @@
 
 #include <torch/headeronly/util/BFloat16.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -48,6 +49,13 @@ inline int vector_bytes() {
 #endif
 }
 
+// Bytes of the one kind of vectors that is compiled, in a third of the time; 0 for all.
+#if defined(RBM_MOST_VECTOR_BYTES)
+constexpr int kOnlyVectorBytes = RBM_MOST_VECTOR_BYTES;
+#else
+constexpr int kOnlyVectorBytes = 0;
+#endif
+
 // RBM_DISPATCH(name) defines name(arguments...) for a function template name_lanes<kBytes>(arguments...).
 #if defined(__x86_64__)
 #define RBM_DISPATCH(name)                                        \
@@ -61,10 +69,18 @@ inline int vector_bytes() {
   }                                                               \
   template <typename... Args>                                     \
   void name(const Args&... args) {                                \
-    switch (vector_bytes()) {                                     \
-      case 64: return name##_avx512(args...);                     \
-      case 32: return name##_avx2(args...);                       \
-      default: return name##_lanes<16>(args...);                  \
+    if constexpr (kOnlyVectorBytes == 64) {                       \
+      name##_avx512(args...);                                     \
+    } else if constexpr (kOnlyVectorBytes == 32) {                \
+      name##_avx2(args...);                                       \
+    } else if constexpr (kOnlyVectorBytes == 16) {                \
+      name##_lanes<16>(args...);                                  \
+    } else {                                                      \
+      switch (vector_bytes()) {                                   \
+        case 64: return name##_avx512(args...);                   \
+        case 32: return name##_avx2(args...);                     \
+        default: return name##_lanes<16>(args...);                \
+      }                                                           \
     }                                                             \
   }
 #else
@@ -137,43 +153,55 @@ struct Lanes {
     pick(upper, a, b, std::integer_sequence<int, (kIndex / 2 + kIndex % 2 * kCount + kCount / 2)...>{});
   }
 
-  // Both vectors hold sums spread over segments of kSegment lanes. Adds the halves of each segment: the segments of the
-  // result, half as long, are those of a and then those of b.
-  template <int kSegment, int... kIndex>
-  static RBM_INLINE void fold(Vector& result, const Vector& a, const Vector& b, std::integer_sequence<int, kIndex...>) {
-    constexpr int kHalf = kSegment / 2;
+  // Steps of sum_lanes: within the 16 bytes that processors shuffle quickly, then across them.
+  static constexpr int kPart = 16 / static_cast<int>(sizeof(Acc));
+  static constexpr int kSteps = (kPart == 4 ? 2 : 1) + (kBytes == 64 ? 2 : kBytes == 32 ? 1 : 0);
+
+  // Which lane of a (or of b, those after kCount) comes to lane `lane` of the lower half of what step kStep adds.
+  template <int kStep>
+  static constexpr int lower_lane(int lane) {
+    constexpr int kInPart = kPart == 4 ? 2 : 1;
+    const int part = lane / kPart, place = lane % kPart;
+    if (kStep + 1 < kInPart) return place % 2 * kCount + part * kPart + place / 2;
+    if (kStep < kInPart) return place / (kPart / 2) * kCount + part * kPart + place % (kPart / 2);
+    constexpr int kParts = kCount / kPart, kHalf = kParts / 2 > 0 ? kParts / 2 : 1;
+    const int from = part / kHalf * kCount;
+    return from + (kStep == kInPart ? part % kHalf : part % kHalf * 2) * kPart + place;
+  }
+
+  // How much further the lane stands that is added to it.
+  template <int kStep>
+  static constexpr int upper_distance() {
+    constexpr int kInPart = kPart == 4 ? 2 : 1;
+    if (kStep < kInPart) return kPart / 2;
+    return kStep == kInPart && kBytes == 64 ? 2 * kPart : kPart;
+  }
+
+  template <int kStep, int... kLane>
+  static RBM_INLINE void fold(Vector& result, const Vector& a, const Vector& b, std::integer_sequence<int, kLane...>) {
     Vector lower, upper;
-    pick(lower, a, b, std::integer_sequence<int, (kIndex / kHalf * kSegment + kIndex % kHalf)...>{});
-    pick(upper, a, b, std::integer_sequence<int, (kIndex / kHalf * kSegment + kIndex % kHalf + kHalf)...>{});
+    pick(lower, a, b, std::integer_sequence<int, lower_lane<kStep>(kLane)...>{});
+    pick(upper, a, b, std::integer_sequence<int, (lower_lane<kStep>(kLane) + upper_distance<kStep>())...>{});
     result = lower + upper;
   }
 
-  // sums[i] = the sum of the lanes of vectors[i], for a power of two of vectors. Halves are added to halves, so that a sum is
-  // the same, bit for bit, whatever stands beside it: equal rows must have equal cosines.
-  template <int kVectors, int kSegment = kCount>
+  // sums[i] = the sum of the lanes of vectors[i], for a power of two of vectors. Lanes are added in the same order whatever
+  // stands beside them, so that a sum is the same, bit for bit: equal rows must have equal cosines.
+  template <int kVectors, int kStep = 0, int kSums = kVectors>
   static RBM_INLINE void sum_lanes(Vector (&vectors)[kVectors], Acc* sums) {
-    if constexpr (kSegment == 1) {
+    if constexpr (kStep == kSteps) {
       for (int i = 0; i < kVectors; ++i) {
         alignas(kBytes) Acc lanes[kCount];
         store(lanes, vectors[i]);
-        for (int lane = 0; lane < kCount; ++lane) sums[i * kCount + lane] = lanes[lane];
+        for (int lane = 0; lane < std::min(kCount, kSums); ++lane) sums[i * kCount + lane] = lanes[lane];
       }
-    } else if constexpr (kVectors == 1) {
-      // Fewer sums than lanes: every segment is one of them.
-      alignas(kBytes) Acc lanes[kCount];
-      store(lanes, vectors[0]);
-      for (int half = kSegment / 2; half > 0; half /= 2) {
-        for (int lane = 0; lane < kCount; ++lane) {
-          if (lane % kSegment < half) lanes[lane] += lanes[lane + half];
-        }
-      }
-      for (int segment = 0; segment < kCount / kSegment; ++segment) sums[segment] = lanes[segment * kSegment];
     } else {
-      Vector folded[kVectors / 2];
-      for (int i = 0; i < kVectors / 2; ++i) {
-        fold<kSegment>(folded[i], vectors[2 * i], vectors[2 * i + 1], std::make_integer_sequence<int, kCount>{});
+      constexpr int kFolded = kVectors > 1 ? kVectors / 2 : 1;
+      Vector folded[kFolded];
+      for (int i = 0; i < kFolded; ++i) {
+        fold<kStep>(folded[i], vectors[2 * i], vectors[kVectors > 1 ? 2 * i + 1 : 0], std::make_integer_sequence<int, kCount>{});
       }
-      sum_lanes<kVectors / 2, kSegment / 2>(folded, sums);
+      sum_lanes<kFolded, kStep + 1, kSums>(folded, sums);
     }
   }
 };

@@ -1,4 +1,8 @@
-"""The experts with attention and scale folded into them, and a copy of that which lasts until a parameter changes."""
+"""The experts with attention and scale folded into them, and a copy of that which lasts until a parameter changes.
+
+On a CPU the copy is packed for :func:`rbm_kernels.routed_matmul_packed`: packing at each call would take longer than a
+few rows do, and inner products with weights as they are learned take up to twice as long as packed ones.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from rbm_kernels import pack_experts
+
 MAX_LOG_SCALE = math.log(100.0)
+_PACKED = (torch.float32, torch.float64, torch.bfloat16)
 _NAMES = ("weight", "bias", "attention", "log_scale")
 # Steps of any optimizer since the first experts were kept. Fused ones change parameters and do not count versions.
 _steps = -1
@@ -41,10 +48,11 @@ def fold(
 
 
 class FoldedExperts(NamedTuple):
-    """What :func:`fold` returned, and the parameters that it was made of, as they were then."""
+    """What :func:`fold` returned, or that packed, and the parameters that it was made of, as they were then."""
 
     weight: Tensor
     bias: Tensor | None
+    is_packed: bool  # whether ``weight`` is what pack_experts returned, the bias in it
     dtype: torch.dtype | None
     steps: int
     sources: tuple[tuple[str, Tensor | None, int, int, Tensor | None], ...]
@@ -69,9 +77,13 @@ class FoldedExperts(NamedTuple):
             elif keep:
                 # The alias keeps the memory: no other tensor can come to stand at its address.
                 sources.append((name, parameter, parameter._version, parameter.data_ptr(), parameter.detach()))
-        folded = fold(*parameters, dtype)
-        keep = keep and type(folded[0]) is Tensor
-        return cls(*folded, dtype, steps, tuple(sources)), keep
+        weight, bias = fold(*parameters, dtype)
+        keep = keep and type(weight) is Tensor
+        # What is used once is not packed here, nor what autocast wants: rows may come in another precision then.
+        is_packed = keep and dtype is None and weight.device.type == "cpu" and weight.dtype in _PACKED
+        if is_packed:
+            weight, bias = pack_experts(weight, bias), None
+        return cls(weight, bias, is_packed, dtype, steps, tuple(sources)), keep
 
     def are_of(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
         """Whether these parameters, unchanged, gave these experts. Every answer of a layer asks: four tensors, 1 µs."""

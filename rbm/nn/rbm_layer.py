@@ -12,7 +12,7 @@ from rbm.nn.folded_weights import FoldedExperts, fold, input_scale
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, dropout, linear, memory_statistics
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import world_size
-from rbm_kernels import expert_matmul, memory_update_, routed_matmul
+from rbm_kernels import expert_matmul, memory_update_, routed_matmul, routed_matmul_packed
 
 
 class Routing(NamedTuple):
@@ -39,10 +39,11 @@ class FusedRbMLayer(nn.Module):
     it as any module.
 
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. The experts with
-    ``exp(a)`` and ``exp(s)`` folded in are then kept from call to call, a second copy of the weights, until a parameter
-    changes: by an optimizer's step, by any operation in place, by loading, conversion or assignment, of its ``.data``
-    too. What is written *into* ``.data`` by other hands PyTorch does not count: call ``eval()`` after it, which forgets
-    the copy, as ``train()`` does. While compiling or exporting nothing is kept.
+    ``exp(a)`` and ``exp(s)`` folded in, on a CPU packed for its vectors as well, are then kept from call to call, a
+    second copy of the weights, until a parameter changes: by an optimizer's step, by any operation in place, by
+    loading, conversion or assignment, of its ``.data`` too. What is written *into* ``.data`` by other hands PyTorch
+    does not count: call ``eval()`` after it, which forgets the copy, as ``train()`` does. While compiling or exporting
+    nothing is kept.
 
     Args:
         in_features: size of a row.
@@ -251,7 +252,7 @@ class FusedRbMLayer(nn.Module):
             rows = dropout(rows, self.dropout, self.training)
             return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
         dtype = _autocast_dtype(rows, self)
-        weight, bias = fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
+        weight, bias = self._fold(dtype)
         rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
         return expert_matmul(rows, weight, bias, gates, experts)
 
@@ -260,7 +261,19 @@ class FusedRbMLayer(nn.Module):
         memory, temperature = self._buffers["memory"], self.gate_temperature
         rows = h if h.dim() == 2 and h.shape[1] == self.in_features else self._rows(h)
         dtype = _autocast_dtype(rows, self)
-        weight, bias = self._folded_experts(dtype)
+        if torch.compiler.is_compiling():
+            weight, bias = self._fold(dtype)
+        else:
+            folded = self._folded_experts(dtype)
+            weight, bias = folded.weight, folded.bias
+            if folded.is_packed:
+                wanted = rows.dtype
+                if weight.dtype is wanted and memory.dtype is (wanted if wanted is torch.float64 else torch.float32):
+                    y = routed_matmul_packed(
+                        rows, memory, weight, self.out_features, self.top_k, temperature=temperature
+                    )
+                    return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
+                weight, bias = self._fold(dtype)
         if dtype is None or rows.dtype == dtype:
             y = routed_matmul(rows, memory, weight, bias, self.top_k, temperature=temperature)
         else:
@@ -269,14 +282,15 @@ class FusedRbMLayer(nn.Module):
             y = expert_matmul(rows.to(dtype), weight, bias, gates, experts)
         return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
 
-    def _folded_experts(self, dtype: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
-        if torch.compiler.is_compiling():
-            return fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
+    def _fold(self, dtype: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+        return fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
+
+    def _folded_experts(self, dtype: torch.dtype | None) -> FoldedExperts:
         folded = self._folded
         if folded is None or not folded.are_of(self._parameters, dtype):
             folded, keep = FoldedExperts.of(self, dtype)
             self._folded = folded if keep else None
-        return folded.weight, folded.bias
+        return folded
 
     def __getstate__(self) -> dict:
         # A copy has parameters of its own, whose versions begin anew and say nothing of the original's.

@@ -145,6 +145,10 @@ def check_routed_matmul(case: Case) -> None:
     bound = matmul.expert_matmul(*wide, gates.double(), experts)
     unit = (case.d + case.k + 8) * torch.finfo(case.accumulated).eps + 2 * torch.finfo(dtype).eps
     compare_elements(y[good], expected[good], bound[good], unit, dtype, case.d + case.k)
+    if dtype != torch.float16 and memory.dtype == case.accumulated:
+        packed = rbm_kernels.pack_experts(weight, bias)
+        y = rbm_kernels.routed_matmul_packed(x, memory, packed, case.n, case.k, temperature=case.temperature)
+        compare_elements(y[good], expected[good], bound[good], unit, dtype, case.d + case.k)
 
 
 def check_expert_order(case: Case) -> None:

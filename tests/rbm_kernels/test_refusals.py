@@ -26,6 +26,9 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
     experts = of(lambda *shape: torch.zeros(*shape, dtype=torch.int32), b, k)
     values = of(torch.randn, min(b, 5))
     crow = torch.arange(b + 1).int() if b < 2**30 else torch.zeros(1, dtype=torch.int32).expand(b + 1)
+    # Packed for no processor where it could not be: sizes are looked at first.
+    fits = max(b, d, n, e) < 2**30
+    packed = torch.ops.rbm.pack_experts(weight, None) if fits else of(torch.randn, e, d + 1, n)
     rows = {"crow": crow, "col": torch.zeros_like(values, dtype=torch.int32), "values": values}
     pairs = {"gates": gates, "experts": experts}
     return {
@@ -37,6 +40,8 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
         "expert_matmul_backward_input": {"grad": grad, "x": x, "weight": weight, "bias": bias, **pairs},
         "expert_matmul_backward_weight": {"grad": grad, "x": x, **pairs, "num_experts": e},
         "routed_matmul": {"x": x, "memory": memory, "weight": weight, "bias": bias, "k": k},
+        "pack_experts": {"weight": weight, "bias": bias},
+        "routed_matmul_packed": {"x": x, "memory": memory, "packed": packed, "out_features": n, "k": k},
         "sparse_expert_matmul": rows | {"weight": weight, "bias": bias, "scale": scale, **pairs},
         "sparse_expert_matmul_backward_gates": {"grad": grad}
         | rows
@@ -91,6 +96,8 @@ SIZES = {
     "expert_matmul_backward_input": "bdnek",
     "expert_matmul_backward_weight": "bdnek",
     "routed_matmul": "bdne",
+    "pack_experts": "dne",
+    "routed_matmul_packed": "bde",
     "sparse_expert_matmul": "bdnek",
     "sparse_expert_matmul_backward_gates": "bdnek",
     "sparse_expert_matmul_backward_weight": "bdnek",

@@ -33,8 +33,8 @@ def test_equals_the_forward_with_gradients(leading, options):
 
 def test_one_operator_a_call_and_only_at_inference(monkeypatch):
     calls = []
-    operator = layer_module.routed_matmul
-    monkeypatch.setattr(layer_module, "routed_matmul", lambda *a, **k: calls.append(a) or operator(*a, **k))
+    operator = layer_module.routed_matmul_packed
+    monkeypatch.setattr(layer_module, "routed_matmul_packed", lambda *a, **k: calls.append(a) or operator(*a, **k))
     monkeypatch.setattr(torch.Tensor, "reshape", None)  # rows in two dimensions go in and come out as they are
     layer, x = make(), torch.randn(7, 6)
     answer(layer, x)
@@ -44,6 +44,7 @@ def test_one_operator_a_call_and_only_at_inference(monkeypatch):
     assert len(calls) == 2
     monkeypatch.undo()
     monkeypatch.setattr(layer_module, "routed_matmul", None)
+    monkeypatch.setattr(layer_module, "routed_matmul_packed", None)
     layer(x)
     with torch.no_grad():
         layer(x, return_routing=True)

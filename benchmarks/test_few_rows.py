@@ -1,0 +1,92 @@
+"""The layer at inference against one dense linear layer of the same operations, from one row to 1,024: bars are held.
+
+A dense ``torch.nn.Linear`` of ``k * N`` outputs multiplies what the layer's chosen experts multiply, and routes nothing.
+Both take turns in one process, and the least time of a turn counts: it is what neither the system nor a neighbour
+disturbed. A row is ``<threads>, <bytes of a vector>: least seconds``.
+
+``pytest benchmarks/test_few_rows.py --benchmark-only --seconds 2 --results benchmarks/results/cpu.csv`` on a machine that
+does nothing else; with a build of ``-DRBM_MOST_VECTOR_BYTES=32`` in ``rbm_kernels/lib`` once more, for AVX2.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from benchmarks.measure.device import HERE
+from benchmarks.measure.harness import Results
+from benchmarks.measure.pace import SMOKE
+from benchmarks.measure.shapes import Shape
+from rbm import FusedRbMLayer
+from rbm_kernels import pack_experts
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+# How many times the time of the dense layer is allowed, by features and outputs of the layer.
+BARS = {(256, 256): 1.15, (767, 128): 1.15, (128, 10): 1.3}
+# A turn repeats what answers sooner: the clock takes a tenth of a microsecond.
+TURN_SECONDS = 2e-4
+
+
+def vector_bytes() -> int:
+    """Bytes of the vectors that librbm_cpu computes with here: one output is packed as one vector."""
+    return 4 * pack_experts(torch.zeros(1, 1, 1), None).shape[2]
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    yield
+    torch.set_num_threads(before)
+
+
+def least_seconds(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """The least time of one call of each, in turns for ``seconds``, in at least three turns."""
+    least, repeats = {}, {}
+    for name, call in calls.items():
+        call()
+        least[name] = clocked(call, 1)
+        repeats[name] = max(1, min(50, int(TURN_SECONDS / least[name])))
+    end, turn = time.perf_counter() + seconds, 0
+    while turn < 3 or time.perf_counter() < end:
+        for name, call in calls.items():
+            call()  # finds again what the other drove out of the caches
+            least[name] = min(least[name], clocked(call, repeats[name]))
+        turn += 1
+    return least
+
+
+def clocked(call: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+@pytest.mark.skipif(HERE.is_gpu, reason="kernels for the CPU")
+@pytest.mark.parametrize("number", [1, 2], ids=["1 thread", "2 threads"])
+@pytest.mark.parametrize(("features", "outputs"), BARS, ids=[f"D={d} N={n}" for d, n in BARS])
+def test_few_rows(benchmark, results: Results, seconds: float, number: int, features: int, outputs: int):
+    shape = Shape(1, features, outputs)
+    layer = FusedRbMLayer(features, outputs, shape.experts, shape.top_k).eval()
+    dense = torch.nn.Linear(features, shape.top_k * outputs)
+    how = f"{number} thread{'s' * (number > 1)}, vectors of {vector_bytes()} bytes: least seconds"
+    missed = []
+
+    def measure() -> None:
+        for rows in ROWS:
+            x = torch.randn(rows, features)
+            # Thousands of turns of microseconds, and as many seconds for what takes longer.
+            times = least_seconds({"rbm": lambda x=x: layer(x), "torch.nn.Linear, k N": lambda x=x: dense(x)}, seconds)
+            for name, least in times.items():
+                results.add("few rows", str(Shape(rows, features, outputs)), name, how, least)
+            ratio = times["rbm"] / times["torch.nn.Linear, k N"]
+            if ratio > BARS[features, outputs]:
+                missed.append(f"{rows} rows: {ratio:.2f}")
+
+    with threads(number), torch.inference_mode():
+        benchmark.pedantic(measure)
+    if seconds >= SMOKE:
+        assert not missed, f"over {BARS[features, outputs]} times the dense layer at {', '.join(missed)}"

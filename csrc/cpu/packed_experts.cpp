@@ -1,0 +1,214 @@
+// pack_experts and routed_matmul_packed: the whole layer at inference, for any number of rows, with nothing written but the
+// result. Every thread routes the rows whose pairs it multiplies, so that threads meet once, at the end.
+#include "../packed_experts.h"
+
+#include <algorithm>
+
+#include "../cosine_topk.h"
+#include "../expert_matmul.h"
+#include "packed_experts.h"
+#include "routing.h"
+
+namespace rbm::cpu {
+namespace {
+
+// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of them.
+constexpr int64_t kRowsOfExpert = 256;
+
+template <typename T>
+struct Layer {
+  using Acc = Accumulation<T>;
+  Routing<T> routing;  // of all rows; gates, experts and cosines are each thread's own
+  PackedExperts<T> experts;
+  int64_t rows, padded, panel_rows;
+  T* y;  // [B, N], contiguous
+};
+
+// What a thread writes to, for as many rows as it takes at once.
+template <typename T>
+struct Workplace {
+  using Acc = Accumulation<T>;
+  static constexpr bool kConverts = !std::is_same_v<T, Acc>;
+  std::unique_ptr<Acc[]> gates, work, sums, converted;
+  std::unique_ptr<int32_t[]> chosen;
+  PairsByExpert pairs;
+  bool is_direct;  // sums are the result itself
+
+  Workplace(const Layer<T>& layer, int64_t rows)
+      : gates(scratch<Acc>(2 * rows * layer.routing.top_k)),
+        work(scratch<Acc>(routing_scratch<T>(layer.routing.num_experts))),
+        chosen(scratch<int32_t>(rows * layer.routing.top_k)),
+        pairs(rows, layer.routing.top_k, layer.routing.num_experts),
+        is_direct(!kConverts && layer.padded == layer.experts.outputs) {
+    if (!is_direct) sums = scratch<Acc>(rows * layer.padded);
+    if (kConverts) converted = scratch<Acc>(rows * layer.routing.features);
+  }
+};
+
+// Rows [begin, end), panels of columns [first_panel, last_panel), by one thread.
+template <typename T>
+void serve(const Layer<T>& layer, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel, int64_t width) {
+  using Acc = Accumulation<T>;
+  const int64_t outputs = layer.experts.outputs;
+  Workplace<T> own(layer, std::min(end - begin, layer.panel_rows));
+  for (int64_t first = begin; first < end; first += layer.panel_rows) {
+    const int64_t rows = std::min(layer.panel_rows, end - first);
+    Routing<T> routing = layer.routing;
+    routing.h += first * routing.row_stride;
+    routing.gates = own.gates.get();
+    routing.cosines = own.gates.get() + rows * routing.top_k;
+    routing.experts = own.chosen.get();
+    route_rows(routing, 0, rows, own.work.get());
+    own.pairs.list(own.chosen.get(), 0, rows);
+    PackedProduct<T> product{
+        .rows = nullptr,
+        .row_stride = routing.features,
+        .experts = layer.experts,
+        .gates = own.gates.get(),
+        .pairs = &own.pairs,
+        .count = rows,
+        .sums = nullptr,
+        .sum_stride = layer.padded,
+    };
+    if constexpr (Workplace<T>::kConverts) {
+      for (int64_t row = 0; row < rows; ++row) {
+        const T* const source = routing.h + row * routing.row_stride;
+        Acc* const target = own.converted.get() + row * routing.features;
+        for (int64_t d = 0; d < routing.features; ++d) target[d] = static_cast<Acc>(source[d]);
+      }
+      product.rows = own.converted.get();
+    } else {
+      product.rows = routing.h;
+      product.row_stride = routing.row_stride;
+      if (own.is_direct) product.sums = layer.y + first * outputs;
+    }
+    if (!own.is_direct) product.sums = own.sums.get();
+    multiply_packed(product, first_panel, last_panel);
+    if (own.is_direct) continue;
+    const int64_t column = first_panel * width, columns = std::min(last_panel * width, outputs) - column;
+    for (int64_t row = 0; row < rows; ++row) {
+      const Acc* const source = own.sums.get() + row * layer.padded + column;
+      T* const target = layer.y + (first + row) * outputs + column;
+      for (int64_t c = 0; c < columns; ++c) target[c] = static_cast<T>(source[c]);
+    }
+  }
+}
+
+// How many threads share the columns, and how many the rows.
+struct Split {
+  int64_t columns, rows;
+
+  // Threads that share the columns route the same rows, and each reads a part of the weights. With rows of its own a thread
+  // reads all weights. So columns are shared as long as there are few rows, and where they make equal shares.
+  static Split of(int64_t rows, int64_t multiplications, int64_t outputs, int64_t panels) {
+    const int64_t threads = std::clamp<int64_t>(
+        multiplications / kMultiplicationsOfThread, 1, std::max<int64_t>(1, torch::stable::get_num_threads()));
+    if (rows <= outputs) {
+      for (int64_t columns = std::min(threads, panels); columns > 1; --columns) {
+        if (panels % columns == 0 || panels / columns >= 8) return {columns, std::clamp<int64_t>(threads / columns, 1, rows)};
+      }
+    }
+    return {1, std::min(threads, rows)};
+  }
+};
+
+template <typename T>
+Tensor route_and_multiply(
+    const Tensor& x, const Tensor& memory, const Tensor& packed, int64_t outputs, int64_t k, double temperature) {
+  using Acc = Accumulation<T>;
+  const PackedSizes sizes = PackedSizes::of<Acc>();
+  const int64_t rows = x.size(0), features = x.size(1), num_experts = packed.size(0), panels = sizes.panels(outputs);
+  Tensor y = new_tensor(x.scalar_type(), {rows, outputs});
+  if (rows == 0 || outputs == 0) return y;
+  const auto inverse_norms = scratch<Acc>(num_experts);
+  std::unique_ptr<Acc[]> copies;
+  const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms.get(), copies);
+  const Layer<T> layer{
+      .routing{
+          .h = data<T>(x),
+          .row_stride = x.stride(0),
+          .memory = vectors,
+          .inverse_norms = inverse_norms.get(),
+          .features = features,
+          .num_experts = num_experts,
+          .top_k = k,
+          .temperature = static_cast<Acc>(temperature),
+          .gates = nullptr,
+          .experts = nullptr,
+          .cosines = nullptr,
+      },
+      .experts{data<T>(packed), num_experts, features, outputs},
+      .rows = rows,
+      .padded = sizes.padded(outputs),
+      .panel_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),
+      .y = mutable_data<T>(y),
+  };
+  const Split split = Split::of(rows, rows * (k * layer.padded + num_experts) * features, outputs, panels);
+  const auto part = [](int64_t size, int64_t i, int64_t parts) { return size * i / parts; };
+  torch::stable::parallel_for(0, split.rows * split.columns, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / split.columns, column = i % split.columns;
+      serve(
+          layer, part(rows, row, split.rows), part(rows, row + 1, split.rows), part(panels, column, split.columns),
+          part(panels, column + 1, split.columns), sizes.width);
+    }
+  });
+  return y;
+}
+
+template <typename T>
+Tensor packed_of(const Tensor& weight, const Tensor* bias) {
+  using Acc = Accumulation<T>;
+  const PackedSizes sizes = PackedSizes::of<Acc>();
+  const int64_t num_experts = weight.size(0), outputs = weight.size(1), features = weight.size(2);
+  Tensor packed = new_tensor(weight.scalar_type(), {num_experts, features + 1, sizes.padded(outputs)});
+  const Unpacked<T> unpacked{data<T>(weight), num_experts, features, outputs, outputs * features, 1, features};
+  pack_into(unpacked, Bias<T>{true, bias == nullptr ? nullptr : data<T>(*bias)}, mutable_data<T>(packed));
+  return packed;
+}
+
+}  // namespace
+
+Tensor pack_experts(const Tensor& weight_any, const std::optional<Tensor>& bias_any) {
+  const Checks check("pack_experts");
+  check.dtype("weight", weight_any, {ScalarType::Double, ScalarType::Float, ScalarType::BFloat16});
+  check.shape("weight", weight_any, {kAnySize, kAnySize, kAnySize}, "experts by outputs by features");
+  if (bias_any) {
+    check.dtype("bias", *bias_any, {weight_any.scalar_type()});
+    check.shape("bias", *bias_any, {weight_any.size(0), weight_any.size(1)}, "experts by outputs, as in weight");
+    check.same_device("bias", *bias_any, "weight", weight_any);
+  }
+  const Tensor weight = dense(weight_any), bias = bias_any ? dense(*bias_any) : weight;
+  const Tensor* const some_bias = bias_any ? &bias : nullptr;
+  switch (weight.scalar_type()) {
+    case ScalarType::Double: return packed_of<double>(weight, some_bias);
+    case ScalarType::BFloat16: return packed_of<BFloat16>(weight, some_bias);
+    default: return packed_of<float>(weight, some_bias);
+  }
+}
+
+Tensor routed_matmul_packed(
+    const Tensor& x_any, const Tensor& memory_any, const Tensor& packed, int64_t out_features, int64_t k,
+    double temperature) {
+  const Checks check("routed_matmul_packed");
+  const ScalarType dtype = x_any.scalar_type();
+  check_routing(check, "x", x_any, memory_any, k, temperature);
+  check.dtype("x", x_any, {ScalarType::Double, ScalarType::Float, ScalarType::BFloat16});
+  check.dtype("memory", memory_any, {accumulation(dtype)});
+  check.dtype("packed", packed, {dtype});
+  const PackedSizes sizes = dtype == ScalarType::Double ? PackedSizes::of<double>() : PackedSizes::of<float>();
+  if (out_features < 0) check.fail("out_features is ", out_features, ", expected at least 0");
+  check.shape(
+      "packed", packed, {memory_any.size(0), x_any.size(1) + 1, sizes.padded(out_features)},
+      "what pack_experts returned on this processor for out_features and the experts of memory");
+  check.same_device("packed", packed, "x", x_any);
+  if (!packed.is_contiguous()) check.fail("packed is not contiguous, expected what pack_experts returned");
+  const Tensor x = with_adjacent_features(x_any), memory = dense(memory_any);
+  switch (dtype) {
+    case ScalarType::Double: return route_and_multiply<double>(x, memory, packed, out_features, k, temperature);
+    case ScalarType::BFloat16: return route_and_multiply<BFloat16>(x, memory, packed, out_features, k, temperature);
+    default: return route_and_multiply<float>(x, memory, packed, out_features, k, temperature);
+  }
+}
+
+}  // namespace rbm::cpu

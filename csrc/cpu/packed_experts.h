@@ -1,0 +1,197 @@
+// Experts packed once for many products, and the product of a batch's pairs with them. The layer keeps its experts so.
+//
+// A tile of sums, some pairs of one expert by a panel of columns, stays in registers while the features pass by: each number
+// of a row meets a whole vector of columns, so nothing is summed over lanes, and a tile of one row reads the weights as
+// fast as they come. Weights as the layer learns them, [N, D], would need either inner products, whose sums over lanes and
+// two loads for each product cost a third of the time up to 256 rows, or packing at every call.
+#pragma once
+
+#include <cstdint>
+
+#include "outer_tile.h"
+#include "pairs.h"
+
+namespace rbm::cpu {
+
+// [E, D + 1, padded]. Each expert's matrix is cut into panels as wide as a tile, the last as wide as its whole vectors, and
+// each panel is stored row by row: first the bias, then a row of weights for each feature. Zeros past the last column.
+template <typename T>
+struct PackedExperts {
+  const T* values;
+  int64_t num_experts, features, outputs;
+};
+
+// Bytes of a panel that several tiles meet one after the other: it stays in the nearest cache.
+constexpr int64_t kHotPanelBytes = 24576;
+// Vectors wider than AVX2's come in panels that fit no nearest cache; from here on they would not fit the next one either.
+constexpr int64_t kMostInnerRows = 1024;
+
+// y[pairs[r].row] += gate * (bias + W x[pairs[r].row]) for pairs and panels of columns. y begins as zeros.
+template <typename T>
+struct PackedProduct {
+  using Acc = Accumulation<T>;
+  const Acc* rows;  // [n, D]
+  int64_t row_stride;
+  PackedExperts<T> experts;
+  const Acc* gates;  // [n, k]
+  const PairsByExpert* pairs;
+  int64_t count;  // n
+  Acc* sums;      // [n, at least padded columns]
+  int64_t sum_stride;
+};
+
+// A tile: kRows pairs, kPanels panels that lie `panel_stride` apart, each of kVectors vectors; `inner` features.
+template <int kBytes, int kRows, int kVectors, int kPanels, typename T>
+RBM_INLINE void packed_tile(
+    const Accumulation<T>* const* rows, const T* panel, int64_t panel_stride, const T* bias, int64_t inner,
+    const Accumulation<T>* gates, Accumulation<T>* const* sums) {
+  using L = Lanes<Accumulation<T>, kBytes>;
+  constexpr int kAll = kVectors * kPanels;
+  constexpr int64_t kWidth = kVectors * L::kCount;
+  typename L::Vector totals[kRows][kAll], columns[kAll];
+  const auto place = [&](int v) { return v / kVectors * panel_stride + v % kVectors * L::kCount; };
+#pragma GCC unroll 8
+  for (int v = 0; v < kAll; ++v) {
+    if (bias != nullptr) {
+      L::load(columns[v], bias + place(v));
+    } else {
+      columns[v] = typename L::Vector{};
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) totals[r][v] = columns[v];
+  }
+  for (int64_t i = 0; i < inner; ++i) {
+    const T* const row = panel + i * kWidth;
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) __builtin_prefetch(row + kPrefetchRows * kWidth + place(v));
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) L::load(columns[v], row + place(v));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Accumulation<T> number = rows[r][i];
+#pragma GCC unroll 8
+      for (int v = 0; v < kAll; ++v) totals[r][v] += number * columns[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) {
+      typename L::Vector sum;
+      L::load(sum, sums[r] + v * L::kCount);
+      sum += gates[r] * totals[r][v];
+      L::store(sums[r] + v * L::kCount, sum);
+    }
+  }
+}
+
+// Panels that a tile of so few rows takes at once: enough sums for the latency of a multiplication, as far as registers go.
+template <int kBytes, int kRows>
+constexpr int panels_at_once() {
+#if defined(__x86_64__)
+  if (kBytes == 64) return kRows <= 2 ? 2 : 1;
+  return kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;
+#else
+  return kRows <= 2 ? 2 : 1;
+#endif
+}
+
+// kRows pairs of an expert, the features [first, first + inner), the columns [column, last).
+template <int kBytes, int kRows, typename T>
+RBM_INLINE void packed_rows(
+    const PackedProduct<T>& p, int64_t expert, const Pair* pairs, int64_t first, int64_t inner, int64_t column,
+    int64_t last) {
+  using Acc = Accumulation<T>;
+  constexpr int kVectors = tile_vectors<kBytes>(), kPanels = panels_at_once<kBytes, kRows>();
+  constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
+  const int64_t packed_rows = p.experts.features + 1, padded = padded_columns<Acc, kBytes>(p.experts.outputs);
+  const T* const matrix = p.experts.values + expert * packed_rows * padded;
+  const Acc* rows[kRows];
+  Acc* sums[kRows];
+  Acc gates[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    rows[r] = p.rows + pairs[r].row * p.row_stride + first;
+    gates[r] = p.gates[pairs[r].index];
+    sums[r] = p.sums + pairs[r].row * p.sum_stride + column;
+  }
+  const auto step = [&](int64_t columns) {
+    column += columns;
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[r] += columns;
+  };
+  const int64_t stride = packed_rows * kWidth;
+  if constexpr (kPanels > 1) {
+    for (; column + kPanels * kWidth <= last; step(kPanels * kWidth)) {
+      const T* const panel = matrix + column * packed_rows;
+      packed_tile<kBytes, kRows, kVectors, kPanels>(
+          rows, panel + (first + 1) * kWidth, stride, first == 0 ? panel : nullptr, inner, gates, sums);
+    }
+  }
+  for (; column + kWidth <= last; step(kWidth)) {
+    const T* const panel = matrix + column * packed_rows;
+    packed_tile<kBytes, kRows, kVectors, 1>(
+        rows, panel + (first + 1) * kWidth, stride, first == 0 ? panel : nullptr, inner, gates, sums);
+  }
+  const T* const panel = matrix + column * packed_rows;
+  const T* const weights = panel + (first + 1) * (last - column);
+  const T* const bias = first == 0 ? panel : nullptr;
+  switch ((last - column) / kCount) {
+    case 3: return packed_tile<kBytes, kRows, 3, 1>(rows, weights, 0, bias, inner, gates, sums);
+    case 2: return packed_tile<kBytes, kRows, 2, 1>(rows, weights, 0, bias, inner, gates, sums);
+    case 1: return packed_tile<kBytes, kRows, 1, 1>(rows, weights, 0, bias, inner, gates, sums);
+  }
+}
+
+template <int kBytes, typename T>
+RBM_INLINE void packed_tile_of(
+    const PackedProduct<T>& p, int64_t expert, const Pair* pairs, int64_t rows, int64_t first, int64_t inner,
+    int64_t column, int64_t last) {
+  static_assert(kTileRows == 6);
+  switch (rows) {
+    case 6: return packed_rows<kBytes, 6>(p, expert, pairs, first, inner, column, last);
+    case 5: return packed_rows<kBytes, 5>(p, expert, pairs, first, inner, column, last);
+    case 4: return packed_rows<kBytes, 4>(p, expert, pairs, first, inner, column, last);
+    case 3: return packed_rows<kBytes, 3>(p, expert, pairs, first, inner, column, last);
+    case 2: return packed_rows<kBytes, 2>(p, expert, pairs, first, inner, column, last);
+    default: return packed_rows<kBytes, 1>(p, expert, pairs, first, inner, column, last);
+  }
+}
+
+// All pairs, the panels [first_panel, last_panel). The order in which a result's products are added depends on neither: rows
+// get the same answer, bit for bit, in every batch.
+template <int kBytes, typename T>
+RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_panel, int64_t last_panel) {
+  using Acc = Accumulation<T>;
+  constexpr int64_t kWidth = panel_width<Acc, kBytes>();
+  constexpr int64_t kHotRows = std::max<int64_t>(kHotPanelBytes / (kWidth * static_cast<int64_t>(sizeof(T))), 1);
+  constexpr int64_t kMostInner = kBytes == 64 ? kMostInnerRows : kHotRows;
+  const int64_t begin = first_panel * kWidth;
+  const int64_t end = std::min(last_panel * kWidth, padded_columns<Acc, kBytes>(p.experts.outputs));
+  for (int64_t row = 0; row < p.count; ++row) std::fill_n(p.sums + row * p.sum_stride + begin, end - begin, Acc(0));
+  const int64_t blocks = std::max<int64_t>(1, (p.experts.features + kMostInner - 1) / kMostInner);
+  const int64_t block = (p.experts.features + blocks - 1) / blocks;
+  for (int64_t expert = 0; expert < p.experts.num_experts; ++expert) {
+    const Pair* const pairs = p.pairs->of(expert);
+    const int64_t count = p.pairs->count(expert), tiles = (count + kTileRows - 1) / kTileRows;
+    if (count == 0) continue;
+    // Tiles of nearly one height: one of a single row would take as long as one of four.
+    const int64_t height = count / tiles, higher = count % tiles;
+    const int64_t columns = tiles == 1 ? end - begin : kWidth;
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t first = i * block, inner = std::min(block, p.experts.features - first);
+      for (int64_t column = begin; column < end; column += columns) {
+        const int64_t last = std::min(column + columns, end);
+        const Pair* of_tile = pairs;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+          const int64_t rows = height + (tile < higher);
+          packed_tile_of<kBytes>(p, expert, of_tile, rows, first, inner, column, last);
+          of_tile += rows;
+        }
+      }
+    }
+  }
+}
+RBM_DISPATCH(multiply_packed)
+
+}  // namespace rbm::cpu
