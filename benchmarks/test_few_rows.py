@@ -1,11 +1,11 @@
 """The layer at inference against one dense linear layer of the same operations, from one row to 1,024: bars are held.
 
-A dense ``torch.nn.Linear`` of ``k * N`` outputs multiplies what the layer's chosen experts multiply, and routes nothing.
+A dense ``torch.nn.Linear`` of ``k * N`` outputs multiplies what the layer's chosen experts multiply, routing nothing.
 Both take turns in one process, and the least time of a turn counts: it is what neither the system nor a neighbour
-disturbed. A row is ``<threads>, <bytes of a vector>: least seconds``.
+disturbed. The metric of a row says how many threads, and the bytes of a vector.
 
-``pytest benchmarks/test_few_rows.py --benchmark-only --seconds 2 --results benchmarks/results/cpu.csv`` on a machine that
-does nothing else; with a build of ``-DRBM_MOST_VECTOR_BYTES=32`` in ``rbm_kernels/lib`` once more, for AVX2.
+``pytest benchmarks/test_few_rows.py --benchmark-only --seconds 2 --results benchmarks/results/cpu.csv`` on a machine
+that does nothing else; with a build of ``-DRBM_MOST_VECTOR_BYTES=32`` in ``rbm_kernels/lib`` once more, for AVX2.
 """
 
 import time

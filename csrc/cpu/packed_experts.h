@@ -158,6 +158,59 @@ RBM_INLINE void packed_tile_of(
   }
 }
 
+// One row and one panel of kVectors vectors, all features at once, kExperts experts at once: the sums of one expert alone would
+// wait for each other. They are added in the order of multiply_packed.
+template <int kBytes, int kExperts, int kVectors, typename T>
+RBM_INLINE void packed_row(
+    const Accumulation<T>* row, const T* const* panels, int64_t features, const Accumulation<T>* gates,
+    Accumulation<T>* sums) {
+  using L = Lanes<Accumulation<T>, kBytes>;
+  typename L::Vector totals[kExperts][kVectors], column;
+#pragma GCC unroll 4
+  for (int e = 0; e < kExperts; ++e) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) L::load(totals[e][v], panels[e] + v * L::kCount);
+  }
+  for (int64_t i = 0; i < features; ++i) {
+#pragma GCC unroll 4
+    for (int e = 0; e < kExperts; ++e) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        L::load(column, panels[e] + ((i + 1) * kVectors + v) * L::kCount);
+        totals[e][v] += row[i] * column;
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    typename L::Vector sum;
+    L::load(sum, sums + v * L::kCount);
+#pragma GCC unroll 4
+    for (int e = 0; e < kExperts; ++e) sum += gates[e] * totals[e][v];
+    L::store(sums + v * L::kCount, sum);
+  }
+}
+
+// The only row, whose outputs are one panel.
+template <int kBytes, int kVectors, typename T>
+RBM_INLINE void packed_row_of(const PackedProduct<T>& p) {
+  constexpr int kMost = 3;
+  const int64_t matrix = (p.experts.features + 1) * kVectors * Lanes<Accumulation<T>, kBytes>::kCount;
+  const T* panels[kMost];
+  Accumulation<T> gates[kMost];
+  int found = 0;
+  for (int64_t expert = 0; expert < p.experts.num_experts; ++expert) {
+    if (p.pairs->count(expert) == 0) continue;
+    panels[found] = p.experts.values + expert * matrix;
+    gates[found++] = p.gates[p.pairs->of(expert)->index];
+    if (found < kMost) continue;
+    packed_row<kBytes, kMost, kVectors>(p.rows, panels, p.experts.features, gates, p.sums);
+    found = 0;
+  }
+  if (found == 2) packed_row<kBytes, 2, kVectors>(p.rows, panels, p.experts.features, gates, p.sums);
+  if (found == 1) packed_row<kBytes, 1, kVectors>(p.rows, panels, p.experts.features, gates, p.sums);
+}
+
 // All pairs, the panels [first_panel, last_panel). The order in which a result's products are added depends on neither: rows
 // get the same answer, bit for bit, in every batch.
 template <int kBytes, typename T>
@@ -171,6 +224,14 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
   for (int64_t row = 0; row < p.count; ++row) std::fill_n(p.sums + row * p.sum_stride + begin, end - begin, Acc(0));
   const int64_t blocks = std::max<int64_t>(1, (p.experts.features + kMostInner - 1) / kMostInner);
   const int64_t block = (p.experts.features + blocks - 1) / blocks;
+  if (p.count == 1 && begin == 0 && end <= kWidth && blocks == 1) {
+    switch (end / Lanes<Acc, kBytes>::kCount) {
+      case 4: return packed_row_of<kBytes, std::min(4, tile_vectors<kBytes>())>(p);
+      case 3: return packed_row_of<kBytes, std::min(3, tile_vectors<kBytes>())>(p);
+      case 2: return packed_row_of<kBytes, 2>(p);
+      default: return packed_row_of<kBytes, 1>(p);
+    }
+  }
   for (int64_t expert = 0; expert < p.experts.num_experts; ++expert) {
     const Pair* const pairs = p.pairs->of(expert);
     const int64_t count = p.pairs->count(expert), tiles = (count + kTileRows - 1) / kTileRows;

@@ -63,7 +63,7 @@ def test_answers(shape, dtype):
 @pytest.mark.parametrize("outputs", [10, 128])
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
 def test_any_number_of_threads_gives_the_same_bits(threads, outputs, number):
-    """Rows are shared, columns, or both: 300 rows of 128 outputs have work for three threads, 100 columns for several."""
+    """Threads share rows, columns, or both."""
     for rows in (3, 40, 300):
         x, memory, weight, bias, k = problem((rows, 300, outputs, 8, 3), torch.float32)
         packed = pack_experts(weight, bias)

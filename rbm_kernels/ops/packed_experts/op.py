@@ -50,7 +50,7 @@ def pack_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def routed_matmul_packed(
-    x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int, *, temperature: float = 1.0
+    x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int, temperature: float = 1.0
 ) -> Tensor:
     """Answer as :func:`rbm_kernels.routed_matmul` does (paper, Eqs. 3 and 5), with experts that were packed before.
 
@@ -75,16 +75,14 @@ def routed_matmul_packed(
         RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one; or ``packed`` was made
             on another processor.
     """
-    if torch.is_grad_enabled() or has_tangent(x, memory, packed):
-        operator, below = torch.ops.rbm.routed_matmul_packed.default, False
-    else:
-        operator, below = _operator, not torch.is_inference_mode_enabled()
     try:
-        if not below:
-            return operator(x, memory, packed, out_features, k, temperature)
+        if torch.is_inference_mode_enabled():
+            return _operator(x, memory, packed, out_features, k, temperature)
+        if torch.is_grad_enabled() or has_tangent(x, memory, packed):
+            return torch.ops.rbm.routed_matmul_packed(x, memory, packed, out_features, k, temperature)
         # Past the refusal of derivatives, which is Python and costs more than routing one row.
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(x, memory, packed, out_features, k, temperature)
+            return _operator(x, memory, packed, out_features, k, temperature)
     except RuntimeError:
         _check(x, memory, packed, out_features, k, temperature)
         raise
