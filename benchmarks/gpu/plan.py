@@ -13,7 +13,7 @@ FIRST = ("expert_matmul", "layer", "cosine_topk", "expert_order", "memory_update
 # Suites in the order of their worth. One that is not named here comes after them.
 ORDER = (*FIRST, "routed_matmul", "launches", "cold_start", "student", "sparse_expert_matmul", "distillation_epoch")
 # Read on a CPU alone, as Linux counts memory.
-NOT_ON_A_GPU = ("peak_memory",)
+NOT_ON_A_GPU = ("few_rows", "peak_memory")
 STAGES = ("tests", "tune", "ncu", "sanitize")
 # Whose tests decide on a suite's figures, where the suite has another name.
 TESTED_AS = {"student": "students", "distillation_epoch": "students", "cold_start": "layer"}
