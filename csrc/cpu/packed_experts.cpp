@@ -20,7 +20,7 @@ struct Layer {
   using Acc = Accumulation<T>;
   Routing<T> routing;  // of all rows; gates, experts and cosines are each thread's own
   PackedExperts<T> experts;
-  int64_t rows, padded, panel_rows;
+  int64_t padded, panel_rows;
   T* y;  // [B, N], contiguous
 };
 
@@ -138,7 +138,6 @@ Tensor route_and_multiply(
           .cosines = nullptr,
       },
       .experts{data<T>(packed), num_experts, features, outputs},
-      .rows = rows,
       .padded = sizes.padded(outputs),
       .panel_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),
       .y = mutable_data<T>(y),
