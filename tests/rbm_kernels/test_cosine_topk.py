@@ -164,6 +164,7 @@ def test_opcheck(shape):
     torch.library.opcheck(torch.ops.rbm.cosine_topk.default, (h, torch.randn(e, d), k), {"temperature": 0.5})
 
 
+@pytest.mark.compiler
 def test_fullgraph_compile():
     h, memory = torch.randn(12, 6, requires_grad=True), torch.randn(4, 6)
 

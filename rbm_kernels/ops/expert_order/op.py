@@ -91,6 +91,7 @@ def _check(experts: Tensor, num_experts: int, block_m: int) -> None:
 @implement_everywhere("expert_order")
 def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     _check(experts, num_experts, block_m)
+    checks.check_indices("expert_order", "experts", experts, num_experts)
     return reference.expert_order(experts, num_experts, block_m)
 
 
