@@ -44,8 +44,10 @@ def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
         return
     least, most = (int(bound) for bound in indices.aminmax())
     if least < 0 or most >= count:
-        bad = least if least < 0 else most
-        raise RuntimeError(f"rbm::{op}: {name} holds {bad}, expected between 0 and {count - 1}")
+        first = ((indices < 0) | (indices >= count)).nonzero()[0]
+        row = f" in row {int(first[0])}" if indices.dim() > 1 else ""
+        bad = int(indices[tuple(first)])
+        raise RuntimeError(f"rbm::{op}: {name} holds {bad}{row}, expected between 0 and {count - 1}")
 
 
 def check_num_experts(op: str, num_experts: int) -> None:

@@ -50,9 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A wheel is tried where no compiler is (.ci/try-wheel)."""
+    """Wheels are tried where no compiler is, and one of them has no library (.ci/try-wheel)."""
     if item.get_closest_marker("compiler") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler")
+    if item.get_closest_marker("native"):
+        from rbm_kernels import _native
+
+        if _native.is_built_without_libraries():
+            pytest.skip(_native.WITHOUT_LIBRARIES)
 
 
 @pytest.fixture(scope="session")

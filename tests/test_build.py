@@ -16,6 +16,7 @@ import torch
 import rbm_kernels
 from rbm_kernels import _native
 
+pytestmark = pytest.mark.native
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = sorted(_native.LIBRARY_DIR.glob("librbm_*.so"))
 

@@ -1,4 +1,4 @@
-"""What a release consists of: tags of wheels, a package without libraries, the workflows and the scripts that they run."""
+"""What a release consists of: tags of wheels, a package without libraries, the workflows and their scripts."""
 
 import importlib.util
 import os
@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -78,17 +79,14 @@ def test_a_package_without_libraries(tmp_path):
     pytest.importorskip("setuptools", "77.0.3")
     tree, out, package = tmp_path / "tree", tmp_path / "out", tmp_path / "package"
     versions.copy_tracked_files(tree)
-    stale = [tree / "build" / "lib" / "rbm_kernels" / "lib" / name for name in ("librbm_cpu.so", "librbm_cuda.so")]
-    for library in stale:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        library.write_text("of an earlier build")
+    stale = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "rbm_kernels" / "lib"
+    stale.mkdir(parents=True)
+    (stale / "librbm_cpu.so").write_text("of an earlier build")
     out.mkdir()
     build = (
-        "import sys; sys.modules['torch'] = None; from setuptools import build_meta;"
-        "assert build_meta.get_requires_for_build_wheel() == []; build_meta.build_wheel(sys.argv[1])"
+        "import sys; out = sys.argv[1]; sys.modules['torch'] = None; from setuptools import build_meta;"
+        "assert build_meta.get_requires_for_build_wheel() == []; build_meta.build_wheel(out)"
     )
-    configuration = tree / "setup.cfg"  # setuptools would otherwise name the folder by platform and Python
-    configuration.write_text("[build]\nbuild-base = build\nbuild-platlib = build/lib\nbuild-purelib = build/lib\n")
     place = {**os.environ, "RBM_BUILD": "none", "PATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", build, str(out)], cwd=tree, env=place, capture_output=True, text=True, check=False
@@ -205,7 +203,7 @@ def test_the_matrix_holds_the_ends_of_what_is_promised():
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_whole(script):
-    """bash reads each to its end, and each stops at the first command that fails."""
+    """Bash reads each to its end, and each stops at the first command that fails."""
     text = script.read_text()
     assert "set -euo pipefail" in text
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0

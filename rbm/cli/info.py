@@ -21,8 +21,8 @@ def tables() -> Iterator[Table | str]:
     yield _pairs("Libraries", libraries())
     if _native.is_built_without_libraries():
         yield (
-            "No compiled libraries: eager PyTorch serves every operator on a CPU, slower and with the same answers up to"
-            " rounding. A wheel for Linux on x86-64, or pip install . with a C++ compiler, brings them."
+            "No compiled libraries: eager PyTorch serves every operator on a CPU, slower and with the same answers up"
+            " to rounding. A wheel for Linux on x86-64, or pip install . with a C++ compiler, brings them."
         )
 
     served = Table(title="Operators", title_justify="left")

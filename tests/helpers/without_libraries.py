@@ -59,7 +59,7 @@ def operators() -> None:
 def refusals(x, weight, gates, experts, parts) -> None:
     """An index out of range is named, and reads no memory that is not the tensor's."""
     far, (crow, col, values) = experts + 1_000_000, parts
-    message = r"experts holds 100000\d, expected between 0 and 3"
+    message = r"experts holds 100000\d in row 0, expected between 0 and 3"
     for call in (
         lambda: rbm_kernels.expert_matmul(x, weight, None, gates, far),
         lambda: rbm_kernels.memory_statistics(x, gates, far, 4),
@@ -68,6 +68,8 @@ def refusals(x, weight, gates, experts, parts) -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             call()
+    with pytest.raises(RuntimeError, match=r"more than 2\^63 sets of 60 of 128 experts"):
+        rbm_kernels.expert_order(torch.arange(60, dtype=torch.int32)[None], 128, 16)
     for op in (torch.ops.rbm.sparse_expert_matmul_backward_gates, torch.ops.rbm.sparse_expert_matmul_backward_weight):
         bias = (None,) if op.__name__.endswith("gates") else ()
         grad = torch.ones(7, 5, dtype=torch.double)

@@ -57,6 +57,7 @@ def test_against_brute_force(shape, dtype):
     assert all(len(set(row)) == k for row in experts.tolist())
 
 
+@pytest.mark.native  # BLAS may give equal columns results that differ in the last bit
 def test_ties_go_to_the_lower_expert():
     memory = torch.ones(6, 4)
     _, experts, _ = cosine_topk(torch.randn(50, 4), memory, 3)
