@@ -1,5 +1,6 @@
 """What a release consists of: tags of wheels, a package without libraries, the workflows and their scripts."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -111,6 +112,23 @@ def test_a_package_without_libraries(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split()[-2:] == [str(package)] * 2
+
+
+POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+
+
+def test_only_the_server_needs_a_posix_system():
+    """Elsewhere such a module is imported where its absence is caught; the package imports on Windows otherwise."""
+    found = {}
+    for path in [*(ROOT / "rbm").rglob("*.py"), *(ROOT / "rbm_kernels").rglob("*.py")]:
+        tree = ast.parse(path.read_text())
+        guarded = {id(inner) for outer in ast.walk(tree) if isinstance(outer, ast.Try) for inner in ast.walk(outer)}
+        for node in ast.walk(tree):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            names |= {node.module} if isinstance(node, ast.ImportFrom) else set()
+            if names & POSIX_ONLY:
+                found[str(path.relative_to(ROOT))] = id(node) in guarded
+    assert found == {"rbm/serving/server/run.py": False, "rbm/utils/arrays.py": True}
 
 
 # --- workflows --------------------------------------------------------------------------------------------------------

@@ -1,23 +1,19 @@
 """Use a package that was built with ``RBM_BUILD=none``, in a process of its own; the first argument is an empty folder.
 
-Modules that only POSIX systems have cannot be imported here, as on Windows. Prints the package's folder at the end.
+Prints the folders that the packages come from.
 """
 
 import sys
 from pathlib import Path
 
-POSIX_ONLY = ("fcntl", "grp", "pwd", "resource", "termios")
-for name in POSIX_ONLY:
-    sys.modules[name] = None
+import pytest
+import torch
+from typer.testing import CliRunner
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
-
-import rbm  # noqa: E402
-import rbm_kernels  # noqa: E402
-from rbm.cli import app  # noqa: E402
-from rbm_kernels import _dispatch, _native  # noqa: E402
+import rbm
+import rbm_kernels
+from rbm.cli import app
+from rbm_kernels import _dispatch, _native
 
 
 def told() -> None:
@@ -31,7 +27,7 @@ def told() -> None:
 
 
 def operators() -> None:
-    """The layer's formula (paper, Eq. 3 and 5), its gradient, sparse rows, the memory update."""
+    """The layer's formula (paper, Eq. 3 and 5), its gradient, sparse rows, the memory update (Eq. 4)."""
     x, memory = torch.randn(7, 6, dtype=torch.double), torch.randn(4, 6, dtype=torch.double)
     weight = torch.randn(4, 5, 6, dtype=torch.double, requires_grad=True)
     cosines = torch.nn.functional.cosine_similarity(x[:, None], memory[None], dim=-1)
@@ -50,9 +46,9 @@ def operators() -> None:
     (wanted,) = torch.autograd.grad(expected.square().sum(), weight)
     torch.testing.assert_close(got, wanted)
     weighted_sum, total = rbm_kernels.memory_statistics(x, gates, experts, 4)
-    chosen = torch.zeros(7, 4, dtype=torch.double).scatter(1, experts.long(), gates)
-    torch.testing.assert_close(total, chosen.sum(0))
-    torch.testing.assert_close(weighted_sum, chosen.T @ torch.nn.functional.normalize(x))
+    shares = torch.zeros(7, 4, dtype=torch.double).scatter(1, experts.long(), gates.exp())
+    torch.testing.assert_close(total, shares.sum(0))
+    torch.testing.assert_close(weighted_sum, shares.T @ torch.nn.functional.normalize(x))
     refusals(x, weight.detach(), gates, experts, parts)
 
 
