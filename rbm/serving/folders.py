@@ -6,6 +6,7 @@ alone, and two writers of one file, of which a cluster may take one for dead, le
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -231,10 +232,14 @@ def _on_ray(tasks: list[_Task], run: Path | str, method: str | None, workers: in
         yield from answers.iter_rows()
 
 
-def _quiet_data() -> Any:
+@contextmanager
+def _quiet_data() -> Iterator[None]:
     """Ray Data without bars of its own, which would write over ours."""
     import ray.data
 
-    context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    return ray.data.DataContext.current(context)
+    context = ray.data.DataContext.get_current()
+    before, context.enable_progress_bars = context.enable_progress_bars, False
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = before
