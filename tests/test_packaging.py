@@ -74,6 +74,7 @@ def test_a_build_that_cannot_be_is_named(package_setup, platform, build, message
         package_setup(platform, build)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")
 def test_a_package_without_libraries(tmp_path):
     """Built without a compiler and without PyTorch, unpacked, and used; libraries of an earlier build do not stay."""
