@@ -3,7 +3,7 @@
 #
 #   bash benchmarks/gpu.sh OUT_DIR [options]        --help says which; benchmarks/gpu/ does it
 #
-# For a bare machine with PyTorch, Triton, nvcc, ninja, cmake, pybind11 and pytest, and no network. PYTHON names its
+# For a bare machine with PyTorch, Triton, nvcc, ninja, cmake and pytest, and no network. PYTHON names its
 # Python, RBM_COMMIT the commit of a tree that has no .git. --rehearse needs no GPU.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,6 +1,6 @@
 """The built libraries of ``rbm_kernels/lib``: finding them, loading them, telling what became of them."""
 
-import importlib
+import json
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,12 +9,13 @@ import torch
 
 LIBRARY_DIR = Path(__file__).parent / "lib"
 MEND = "rebuild it with `pip install -e .` in a checkout, or reinstall rbm-kernels"
+WITHOUT_LIBRARIES = "this package was built without compiled libraries (RBM_BUILD=none)"
 
 _status: dict[str, dict] = {}
 
 
 def load() -> None:
-    """Load librbm_cpu, and librbm_cuda where CUDA is available.
+    """Load librbm_cpu, and librbm_cuda where CUDA is available; nothing where the package was built without libraries.
 
     Raises:
         ImportError: librbm_cpu is missing or cannot be loaded. A librbm_cuda that cannot be loaded only warns: Triton
@@ -22,6 +23,10 @@ def load() -> None:
             after a build without nvcc, warns in the latter case alone.
     """
     _load_library("cpu")
+    if not _path("cpu").exists() and is_built_without_libraries():
+        for name in ("cpu", "cuda"):
+            _record(name, loaded=False, reason=WITHOUT_LIBRARIES)
+        return
     if not _status["cpu"]["loaded"]:
         raise ImportError(f"{_status['cpu']['reason']}: {MEND}.")
     if not torch.cuda.is_available():
@@ -44,9 +49,25 @@ def status() -> dict[str, dict]:
 
 
 def build_info() -> dict[str, str | None]:
-    """What was built: version, compilers, flags, CUDA version and architectures (None without CUDA), ABI target."""
-    module = importlib.import_module("._build_info", __package__)
-    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    """What was built: version, compilers, flags, CUDA version and architectures (None without CUDA), ABI target.
+
+    ``build_type`` is ``none``, and all else but the version None, in a package that was built without libraries.
+
+    Raises:
+        ImportError: the file that the build wrote beside the libraries is missing, or damaged.
+    """
+    path = LIBRARY_DIR / "build_info.json"
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ImportError(f"{path} is missing: {MEND}.") from None
+    except ValueError as error:
+        raise ImportError(f"{path} is damaged ({error}): {MEND}.") from error
+
+
+def is_built_without_libraries() -> bool:
+    """Whether this package was built with ``RBM_BUILD=none``: then no library is missing."""
+    return (LIBRARY_DIR / "build_info.json").exists() and build_info()["build_type"] == "none"
 
 
 def _path(name: str) -> Path:

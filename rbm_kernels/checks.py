@@ -35,6 +35,21 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, 
         )
 
 
+def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
+    """Raise RuntimeError unless the indices are between 0 and ``count - 1``, as the C++ operators do.
+
+    For the eager references. Only tensors on the CPU are looked at: elsewhere the host would wait for the device.
+    """
+    if indices.device.type != "cpu" or indices.numel() == 0:
+        return
+    least, most = (int(bound) for bound in indices.aminmax())
+    if least < 0 or most >= count:
+        first = ((indices < 0) | (indices >= count)).nonzero()[0]
+        row = f" in row {int(first[0])}" if indices.dim() > 1 else ""
+        bad = int(indices[tuple(first)])
+        raise RuntimeError(f"rbm::{op}: {name} holds {bad}{row}, expected between 0 and {count - 1}")
+
+
 def check_num_experts(op: str, num_experts: int) -> None:
     """Raise ValueError unless experts can be numbered in int32, and there is one."""
     if not 1 <= num_experts <= MOST_SIZE:

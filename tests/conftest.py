@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Wheels are tried where no compiler is, and one of them has no library (.ci/try-wheel)."""
+    if item.get_closest_marker("compiler") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler")
+    if item.get_closest_marker("native"):
+        from rbm_kernels import _native
+
+        if _native.is_built_without_libraries():
+            pytest.skip(_native.WITHOUT_LIBRARIES)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ the tests of the operators and of the layer, rehearses ``benchmarks/gpu.sh``, an
 downloads. ``--lowest`` installs the lower bounds of ``pyproject.toml`` in place of the newest versions.
 
 ``--headers`` compiles ``csrc/`` against the headers of that PyTorch and looks every symbol up in its libraries. It
-needs the wheel of PyTorch alone, which it keeps unpacked (0.5 GB) in the user's cache folder, and pybind11 in PYTHON.
+needs the wheel of PyTorch alone, which it keeps unpacked (0.5 GB) in the user's cache folder.
 
 Only the standard library is used: PYTHON is what is tested, and this program runs with any Python from 3.10 on.
 """

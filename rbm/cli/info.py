@@ -13,12 +13,17 @@ from rbm_kernels._dispatch import DEVICES, implementations
 PACKAGES = ("torch", "triton", "torch-geometric", "numpy", "scikit-learn", "safetensors")
 
 
-def tables() -> Iterator[Table]:
-    """Tables for the terminal, in the order in which they are printed."""
+def tables() -> Iterator[Table | str]:
+    """Tables for the terminal, and a sentence where no library was built, in the order in which they are printed."""
     yield _pairs("Build", {name: str(value) for name, value in _native.build_info().items()})
     yield _pairs("Versions", {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}})
     yield _pairs("Devices", devices())
     yield _pairs("Libraries", libraries())
+    if _native.is_built_without_libraries():
+        yield (
+            "No compiled libraries: eager PyTorch serves every operator on a CPU, slower and with the same answers up"
+            " to rounding. A wheel for Linux on x86-64, or pip install . with a C++ compiler, brings them."
+        )
 
     served = Table(title="Operators", title_justify="left")
     served.add_column("torch.ops.rbm")

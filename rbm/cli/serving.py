@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import Device, Run, console, status, usable_device
 
 MethodName = Annotated[str | None, typer.Option(help="Whose student of the run [default: the one that it keeps].")]
@@ -14,7 +15,11 @@ MethodName = Annotated[str | None, typer.Option(help="Whose student of the run [
 def predict(
     run: Run,
     features: Annotated[
-        Path, typer.Argument(help=".npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet, one row a node.")
+        Path,
+        typer.Argument(
+            help=".npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet, one row a node; or a folder of"
+            " .parquet files."
+        ),
     ],
     nodes: Annotated[
         Path | None,
@@ -24,14 +29,38 @@ def predict(
         Path | None, typer.Option(help=".npy or .csv, [M, 2]: a row, and a node of the training graph joined to it.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="File to write: .csv or .parquet (class and probability) or .npy (all).")
-    ] = Path("predictions.csv"),
+        Path | None,
+        typer.Option(
+            help="File to write: .csv or .parquet (class and probability) or .npy (all) [default: predictions.csv];"
+            " for a folder a folder [default: predictions]."
+        ),
+    ] = None,
     method: MethodName = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="A folder's files side by side: the cluster of RAY_ADDRESS, or this machine.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Of --ray [default: one for each processor].")] = None,
 ) -> None:
-    """Predict classes for rows of features with a student of a run folder; files may be larger than memory."""
+    """Predict classes for rows of features with a student of a run folder; files may be larger than memory.
+
+    A folder of .parquet files is answered file by file, into a folder; the same command goes on where it was killed.
+    """
     from rbm.serving.prediction import predict_file
 
-    rows = predict_file(run, features, out, nodes=nodes, neighbors=neighbors, method=method, console=status)
+    joined = {"nodes": nodes, "neighbors": neighbors, "method": method, "console": status}
+    if features.is_dir() or ray:
+        from rbm.serving.folders import predict_folder
+
+        out = Path("predictions") if out is None else out
+        with goes_on_by(THE_SAME):
+            rows = predict_folder(run, features, out, ray=ray, workers=workers, **joined)
+    else:
+        if workers is not None:
+            raise ValueError(
+                f"workers: got {workers} for one file; leave it out, or name a folder of files and add --ray"
+            )
+        out = Path("predictions.csv") if out is None else out
+        rows = predict_file(run, features, out, **joined)
     console.print(f"{rows} predictions written to {out}", highlight=False)
 
 

@@ -54,36 +54,73 @@ def predict_file(
         FileNotFoundError, ValueError, ModuleNotFoundError: a file is missing, damaged, something else, or does not fit
             the run, and ``out`` was not touched.
     """
-    out, progress = check_ending("predictions file", out, _WRITE), Progress(console)
-    if out.suffix == ".parquet":
-        optional("pyarrow", "files", f"predictions file {out}", "or write .csv or .npy")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"predictions file {out}: folder {out.parent} does not exist; make it, or name another")
-    student = load(run, method, quiet=True)
-    source, joined = _open(run, features, student.in_channels, nodes, neighbors, load_encodings(run, method))
-    for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
-        if given is not None and same_file(out, given):
-            raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
-    total = 0
-
-    def write(partial: Path) -> None:
-        nonlocal total
-        with _WRITE[out.suffix](partial) as add, progress.count("rows", source.rows) as advance:
-            for rows in source.pieces():
-                if joined is not None:
-                    rows = concat_columns(rows, joined.encodings(total, total + rows.shape[0]))
-                add(total, predict_probabilities(student, rows).numpy())
-                total += rows.shape[0]
-                advance(rows.shape[0])
-            if total == 0:
-                add(0, predict_probabilities(student, torch.zeros(0, student.in_channels)).numpy())
-            if joined is not None:
-                joined.check_rows(total)
-
-    write_atomically(out, write)
-    if joined is not None and (told := joined.told(total)) is not None:
+    progress = Progress(console)
+    rows, told = Predictor(run, method).predict(features, out, nodes=nodes, neighbors=neighbors, progress=progress)
+    if told is not None:
         progress.say(told)
-    return total
+    return rows
+
+
+class Predictor:
+    """A student of a run folder, loaded once, that answers for files.
+
+    Args:
+        run: folder of a finished run.
+        method: whose student answers; by default the one that the run keeps.
+
+    Attributes:
+        student: the module, in eval mode.
+        known: encodings of the training graph's nodes, ``[N, D]``, or None for a student of features alone.
+    """
+
+    def __init__(self, run: Path | str, method: str | None = None) -> None:
+        self.run = run
+        self.student, self.known = load(run, method, quiet=True), load_encodings(run, method)
+
+    def predict(
+        self,
+        features: Path | str,
+        out: Path | str,
+        *,
+        nodes: Path | str | None = None,
+        neighbors: Path | str | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[int, str | None]:
+        """Answer for the rows of one file; arguments and errors are those of :func:`predict_file`.
+
+        Returns:
+            The number of rows, and a sentence on those that no edge of ``neighbors`` names, or None.
+        """
+        out, progress = check_ending("predictions file", out, _WRITE), progress or Progress(None)
+        if out.suffix == ".parquet":
+            optional("pyarrow", "files", f"predictions file {out}", "or write .csv or .npy")
+        if not out.parent.is_dir():
+            raise FileNotFoundError(
+                f"predictions file {out}: folder {out.parent} does not exist; make it, or name another"
+            )
+        source, joined = _open(self.run, features, self.student.in_channels, nodes, neighbors, self.known)
+        for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
+            if given is not None and same_file(out, given):
+                raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
+        total = 0
+
+        def write(partial: Path) -> None:
+            nonlocal total
+            with _WRITE[out.suffix](partial) as add, progress.count("rows", source.rows) as advance:
+                for rows in source.pieces():
+                    if joined is not None:
+                        rows = concat_columns(rows, joined.encodings(total, total + rows.shape[0]))
+                    add(total, predict_probabilities(self.student, rows).numpy())
+                    total += rows.shape[0]
+                    advance(rows.shape[0])
+                if total == 0:
+                    nothing = torch.zeros(0, self.student.in_channels)
+                    add(0, predict_probabilities(self.student, nothing).numpy())
+                if joined is not None:
+                    joined.check_rows(total)
+
+        write_atomically(out, write)
+        return total, None if joined is None else joined.told(total)
 
 
 def _open(

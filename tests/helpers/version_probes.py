@@ -27,7 +27,7 @@ def versions() -> str:
 
     import torch
 
-    names = ("torch", "triton", "numpy", "torch-geometric", "pybind11", "setuptools")
+    names = ("torch", "triton", "numpy", "torch-geometric", "setuptools")
     installed = {name: version(name) for name in names}
     return json.dumps({"Python": platform.python_version(), **installed, "CUDA of torch": torch.version.cuda or "none"})
 

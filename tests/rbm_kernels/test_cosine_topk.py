@@ -57,6 +57,7 @@ def test_against_brute_force(shape, dtype):
     assert all(len(set(row)) == k for row in experts.tolist())
 
 
+@pytest.mark.native  # BLAS may give equal columns results that differ in the last bit
 def test_ties_go_to_the_lower_expert():
     memory = torch.ones(6, 4)
     _, experts, _ = cosine_topk(torch.randn(50, 4), memory, 3)
@@ -164,6 +165,7 @@ def test_opcheck(shape):
     torch.library.opcheck(torch.ops.rbm.cosine_topk.default, (h, torch.randn(e, d), k), {"temperature": 0.5})
 
 
+@pytest.mark.compiler
 def test_fullgraph_compile():
     h, memory = torch.randn(12, 6, requires_grad=True), torch.randn(4, 6)
 

@@ -15,6 +15,7 @@ from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import reference
 from rbm_kernels.ops.expert_order import reference as ordering
 
+pytestmark = pytest.mark.native
 ops = torch.ops.rbm
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

@@ -11,6 +11,7 @@ from rbm_kernels import cosine_topk, expert_matmul
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_order import reference as ordering
 
+pytestmark = pytest.mark.native
 ops = torch.ops.rbm
 
 NAN, INF = float("nan"), float("inf")

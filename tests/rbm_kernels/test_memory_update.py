@@ -124,6 +124,7 @@ def test_zero_rows_count_and_point_nowhere(device):
     assert (total > 0).all()
 
 
+@pytest.mark.native
 def test_thread_count_does_not_matter():
     arguments = make((3000, 37, 8, 3))
     memory = torch.randn(8, 37)

@@ -122,6 +122,7 @@ def test_opcheck(rows, with_gradients):
     torch.library.opcheck(operator, (x, memory, weight, None, k))
 
 
+@pytest.mark.compiler
 def test_fullgraph_compile():
     x, memory, weight, bias, k = problem((12, 6, 5, 4, 2), torch.float32)
     compiled = torch.compile(routed_matmul, fullgraph=True)

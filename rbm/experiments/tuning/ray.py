@@ -4,8 +4,7 @@ Optuna proposes the settings, and its study lies in the same file as without Ray
 search touches it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rbm.datasets.registry import is_path
 from rbm.experiments.tuning.folder import STUDY, finished
 from rbm.experiments.tuning.search import Search
 from rbm.experiments.tuning.session import Session
+from rbm.utils.cluster import connected
 from rbm.utils.plugins import load_plugin, loaded_plugins
 
 METRIC = "accuracy"
@@ -25,7 +25,7 @@ def run_on_ray(session: Session) -> None:
     Raises:
         ChildProcessError: trials failed; those that did not are kept.
     """
-    with _ray():
+    with connected():
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
 
@@ -85,27 +85,3 @@ def _anywhere(search: Search) -> Search:
     if is_path(start.dataset):
         places["dataset"] = str(Path(start.dataset).resolve())
     return replace(search, start=replace(start, **places))
-
-
-def check_ray() -> None:
-    """Raise ValueError where Ray is not installed."""
-    try:
-        import ray
-        import ray.tune  # noqa: F401
-    except ImportError as error:
-        raise ValueError("ray is asked for, but not installed: pip install 'rbm-kernels[ray]'") from error
-
-
-@contextmanager
-def _ray() -> Iterator[None]:
-    """Connected to Ray's cluster; what was not connected before is not afterwards."""
-    import ray
-
-    connected = ray.is_initialized()
-    if not connected:
-        ray.init(include_dashboard=False, log_to_driver=False)
-    try:
-        yield
-    finally:
-        if not connected:
-            ray.shutdown()

@@ -12,6 +12,7 @@ from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
+from rbm.utils.cluster import check_ray
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
 from rbm.utils.studies import import_optuna
@@ -74,7 +75,7 @@ def tune(
     if ray:
         from rbm.experiments.tuning import ray as cluster
 
-        cluster.check_ray()
+        check_ray("tune")
         run = cluster.run_on_ray
     folder = Path(out)
     with (

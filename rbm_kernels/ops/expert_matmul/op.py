@@ -115,6 +115,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, expert
 @implement_everywhere("expert_matmul")
 def _eager(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
     _check(x, weight, bias, gates, experts)
+    checks.check_indices("expert_matmul", "experts", experts, weight.shape[0])
     return reference.expert_matmul(x, weight, bias, gates, experts)
 
 

@@ -1,6 +1,7 @@
 """``torch.ops.rbm.expert_order``: schema, checks, fake implementation. Integers in, integers out: no derivative."""
 
 from itertools import pairwise
+from math import comb
 from typing import NamedTuple
 
 import torch
@@ -91,6 +92,12 @@ def _check(experts: Tensor, num_experts: int, block_m: int) -> None:
 @implement_everywhere("expert_order")
 def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     _check(experts, num_experts, block_m)
+    checks.check_indices("expert_order", "experts", experts, num_experts)
+    top_k = experts.shape[1]
+    if max(comb(num_experts, size) for size in range(top_k + 1)) > 2**63 - 1:
+        raise RuntimeError(
+            f"rbm::expert_order: there are more than 2^63 sets of {top_k} of {num_experts} experts, too many to rank"
+        )
     return reference.expert_order(experts, num_experts, block_m)
 
 

@@ -147,6 +147,7 @@ def _eager_statistics(
     h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
 ) -> tuple[Tensor, Tensor]:
     _check_statistics(h, gates, experts, num_experts)
+    checks.check_indices("memory_statistics", "experts", experts, num_experts)
     return reference.memory_statistics(h, gates, experts, num_experts, normalize)
 
 

@@ -109,9 +109,19 @@ def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:
     checks.check_shape(op, "crow", crow, (gates.shape[0] + 1,), "where each row begins, and the end")
 
 
+def _check_indices(crow, col, values, weight, experts) -> None:
+    """PyTorch's sparse matmul reads whatever an index out of range points to: on the CPU they are checked before."""
+    op = "sparse_expert_matmul"
+    if crow.device.type == "cpu" and (crow[0] != 0 or crow[-1] != values.shape[0] or (crow.diff() < 0).any()):
+        raise RuntimeError(f"rbm::{op}: crow does not rise from 0 to the number of entries, {values.shape[0]}")
+    checks.check_indices(op, "col", col, weight.shape[2])
+    checks.check_indices(op, "experts", experts.flatten(), weight.shape[0])
+
+
 @implement_everywhere("sparse_expert_matmul")
 def _eager(crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
     _check(crow, col, values, weight, bias, scale, gates, experts)
+    _check_indices(crow, col, values, weight, experts)
     return reference.sparse_expert_matmul(crow, col, values, weight, bias, scale, gates, experts)
 
 
@@ -157,8 +167,18 @@ def _formula(operate, *arguments) -> Tensor:
     return reference.by_dense_rows(*arguments)
 
 
-implement_everywhere("sparse_expert_matmul_backward_gates")(reference.backward_gates)
-implement_everywhere("sparse_expert_matmul_backward_weight")(reference.backward_weight)
+@implement_everywhere("sparse_expert_matmul_backward_gates")
+def _eager_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
+    _check_indices(crow, col, values, weight, experts)
+    return reference.backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts)
+
+
+@implement_everywhere("sparse_expert_matmul_backward_weight")
+def _eager_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
+    _check_indices(crow, col, values, weight, experts)
+    return reference.backward_weight(grad, crow, col, values, weight, scale, gates, experts)
+
+
 implement_fake("sparse_expert_matmul", _fake)
 implement_fake("sparse_expert_matmul_backward_gates", _fake_backward_gates)
 implement_fake("sparse_expert_matmul_backward_weight", _fake_backward_weight)

@@ -241,6 +241,7 @@ def test_export_in_eval_with_a_dynamic_batch():
         torch.testing.assert_close(exported.module()(x), layer(x))
 
 
+@pytest.mark.compiler
 def test_fullgraph_compile_trains_like_eager():
     eager = FusedRbMLayer(6, 4, 5, 3)
     compiled = torch.compile(copy.deepcopy(eager), fullgraph=True)

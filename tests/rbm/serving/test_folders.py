@@ -1,0 +1,229 @@
+"""Predictions for a folder of files: the same bytes as file by file, each written once, whatever is killed."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rbm
+from rbm.config import Config
+from rbm.serving import folders
+from rbm.serving.folders import predict_folder
+from rbm.serving.prediction import Predictor, predict_file
+from rbm.training.run_folder import RunFolder, SavedStudent, save_students
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+F, D, NODES = 6, 4, 30
+ROWS = (23, 0, 7, 40)  # of each file
+
+
+def make_run(folder: Path, *, seed: int = 0, encodings: torch.Tensor | None = None) -> Path:
+    torch.manual_seed(seed)
+    width = F + (0 if encodings is None else encodings.shape[1])
+    run, student = RunFolder(folder, Config()), rbm.RbMStudent(width, 8, 3)
+    run.save_phase("rbm", student, {})
+    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
+    if encodings is not None:
+        run.save_tensors("encodings", {"encodings": encodings})
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def features(tmp_path):
+    folder = tmp_path / "features"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for number, rows in enumerate(ROWS):
+        x = generator.normal(size=(rows, F)).astype(np.float32)
+        parquet.write_table(
+            pyarrow.table({f"f{i}": column for i, column in enumerate(x.T)}), folder / f"part-{number}.parquet"
+        )
+    (folder / "_SUCCESS").touch()  # as Spark leaves it
+    return folder
+
+
+def one_by_one(run: Path, features: Path, out: Path, **tables: Path) -> dict[str, bytes]:
+    """What :func:`predict_file` writes for each file."""
+    out.mkdir()
+    for path in sorted(features.glob("*.parquet")):
+        joined = {what: folder / f"{path.stem}.npy" for what, folder in tables.items()}
+        predict_file(run, path, out / path.name, **joined)
+    return written(out)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.endswith(".partial")]
+
+
+def test_a_folder_is_its_files(run, features, tmp_path):
+    assert predict_folder(run, features, tmp_path / "out") == sum(ROWS)
+    assert written(tmp_path / "out") == one_by_one(run, features, tmp_path / "alone")
+
+
+def test_tables_of_nodes_and_neighbors(features, tmp_path):
+    """Each file of features has its own, with rows counted from 0; new rows get the mean of their neighbours."""
+    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    generator, tables = np.random.default_rng(1), {"nodes": tmp_path / "nodes", "neighbors": tmp_path / "neighbors"}
+    for folder in tables.values():
+        folder.mkdir()
+    for number, rows in enumerate(ROWS):
+        np.save(tables["nodes"] / f"part-{number}.npy", generator.integers(-1, NODES, rows))
+        edges = np.stack([generator.integers(0, max(rows, 1), 2 * rows), generator.integers(0, NODES, 2 * rows)], 1)
+        np.save(tables["neighbors"] / f"part-{number}.npy", edges[edges[:, 0].argsort()])
+    assert predict_folder(run, features, tmp_path / "out", **tables) == sum(ROWS)
+    assert written(tmp_path / "out") == one_by_one(run, features, tmp_path / "alone", **tables)
+    (tables["nodes"] / "part-2.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"nodes folder .* has neither part-2\.npy nor \.csv"):
+        predict_folder(run, features, tmp_path / "other", **tables)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_there_is_not_made_again(run, features, tmp_path, monkeypatch):
+    """A killed call leaves whole files and a temporary one; the next call makes what is missing, or cut short."""
+    out = tmp_path / "out"
+    expected = one_by_one(run, features, tmp_path / "alone")
+    asked, predict = [], Predictor.predict
+
+    def killed(self, path, *arguments, **options):
+        asked.append(Path(path).name)
+        if len(asked) == 3:
+            (out / ".part-2.parquet-0123.partial").write_bytes(b"half")
+            raise KeyboardInterrupt
+        return predict(self, path, *arguments, **options)
+
+    monkeypatch.setattr(Predictor, "predict", killed)
+    with pytest.raises(KeyboardInterrupt):
+        predict_folder(run, features, out)
+    assert sorted(written(out)) == ["part-0.parquet", "part-1.parquet"]
+    (out / "part-1.parquet").write_bytes(b"PAR1")
+    before = (out / "part-0.parquet").stat().st_mtime_ns
+    assert predict_folder(run, features, out) == sum(ROWS)
+    assert asked == ["part-0.parquet", "part-1.parquet", "part-2.parquet"] + [f"part-{n}.parquet" for n in (1, 2, 3)]
+    assert (out / "part-0.parquet").stat().st_mtime_ns == before
+    assert written(out) == expected
+    assert hidden(out) == []
+
+
+def test_predictions_of_something_else_stay(run, features, tmp_path):
+    out, other = tmp_path / "out", make_run(tmp_path / "other", seed=1)
+    predict_folder(run, features, out)
+    before = written(out)
+    with pytest.raises(FileExistsError, match="is of another call, which differs in student;"):
+        predict_folder(other, features, out)
+    (features / "part-3.parquet").unlink()
+    with pytest.raises(FileExistsError, match="is of another call, which differs in features;"):
+        predict_folder(run, features, out)
+    assert written(out) == before
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds other files; name a new or an empty one"):
+        predict_folder(run, features, foreign)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(features="nothing"), FileNotFoundError, "features folder .*nothing does not exist; name a folder"),
+        (dict(features="features/part-0.parquet"), FileNotFoundError, "is a file, and files are shared out"),
+        (dict(out="features"), ValueError, "is the features folder; name another"),
+        (dict(out="no/where"), FileNotFoundError, "folder .*no does not exist; make it"),
+        (dict(workers=2), ValueError, "workers: got 2 without ray"),
+        (dict(ray=True, workers=0), ValueError, "workers: got 0, expected 1 or more"),
+        (dict(nodes="features"), FileNotFoundError, "has neither part-0.npy nor .csv"),
+    ],
+    ids=["missing", "file", "same", "nowhere", "workers", "none", "tables"],
+)
+def test_what_makes_no_sense_is_named_and_writes_nothing(run, features, tmp_path, monkeypatch, change, error, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        predict_folder(**{"run": run, "features": features, "out": "out", **change})
+    assert not Path("out").exists()
+
+
+def test_a_bad_row_is_named_and_other_files_are_kept(run, features, tmp_path):
+    table = parquet.read_table(features / "part-2.parquet").to_pydict()
+    table["f1"][3] = float("nan")
+    parquet.write_table(pyarrow.table(table), features / "part-2.parquet")
+    with pytest.raises(ValueError, match=r"part-2\.parquet: row 3 holds NaN"):
+        predict_folder(run, features, tmp_path / "out")
+    assert sorted(written(tmp_path / "out")) == ["part-0.parquet", "part-1.parquet"]
+
+
+def test_ray_that_is_not_installed_is_named(run, features, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"ray is asked for, but not installed: pip install 'rbm-kernels\[ray\]'"):
+        predict_folder(run, features, tmp_path / "out", ray=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray.data")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or a secret would be written into the home folder
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+# A plugin, which workers load as well: the first that is given part-2 dies over it, with half a file written.
+DEADLY = """
+import os, signal
+from pathlib import Path
+from rbm.serving.prediction import Predictor
+
+MARK = Path({mark!r})
+predict = Predictor.predict
+
+def deadly(self, features, out, **options):
+    with open(MARK, "a") as file:
+        file.write(f"{{os.getpid()}} {{Path(features).name}}\\n")
+    if Path(features).name == "part-2.parquet" and MARK.read_text().count("part-2.parquet") == 1:
+        Path(out).with_name(".part-2.parquet-0123.partial").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return predict(self, features, out, **options)
+
+Predictor.predict = deadly
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_own_file(cluster, run, features, tmp_path, monkeypatch):
+    expected = one_by_one(run, features, tmp_path / "alone")
+    mark, plugin, out = tmp_path / "mark", tmp_path / "deadly.py", tmp_path / "out"
+    plugin.write_text(DEADLY.format(mark=str(mark)))
+    monkeypatch.setattr(folders, "loaded_plugins", lambda: (str(plugin),))
+    assert predict_folder(run, features, out, ray=True, workers=2) == sum(ROWS)
+    assert cluster.is_initialized(), "a cluster that was there before stays"
+    assert written(out) == expected
+    assert hidden(out) == []
+    asked = [line.split() for line in mark.read_text().splitlines()]
+    assert sorted(name for _, name in asked) == sorted([*expected, "part-2.parquet"]), "each once, the killed one twice"
+    assert str(os.getpid()) not in {process for process, _ in asked}
+    # A second call has nothing to do; a file that is gone is made again, and no other one.
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    (out / "part-0.parquet").unlink()
+    time.sleep(0.01)
+    assert predict_folder(run, features, out, ray=True, workers=1) == sum(ROWS)
+    assert written(out) == expected
+    changed = {path.name for path in out.glob("*.parquet") if path.stat().st_mtime_ns != before[path.name]}
+    assert changed == {"part-0.parquet"}
+    with pytest.raises(ValueError, match="workers: got 3, but the cluster has 2 processors; ask for fewer"):
+        predict_folder(run, features, tmp_path / "many", ray=True, workers=3)
