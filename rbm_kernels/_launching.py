@@ -16,6 +16,8 @@ Prepare = TypeVar("Prepare", bound=Callable)
 OPTIONS = {"enable_fp_fusion": True}
 # Shapes that a function remembers: a server's batch sizes, a few layers.
 _REMEMBERED = 1024
+# Registers of a multiprocessor, of sm_80 to sm_120, and the most that a thread can have; they are dealt out in eights.
+_REGISTERS, _MOST = 65_536, 255
 _prepared: list[Callable] = []
 
 
@@ -53,9 +55,15 @@ def forget_prepared() -> None:
         remembering.cache_clear()
 
 
-def launcher(kernel, grid: tuple[int, ...], **constants) -> Callable[..., None]:
+def launcher(kernel, grid: tuple[int, ...], *, programs: int | None = None, **constants) -> Callable[..., None]:
     """The one way in which kernels are launched: ``kernel`` at ``grid`` with its constants, warps and stages.
+
+    ``programs`` says how many of them a configuration counts on in one multiprocessor, and gives each its share of the
+    registers: ptxas by itself fits one program more by spilling, up to 24 bytes with Triton 3.6 and 3.9. Without it
+    ptxas chooses. Not on AMD's GPUs, where Triton has no such option.
 
     What is returned takes the remaining arguments, tensors and numbers, in their order.
     """
+    if programs is not None and torch.version.hip is None:
+        constants["maxnreg"] = min(_MOST, _REGISTERS // (32 * constants["num_warps"] * programs) // 8 * 8)
     return partial(kernel[grid], **constants, **OPTIONS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.measure.device import REHEARSES
 from benchmarks.measure.precision import DTYPES, multiplying_as
 from rbm_kernels._launching import Machine
+from rbm_kernels.ops.cosine_topk import config as cosine_topk_config
 from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.ops.expert_matmul import config as expert_matmul_config
 from rbm_kernels.ops.expert_matmul import launch as expert_matmul_launch
@@ -179,7 +180,7 @@ LAUNCHES: dict[str, Callable[[Case, Tensors], Launches]] = {
 def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
     """How many programs of a kernel its configuration says share a multiprocessor; None where it says nothing."""
     if kernel.startswith("cosine_topk"):
-        return 2
+        return cosine_topk_config.HELD
     if kernel == "memory_statistics_kernel":
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
         return memory_update_config.configuration(*shape, Machine(architecture, 132)).programs

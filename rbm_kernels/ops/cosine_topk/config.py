@@ -8,6 +8,10 @@ import triton
 from rbm_kernels._launching import Machine
 
 
+# Programs that a multiprocessor holds: while one computes, the rows of another are on their way.
+HELD = 2
+
+
 class Configuration(NamedTuple):
     """How a kernel is cut: tile sizes, warps, stages of the loop's pipeline, programs."""
 
@@ -44,6 +48,10 @@ def configuration(
         block_m = min(block_m, 32)
     elif dtype != torch.float32 and machine.architecture // 10 == 10:
         block_m = min(block_m, 32)  # 64 rows at D = 256 do not compile with Triton 3.6: a pass over tensor memory fails
+    elif dtype != torch.float32 and machine.architecture // 10 != 9 and features % 8:
+        # Addresses of single elements: 64 rows hold 255 registers and spill up to 64 bytes with Triton 3.6, 24 with 3.9
+        # (D = 1,433, in float16 and bfloat16); 32 hold 200 to 252.
+        block_m = min(block_m, 32)
     widest = 256 if whole_bfloat16 else 32 if wide else 64
     block_d = max(16, min(widest, triton.next_power_of_2(features)))
     many = block_e > 64
@@ -64,5 +72,5 @@ def configuration(
         num_warps=8 if many else 4,
         num_stages=stages,
         # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
-        programs=min(tiles, 2 * machine.multiprocessors) if whole_row else tiles,
+        programs=min(tiles, HELD * machine.multiprocessors) if whole_row else tiles,
     )

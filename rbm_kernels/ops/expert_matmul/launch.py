@@ -20,6 +20,8 @@ from rbm_kernels.ops.expert_order import expert_order, pass_columns
 _REDUCE_BLOCK = 1024
 # Consecutive rows that one program of the counting sort looks at.
 _LIST_BLOCK = 1024
+# Its warps, and how many programs share a multiprocessor: 166 blocks of 1,024 rows by 8 experts are ten for each.
+_LIST_WARPS, _LISTS = 4, 6
 
 Launch = Callable[..., None]
 
@@ -267,8 +269,12 @@ def _prepare_weight(
         blocks=blocks,
         shares=shares,
         share_rows=share_rows,
-        count=launcher(weight_kernels.expert_matmul_bwd_count_kernel, list_grid, **of_list),
-        list_rows=launcher(weight_kernels.expert_matmul_bwd_list_kernel, list_grid, **of_list),
+        count=launcher(
+            weight_kernels.expert_matmul_bwd_count_kernel, list_grid, **of_list, num_warps=_LIST_WARPS, programs=_LISTS
+        ),
+        list_rows=launcher(
+            weight_kernels.expert_matmul_bwd_list_kernel, list_grid, **of_list, num_warps=_LIST_WARPS, programs=_LISTS
+        ),
         multiply=launcher(
             weight_kernels.expert_matmul_bwd_weight_kernel,
             (shares * weight_tiles,),
@@ -396,4 +402,5 @@ def _tile_constants(tile: config.Tile, precision: str) -> dict:
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
+        "programs": tile.programs,
     }

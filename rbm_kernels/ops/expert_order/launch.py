@@ -124,7 +124,6 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
         block = max(128, triton.next_power_of_2(rows))
         # A program for each multiprocessor is enough: what each does for all rows is most of its work.
         together = max(1, min(triton.cdiv(tiles, multiprocessors), SELECTED // block_m))
-        num_warps = min(32, max(4, block // 256))
         select = launcher(
             kernels.expert_order_select_kernel,
             (triton.cdiv(tiles, together),),
@@ -134,9 +133,8 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
             BLOCK_G=block // kernels.GROUP.value,
             TILES=together,
             BLOCK_T=triton.next_power_of_2(together * block_m),
-            num_warps=num_warps,
-            # All that one program can have: ptxas fits a second one by spilling, of ranks of 64 bits and on sm_80.
-            maxnreg=min(255, 2048 // num_warps) if wide or num_warps == 32 else None,
+            num_warps=min(32, max(4, block // 256)),
+            programs=1,
         )
 
     number = triton.cdiv(bits, DIGIT_BITS)

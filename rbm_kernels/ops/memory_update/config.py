@@ -41,17 +41,21 @@ class Configuration(NamedTuple):
 
 def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype, machine: Machine) -> Configuration:
     """Choose by shape, dtype and the machine's number of multiprocessors."""
-    block_e = min(8 if dtype == torch.float64 else 32, max(8, _power_of_2(num_experts)))
+    half = dtype in (torch.float16, torch.bfloat16)
+    # Beside sums of 32 experts only 16 rows of half precision have room: twice the instructions for a row and an expert.
+    block_e = min(8 if dtype == torch.float64 else 16 if half else 32, max(8, _power_of_2(num_experts)))
     if dtype == torch.float64:
         # Without tensor cores all products of a tile stand in registers.
         block_m, widest = 8, 64
     else:
-        # More rows a tile share the work on weights; 32 of float32, or beside 32 experts, spill.
-        many = rows > 2048 and dtype != torch.float32 and block_e <= 16
-        block_m, widest = 32 if many else 16, 256
+        # More rows a tile share the work on weights; 32 of float32 spill, and of odd widths, whose elements each have an
+        # address, they share nothing and spill up to 88 bytes with Triton 3.6.
+        block_m, widest = 32 if rows > 2048 and half and features % 8 == 0 else 16, 256
     block_d = max(16, min(widest, _power_of_2(features)))
     # Sums of 32 experts fill the registers of twice the warps, and one program a multiprocessor.
     num_warps, programs = (4, 2) if block_e <= 16 else (8, 1)
+    # On sm_100 float32 rows on their way while others are added up spill 8 bytes with Triton 3.6.
+    waits = machine.architecture // 10 == 10 and dtype == torch.float32 and features <= block_d and block_e <= 16
     tiles = max(1, -(-features // block_d)) * -(-num_experts // block_e)
     # One wave, so that partial results stay few: E D numbers for each chunk.
     chunks = max(1, min(-(-rows // block_m), programs * machine.multiprocessors // tiles))
@@ -61,7 +65,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         block_d,
         block_e,
         num_warps,
-        num_stages=2,
+        num_stages=1 if waits else 2,
         programs=programs,
         tiles=tiles,
         chunks=chunks,

@@ -172,4 +172,5 @@ def _prepare(
         BLOCK_TOP_K=triton.next_power_of_2(k),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        programs=1,
     )
