@@ -58,9 +58,9 @@ def forget_prepared() -> None:
 def launcher(kernel, grid: tuple[int, ...], *, programs: int | None = None, **constants) -> Callable[..., None]:
     """The one way in which kernels are launched: ``kernel`` at ``grid`` with its constants, warps and stages.
 
-    ``programs`` says how many of them a configuration counts on in one multiprocessor, and gives each its share of the
-    registers: ptxas by itself fits one program more by spilling, up to 24 bytes with Triton 3.6 and 3.9. Without it
-    ptxas chooses. Not on AMD's GPUs, where Triton has no such option.
+    Where ptxas by itself fits one program more into a multiprocessor by spilling (up to 24 bytes with Triton 3.6 and
+    3.9), ``programs`` says how many share it, and each may have its share of the registers. Not on AMD's GPUs, where
+    Triton has no such option.
 
     What is returned takes the remaining arguments, tensors and numbers, in their order.
     """

@@ -67,7 +67,7 @@ def test_without_bias(device):
 def test_wider_tiles_on_a_smaller_machine(processors, block_n, device, monkeypatch):
     monkeypatch.setattr(kernels, "machine_of", lambda device: Machine(90, processors))
     arguments = problem((10, 150, 50, 4, 2), torch.float32, device)
-    assert config.choose_tile(10, 150, 50, 4, torch.float32, processors).block_n == block_n
+    assert config.choose_tile(10, 150, 50, 4, torch.float32, Machine(90, processors)).block_n == block_n
     check(kernels.forward(*arguments), *arguments)
 
 

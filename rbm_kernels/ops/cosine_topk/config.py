@@ -7,13 +7,15 @@ import triton
 
 from rbm_kernels._launching import Machine
 
-
 # Programs that a multiprocessor holds: while one computes, the rows of another are on their way.
 HELD = 2
 
 
 class Configuration(NamedTuple):
-    """How a kernel is cut: tile sizes, warps, stages of the loop's pipeline, programs."""
+    """How a kernel is cut: tile sizes, warps, stages of the loop's pipeline, programs.
+
+    ``shared_by`` programs have the registers of a multiprocessor between them; None leaves their number to ptxas.
+    """
 
     block_m: int
     block_d: int
@@ -21,6 +23,7 @@ class Configuration(NamedTuple):
     num_warps: int
     num_stages: int
     programs: int
+    shared_by: int | None = None
 
 
 def configuration(
@@ -73,4 +76,6 @@ def configuration(
         num_stages=stages,
         # A program that keeps the memory takes many tiles; one that reads it again for each tile takes one.
         programs=min(tiles, HELD * machine.multiprocessors) if whole_row else tiles,
+        # ptxas fits a third one by spilling up to 24 bytes.
+        shared_by=HELD if machine.architecture // 10 == 12 else None,
     )

@@ -23,7 +23,7 @@ from rbm_kernels.ops.cosine_topk.blocks import (
     square_norm,
     squares,
 )
-from rbm_kernels.ops.cosine_topk.config import HELD, configuration
+from rbm_kernels.ops.cosine_topk.config import configuration
 from rbm_kernels.ops.cosine_topk.reference import EPS
 
 
@@ -241,7 +241,7 @@ def _prepare_forward(rows: int, features: int, num_experts: int, k: int, dtype: 
         BLOCK_K=triton.next_power_of_2(k),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        programs=HELD,
+        programs=config.shared_by,
     )
 
 
@@ -296,5 +296,5 @@ def _prepare_backward(rows: int, features: int, num_experts: int, k: int, dtype:
         BLOCK_E=config.block_e,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        programs=HELD,
+        programs=config.shared_by,
     )

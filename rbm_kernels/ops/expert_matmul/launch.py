@@ -20,8 +20,8 @@ from rbm_kernels.ops.expert_order import expert_order, pass_columns
 _REDUCE_BLOCK = 1024
 # Consecutive rows that one program of the counting sort looks at.
 _LIST_BLOCK = 1024
-# Its warps, and how many programs share a multiprocessor: 166 blocks of 1,024 rows by 8 experts are ten for each.
-_LIST_WARPS, _LISTS = 4, 6
+# Warps of a program that counts, and how many share a multiprocessor: ptxas fits nine of k = 8 by spilling 16 bytes.
+_COUNT_WARPS, _COUNTS = 4, 6
 
 Launch = Callable[..., None]
 
@@ -270,11 +270,13 @@ def _prepare_weight(
         shares=shares,
         share_rows=share_rows,
         count=launcher(
-            weight_kernels.expert_matmul_bwd_count_kernel, list_grid, **of_list, num_warps=_LIST_WARPS, programs=_LISTS
+            weight_kernels.expert_matmul_bwd_count_kernel,
+            list_grid,
+            **of_list,
+            num_warps=_COUNT_WARPS,
+            programs=_COUNTS,
         ),
-        list_rows=launcher(
-            weight_kernels.expert_matmul_bwd_list_kernel, list_grid, **of_list, num_warps=_LIST_WARPS, programs=_LISTS
-        ),
+        list_rows=launcher(weight_kernels.expert_matmul_bwd_list_kernel, list_grid, **of_list),
         multiply=launcher(
             weight_kernels.expert_matmul_bwd_weight_kernel,
             (shares * weight_tiles,),
@@ -402,5 +404,5 @@ def _tile_constants(tile: config.Tile, precision: str) -> dict:
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
-        "programs": tile.programs,
+        "programs": tile.programs if tile.all_registers else None,
     }

@@ -21,6 +21,7 @@ class Configuration(NamedTuple):
     Attributes:
         block_m, block_d, block_e: rows, features and experts of a tile.
         programs: how many a multiprocessor holds.
+        shared_by: how many have its registers between them; None leaves their number to ptxas.
         tiles: of features and experts; programs that share a chunk of the rows.
         chunks: partial results, each of them a chunk of the rows.
         norm_block: rows and features of a tile of the kernel of norms, for rows wider than ``block_d``.
@@ -33,6 +34,7 @@ class Configuration(NamedTuple):
     num_warps: int
     num_stages: int
     programs: int
+    shared_by: int | None
     tiles: int
     chunks: int
     norm_block: tuple[int, int]
@@ -42,14 +44,15 @@ class Configuration(NamedTuple):
 def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype, machine: Machine) -> Configuration:
     """Choose by shape, dtype and the machine's number of multiprocessors."""
     half = dtype in (torch.float16, torch.bfloat16)
-    # Beside sums of 32 experts only 16 rows of half precision have room: twice the instructions for a row and an expert.
+    # Beside the sums of 32 experts 16 rows of half precision have room, beside those of 16 there is room for 32: which
+    # takes 0.57 of the instructions for a row (float16 on sm_120), and reads the rows through L2 twice as often.
     block_e = min(8 if dtype == torch.float64 else 16 if half else 32, max(8, _power_of_2(num_experts)))
     if dtype == torch.float64:
         # Without tensor cores all products of a tile stand in registers.
         block_m, widest = 8, 64
     else:
-        # More rows a tile share the work on weights; 32 of float32 spill, and of odd widths, whose elements each have an
-        # address, they share nothing and spill up to 88 bytes with Triton 3.6.
+        # More rows a tile share the work on weights. 32 of float32 spill, and so do 32 of odd widths, whose elements
+        # have an address each: up to 88 bytes with Triton 3.6. A row of those takes as many instructions in either tile.
         block_m, widest = 32 if rows > 2048 and half and features % 8 == 0 else 16, 256
     block_d = max(16, min(widest, _power_of_2(features)))
     # Sums of 32 experts fill the registers of twice the warps, and one program a multiprocessor.
@@ -67,6 +70,8 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         num_warps,
         num_stages=1 if waits else 2,
         programs=programs,
+        # ptxas fits four of bfloat16 by spilling 8 bytes.
+        shared_by=programs if machine.architecture // 10 == 10 else None,
         tiles=tiles,
         chunks=chunks,
         norm_block=(8, 256),

@@ -307,7 +307,7 @@ def _prepare_statistics(
             BLOCK_E=config.block_e,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
-            programs=config.programs,
+            programs=config.shared_by,
         ),
         reduce=launcher(
             memory_statistics_reduce_kernel,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rbm_kernels._launching import Machine
 from rbm_kernels.ops.cosine_topk.op import served_by_triton
 
 # Every program routes its rows again. Up to here that is little beside reading the weights, and the launches of several
@@ -22,7 +23,8 @@ BLOCK_M = 16
 class Tile(NamedTuple):
     """A program's tile: ``block_n`` output features, ``block_k`` features of a slice of the product.
 
-    ``block_d`` features of a slice of the routing, ``block_e`` places for experts.
+    ``block_d`` features of a slice of the routing, ``block_e`` places for experts. ``shared_by`` programs have the registers
+    of a multiprocessor between them; None leaves their number to ptxas.
     """
 
     block_n: int
@@ -31,6 +33,7 @@ class Tile(NamedTuple):
     block_e: int
     num_warps: int
     num_stages: int
+    shared_by: int | None
 
 
 def serves(x: Tensor, memory: Tensor) -> bool:
@@ -39,15 +42,15 @@ def serves(x: Tensor, memory: Tensor) -> bool:
 
 
 def choose_tile(
-    rows: int, in_features: int, out_features: int, num_experts: int, dtype: torch.dtype, multiprocessors: int
+    rows: int, in_features: int, out_features: int, num_experts: int, dtype: torch.dtype, machine: Machine
 ) -> Tile:
-    """Choose by shape, dtype and the machine's number of multiprocessors."""
+    """Choose by shape, dtype and machine."""
     single = dtype == torch.float32
     block_e = max(8, _power_of_2(num_experts))
     # As narrow as a matrix instruction, to spread the weights over the machine, and wider only where two programs on
     # each multiprocessor are not enough.
     block_n, row_tiles = 16, -(-rows // BLOCK_M)
-    while block_n < 64 and row_tiles * -(-out_features // block_n) > 2 * multiprocessors:
+    while block_n < 64 and row_tiles * -(-out_features // block_n) > 2 * machine.multiprocessors:
         block_n *= 2
     # A slice of the weights is 8 KB: a whole row of 256 features in half precision, so that x is read once.
     block_k = (128 if single else 256) * 16 // block_n
@@ -61,6 +64,8 @@ def choose_tile(
         num_warps=8 if single or block_e > 64 else 4,
         # Three slices on their way while one is multiplied: the k = 3 experts of one row all at once.
         num_stages=4,
+        # There are fewer programs than multiprocessors. ptxas fits two or three into one by spilling up to 16 bytes.
+        shared_by=1 if machine.architecture >= 100 else None,
     )
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rbm_kernels._launching import launcher, machine_of, prepared
+from rbm_kernels._launching import Machine, launcher, machine_of, prepared
 from rbm_kernels.ops.cosine_topk.blocks import (
     choose,
     dots_and_squares,
@@ -127,8 +127,7 @@ def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: i
     if y.numel() == 0:
         return y
     x, memory = addressable(x), addressable(memory)
-    multiprocessors = machine_of(x.device).multiprocessors
-    launch = _prepare(rows, in_features, out_features, num_experts, k, x.dtype, multiprocessors, machine(x)[1])
+    launch = _prepare(rows, in_features, out_features, num_experts, k, x.dtype, machine_of(x.device), machine(x)[1])
     launch(
         x,
         memory,
@@ -152,10 +151,10 @@ def _prepare(
     num_experts: int,
     k: int,
     dtype: torch.dtype,
-    multiprocessors: int,
+    machine: Machine,
     precision: str,
 ):
-    tile = config.choose_tile(rows, in_features, out_features, num_experts, dtype, multiprocessors)
+    tile = config.choose_tile(rows, in_features, out_features, num_experts, dtype, machine)
     return launcher(
         routed_matmul_fwd_kernel,
         (triton.cdiv(out_features, tile.block_n), triton.cdiv(rows, config.BLOCK_M)),
@@ -172,5 +171,5 @@ def _prepare(
         BLOCK_TOP_K=triton.next_power_of_2(k),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        programs=1,
+        programs=tile.shared_by,
     )
