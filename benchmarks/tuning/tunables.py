@@ -88,8 +88,9 @@ class MatmulTile(Tunable):
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
         """A row of the table."""
         precision, known = self._entry(case, architecture)[1]
-        values = candidate[: 5 if candidate.programs == 1 else 6]
-        return f'("{precision}", {known}): Tile({", ".join(map(str, values))}),'
+        values = [f"{value}" for value in candidate[: 5 if candidate.programs == 1 else 6]]
+        values += ["all_registers=True"] if candidate.all_registers else []
+        return f'("{precision}", {known}): Tile({", ".join(values)}),'
 
     def holding(self, candidate: Candidate, programs: int) -> Candidate:
         """Tiles claim how many of them share a multiprocessor."""

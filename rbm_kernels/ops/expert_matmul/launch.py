@@ -20,8 +20,8 @@ from rbm_kernels.ops.expert_order import expert_order, pass_columns
 _REDUCE_BLOCK = 1024
 # Consecutive rows that one program of the counting sort looks at.
 _LIST_BLOCK = 1024
-# Warps of a program that counts, and how many share a multiprocessor: ptxas fits nine of k = 8 by spilling 16 bytes.
-_COUNT_WARPS, _COUNTS = 4, 6
+# How its counting programs are cut: six share a multiprocessor, where ptxas fits nine of k = 8 by spilling 16 bytes.
+_COUNTING = {"num_warps": 4, "programs": 6}
 
 Launch = Callable[..., None]
 
@@ -269,13 +269,7 @@ def _prepare_weight(
         blocks=blocks,
         shares=shares,
         share_rows=share_rows,
-        count=launcher(
-            weight_kernels.expert_matmul_bwd_count_kernel,
-            list_grid,
-            **of_list,
-            num_warps=_COUNT_WARPS,
-            programs=_COUNTS,
-        ),
+        count=launcher(weight_kernels.expert_matmul_bwd_count_kernel, list_grid, **of_list, **_COUNTING),
         list_rows=launcher(weight_kernels.expert_matmul_bwd_list_kernel, list_grid, **of_list),
         multiply=launcher(
             weight_kernels.expert_matmul_bwd_weight_kernel,

@@ -52,7 +52,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         block_m, widest = 8, 64
     else:
         # More rows a tile share the work on weights. 32 of float32 spill, and so do 32 of odd widths, whose elements
-        # have an address each: up to 88 bytes with Triton 3.6. A row of those takes as many instructions in either tile.
+        # have an address each: up to 88 bytes with Triton 3.6. A row of those takes as many instructions either way.
         block_m, widest = 32 if rows > 2048 and half and features % 8 == 0 else 16, 256
     block_d = max(16, min(widest, _power_of_2(features)))
     # Sums of 32 experts fill the registers of twice the warps, and one program a multiprocessor.

@@ -23,8 +23,8 @@ BLOCK_M = 16
 class Tile(NamedTuple):
     """A program's tile: ``block_n`` output features, ``block_k`` features of a slice of the product.
 
-    ``block_d`` features of a slice of the routing, ``block_e`` places for experts. ``shared_by`` programs have the registers
-    of a multiprocessor between them; None leaves their number to ptxas.
+    ``block_d`` features of a slice of the routing, ``block_e`` places for experts. ``shared_by`` programs have the
+    registers of a multiprocessor between them; None leaves their number to ptxas.
     """
 
     block_n: int
