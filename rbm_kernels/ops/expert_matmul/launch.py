@@ -298,18 +298,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
     sizes = (rows, in_features, out_features, weight.shape[-1])
     launches = _prepare_multiply(*machine(x), *sizes, transposed, bias is not None, *routing.shape)
     for launch, (routed, _, before, after) in zip(launches, routing.passes(y), strict=True):
-        launch(
-            x,
-            weight,
-            bias,
-            *routed,
-            before,
-            after,
-            rows,
-            routing.block_m,
-            num_experts,
-            x.stride(0),
-        )
+        launch(x, weight, bias, *routed, before, after, rows, routing.block_m, num_experts, x.stride(0))
     return y
 
 
