@@ -34,9 +34,17 @@ from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
 
 triton = pytest.importorskip("triton")
+from triton.runtime.interpreter import GridExecutor  # noqa: E402
 
 # One row beyond what the order of the rows takes another way for: as at every graph's size.
 SHAPE = Shape(1025, 16, 16)
+
+
+# Launches of Triton kernels by rows at D = N = 256, E = 8, k = 3: of an inference call, of a forward and backward pass.
+# One row, a served batch, Cora, and rows enough to be put in order, as 169,343 are. PyTorch's own kernels (folding,
+# a running sum, casts) are not counted, nor is the memory update, which librbm_cuda serves where it was built.
+METRICS = ("launches of an inference call", "launches of a training step")
+COUNTED = {1: (1, 4), 64: (1, 4), 2708: (2, 4), 20_000: (5, 10)}
 
 
 class Processor(Device):
@@ -83,6 +91,7 @@ class Operators:
             with (
                 mock.patch.object(expert_matmul_op, "_kernels_serve", lambda x: x.dtype != torch.float64),
                 mock.patch.object(triton.runtime.JITFunction, "run", self._launch_nothing),
+                mock.patch.object(GridExecutor, "__call__", self._launch_nothing),  # in tests Triton interprets
             ):
                 yield self
         finally:
@@ -103,6 +112,20 @@ class Operators:
         return call
 
 
+def count_launches(shape: Shape, *, training: bool) -> int:
+    """Launches of the layer's forward and backward pass, or of its forward pass in inference mode."""
+    layer = FusedRbMLayer(shape.features, shape.outputs, shape.experts, shape.top_k).train(training)
+    x = torch.zeros(shape.rows, shape.features, requires_grad=training)
+    with Operators().serving() as operators:
+        if training:
+            grad = torch.zeros(1, shape.outputs).expand(shape.rows, -1)
+            torch.autograd.grad(layer(x), [x, *layer.parameters()], grad)
+        else:
+            with torch.inference_mode():
+                layer(x)
+    return operators.launches
+
+
 def _memory_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, **_) -> tuple[Tensor, Tensor]:
     return gates.new_empty(num_experts, h.shape[1]), gates.new_empty(num_experts)
 
@@ -111,6 +134,15 @@ def _aliases(tensors: tuple[Tensor, ...] | Tensor) -> tuple[Tensor, ...] | Tenso
     if isinstance(tensors, tuple):
         return tuple([tensor.detach() for tensor in tensors])
     return tensors.detach()
+
+
+@pytest.mark.parametrize("rows", COUNTED)
+@pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")
+def test_launches(rows: int, results: Results):
+    shape = Shape(rows, 256, 256)
+    for metric, training, launches in zip(METRICS, (False, True), COUNTED[rows], strict=True):
+        assert count_launches(shape, training=training) == launches
+        _add(results, metric, launches, shape=shape)
 
 
 @pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")
@@ -242,5 +274,5 @@ def test_tritons_own_launcher(results: Results, seconds: float):
     _add(results, "Triton's own launcher host seconds a launch", timing.median)
 
 
-def _add(results: Results, metric: str, value, implementation: str = "rbm") -> None:
-    results.add("launches", str(SHAPE), implementation, metric, value, device=CPU)
+def _add(results: Results, metric: str, value, implementation: str = "rbm", shape: Shape = SHAPE) -> None:
+    results.add("launches", str(shape), implementation, metric, value, device=CPU)

@@ -194,7 +194,8 @@ def tune(run: Run, step: Step) -> bool:
     if earlier and earlier.is_file() and not (run.out / "tune.csv").exists():
         shutil.copyfile(earlier, run.out / "tune.csv")
     (run.out / "tune.txt").unlink(missing_ok=True)  # made anew from tune.csv, whose times are not measured again
-    for operator, entry in {"expert_matmul": "_FORWARD", "cosine_topk": "forward"}.items():
+    entries = {"expert_matmul": "_FORWARD", "cosine_topk": "forward", "memory_update": "sums", "routed_matmul": "tile"}
+    for operator, entry in list(entries.items())[: 2 if run.options.rehearse else None]:
         if run.left() < LEAST_SECONDS:
             run.note(f"not run, out of time: tune {operator}")
             continue

@@ -222,6 +222,22 @@ def cpu_experts() -> str:
     return markdown(["", "shape", "", "`rbm`", *map(headed, MATMUL_PEERS), "of the roofline"], table, 3)
 
 
+def launches() -> str:
+    """Triton launches by rows, of the first version that was counted and of the last."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with (RESULTS / "launches.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found[row["shape"], row["metric"]].append(float(row["median"]))
+    table = []
+    for rows in (1, 64, 2708, 20_000):
+        counts = [
+            found[f"{Shape(rows, 256, 256)}", f"launches of {what}"]
+            for what in ("an inference call", "a training step")
+        ]
+        table.append([f"{rows:,}", *(f"{count:.0f}" for each in counts for count in (each[0], each[-1]))])
+    return markdown(["rows", "inference: first version", "now", "forward + backward: first version", "now"], table)
+
+
 def gpu(path: Path | None = None) -> str:
     """The experts and the layer at the reference shape, from the committed results or those at ``path``."""
     figures, table = Figures(path or GPU), []
@@ -281,6 +297,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu,
     "gpu-libraries": gpu_libraries,
     "gpu-kernels": gpu_kernels,
+    "launches": launches,
     "accuracy": accuracy,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),

@@ -12,6 +12,8 @@ from benchmarks.measure.harness import buffer_sets, interleave, relative_error
 from benchmarks.measure.precision import multiplying_as
 from rbm_kernels.ops.cosine_topk import reference as cosine_topk
 from rbm_kernels.ops.expert_matmul import reference as expert_matmul
+from rbm_kernels.ops.memory_update import reference as memory_update
+from rbm_kernels.ops.routed_matmul import reference as routed_matmul
 
 Call = Callable[[], object]
 # Takes the calls of each candidate, one for each set of tensors; returns each candidate's microseconds a call.
@@ -30,6 +32,10 @@ def reference(case: Case, label: str, t: Tensors) -> tuple[Tensor, ...]:
             return (
                 cosine_topk.cosine_topk_backward(grad, grad, t.x, t.memory, t.gates, t.experts, t.cosines),
             )  # fmt: skip
+        case "y" if case.operator == "routed_matmul":
+            return (routed_matmul.routed_matmul(t.x, t.memory, t.weight, t.bias, case.top_k),)
+        case "weighted_sum, total":
+            return memory_update.memory_statistics(t.x, t.gates, t.experts, case.num_experts)
         case "y":
             return (expert_matmul.expert_matmul(*layer),)
         case "grad_x, grad_gates":

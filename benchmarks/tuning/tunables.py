@@ -20,6 +20,9 @@ from rbm_kernels.ops.cosine_topk import config as cosine_topk_config
 from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
 from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_matmul.config import Tile
+from rbm_kernels.ops.memory_update import config as memory_config
+from rbm_kernels.ops.memory_update import kernels as memory_kernels
+from rbm_kernels.ops.routed_matmul import config as routed_config
 
 Candidate = tuple | int
 
@@ -60,8 +63,13 @@ class MatmulTile(Tunable):
 
     sums: int
 
+    def _table(self, case: Case) -> str:
+        """Rows of many experts come in several passes, which have a table of their own."""
+        in_passes = config.passes(case.rows, case.num_experts, case.top_k) > 1 and self.name != "_WEIGHT"
+        return f"{self.name}_IN_PASSES" if in_passes else self.name
+
     def _entry(self, case: Case, architecture: int) -> tuple[dict, tuple[str, int]]:
-        table = getattr(config, self.name)
+        table = getattr(config, self._table(case))
         precision = {"tf32": "tf32", "float32": "ieee"}.get(case.precision, "half")
         return table, config.entry(table, precision, architecture, case.in_features, case.out_features)
 
@@ -90,7 +98,9 @@ class MatmulTile(Tunable):
         precision, known = self._entry(case, architecture)[1]
         values = [f"{value}" for value in candidate[: 5 if candidate.programs == 1 else 6]]
         values += ["all_registers=True"] if candidate.all_registers else []
-        return f'("{precision}", {known}): Tile({", ".join(values)}),'
+        table = self._table(case)
+        where = "" if table == self.name else f"  # {table}"
+        return f'("{precision}", {known}): Tile({", ".join(values)}),{where}'
 
     def holding(self, candidate: Candidate, programs: int) -> Candidate:
         """Tiles claim how many of them share a multiprocessor."""
@@ -146,6 +156,62 @@ class RoutingConfiguration(Tunable):
         return repr(candidate)
 
 
+@dataclass(frozen=True)
+class MemoryConfiguration(Tunable):
+    """How the sums of the memory update are cut; there is no table, a person puts the outcome into the rule."""
+
+    def candidates(self, case: Case, architecture: int) -> list[Candidate]:
+        """Tiles of rows by experts, of all features up to 256; warps, stages, programs: chunks are one wave."""
+        here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
+        machine = here or Machine(architecture, 132)
+        shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
+        found = [memory_config.configuration(*shape, machine)]
+        widest = max(8, triton.next_power_of_2(case.num_experts))
+        sizes = [size for size in (8, 16, 32) if size <= widest]
+        for block_m, block_e, warps, stages, programs in product((8, 16, 32, 64), sizes, (4, 8), (1, 2, 3), (1, 2)):
+            if (block_m < 16) != (case.precision == "float64"):  # which has no matrix instruction here
+                continue
+            tiles = triton.cdiv(case.in_features, found[0].block_d) * triton.cdiv(case.num_experts, block_e)
+            chunks = max(1, min(triton.cdiv(case.rows, block_m), programs * machine.multiprocessors // tiles))
+            cut = {"block_m": block_m, "block_e": block_e, "num_warps": warps, "num_stages": stages}
+            found.append(found[0]._replace(**cut, programs=programs, tiles=tiles, chunks=chunks))
+        return list(dict.fromkeys(found))
+
+    def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
+        """Answer for the rule."""
+        return replaced(vars(memory_kernels), "configuration", lambda *shape: candidate)
+
+    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
+        """The configuration, its fields named."""
+        return repr(candidate)
+
+
+@dataclass(frozen=True)
+class RoutedTile(Tunable):
+    """How a layer for few rows is cut; there is no table, a person puts the outcome into the rule."""
+
+    def candidates(self, case: Case, architecture: int) -> list[Candidate]:
+        """Columns, slices of the product and of the routing, warps and stages."""
+        here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
+        shape = (case.rows, case.in_features, case.out_features, case.num_experts, DTYPES[case.precision])
+        found = [routed_config.choose_tile(*shape, here or Machine(architecture, 132))]
+        width = max(16, triton.next_power_of_2(case.in_features))
+        slices = dict.fromkeys(min(width, size) for size in (64, 128, 256))
+        for block_n, block_k, block_d, warps, stages in product((16, 32), slices, slices, (4, 8), (1, 2, 4)):
+            if block_d * found[0].block_e <= 4096:
+                cut = {"block_n": block_n, "block_k": block_k, "block_d": block_d}
+                found.append(found[0]._replace(**cut, num_warps=warps, num_stages=stages))
+        return list(dict.fromkeys(found))
+
+    def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
+        """Answer for the rule."""
+        return replaced(vars(routed_config), "choose_tile", lambda *shape: candidate)
+
+    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
+        """The tile, its fields named."""
+        return repr(candidate)
+
+
 TUNABLES = (
     RoutingConfiguration("cosine_topk", "forward", ("gates, experts, cosines",), "cosine_topk_fwd_kernel", False),
     RoutingConfiguration("cosine_topk", "backward", ("grad_h",), "cosine_topk_bwd_kernel", True),
@@ -153,6 +219,8 @@ TUNABLES = (
     MatmulTile("expert_matmul", "_BACKWARD", ("grad_x, grad_gates",), "expert_matmul_bwd_kernel", sums=2),
     MatmulTile("expert_matmul", "_WEIGHT", ("grad_weight, grad_bias",), "expert_matmul_bwd_weight_kernel", sums=1),
     WeightWaves("expert_matmul", "_WEIGHT_WAVES", ("grad_weight, grad_bias",), "expert_matmul_bwd_weight_kernel"),
+    MemoryConfiguration("memory_update", "sums", ("weighted_sum, total",), "memory_statistics_kernel"),
+    RoutedTile("routed_matmul", "tile", ("y",), "routed_matmul_fwd_kernel"),
 )
 
 

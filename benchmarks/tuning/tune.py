@@ -276,7 +276,7 @@ def _say(line: str) -> None:
 
 
 def main(
-    operator: Annotated[str, typer.Option(help="cosine_topk or expert_matmul.")],
+    operator: Annotated[str, typer.Option(help="One of cosine_topk, expert_matmul, memory_update, routed_matmul.")],
     out: Annotated[Path | None, typer.Option(help="CSV of all outcomes; one that exists is taken up again.")] = None,
     entry: Annotated[list[str] | None, typer.Option(help="Only this entry, such as _FORWARD; repeatable.")] = None,
     precision: Annotated[list[str] | None, typer.Option(help="Only bfloat16, tf32 or float32; repeatable.")] = None,

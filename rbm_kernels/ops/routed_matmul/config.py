@@ -64,8 +64,8 @@ def choose_tile(
         num_warps=8 if single or block_e > 64 else 4,
         # Three slices on their way while one is multiplied: the k = 3 experts of one row all at once.
         num_stages=4,
-        # There are fewer programs than multiprocessors. ptxas fits two or three into one by spilling up to 16 bytes; for
-        # the single elements of odd widths it takes all registers that it may, and spills at them.
+        # There are fewer programs than multiprocessors, and ptxas fits several into one by spilling up to 16 bytes.
+        # Where widths are odd it takes all registers that it may for single elements, and spills at them.
         shared_by=1 if machine.architecture >= 100 and in_features % 8 == 0 else None,
     )
 

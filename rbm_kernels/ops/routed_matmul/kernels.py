@@ -45,6 +45,8 @@ def routed_matmul_fwd_kernel(
     K: tl.constexpr,
     EPS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -91,18 +93,22 @@ def routed_matmul_fwd_kernel(
     if slices == 1:
         b_x = load_rows(x_ptr, x_stride, rows, m_rows, 0, D, BLOCK_K)
     b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for step in tl.range(0, tl.sum(b_used, 0) * slices):
+    for step in tl.range(0, tl.sum(b_used, 0) * slices, num_stages=STAGES):
         expert = tl.sum(tl.where(b_place == step // slices, experts, 0), 0)
         start = (step % slices) * BLOCK_K
         features = start + tl.arange(0, BLOCK_K)
         if slices > 1:
             b_x = load_rows(x_ptr, x_stride, rows, m_rows, start, D, BLOCK_K)
         b_weight = tl.load(
-            weight_ptr + expert.to(tl.int64) * N * D + (columns[None, :] * D + features[:, None]),
-            mask=m_columns[None, :] & (features < D)[:, None],
+            weight_ptr + expert.to(tl.int64) * N * D + (columns[:, None] * D + features[None, :]),
+            mask=m_columns[:, None] & (features < D)[None, :],
             other=0.0,
         )
-        b_product = tl.dot(b_x, b_weight, input_precision=INPUT_PRECISION)
+        if EXACT:
+            # Plain float32: tl.dot would read the weights with 16 lanes at one bank of shared memory.
+            b_product = tl.sum(b_x[:, None, :] * b_weight[None, :, :], 2)
+        else:
+            b_product = tl.dot(b_x, tl.trans(b_weight), input_precision=INPUT_PRECISION)
         if bias_ptr is not None:
             # Once an expert, with its first slice.
             b_bias = tl.load(bias_ptr + expert * N + columns, mask=columns < tl.where(start == 0, N, 0), other=0.0)
@@ -163,6 +169,8 @@ def _prepare(
         K=k,
         EPS=EPS,
         INPUT_PRECISION="tf32" if precision == "tf32" else "ieee",
+        EXACT=precision == "ieee",
+        STAGES=tile.num_stages,
         BLOCK_M=config.BLOCK_M,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
