@@ -210,9 +210,7 @@ def test_compiled_code(architecture):
     rows = compiled_everywhere("cosine_topk")[architecture]
     assert len(rows) == 2 * sum(case.operator == "cosine_topk" for case in CASES)
     for case, row in rows:
-        # ptxas may put four registers aside: with 64 experts, to fit one more program; on sm_120, for the second pass
-        # over long vectors.
-        assert row.spilled_bytes <= (0 if case.num_experts == 8 and architecture != 120 else 16), row
+        assert row.spilled_bytes == 0, row
         assert row.programs_by_registers >= row.programs_claimed == 2, row
         assert row.programs_by_shared >= 1, row
         assert case.in_features % 8 or row.wide_loads > 0, row

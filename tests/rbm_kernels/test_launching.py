@@ -161,6 +161,19 @@ def test_every_kernel_is_launched_in_one_way():
     said = _launching.launcher(Kernel(), (3,), BLOCK=4, num_warps=8)("tensor", 5)
     assert said == ((3,), ("tensor", 5), {"BLOCK": 4, "num_warps": 8, "enable_fp_fusion": True})
 
+    def registers(num_warps: int, programs: int | None) -> int | None:
+        return _launching.launcher(Kernel(), (3,), num_warps=num_warps, programs=programs)()[2].get("maxnreg")
+
+    # 65,536 among the threads of all programs, in eights, and never more than a thread can have.
+    given = {(4, 2): 255, (8, 2): 128, (4, 6): 80, (32, 1): 64, (4, None): None}
+    assert {those: registers(*those) for those in given} == given
+
+
+def test_registers_are_not_dealt_out_on_amd(monkeypatch):
+    """Triton has no such option there."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "maxnreg" not in _launching.launcher({(3,): lambda **options: options}, (3,), num_warps=4, programs=2)()
+
 
 def test_launches_are_prepared_once_for_each_shape():
     x, weight, bias, gates, experts, _ = problem((20, 6, 5, 4, 2))

@@ -180,7 +180,7 @@ def test_compiled_code(architecture):
     rows = compiled_everywhere("routed_matmul")[architecture]
     assert len(rows) == sum(case.operator == "routed_matmul" for case in CASES)
     for case, row in rows:
-        assert row.spilled_bytes <= 16, row  # four registers, set aside by the pass over long vectors
+        assert row.spilled_bytes == 0, row
         assert row.programs >= 1, row
         assert row.matrix_instructions, row
         # Weights are read 16 bytes at a time, unless rows of an odd width stand nowhere on four.

@@ -27,7 +27,7 @@ def _gates_for(expert, b_gates, b_experts):
     return tl.sum(tl.where(m_choices, b_gates, 0.0), axis=1), tl.max(m_choices.to(tl.int32), axis=1) != 0
 
 
-# One compilation for all numbers of rows: a server sees many of them.
+# One compilation for all numbers of rows, in plain float32 another for one: a server sees many of them.
 @triton.jit(do_not_specialize=["B"])
 def routed_matmul_fwd_kernel(
     x_ptr,
@@ -46,6 +46,7 @@ def routed_matmul_fwd_kernel(
     EPS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
+    ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -54,7 +55,10 @@ def routed_matmul_fwd_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_TOP_K: tl.constexpr,
 ):
-    """``y [B, N]`` from ``x [B, D]``, ``memory [E, D]`` float32, ``weight [E, N, D]`` and ``bias [E, N]`` or None."""
+    """``y [B, N]`` from ``x [B, D]``, ``memory [E, D]`` float32, ``weight [E, N, D]`` and ``bias [E, N]`` or None.
+
+    ROWS rows of a tile, BLOCK_M or the only one, are multiplied; if EXACT, without ``tl.dot``.
+    """
     first = tl.program_id(1) * BLOCK_M
     rows = tl.arange(0, BLOCK_M)
     m_rows = rows < B - first
@@ -89,24 +93,28 @@ def routed_matmul_fwd_kernel(
     # is multiplied.
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_columns = columns < N
+    multiplied = tl.arange(0, ROWS)
     slices: tl.constexpr = 1 if D <= BLOCK_K else (D + BLOCK_K - 1) // BLOCK_K
     if slices == 1:
-        b_x = load_rows(x_ptr, x_stride, rows, m_rows, 0, D, BLOCK_K)
+        b_x = load_rows(x_ptr, x_stride, multiplied, multiplied < B - first, 0, D, BLOCK_K)
     b_y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in tl.range(0, tl.sum(b_used, 0) * slices, num_stages=STAGES):
         expert = tl.sum(tl.where(b_place == step // slices, experts, 0), 0)
         start = (step % slices) * BLOCK_K
         features = start + tl.arange(0, BLOCK_K)
         if slices > 1:
-            b_x = load_rows(x_ptr, x_stride, rows, m_rows, start, D, BLOCK_K)
+            b_x = load_rows(x_ptr, x_stride, multiplied, multiplied < B - first, start, D, BLOCK_K)
         b_weight = tl.load(
             weight_ptr + expert.to(tl.int64) * N * D + (columns[:, None] * D + features[None, :]),
             mask=m_columns[:, None] & (features < D)[None, :],
             other=0.0,
         )
         if EXACT:
-            # Plain float32: tl.dot would read the weights with 16 lanes at one bank of shared memory.
-            b_product = tl.sum(b_x[:, None, :] * b_weight[None, :, :], 2)
+            # Plain float32: tl.dot would read the weights with 16 lanes at one bank of shared memory. Products are
+            # rounded before the sum: see ``blocks.squares``.
+            shape: tl.constexpr = (ROWS, BLOCK_N, BLOCK_K)
+            b_each, b_all = tl.broadcast_to(b_x[:, None, :], shape), tl.broadcast_to(b_weight[None, :, :], shape)
+            b_product = tl.sum(tl.fma(b_each, b_all, 0.0), 2)
         else:
             b_product = tl.dot(b_x, tl.trans(b_weight), input_precision=INPUT_PRECISION)
         if bias_ptr is not None:
@@ -170,6 +178,7 @@ def _prepare(
         EPS=EPS,
         INPUT_PRECISION="tf32" if precision == "tf32" else "ieee",
         EXACT=precision == "ieee",
+        ROWS=1 if rows == 1 and precision == "ieee" else config.BLOCK_M,
         STAGES=tile.num_stages,
         BLOCK_M=config.BLOCK_M,
         BLOCK_N=tile.block_n,
