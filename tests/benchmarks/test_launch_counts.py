@@ -11,6 +11,7 @@ from benchmarks.measure.shapes import Shape
 from benchmarks.report.tables import RESULTS
 
 
+@pytest.mark.usefixtures("few_rows")
 @pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")
 @pytest.mark.parametrize("rows", test_launches.COUNTED)
 def test_launches_by_rows(rows):
