@@ -11,10 +11,10 @@ from benchmarks.measure.shapes import Shape
 from benchmarks.report.tables import RESULTS
 
 
-@pytest.mark.usefixtures("few_rows")
 @pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")
 @pytest.mark.parametrize("rows", test_launches.COUNTED)
-def test_launches_by_rows(rows):
+def test_launches_by_rows(rows, monkeypatch):
+    monkeypatch.undo()  # of tests/conftest.py, which puts few rows in order
     counts = [test_launches.count_launches(Shape(rows, 256, 256), training=training) for training in (False, True)]
     assert tuple(counts) == test_launches.COUNTED[rows]
 
