@@ -4,9 +4,9 @@
 derivative.
 
 What must be, not what a kernel does: on a GPU rows wider than a tile (256 columns in Triton; 1,024 in CUDA, 2,048 of
-16 bits) are read a second time for their lengths, again for every 32 experts (8 in CUDA, 16 of half precision in
-Triton) beyond the first, and partial results of at most two ``[E, D]`` for each multiprocessor
-are written and read.
+16 bits) are read a second time for their lengths, again for every 32 experts (16 of half precision, 8 of
+float64 and in CUDA) beyond the first, and partial results of at most two ``[E, D]`` for each multiprocessor are written
+and read.
 """
 
 import torch
