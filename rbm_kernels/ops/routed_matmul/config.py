@@ -54,6 +54,10 @@ def choose_tile(
         block_n *= 2
     # A slice of the weights is 8 KB: a whole row of 256 features in half precision, so that x is read once.
     block_k = (128 if single else 256) * 16 // block_n
+    # There are fewer programs than multiprocessors, and ptxas fits several into one by spilling up to 16 bytes: from
+    # sm_100 on at even widths, on sm_80 at odd ones. Where it does not, all registers would let it hoist more, and spill.
+    odd = in_features % 8 != 0
+    alone = not odd if machine.architecture >= 100 else odd and single and machine.architecture < 90
     # 128 experts by 64 features spill in bfloat16, 8 experts by 64 features on sm_80 in float32 at D = 8,415.
     block_d = min(32 if single else 256, 4096 // block_e)
     return Tile(
@@ -64,9 +68,7 @@ def choose_tile(
         num_warps=8 if single or block_e > 64 else 4,
         # Three slices on their way while one is multiplied: the k = 3 experts of one row all at once.
         num_stages=4,
-        # There are fewer programs than multiprocessors, and ptxas fits several into one by spilling up to 16 bytes.
-        # Where widths are odd it takes all registers that it may for single elements, and spills at them.
-        shared_by=1 if machine.architecture >= 100 and in_features % 8 == 0 else None,
+        shared_by=1 if alone else None,
     )
 
 
