@@ -55,9 +55,8 @@ def choose_tile(
     # A slice of the weights is 8 KB: a whole row of 256 features in half precision, so that x is read once.
     block_k = (128 if single else 256) * 16 // block_n
     # There are fewer programs than multiprocessors, and ptxas fits several into one by spilling up to 16 bytes: from
-    # sm_100 on at even widths, on sm_80 at odd ones. Where it does not, all registers let it hoist more, and spill.
-    odd = in_features % 8 != 0
-    alone = not odd if machine.architecture >= 100 else odd and single and machine.architecture < 90
+    # sm_100 on at even widths, before it in float32. Where it does not, all registers let it hoist more, and spill.
+    alone = in_features % 8 == 0 if machine.architecture >= 100 else single
     # 128 experts by 64 features spill in bfloat16, 8 experts by 64 features on sm_80 in float32 at D = 8,415.
     block_d = min(32 if single else 256, 4096 // block_e)
     return Tile(
