@@ -53,7 +53,8 @@ def choose_tile(
     while block_n < 64 and row_tiles * -(-out_features // block_n) > 2 * machine.multiprocessors:
         block_n *= 2
     # A slice of the weights is 8 KB: a whole row of 256 features in half precision, so that x is read once.
-    block_k = (128 if single else 256) * 16 // block_n
+    # Wide tiles of float32 take half of it: 16 rows by 64 columns by 32 features spill 16 bytes on sm_80.
+    block_k = ((64 if block_n > 16 else 128) if single else 256) * 16 // block_n
     # There are fewer programs than multiprocessors, and ptxas fits several into one by spilling up to 16 bytes: from
     # sm_100 on at even widths, before it in float32. Where it does not, all registers let it hoist more, and spill.
     alone = in_features % 8 == 0 if machine.architecture >= 100 else single
