@@ -28,7 +28,7 @@ from benchmarks.measure.device import Call, Device
 from benchmarks.measure.harness import Results, Timing, interleave
 from benchmarks.measure.shapes import Shape
 from rbm import FusedRbMLayer
-from rbm_kernels import cosine_topk, expert_matmul, expert_order
+from rbm_kernels import cosine_topk, expert_matmul, expert_order, routed_matmul
 from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
@@ -121,8 +121,9 @@ def count_launches(shape: Shape, *, training: bool) -> int:
             grad = torch.zeros(1, shape.outputs).expand(shape.rows, -1)
             torch.autograd.grad(layer(x), [x, *layer.parameters()], grad)
         else:
+            # What the layer calls on a GPU; on a CPU it calls packed weights' operator.
             with torch.inference_mode():
-                layer(x)
+                routed_matmul(x, layer.memory, layer.weight, layer.bias, shape.top_k)
     return operators.launches
 
 
