@@ -14,6 +14,7 @@ from rbm.config.networks import (
     SamplingConfig,
     TeacherConfig,
 )
+from rbm.config.newer import HGMDConfig, SIGNConfig, TreesConfig
 from rbm.config.tree import (
     LATER_SETTINGS,
     PRESETS,
@@ -42,6 +43,7 @@ __all__ = [
     "EncodingConfig",
     "EnsembleConfig",
     "GLNNConfig",
+    "HGMDConfig",
     "KRDConfig",
     "MLPConfig",
     "MoEConfig",
@@ -49,8 +51,10 @@ __all__ = [
     "Network",
     "RbMConfig",
     "ReliabilityConfig",
+    "SIGNConfig",
     "SamplingConfig",
     "TeacherConfig",
+    "TreesConfig",
     "flat",
     "merged",
     "nested",

@@ -382,7 +382,10 @@ def _write(run: RunFolder, found: Distillation, trained: dict[str, TrainedStuden
         name = None
         if each.encodings is not None:  # methods that ask for the same columns have the same object
             name = files.setdefault(id(each.encodings), f"encodings-{method}" if files else "encodings")
-            run.save_tensors(name, {"encodings": each.encodings.full})
+            tensors = {"encodings": each.encodings.full}
+            if each.encodings.features is not None:
+                tensors["features"] = each.encodings.features
+            run.save_tensors(name, tensors)
         saved[method] = SavedStudent(each.student, name)
     save_students(run.path, found.method, saved)
     run.write_text("summary.json", as_json(found.summary))

@@ -147,6 +147,12 @@ class MLPStudent(HubMixin, nn.Module):
         return (x, _trace([], outputs)) if return_trace else x
 
 
+class SIGNStudent(MLPStudent):
+    """An MLP on features and stored hops: see :mod:`rbm.datasets.encodings.hops`. Arguments as :class:`MLPStudent`."""
+
+    beside = "stored means of its neighbours' features, hop by hop"
+
+
 class EnsembleStudent(HubMixin, nn.Module):
     """Several :class:`MLPStudent` that vote: its logits are logarithms of the mean of their probabilities.
 

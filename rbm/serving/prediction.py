@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
+from rbm.nn.students import SIGNStudent
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors, Nodes
 from rbm.training.run_folder import load, load_encodings
@@ -60,7 +61,9 @@ def predict_file(
     if not out.parent.is_dir():
         raise FileNotFoundError(f"predictions file {out}: folder {out.parent} does not exist; make it, or name another")
     student = load(run, method, quiet=True)
-    source, joined = _open(run, features, student.in_channels, nodes, neighbors, load_encodings(run, method))
+    known = load_encodings(run, method)
+    given = load_encodings(run, method, passed_on=True) if isinstance(student, SIGNStudent) else known
+    source, joined = _open(run, features, student.in_channels, nodes, neighbors, known, given)
     for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
         if given is not None and same_file(out, given):
             raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
@@ -93,14 +96,15 @@ def _open(
     nodes: Path | str | None,
     neighbors: Path | str | None,
     known: Tensor | None,
+    given: Tensor | None,
 ) -> tuple[FeatureFile, Nodes | Neighbors | None]:
     """The features that a student of ``width`` inputs takes, and what gives the columns that they lack: the encodings
-    that are ``known`` of the training graph's nodes.
+    that are ``known`` of the training graph's nodes, and what these have ``given`` to new neighbours.
     """
     if known is None:
-        for name, given in (("nodes", nodes), ("neighbors", neighbors)):
-            if given is not None:
-                raise ValueError(f"{name}: got {given}, but the student of {run} takes features alone; leave it out")
+        for name, file in (("nodes", nodes), ("neighbors", neighbors)):
+            if file is not None:
+                raise ValueError(f"{name}: got {file}, but the student of {run} takes features alone; leave it out")
         return open_features(path, width), None
     alone = width - known.shape[1]
     if alone < 1:
@@ -110,7 +114,7 @@ def _open(
         )
     if nodes is not None or neighbors is not None:
         source = open_features(path, alone)
-        joined = None if neighbors is None else Neighbors(neighbors, known, source.rows)
+        joined = None if neighbors is None else Neighbors(neighbors, given, source.rows)
         return source, joined if nodes is None else Nodes(nodes, known, source.rows, joined)
     meaning = (
         f"{alone} features and {known.shape[1]} encodings; or pass the {alone} features alone: for nodes of the"

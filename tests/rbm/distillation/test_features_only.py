@@ -15,7 +15,7 @@ FEW = {"max_epochs": 2}
 WALKS = {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 3}
 CONFIG = Config().updated(
     {
-        **dict.fromkeys(("teacher", "mlp", "rbm", "glnn", "cohop", "moe", "krd"), FEW),
+        **dict.fromkeys(("teacher", "mlp", "rbm", "glnn", "cohop", "moe", "krd", "hgmd", "sign", "trees"), FEW),
         "encoding": {**WALKS, "label_propagation": True},
         "nosmog": {**FEW, "encoding": WALKS},
         "ensemble": {"members": 2},

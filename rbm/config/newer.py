@@ -1,0 +1,70 @@
+"""Students and alternatives published since 2024, each with the settings of its own publication as defaults."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rbm.config.networks import Network
+from rbm.config.section import (
+    Count,
+    CountOrZero,
+    NonNegative,
+    Positive,
+    Probability,
+    Section,
+    Share,
+    Width,
+    section,
+)
+
+
+@section
+class HGMDConfig(Network):
+    """Hardness-aware distillation: see :mod:`rbm.distillation.methods.hgmd`.
+
+    ``scheme`` is ``mixup`` (the publication's best) or ``weight``. ``rate`` is the first value of the rate at which
+    hardness makes a node take neighbours, which falls to a hundredth over ``max_epochs``; ``beta`` the parameter of the
+    Beta distribution that mixup draws from.
+    """
+
+    hidden_channels: Width = 512
+    dropout: Probability = 0.5
+    label_weight: Share = 0.1
+    temperature: Positive = 1.0
+    scheme: Literal["mixup", "weight"] = "mixup"
+    rate: Positive = 5.0
+    beta: Positive = 0.4
+
+
+@section
+class SIGNConfig(Network):
+    """Features of 0 to ``hops`` edges away, computed before training: see :mod:`rbm.distillation.methods.sign`.
+
+    ``label_weight`` is the weight of the true labels, the teacher's soft labels get the rest. No ``hops`` leave an MLP
+    on features alone. The settings are ours: the publications have none for few labels on small graphs.
+    """
+
+    hidden_channels: Width = 128
+    dropout: Probability = 0.5
+    hops: CountOrZero = 3
+    label_weight: Share = 1.0
+
+
+@section
+class TreesConfig(Section):
+    """Gradient-boosted trees: see :mod:`rbm.distillation.methods.trees`.
+
+    ``targets`` says what they learn: ``labels``, the true ones alone; or ``teacher``, beside these its most likely
+    class of every other node. A round of boosting, one tree for each class, is an epoch; ``lr`` shrinks its trees,
+    which have at most ``leaves`` leaves, ``depth`` steps down, of at least ``min_samples`` nodes. All settings are ours.
+    """
+
+    targets: Literal["labels", "teacher"] = "teacher"
+    lr: Positive = 0.1
+    leaves: Annotated[int, Field(ge=2, le=2**15)] = 31
+    depth: Annotated[int, Field(ge=1, le=100)] = 6
+    min_samples: Count = 5
+    l2: NonNegative = 0.0
+    max_epochs: Annotated[int, Field(ge=1, le=10_000)] = 100
+    patience: Count = 20
+    min_epochs: CountOrZero = 0
