@@ -14,7 +14,7 @@ from rbm.config.networks import (
     SamplingConfig,
     TeacherConfig,
 )
-from rbm.config.newer import HGMDConfig, SIGNConfig, TreesConfig
+from rbm.config.newer import HGMDConfig, SIGNConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
 from rbm.config.tree import (
     LATER_SETTINGS,
     PRESETS,
@@ -53,6 +53,8 @@ __all__ = [
     "ReliabilityConfig",
     "SIGNConfig",
     "SamplingConfig",
+    "TINEDConfig",
+    "TINEDPlusConfig",
     "TeacherConfig",
     "TreesConfig",
     "flat",

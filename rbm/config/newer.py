@@ -1,13 +1,17 @@
 """Students and alternatives published since 2024, each with the settings of its own publication as defaults."""
 
+from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rbm.config.baselines import GLNNConfig
+from rbm.config.distillation import EncodingConfig
 from rbm.config.networks import Network
 from rbm.config.section import (
     Count,
     CountOrZero,
+    Float,
     NonNegative,
     Positive,
     Probability,
@@ -56,7 +60,7 @@ class TreesConfig(Section):
 
     ``targets`` says what they learn: ``labels``, the true ones alone; or ``teacher``, beside these its most likely
     class of every other node. A round of boosting, one tree for each class, is an epoch; ``lr`` shrinks its trees,
-    which have at most ``leaves`` leaves, ``depth`` steps down, of at least ``min_samples`` nodes. All settings are ours.
+    which have at most ``leaves`` leaves, ``depth`` steps down, of at least ``min_samples`` nodes. Settings are ours.
     """
 
     targets: Literal["labels", "teacher"] = "teacher"
@@ -68,3 +72,33 @@ class TreesConfig(Section):
     max_epochs: Annotated[int, Field(ge=1, le=10_000)] = 100
     patience: Count = 20
     min_epochs: CountOrZero = 0
+
+
+@section
+class TINEDConfig(GLNNConfig):
+    """Teacher injection and Dirichlet energies: see :mod:`rbm.distillation.methods.tined`.
+
+    The student's width and layers are the teacher's: ``hidden_channels`` and ``num_layers`` are not read. What was
+    copied learns at ``injected_lr`` times ``lr``. ``energy_weight`` is the weight of the energies' step, ``energy_log``
+    compares logarithms of ratios and not the ratios, and ``energy_share`` of the edges are drawn for each.
+    """
+
+    dropout: Probability = 0.0
+    max_epochs: Count = 500
+    lr: Positive = 0.005
+    injected_lr: NonNegative = 0.1
+    propagation_init: Literal["identity", "random"] = "identity"
+    energy_weight: NonNegative = 0.1
+    energy_log: bool = True
+    energy_share: Annotated[Float, Field(gt=0, le=1)] = 1.0
+
+
+@section
+class TINEDPlusConfig(TINEDConfig):
+    """TINED with positions, disturbed inputs and similarity to the teacher's hidden layer, as in NOSMOG."""
+
+    adversarial_weight: NonNegative = 0.1
+    adversarial_eps: Positive = 0.04
+    adversarial_steps: Count = 5
+    similarity_weight: NonNegative = 0.001
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)

@@ -60,6 +60,8 @@ FEATURES_ONLY = (
     "nosmog.encoding.label_propagation=false",
     "cohop.histogram=none",
     "sign.hops=0",
+    "tined_plus.encoding.deepwalk=false",
+    "tined_plus.encoding.label_propagation=false",
 )
 
 

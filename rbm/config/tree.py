@@ -10,7 +10,7 @@ from pydantic import Field
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
 from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
-from rbm.config.newer import HGMDConfig, SIGNConfig, TreesConfig
+from rbm.config.newer import HGMDConfig, SIGNConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
 from rbm.config.section import Section, section, updated
 from rbm.utils.files import parse_yaml, read_yaml
 
@@ -75,6 +75,8 @@ class Config(Section):
     nosmog: NOSMOGConfig = field(default_factory=NOSMOGConfig)
     cohop: CoHOpConfig = field(default_factory=CoHOpConfig)
     hgmd: HGMDConfig = field(default_factory=HGMDConfig)
+    tined: TINEDConfig = field(default_factory=TINEDConfig)
+    tined_plus: TINEDPlusConfig = field(default_factory=TINEDPlusConfig)
     sign: SIGNConfig = field(default_factory=SIGNConfig)
     trees: TreesConfig = field(default_factory=TreesConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)

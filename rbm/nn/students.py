@@ -153,6 +153,81 @@ class SIGNStudent(MLPStudent):
     beside = "stored means of its neighbours' features, hop by hop"
 
 
+class TINEDStudent(MLPStudent):
+    """The operations of a GNN as layers: see :mod:`rbm.distillation.methods.tined`. Forward as :class:`MLPStudent`.
+
+    Args:
+        in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
+        num_layers: of the GNN.
+        propagation: where the GNN propagates: after or before each linear map (``layers``), at the ``end``, or
+            nowhere (``none``).
+        features: width of the GNN's input; the columns behind it are encodings.
+        norm, dropout: after every layer but the last.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        propagation: str = "layers",
+        features: int | None = None,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_channels, self.dropout = in_channels, dropout
+        features = in_channels if features is None else features
+        self.kinds, sizes = self.plan(features, hidden_channels, out_channels, num_layers, propagation)
+        sizes[0] = (in_channels, sizes[0][1])
+        self.layers = nn.ModuleList(Linear(*size) for size in sizes)
+        self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
+
+    @staticmethod
+    def plan(
+        features: int, hidden_channels: int, out_channels: int, num_layers: int, propagation: str
+    ) -> tuple[list[str], list[tuple[int, int]]]:
+        """``transform`` or ``propagate``, and ``(in, out)``, of every layer: the wider side is transformed first."""
+        kinds, sizes = [], []
+        for taken, given in layer_sizes(features, hidden_channels, out_channels, num_layers):
+            steps = [("transform", (taken, given))]
+            if propagation == "layers" and taken > given:
+                steps.append(("propagate", (given, given)))
+            elif propagation == "layers":
+                steps.insert(0, ("propagate", (taken, taken)))
+            kinds += [kind for kind, _ in steps]
+            sizes += [size for _, size in steps]
+        if propagation == "end":
+            kinds.append("propagate")
+            sizes.append((out_channels, out_channels))
+        return kinds, sizes
+
+    def transformations(self) -> list[nn.Module]:
+        """The layers that take a teacher's weights, in order."""
+        return [layer for kind, layer in zip(self.kinds, self.layers, strict=True) if kind == "transform"]
+
+    @torch.no_grad()
+    def inject(self, weights: list[tuple[Tensor, Tensor]], *, identity: bool) -> None:
+        """Copy weight ``[out, in]`` and bias of each transformation; propagations become the identity on request."""
+        for layer, (weight, bias) in zip(self.transformations(), weights, strict=True):
+            layer.weight[:, : weight.shape[1]] = weight
+            layer.bias.copy_(bias)
+        for kind, layer in zip(self.kinds, self.layers, strict=True):
+            if identity and kind == "propagate":
+                layer.weight.copy_(torch.eye(*layer.weight.shape))
+                layer.bias.zero_()
+
+    def operations(self, x: Rows) -> Iterator[tuple[Rows, Tensor]]:
+        """Input and output of every layer, in order."""
+        for i, layer in enumerate(self.layers):
+            if i > 0:
+                x = dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
+            before, x = x, layer(x)
+            yield before, x
+
+
 class EnsembleStudent(HubMixin, nn.Module):
     """Several :class:`MLPStudent` that vote: its logits are logarithms of the mean of their probabilities.
 

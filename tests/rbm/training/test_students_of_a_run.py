@@ -19,16 +19,29 @@ RUNS = Path(__file__).parent.parent / "runs_of_0_1_0"
 FEW = {"max_epochs": 3}
 CONFIG = Config().updated(
     {
-        **dict.fromkeys(("teacher", "mlp", "rbm", "glnn", "nosmog", "cohop", "moe", "krd", "hgmd", "sign"), FEW),
+        **dict.fromkeys(
+            ("teacher", "mlp", "rbm", "glnn", "nosmog", "cohop", "moe", "krd", "hgmd", "sign", "tined"), FEW
+        ),
         "trees": {**FEW, "leaves": 4},
         "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 3},
         "nosmog": {**FEW, "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 2}},
+        "tined_plus": {**FEW, "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 2}},
         "ensemble": {"members": 2},
         "cohop": {**FEW, "rounds": 1},
     }
 )
 DISTILL = {"config": CONFIG, "measure_latency": False}
-ENCODED = {"mlp": 3, "rbm": 3, "moe": 3, "ensemble": 3, "nosmog": 2, "cohop": 10, "sign": 192, "trees": 3}
+ENCODED = {
+    "mlp": 3,
+    "rbm": 3,
+    "moe": 3,
+    "ensemble": 3,
+    "nosmog": 2,
+    "cohop": 10,
+    "sign": 192,
+    "trees": 3,
+    "tined_plus": 2,
+}
 
 
 @pytest.fixture(scope="module")

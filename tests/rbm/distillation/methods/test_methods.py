@@ -24,8 +24,11 @@ RESTLESS = {
     "nosmog": {"batch_size": 16},
     "cohop": {"num_layers": 2, "hidden_channels": 16, "dropout": 0.5},
     "sign": {"label_weight": 0.5},
+    "tined": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5, "propagation_init": "random"},
+    "tined_plus": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5},
 }
 KILLED_IN = {"ensemble": "ensemble-1", "cohop": "cohop-1", "trees": "trees-rounds"}
+LIKE_THE_TEACHER = ("tined", "tined_plus")  # with a layer for each transformation and each propagation of it
 # At the end of pretraining, where a method has one, and past it; from a checkpoint, and from the start of the phase.
 KILLS = [*((method, 5, checkpoints) for method in METHODS for checkpoints in (True, False)), ("moe", 8, True)]
 
@@ -165,12 +168,13 @@ def test_inflated_students_are_wider(small_graph, quick, cache):
             if method == "trees":
                 continue  # they have no width
             layers = (student.members[0] if isinstance(student, EnsembleStudent) else student).layers
-            assert len(layers) == 2
+            assert len(layers) == (4 if method in LIKE_THE_TEACHER else 2)
             found[method] = layers[0].out_features
         return found
 
     plain, inflated = widths(1), widths(8)
-    assert (plain.pop("labels"), inflated.pop("labels")) == (16, 16), "its width is the teacher's"
+    for method in ("labels", *LIKE_THE_TEACHER):
+        assert (plain.pop(method), inflated.pop(method)) == (16, 16), "its width is the teacher's"
     like_rbm = ("mlp", "rbm", "moe", "ensemble")
     assert plain == {method: 32 if method in like_rbm else 16 if method == "cohop" else 64 for method in plain}
     assert inflated == {method: 8 * width for method, width in plain.items()}
