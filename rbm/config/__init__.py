@@ -14,7 +14,7 @@ from rbm.config.networks import (
     SamplingConfig,
     TeacherConfig,
 )
-from rbm.config.newer import HGMDConfig, SIGNConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
+from rbm.config.newer import HGMDConfig, SIGNConfig, SimMLPConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
 from rbm.config.tree import (
     LATER_SETTINGS,
     PRESETS,
@@ -53,6 +53,7 @@ __all__ = [
     "ReliabilityConfig",
     "SIGNConfig",
     "SamplingConfig",
+    "SimMLPConfig",
     "TINEDConfig",
     "TINEDPlusConfig",
     "TeacherConfig",

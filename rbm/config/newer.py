@@ -12,6 +12,7 @@ from rbm.config.section import (
     Count,
     CountOrZero,
     Float,
+    Layers,
     NonNegative,
     Positive,
     Probability,
@@ -102,3 +103,35 @@ class TINEDPlusConfig(TINEDConfig):
     adversarial_steps: Count = 5
     similarity_weight: NonNegative = 0.001
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
+
+
+@section
+class SimMLPConfig(Network):
+    """Alignment without labels, then a linear head: see :mod:`rbm.distillation.methods.simmlp`.
+
+    ``num_layers`` to ``patience`` are the MLP's and the alignment's, ``propagation_layers`` its view of the graph,
+    ``predictor_layers``, ``predictor_channels`` and ``predictor_dropout`` what brings the MLP's rows beside that view.
+    ``feature_mask`` and ``edge_mask`` are the shares that an epoch leaves out; ``power`` is the exponent of the
+    distance, ``reconstruction_weight`` the weight of the features that shall be found again. ``head_lr`` to
+    ``head_patience`` are those of the head.
+    """
+
+    hidden_channels: Width = 512
+    norm: Literal["none", "batch", "layer"] = "batch"
+    dropout: Probability = 0.5
+    lr: Positive = 0.001
+    weight_decay: NonNegative = 0.0
+    max_epochs: Count = 1000
+    patience: Count = 1000
+    propagation_layers: Layers = 2
+    predictor_layers: Layers = 2
+    predictor_channels: Width = 512
+    predictor_dropout: Probability = 0.0
+    feature_mask: Probability = 0.25
+    edge_mask: Probability = 0.25
+    reconstruction_weight: NonNegative = 10.0
+    power: Positive = 1.0
+    head_lr: Positive = 0.01
+    head_weight_decay: NonNegative = 0.0
+    head_epochs: Count = 5000
+    head_patience: Count = 500

@@ -14,6 +14,7 @@ from rbm.distillation.methods.moe import train_moe
 from rbm.distillation.methods.nosmog import train_nosmog
 from rbm.distillation.methods.rbm import train_rbm
 from rbm.distillation.methods.sign import train_sign
+from rbm.distillation.methods.simmlp import train_simmlp
 from rbm.distillation.methods.tined import train_tined, train_tined_plus
 from rbm.distillation.methods.trees import train_trees
 from rbm.distillation.task import DistillationTask, TrainedStudent
@@ -53,6 +54,7 @@ METHODS = {
     "hgmd": Method("HGMD", ("teacher", "hgmd"), train_hgmd),
     "tined": Method("TINED", ("teacher", "tined"), train_tined),
     "tined_plus": Method("TINED+", ("teacher", "tined_plus"), train_tined_plus),
+    "simmlp": Method("SimMLP", ("simmlp",), train_simmlp),
     "sign": Method("SIGN", ("teacher", "sign"), train_sign),
     "trees": Method("Boosted trees", ("teacher", "trees", "encoding"), train_trees),
     "labels": Method("MLP on labels", ("teacher",), train_labels),

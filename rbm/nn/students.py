@@ -93,7 +93,7 @@ class Trace(NamedTuple):
     last: Tensor
 
 
-def _rows_for(student: HubMixin, x: Features) -> Rows:
+def rows_for(student: HubMixin, x: Features) -> Rows:
     """Rows of a student's input; ValueError where their width is another."""
     rows = as_rows(x)
     if rows.shape[-1] != student.in_channels:
@@ -138,94 +138,13 @@ class MLPStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
         """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
-        x, outputs = _rows_for(self, x), []
+        x, outputs = rows_for(self, x), []
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
             x = layer(x)
             outputs.append(x)
         return (x, _trace([], outputs)) if return_trace else x
-
-
-class SIGNStudent(MLPStudent):
-    """An MLP on features and stored hops: see :mod:`rbm.datasets.encodings.hops`. Arguments as :class:`MLPStudent`."""
-
-    beside = "stored means of its neighbours' features, hop by hop"
-
-
-class TINEDStudent(MLPStudent):
-    """The operations of a GNN as layers: see :mod:`rbm.distillation.methods.tined`. Forward as :class:`MLPStudent`.
-
-    Args:
-        in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
-        num_layers: of the GNN.
-        propagation: where the GNN propagates: after or before each linear map (``layers``), at the ``end``, or
-            nowhere (``none``).
-        features: width of the GNN's input; the columns behind it are encodings.
-        norm, dropout: after every layer but the last.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        propagation: str = "layers",
-        features: int | None = None,
-        norm: str = "none",
-        dropout: float = 0.0,
-    ) -> None:
-        nn.Module.__init__(self)
-        self.in_channels, self.dropout = in_channels, dropout
-        features = in_channels if features is None else features
-        self.kinds, sizes = self.plan(features, hidden_channels, out_channels, num_layers, propagation)
-        sizes[0] = (in_channels, sizes[0][1])
-        self.layers = nn.ModuleList(Linear(*size) for size in sizes)
-        self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
-
-    @staticmethod
-    def plan(
-        features: int, hidden_channels: int, out_channels: int, num_layers: int, propagation: str
-    ) -> tuple[list[str], list[tuple[int, int]]]:
-        """``transform`` or ``propagate``, and ``(in, out)``, of every layer: the wider side is transformed first."""
-        kinds, sizes = [], []
-        for taken, given in layer_sizes(features, hidden_channels, out_channels, num_layers):
-            steps = [("transform", (taken, given))]
-            if propagation == "layers" and taken > given:
-                steps.append(("propagate", (given, given)))
-            elif propagation == "layers":
-                steps.insert(0, ("propagate", (taken, taken)))
-            kinds += [kind for kind, _ in steps]
-            sizes += [size for _, size in steps]
-        if propagation == "end":
-            kinds.append("propagate")
-            sizes.append((out_channels, out_channels))
-        return kinds, sizes
-
-    def transformations(self) -> list[nn.Module]:
-        """The layers that take a teacher's weights, in order."""
-        return [layer for kind, layer in zip(self.kinds, self.layers, strict=True) if kind == "transform"]
-
-    @torch.no_grad()
-    def inject(self, weights: list[tuple[Tensor, Tensor]], *, identity: bool) -> None:
-        """Copy weight ``[out, in]`` and bias of each transformation; propagations become the identity on request."""
-        for layer, (weight, bias) in zip(self.transformations(), weights, strict=True):
-            layer.weight[:, : weight.shape[1]] = weight
-            layer.bias.copy_(bias)
-        for kind, layer in zip(self.kinds, self.layers, strict=True):
-            if identity and kind == "propagate":
-                layer.weight.copy_(torch.eye(*layer.weight.shape))
-                layer.bias.zero_()
-
-    def operations(self, x: Rows) -> Iterator[tuple[Rows, Tensor]]:
-        """Input and output of every layer, in order."""
-        for i, layer in enumerate(self.layers):
-            if i > 0:
-                x = dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
-            before, x = x, layer(x)
-            yield before, x
 
 
 class EnsembleStudent(HubMixin, nn.Module):
@@ -243,7 +162,7 @@ class EnsembleStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features) -> Tensor:
         """Logits ``[B, C]`` of rows ``[B, F]``."""
-        rows = _rows_for(self, x)
+        rows = rows_for(self, x)
         votes = torch.stack([F.log_softmax(member(rows), dim=-1) for member in self.members])
         return votes.logsumexp(0) - math.log(len(self.members))
 
@@ -272,7 +191,7 @@ class MixtureStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
         """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
-        x, routings, outputs = _rows_for(self, x), [], []
+        x, routings, outputs = rows_for(self, x), [], []
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = F.relu(self.norms[i - 1](x))
@@ -289,7 +208,7 @@ class MixtureStudent(HubMixin, nn.Module):
     @torch.no_grad()
     def router_inputs(self, x: Features) -> Iterator[tuple[nn.Module, Rows]]:
         """Each layer with the rows that its router sees, in order. A layer runs only when the next one is asked for."""
-        x = _rows_for(self, x)
+        x = rows_for(self, x)
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = F.relu(self.norms[i - 1](x))
@@ -377,7 +296,7 @@ class CoHOpStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features) -> Tensor:
         """Logits ``[B, C]`` of rows ``[B, F]``."""
-        rows = _rows_for(self, x)
+        rows = rows_for(self, x)
         if self.linear:
             return self.layers[0](rows)
         rows = rows.to_dense() if isinstance(rows, SparseRows) else rows

@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from rbm.nn.newer import SIGNStudent
 from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
-from rbm.nn.students import SIGNStudent
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors, Nodes
 from rbm.training.run_folder import load, load_encodings

@@ -21,7 +21,7 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
-from rbm.nn.students import SIGNStudent
+from rbm.nn.newer import SIGNStudent
 from rbm.teachers.outputs import TeacherOutputs
 
 

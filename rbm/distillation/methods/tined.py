@@ -36,8 +36,8 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.methods.nosmog import NOSMOGTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.nn.newer import TINEDStudent
 from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision
-from rbm.nn.students import TINEDStudent
 from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.metrics import evaluating

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rbm.nn.newer import SIGNStudent
 from rbm.nn.pretrained import STUDENT, read_description
-from rbm.nn.students import SIGNStudent
 from rbm.serving.prediction import predict_probabilities
 from rbm.training.run_folder import load, load_encodings
 

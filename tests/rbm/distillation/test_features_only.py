@@ -22,6 +22,7 @@ CONFIG = Config().updated(
         "nosmog": {**FEW, "encoding": WALKS},
         "tined_plus": {**FEW, "encoding": WALKS},
         "ensemble": {"members": 2},
+        "simmlp": {**FEW, "hidden_channels": 16, "head_epochs": 2},
         "cohop": {**FEW, "rounds": 1},
     }
 )

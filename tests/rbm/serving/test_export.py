@@ -24,6 +24,7 @@ QUICK = dict.fromkeys(
     ("teacher", "mlp", "glnn", "krd", "nosmog", "cohop", "hgmd", "tined", "tined_plus", "sign", "trees"), SHORT
 )
 QUICK |= {name: {**SHORT, "pretrain_epochs": 1} for name in ("rbm", "moe")}
+QUICK |= {"simmlp": {**SHORT, "hidden_channels": 16, "head_epochs": 3}}
 QUICK |= {"encoding": {"deepwalk": False}, "ensemble": {"members": 2}}
 BATCHES = (1, 2, 3, 64, 1001)
 

@@ -27,10 +27,17 @@ RESTLESS = {
     "tined": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5, "propagation_init": "random"},
     "tined_plus": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5},
 }
-KILLED_IN = {"ensemble": "ensemble-1", "cohop": "cohop-1", "trees": "trees-rounds"}
+KILLED_IN = {
+    "ensemble": "ensemble-1",
+    "cohop": "cohop-1",
+    "trees": "trees-rounds",
+    "simmlp": "simmlp-alignment",
+    ("simmlp", 30): "simmlp",
+}
 LIKE_THE_TEACHER = ("tined", "tined_plus")  # with a layer for each transformation and each propagation of it
 # At the end of pretraining, where a method has one, and past it; from a checkpoint, and from the start of the phase.
 KILLS = [*((method, 5, checkpoints) for method in METHODS for checkpoints in (True, False)), ("moe", 8, True)]
+KILLS += [("simmlp", 30, checkpoints) for checkpoints in (True, False)]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +138,8 @@ def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypat
     )
     run(folder=tmp_path / "whole")
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0 if checkpoints else 1e9)
-    dying(KILLED_IN.get(method, method), epoch, lambda: run(folder=tmp_path / "killed"))
+    phase = KILLED_IN.get((method, epoch), KILLED_IN.get(method, method))
+    dying(phase, epoch, lambda: run(folder=tmp_path / "killed"))
     assert (tmp_path / "killed" / "checkpoint.pt").exists() == checkpoints
     assert not (tmp_path / "killed" / "summary.json").exists()
 
@@ -169,7 +177,7 @@ def test_inflated_students_are_wider(small_graph, quick, cache):
                 continue  # they have no width
             layers = (student.members[0] if isinstance(student, EnsembleStudent) else student).layers
             assert len(layers) == (4 if method in LIKE_THE_TEACHER else 2)
-            found[method] = layers[0].out_features
+            found[method] = layers[len(layers) // 2 - 1].out_features
         return found
 
     plain, inflated = widths(1), widths(8)

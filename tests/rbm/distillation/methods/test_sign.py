@@ -5,12 +5,13 @@ import torch
 from torch.nn import functional as F
 
 import rbm
-from rbm.config import SIGNConfig
+from rbm.config import Config, SIGNConfig
 from rbm.datasets.encodings import transfer
 from rbm.datasets.encodings.hops import hop_encodings, neighbor_means, passed_on
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.sign import SIGNTrainer
-from rbm.nn.students import SIGNStudent
+from rbm.nn.newer import SIGNStudent
+from rbm.serving.latency import measure_run, new_node_answer
 from rbm.serving.prediction import predict_file
 from rbm.serving.server.requests import _joined
 from rbm.serving.server.student import open_student
@@ -103,6 +104,25 @@ def test_a_new_node_is_served_as_unseen_nodes_are(run, small_graph, tmp_path, ca
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-5)
     lists = [[u for row, u in edges if row == place] for place in range(len(nodes))]
     torch.testing.assert_close(_joined(lists, len(nodes), open_student(folder)), stored[nodes])
+
+
+def test_the_latency_of_new_nodes_has_the_mean_over_neighbours(run, small_graph):
+    result, folder = run
+    given = load_encodings(folder, passed_on=True)
+    nodes = torch.tensor([41, 3, 3, 59])
+    means = mean_matrix(small_graph.edge_index, 60) @ given
+    with torch.no_grad():
+        expected = result.student(torch.cat([small_graph.x, means], dim=1)[nodes])
+        torch.testing.assert_close(new_node_answer(result.student, small_graph, given)(nodes), expected)
+
+
+def test_latency_has_a_row_for_new_nodes(tmp_path):
+    data = rbm.load_dataset("digits")
+    short = {"max_epochs": 1, "min_epochs": 0}
+    config = Config().updated({"teacher": short, "sign": {**short, "hops": 1}})
+    rbm.distill(data, config=config, methods=["sign"], folder=tmp_path, labels_alone=False, measure_latency=False)
+    found = measure_run(tmp_path, batch_sizes=(2,), repeats=2)
+    assert [row["title"] for row in found["rows"]] == ["SIGN", "SIGN, new nodes", "Teacher, with neighbourhood"]
 
 
 def test_the_verdict_says_what_is_stored(run):

@@ -17,8 +17,8 @@ from rbm.distillation.methods.tined import (
     feature_transformations,
     teacher_operations,
 )
+from rbm.nn.newer import TINEDStudent
 from rbm.nn.sparse_rows import SparseRows
-from rbm.nn.students import TINEDStudent
 from rbm.teachers import build_teacher, edges_for
 from rbm.teachers.outputs import outputs_from_logits, outputs_from_module
 
