@@ -39,6 +39,7 @@ from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn.newer import TINEDStudent
 from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision
 from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
+from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.metrics import evaluating
 
@@ -103,6 +104,29 @@ def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
     return (unit[edges[0]] - unit[edges[1]]).square().sum(-1)
 
 
+class EdgeSum:
+    """Sum of :func:`edge_energies` over edges ``[2, M]`` of ``N`` nodes, with a gradient, by one sparse product.
+
+    With unit rows ``X``, the degrees ``d`` and the symmetric matrix ``S`` of the edges in both directions it is
+    ``sum_v d_v |x_v|^2 - x^T S x``. Gathering rows along edges is the same, and its derivative many times as slow.
+    """
+
+    def __init__(self, edges: Tensor, num_nodes: int) -> None:
+        both = torch.cat([edges, edges.flip(0)], dim=1)
+        ones = torch.ones(both.shape[1], device=edges.device)
+        self.degrees = torch.bincount(both[1], minlength=num_nodes).float()
+        self.matrix = sparse_adjacency(both, ones, num_nodes)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        norms = rows.norm(dim=1, keepdim=True).detach()
+        unit = rows / torch.where(norms > 0, norms, 1.0)
+        with torch.no_grad():
+            around = self.matrix @ unit
+            constant = (unit * around).sum()
+        # The derivative of x^T S x is 2 S x, for which S is symmetric.
+        return ((self.degrees * unit.square().sum(-1)).sum() - 2 * (unit * around).sum() + constant).clamp_min(0)
+
+
 def _distances(first: Tensor, second: Tensor) -> Tensor:
     return (F.normalize(first) - F.normalize(second)).square().sum(-1)
 
@@ -136,8 +160,9 @@ class _EnergyDistillation:
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings)
         self.edges, _ = remove_self_loops(split.observed.edge_index)
-        rows = in_single_precision(self.observed_x)
-        self.input_energies = edge_energies(rows, self.edges)
+        self.num_nodes = split.observed.num_nodes
+        self.whole = EdgeSum(self.edges, self.num_nodes)
+        self.input_energies = edge_energies(in_single_precision(self.observed_x), self.edges)
         module, observed = teacher_outputs.module, split.observed
         x = in_single_precision(observed.x)
         with evaluating(module):
@@ -165,10 +190,11 @@ class _EnergyDistillation:
         drawn = torch.arange(count, device=self.edges.device)
         if self.config.energy_share < 1:
             drawn = torch.randperm(count, device=self.edges.device)[: max(1, int(self.config.energy_share * count))]
-        edges, found = self.edges[:, drawn], []
+        energy = self.whole if len(drawn) == count else EdgeSum(self.edges[:, drawn], self.num_nodes)
+        found: list[tuple[Tensor, Tensor]] = []
         for before, after in self.model.operations(in_single_precision(self.observed_x)):
-            known = edge_energies(before, edges) if found else self.input_energies[drawn]
-            found.append((known.sum(), edge_energies(after, edges).sum()))
+            known = energy(before) if found else self.input_energies[drawn].sum()
+            found.append((known, energy(after)))
         return energy_loss(found, self.targets, log=self.config.energy_log)
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import rbm
 from rbm.config import TINEDConfig, TINEDPlusConfig
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.tined import (
+    EdgeSum,
     TINEDPlusTrainer,
     TINEDTrainer,
     edge_energies,
@@ -94,10 +95,23 @@ def test_energies_equal_a_loop_over_edges(directed_graph, sparse):
     torch.testing.assert_close(edge_energies(rows, directed_graph.edge_index), expected)
 
 
-def test_no_gradient_flows_through_the_norms():
+@pytest.mark.parametrize(
+    "energy", [lambda rows, edges: edge_energies(rows, edges).sum(), lambda rows, edges: EdgeSum(edges, 2)(rows)]
+)
+def test_no_gradient_flows_through_the_norms(energy):
     rows = torch.tensor([[2.0, 0.0], [0.0, 4.0]], requires_grad=True)
-    edge_energies(rows, torch.tensor([[0], [1]])).sum().backward()
+    energy(rows, torch.tensor([[0], [1]])).backward()
     torch.testing.assert_close(rows.grad, torch.tensor([[1.0, -1.0], [-0.5, 0.5]]))
+
+
+def test_the_sum_over_edges_and_its_gradient(directed_graph):
+    rows = directed_graph.x.clone()
+    rows[3] = 0.0
+    rows.requires_grad_()
+    plain = edge_energies(rows, directed_graph.edge_index).sum()
+    found = EdgeSum(directed_graph.edge_index, 40)(rows)
+    torch.testing.assert_close(found, plain)
+    torch.testing.assert_close(torch.autograd.grad(found, rows)[0], torch.autograd.grad(plain, rows)[0])
 
 
 @pytest.mark.parametrize("log", [True, False])
