@@ -24,6 +24,9 @@ from rbm.nn.trees import TreesStudent
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, Trainer, split_accuracies
 
+# Each call of scikit-learn sorts all features into bins again, which takes as long as several rounds.
+_ROUNDS_AT_ONCE = 10
+
 
 class TreesTrainer(Trainer):
     """An epoch is a round of boosting."""
@@ -100,8 +103,9 @@ class TreesTrainer(Trainer):
     def _grow(self, rounds: int) -> None:
         """Have that many rounds, one after the other: each is the same, whether others came in the same process."""
         while self.rounds < rounds and len(self.classes) > 1:
-            self.boosting.max_iter = self.rounds + 1
-            self.boosting.fit(self.x, self.y)
+            if self.rounds % _ROUNDS_AT_ONCE == 0:
+                self.boosting.max_iter = min(self.rounds + _ROUNDS_AT_ONCE, self.config.max_epochs)
+                self.boosting.fit(self.x, self.y)
             trees = [predictor.nodes for predictor in self.boosting._predictors[self.rounds]]
             if self.rounds == 0:
                 self.model.begin(self.boosting._baseline_prediction.ravel(), self.classes)

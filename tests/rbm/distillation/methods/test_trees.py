@@ -7,6 +7,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from rbm.config import TreesConfig
 from rbm.datasets.splits import split_graph
+from rbm.distillation.methods import trees
 from rbm.distillation.methods.trees import TreesTrainer, _nodes_of
 from rbm.nn.trees import TreesStudent, _rounded_down
 from rbm.teachers.outputs import outputs_from_logits
@@ -69,13 +70,19 @@ def test_a_single_class_is_no_error(small_graph):
     assert ours.model.trimmed(1, _nodes_of(ours.model, 1))(small_graph.x).argmax(-1).eq(1).all()
 
 
-def test_a_round_has_the_same_bits_when_it_is_grown_again(small_graph):
+@pytest.mark.parametrize("at_once", [1, 3, 10])
+def test_a_round_has_the_same_bits_when_it_is_grown_again(small_graph, monkeypatch, at_once):
+    monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", at_once)
     ours, resumed = trainer_of(small_graph), trainer_of(small_graph)
     for epoch in range(5):
         ours.train_epoch(epoch)
     resumed.resume_at(4)
     resumed.train_epoch(4)
     assert torch.equal(ours._logits(), resumed._logits())
+    monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", 1)
+    single = trainer_of(small_graph)
+    single.resume_at(5)
+    assert torch.equal(ours._logits(), single._logits()), "it does not matter how many are grown at once"
     assert all(
         torch.equal(a, b)
         for a, b in zip(ours.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
