@@ -12,6 +12,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
+from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import TrainedStudent
@@ -149,11 +150,7 @@ def answers_right(logits: Tensor, split: GraphSplit) -> Tensor:
     return (logits.argmax(-1) == split.observed.y[split.observed.val_mask]).cpu()
 
 
-def _is_stored(trained: TrainedStudent) -> bool:
-    return trained.encodings is not None and trained.encodings.features is not None
-
-
 def _needs(split: GraphSplit, trained: TrainedStudent) -> dict[str, Any]:
     encodings = 0 if trained.encodings is None else trained.encodings.full.shape[1]
     found = {"features": split.graph.num_features, "encodings": encodings}
-    return found | ({"beside": trained.student.beside} if encodings and _is_stored(trained) else {})
+    return found | ({"beside": trained.student.beside} if isinstance(trained.encodings, StoredHops) else {})

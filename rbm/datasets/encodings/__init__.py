@@ -30,13 +30,10 @@ class Encodings(NamedTuple):
     Attributes:
         observed: float32 ``[n_observed, d]`` in the order of the observed graph: what training sees.
         full: float32 ``[N, d]`` in the order of the full graph; observed nodes have the same rows as in ``observed``.
-        features: float32 ``[N, F]``, where the columns are stored hops (:mod:`rbm.datasets.encodings.hops`), whose rows
-            a node passes on one hop further; None where a new node's encodings are its neighbours' mean.
     """
 
     observed: Tensor
     full: Tensor
-    features: Tensor | None = None
 
 
 def encode(
@@ -85,7 +82,7 @@ def encode(
         parts.append(Encodings(rows[split.observed_nodes.cpu()], rows))
     if not parts:
         return None
-    return Encodings(*(torch.cat(columns, dim=1) for columns in zip(*(part[:2] for part in parts), strict=True)))
+    return Encodings(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
 
 
 def _positions(split: GraphSplit, config: EncodingConfig, seed: int, cache: Cache) -> Encodings:
@@ -157,7 +154,7 @@ def _scaled(part: Encodings, split: GraphSplit, relative_norm: float) -> Encodin
     norms = features.squared_norms().sqrt() if isinstance(features, SparseRows) else features.norm(dim=1)
     own = float(part.observed.norm(dim=1).mean())
     factor = relative_norm * float(norms.mean()) / own if own > 0 else 1.0
-    return Encodings(*(factor * rows for rows in part[:2]))
+    return Encodings(*(factor * rows for rows in part))
 
 
 def _given(given: Tensor, place: int, num_nodes: int) -> Tensor:

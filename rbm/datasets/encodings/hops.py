@@ -19,6 +19,23 @@ from rbm.nn.sparse_rows import Features, SparseRows, in_single_precision
 _MOST_NUMBERS = 2**31
 
 
+class StoredHops(Encodings):
+    """Encodings that a node passes on one hop further: a new node's are not the mean of its neighbours'.
+
+    Attributes:
+        features: float32 ``[N, F]``, what comes before the first hop.
+    """
+
+    features: Tensor
+
+    @classmethod
+    def of(cls, observed: Tensor, full: Tensor, features: Tensor) -> "StoredHops":
+        """From the hops of the observed nodes, those of all, and the features of all."""
+        hops = cls(observed, full)
+        hops.features = features
+        return hops
+
+
 def neighbor_means(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
     """``[M x, ..., M^hops x]`` as columns, float32 ``[N, hops * F]``.
 
@@ -42,7 +59,7 @@ def passed_on(features: Tensor, encodings: Tensor) -> Tensor:
     return torch.cat([features, encodings[:, : encodings.shape[1] - features.shape[1]]], dim=1)
 
 
-def hop_encodings(split: GraphSplit, hops: int) -> Encodings | None:
+def hop_encodings(split: GraphSplit, hops: int) -> StoredHops | None:
     """Stored hops of all nodes; None for no hop.
 
     Those of observed nodes come from the observed graph; an unseen node's are the means of what its observed
@@ -62,11 +79,11 @@ def hop_encodings(split: GraphSplit, hops: int) -> Encodings | None:
     features, observed = _dense(split.graph.x), _dense(split.observed.x)
     rows = neighbor_means(observed, split.observed.edge_index, hops)
     if not len(split.unseen_nodes):
-        return Encodings(rows, rows, features)
+        return StoredHops.of(rows, rows, features)
     nodes_seen = split.observed_nodes.cpu()
     full = transfer(passed_on(observed, rows), nodes_seen, split.graph.edge_index, nodes)
     full[nodes_seen] = rows
-    return Encodings(rows, full, features)
+    return StoredHops.of(rows, full, features)
 
 
 def _dense(x: Features) -> Tensor:
