@@ -62,7 +62,8 @@ def feature_transformations(teacher: nn.Module | None) -> tuple[list[tuple[Tenso
     what = "logits alone" if teacher is None else f"a {type(teacher).__name__}"
     raise ValueError(
         f"methods: tined and tined_plus copy the layers of a teacher sage, gcn, appnp or mlp of this package, and this"
-        f" one is {what}; name one of those, or leave these methods out"
+        f" one is {what}; name one of those, set distill.source=teacher where an MLP of labels took its place, or leave"
+        " these methods out"
     )
 
 
