@@ -8,7 +8,9 @@
 from importlib import import_module
 
 from rbm import hub as hub
-from rbm.nn import moe as _moe  # noqa: F401, registers its student
+from rbm.nn import moe as _moe  # noqa: F401, registers its student, as the two below do
+from rbm.nn import newer as _newer  # noqa: F401
+from rbm.nn import trees as _trees  # noqa: F401
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm_kernels import __version__

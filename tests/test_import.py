@@ -29,6 +29,17 @@ def test_import_time():
 
 
 def test_import_brings_no_graph_library():
+    """And every student that a file may name: a process that only loads one imports nothing else."""
     needless = {"torch_geometric", "sklearn", "matplotlib", "huggingface_hub"}
+    students = {
+        "MLPStudent",
+        "RbMStudent",
+        "MoEStudent",
+        "SIGNStudent",
+        "TINEDStudent",
+        "SimMLPStudent",
+        "TreesStudent",
+    }
     program = f"import sys, rbm, rbm_kernels; assert not {needless} & set(sys.modules)"
+    program += f"; from rbm.nn.pretrained import STUDENTS; assert {students} <= set(STUDENTS)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -208,6 +208,14 @@ def students() -> str:
     return render(table, [row for run in runs.values() if methods <= run.keys() for row in run.values()])
 
 
+def newer() -> str:
+    """Students and alternatives since 2024 beside ours, on the graphs and seeds that have run."""
+    from rbm.experiments.paper_tables import read_table, render
+    from rbm.experiments.results import read_rows
+
+    return render(read_table("newer"), read_rows(RUNS / "newer.csv"))
+
+
 def cpu_experts() -> str:
     cpu, table = Figures(CPU), []
     workloads = dict.fromkeys(
@@ -302,6 +310,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
     "students": students,
+    "newer": newer,
     "experts-unseen": partial(gains, "mlp", "experts_unseen"),
     "experts-shortlist": partial(gains, "mlp", "experts_shortlist"),
     "experts-joint-mlp": partial(gains, "mlp", *JOINT, variants=SHORTLIST),

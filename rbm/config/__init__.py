@@ -14,6 +14,7 @@ from rbm.config.networks import (
     SamplingConfig,
     TeacherConfig,
 )
+from rbm.config.newer import HGMDConfig, SIGNConfig, SimMLPConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
 from rbm.config.tree import (
     LATER_SETTINGS,
     PRESETS,
@@ -42,6 +43,7 @@ __all__ = [
     "EncodingConfig",
     "EnsembleConfig",
     "GLNNConfig",
+    "HGMDConfig",
     "KRDConfig",
     "MLPConfig",
     "MoEConfig",
@@ -49,8 +51,13 @@ __all__ = [
     "Network",
     "RbMConfig",
     "ReliabilityConfig",
+    "SIGNConfig",
     "SamplingConfig",
+    "SimMLPConfig",
+    "TINEDConfig",
+    "TINEDPlusConfig",
     "TeacherConfig",
+    "TreesConfig",
     "flat",
     "merged",
     "nested",

@@ -9,9 +9,9 @@ specification lists every difference):
 
 The hyperparameters of the paper's nine datasets are the released ones (``configs/paper``; numbers that the release
 wrote as text are numbers there), with the release's start of routing, for which they were chosen; those of its
-baselines the ones of their code (``configs/baselines.yaml``). Ours, for the embedded graph and where a search on
-validation data found better ones, are changes to these, in ``configs``; and so are those of teachers that the release
-has none for (``configs/teachers.yaml``).
+baselines, and of students since 2024, the ones of their code (``configs/baselines.yaml`` and ``configs/newer.yaml``).
+Ours, for the embedded graph and where a search on validation data found better ones, are changes to these, in
+``configs``; and so are those of teachers that the release has none for (``configs/teachers.yaml``).
 """
 
 from functools import cache, reduce
@@ -59,6 +59,9 @@ FEATURES_ONLY = (
     "nosmog.encoding.deepwalk=false",
     "nosmog.encoding.label_propagation=false",
     "cohop.histogram=none",
+    "sign.hops=0",
+    "tined_plus.encoding.deepwalk=false",
+    "tined_plus.encoding.label_propagation=false",
 )
 
 
@@ -129,9 +132,9 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
 
 
 def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
-    """The hyperparameters of the other methods' own code, ``configs/baselines.yaml``."""
+    """The hyperparameters of the other methods' own code, ``configs/baselines.yaml`` and ``configs/newer.yaml``."""
     found = {}
-    for method, datasets in _read("baselines.yaml").items():
+    for method, datasets in (_read("baselines.yaml") | _read("newer.yaml")).items():
         settings = datasets.get(dataset, {})
         values = settings.get("both") or settings.get(setting, {})
         found[method] = values.get(teacher, values.get("sage", {})) if method == "krd" else values

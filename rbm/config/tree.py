@@ -10,6 +10,7 @@ from pydantic import Field
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
 from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
+from rbm.config.newer import HGMDConfig, SIGNConfig, SimMLPConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
 from rbm.config.section import Section, section, updated
 from rbm.utils.files import parse_yaml, read_yaml
 
@@ -48,8 +49,8 @@ class Config(Section):
     :func:`rbm.datasets.load_dataset`.
 
     ``rbm``, ``mlp``, ``moe`` and ``ensemble`` are students of one recipe, that of ``distill``, ``reliability`` and
-    ``encoding``. The baselines with a recipe of their own (``glnn``, ``krd``, ``nosmog``, ``cohop``) hold it in their
-    sections. ``attention`` belongs to the teachers ``revgat`` and ``drgat``, ``sampling`` to those trained in batches.
+    ``encoding``. Methods with a recipe of their own hold it in the sections of their names. ``attention`` belongs to
+    the teachers ``revgat`` and ``drgat``, ``sampling`` to those trained in batches.
     """
 
     dataset: str = "digits"
@@ -73,6 +74,12 @@ class Config(Section):
     krd: KRDConfig = field(default_factory=KRDConfig)
     nosmog: NOSMOGConfig = field(default_factory=NOSMOGConfig)
     cohop: CoHOpConfig = field(default_factory=CoHOpConfig)
+    hgmd: HGMDConfig = field(default_factory=HGMDConfig)
+    tined: TINEDConfig = field(default_factory=TINEDConfig)
+    tined_plus: TINEDPlusConfig = field(default_factory=TINEDPlusConfig)
+    simmlp: SimMLPConfig = field(default_factory=SimMLPConfig)
+    sign: SIGNConfig = field(default_factory=SIGNConfig)
+    trees: TreesConfig = field(default_factory=TreesConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 

@@ -16,6 +16,7 @@ from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings import Encodings
+from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, with_logits
@@ -382,7 +383,10 @@ def _write(run: RunFolder, found: Distillation, trained: dict[str, TrainedStuden
         name = None
         if each.encodings is not None:  # methods that ask for the same columns have the same object
             name = files.setdefault(id(each.encodings), f"encodings-{method}" if files else "encodings")
-            run.save_tensors(name, {"encodings": each.encodings.full})
+            tensors = {"encodings": each.encodings.full}
+            if isinstance(each.encodings, StoredHops):
+                tensors["features"] = each.encodings.features
+            run.save_tensors(name, tensors)
         saved[method] = SavedStudent(each.student, name)
     save_students(run.path, found.method, saved)
     run.write_text("summary.json", as_json(found.summary))

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from rbm.distillation.methods.cohop import train_cohop
 from rbm.distillation.methods.ensemble import train_ensemble
 from rbm.distillation.methods.glnn import train_glnn
+from rbm.distillation.methods.hgmd import train_hgmd
 from rbm.distillation.methods.krd import train_krd
 from rbm.distillation.methods.labels import train_labels
 from rbm.distillation.methods.mlp import train_mlp
 from rbm.distillation.methods.moe import train_moe
 from rbm.distillation.methods.nosmog import train_nosmog
 from rbm.distillation.methods.rbm import train_rbm
+from rbm.distillation.methods.sign import train_sign
+from rbm.distillation.methods.simmlp import train_simmlp
+from rbm.distillation.methods.tined import train_tined, train_tined_plus
+from rbm.distillation.methods.trees import train_trees
 from rbm.distillation.task import DistillationTask, TrainedStudent
 
 _RECIPE = ("distill", "reliability", "encoding")
@@ -46,5 +51,11 @@ METHODS = {
     "krd": Method("KRD", ("teacher", "krd"), train_krd),
     "nosmog": Method("NOSMOG", ("teacher", "nosmog"), train_nosmog),
     "cohop": Method("CoHOp", ("cohop",), train_cohop),
+    "hgmd": Method("HGMD", ("teacher", "hgmd"), train_hgmd),
+    "tined": Method("TINED", ("teacher", "tined"), train_tined),
+    "tined_plus": Method("TINED+", ("teacher", "tined_plus"), train_tined_plus),
+    "simmlp": Method("SimMLP", ("simmlp",), train_simmlp),
+    "sign": Method("SIGN", ("teacher", "sign"), train_sign),
+    "trees": Method("Boosted trees", ("teacher", "trees", "encoding"), train_trees),
     "labels": Method("MLP on labels", ("teacher",), train_labels),
 }

@@ -114,14 +114,18 @@ def _kept(verdict: dict[str, Any]) -> str:
     return f"Kept: {_title(kept)}, {reason}{choice}."
 
 
-def _needs(needs: dict[str, dict[str, int]]) -> str:
+def _needs(needs: dict[str, dict[str, Any]]) -> str:
     alone = [_title(name) for name, each in needs.items() if not each["encodings"]]
     told = [f"{_listed(alone)}: features alone"] if alone else []
-    for width in dict.fromkeys(each["encodings"] for each in needs.values() if each["encodings"]):
-        names = [_title(name) for name, each in needs.items() if each["encodings"] == width]
+    encoded = {name: (each["encodings"], each.get("beside")) for name, each in needs.items() if each["encodings"]}
+    for width, beside in dict.fromkeys(encoded.values()):
+        names = [_title(name) for name, each in encoded.items() if each == (width, beside)]
+        columns = "encodings of the node's place in the graph, for a new node those of its neighbours"
+        if beside is not None:
+            columns = f"{beside}, for a new node one mean of what its neighbours have stored"
         told.append(
-            f"{_listed(names)}: features and {width} encodings of the node's place in the graph, for a new node those"
-            " of its neighbours; --features-only trains without, which may be better or worse"
+            f"{_listed(names)}: features and {width} {columns}; --features-only trains without, which may be better or"
+            " worse"
         )
     return f"Rows to predict: {'; '.join(told)}."
 

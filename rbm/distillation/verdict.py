@@ -12,6 +12,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
+from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import TrainedStudent
@@ -90,7 +91,8 @@ def judge(
         every model on them; ``teacher_gain``, the teacher's :class:`Comparison` with labels alone, or None; ``best`` of
         the methods; ``behind``, for each other student the best one's :class:`Comparison` with it; ``kept``, and
         whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the
-        columns of each student's rows; ``neighbors`` and ``source``, as given.
+        columns of each student's rows, and ``beside``, what those behind the features are where these are stored hops;
+        ``neighbors`` and ``source``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
@@ -148,6 +150,7 @@ def answers_right(logits: Tensor, split: GraphSplit) -> Tensor:
     return (logits.argmax(-1) == split.observed.y[split.observed.val_mask]).cpu()
 
 
-def _needs(split: GraphSplit, trained: TrainedStudent) -> dict[str, int]:
+def _needs(split: GraphSplit, trained: TrainedStudent) -> dict[str, Any]:
     encodings = 0 if trained.encodings is None else trained.encodings.full.shape[1]
-    return {"features": split.graph.num_features, "encodings": encodings}
+    found = {"features": split.graph.num_features, "encodings": encodings}
+    return found | ({"beside": trained.student.beside} if isinstance(trained.encodings, StoredHops) else {})

@@ -25,11 +25,12 @@ _TEACHERS = {"sage": "GraphSAGE", "gcn": "GCN", "revgat": "RevGNN", "drgat": "DR
 
 
 class Column(NamedTuple):
-    """A method under certain changes. ``variant`` is their name in the rows."""
+    """A method under certain changes. ``variant`` is their name in the rows, ``sees`` what it needs to answer."""
 
     method: str
     variant: str = ""
     changes: dict[str, Any] = {}  # noqa: RUF012
+    sees: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,8 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
         if scores:
             cells = [f"{scores[title]:.2f}" if title in scores else "" for title in titles]
             lines.append(f"| median Score, {setting} | | {' | '.join(cells)} |")
+    if any(column.sees for column in table.columns.values()):
+        lines.append(f"| sees when it answers | | {' | '.join(table.columns[title].sees for title in titles)} |")
     tests = [text for setting in sorted(table.settings) if (text := _test(table, found, setting))]
     return "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in tests)
 

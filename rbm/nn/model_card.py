@@ -35,7 +35,7 @@ def model_card(
     if run is not None:
         summary, table, method, split = _read(run, tensors)
         if encodings := student.in_channels - summary["features"]:
-            inputs = f"{summary['features']} features and, behind them, {encodings} encodings of its place in the graph"
+            inputs = f"{summary['features']} features and, behind them, {encodings} {student.beside}"
         data |= {"model_name": f"{kind} of {summary['dataset']}", "metrics": ["accuracy"]}
         data["eval_results"] = [_result(summary, method, split)]
         figures = [

@@ -40,10 +40,12 @@ class HubMixin:
         layer_type: class of the layers that take further arguments of the student, or None.
         encodings: how many columns of a row, the last ones, are encodings of the node's place in the graph; 0 where a
             row is features alone, or nothing is known of it.
+        beside: what these columns are, in words.
     """
 
     layer_type: type | None = None
     encodings: int = 0
+    beside: str = "encodings of the node's place in the graph"
 
     def __init_subclass__(cls, **options) -> None:
         super().__init_subclass__(**options)
@@ -66,7 +68,7 @@ class HubMixin:
         features = f"{self.in_channels - self.encodings} features"
         if not self.encodings:
             return features
-        return f"{features}, then {self.encodings} encodings of the node's place in the graph"
+        return f"{features}, then {self.encodings} {self.beside}"
 
     @property
     def arguments(self) -> dict[str, Any]:

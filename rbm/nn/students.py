@@ -93,7 +93,7 @@ class Trace(NamedTuple):
     last: Tensor
 
 
-def _rows_for(student: HubMixin, x: Features) -> Rows:
+def rows_for(student: HubMixin, x: Features) -> Rows:
     """Rows of a student's input; ValueError where their width is another."""
     rows = as_rows(x)
     if rows.shape[-1] != student.in_channels:
@@ -138,7 +138,7 @@ class MLPStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
         """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
-        x, outputs = _rows_for(self, x), []
+        x, outputs = rows_for(self, x), []
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
@@ -162,7 +162,7 @@ class EnsembleStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features) -> Tensor:
         """Logits ``[B, C]`` of rows ``[B, F]``."""
-        rows = _rows_for(self, x)
+        rows = rows_for(self, x)
         votes = torch.stack([F.log_softmax(member(rows), dim=-1) for member in self.members])
         return votes.logsumexp(0) - math.log(len(self.members))
 
@@ -191,7 +191,7 @@ class MixtureStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
         """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
-        x, routings, outputs = _rows_for(self, x), [], []
+        x, routings, outputs = rows_for(self, x), [], []
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = F.relu(self.norms[i - 1](x))
@@ -208,7 +208,7 @@ class MixtureStudent(HubMixin, nn.Module):
     @torch.no_grad()
     def router_inputs(self, x: Features) -> Iterator[tuple[nn.Module, Rows]]:
         """Each layer with the rows that its router sees, in order. A layer runs only when the next one is asked for."""
-        x = _rows_for(self, x)
+        x = rows_for(self, x)
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = F.relu(self.norms[i - 1](x))
@@ -296,7 +296,7 @@ class CoHOpStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features) -> Tensor:
         """Logits ``[B, C]`` of rows ``[B, F]``."""
-        rows = _rows_for(self, x)
+        rows = rows_for(self, x)
         if self.linear:
             return self.layers[0](rows)
         rows = rows.to_dense() if isinstance(rows, SparseRows) else rows

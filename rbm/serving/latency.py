@@ -1,7 +1,8 @@
 """Latency of a prediction: of a student from its rows, of its teacher with the neighbourhood that it needs.
 
 Times are wall-clock milliseconds of consecutive calls, each with its own batch. A student's rows are in memory before
-the clock starts. A teacher gets node ids, and its time includes gathering their neighbourhood.
+the clock starts. A teacher gets node ids, and its time includes gathering their neighbourhood; so does that of a
+student with stored hops (:mod:`rbm.datasets.encodings.hops`) where nodes are new, in a row of its own.
 """
 
 import copy
@@ -23,6 +24,8 @@ from rbm.datasets import load_dataset, num_classes
 from rbm.datasets.splits import split_for
 from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import METHODS
+from rbm.distillation.soft_targets import Neighborhood
+from rbm.nn.newer import SIGNStudent
 from rbm.nn.pretrained import STUDENT, read_description
 from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
@@ -84,7 +87,11 @@ def measure_run(
     graph = graph.to(device)
     models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
     x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
-    models[method] = (METHODS[method].title if method in METHODS else method, student, x.__getitem__)
+    title = METHODS[method].title if method in METHODS else method
+    models[method] = (title, student, x.__getitem__)
+    if isinstance(student, SIGNStudent) and encodings is not None:
+        given = load_encodings(run, method, passed_on=True).to(device)
+        models["new_nodes"] = (f"{title}, new nodes", new_node_answer(student, graph, given), lambda nodes: nodes)
     if (mlp := one_expert_mlp(student)) is not None:
         models["one_expert"] = ("MLP of one expert's width", mlp.to(device).eval(), x.__getitem__)
     if teacher is not None:
@@ -114,6 +121,30 @@ def measure_run(
     list_file(file)
     write_json(file, found)
     return found
+
+
+def new_node_answer(student: nn.Module, graph: Data, given: Tensor) -> Callable[[Tensor], Tensor]:
+    """What a student with stored hops does for nodes that are new: a function from ids, int64 ``[B]``, to logits.
+
+    It gathers what the nodes' neighbours have stored, takes means, and answers. The nodes are those of a graph that has
+    stored hops for them too; these are not looked at.
+
+    Args:
+        student: takes features ``[F]`` and hops ``[D]``.
+        graph: with ``x [N, F]`` and ``edge_index``.
+        given: float ``[N, D]``, what each node passes on (:func:`rbm.training.run_folder.load_encodings`).
+    """
+    x, around = as_rows(graph.x), Neighborhood(graph.edge_index, graph.num_nodes)
+
+    def answer(nodes: Tensor) -> Tensor:
+        counts = around.crow[nodes + 1] - around.crow[nodes]
+        rows = torch.repeat_interleave(torch.arange(len(nodes), device=nodes.device), counts)
+        first = torch.repeat_interleave(around.crow[nodes] - counts.cumsum(0) + counts, counts)
+        sources = around.sources[first + torch.arange(len(rows), device=nodes.device)]
+        sums = given.new_zeros(len(nodes), given.shape[1]).index_add_(0, rows, given[sources])
+        return student(concat_columns(x[nodes], sums / counts.clamp_min(1)[:, None]))
+
+    return answer
 
 
 def one_expert_mlp(student: nn.Module) -> nn.Module | None:

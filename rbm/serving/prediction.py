@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from rbm.nn.newer import SIGNStudent
 from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors, Nodes
@@ -71,11 +72,14 @@ class Predictor:
     Attributes:
         student: the module, in eval mode.
         known: encodings of the training graph's nodes, ``[N, D]``, or None for a student of features alone.
+        given: what these nodes give to a new neighbour: their encodings, but for a student of stored hops.
     """
 
     def __init__(self, run: Path | str, method: str | None = None) -> None:
         self.run = run
         self.student, self.known = load(run, method, quiet=True), load_encodings(run, method)
+        stores_hops = isinstance(self.student, SIGNStudent)
+        self.given = load_encodings(run, method, passed_on=True) if stores_hops else self.known
 
     def predict(
         self,
@@ -98,7 +102,8 @@ class Predictor:
             raise FileNotFoundError(
                 f"predictions file {out}: folder {out.parent} does not exist; make it, or name another"
             )
-        source, joined = _open(self.run, features, self.student.in_channels, nodes, neighbors, self.known)
+        width = self.student.in_channels
+        source, joined = _open(self.run, features, width, nodes, neighbors, self.known, self.given)
         for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
             if given is not None and same_file(out, given):
                 raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
@@ -130,14 +135,15 @@ def _open(
     nodes: Path | str | None,
     neighbors: Path | str | None,
     known: Tensor | None,
+    given: Tensor | None,
 ) -> tuple[FeatureFile, Nodes | Neighbors | None]:
     """The features that a student of ``width`` inputs takes, and what gives the columns that they lack: the encodings
-    that are ``known`` of the training graph's nodes.
+    that are ``known`` of the training graph's nodes, and what these have ``given`` to new neighbours.
     """
     if known is None:
-        for name, given in (("nodes", nodes), ("neighbors", neighbors)):
-            if given is not None:
-                raise ValueError(f"{name}: got {given}, but the student of {run} takes features alone; leave it out")
+        for name, file in (("nodes", nodes), ("neighbors", neighbors)):
+            if file is not None:
+                raise ValueError(f"{name}: got {file}, but the student of {run} takes features alone; leave it out")
         return open_features(path, width), None
     alone = width - known.shape[1]
     if alone < 1:
@@ -147,7 +153,7 @@ def _open(
         )
     if nodes is not None or neighbors is not None:
         source = open_features(path, alone)
-        joined = None if neighbors is None else Neighbors(neighbors, known, source.rows)
+        joined = None if neighbors is None else Neighbors(neighbors, given, source.rows)
         return source, joined if nodes is None else Nodes(nodes, known, source.rows, joined)
     meaning = (
         f"{alone} features and {known.shape[1]} encodings; or pass the {alone} features alone: for nodes of the"

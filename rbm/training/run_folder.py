@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rbm.config import Config
+from rbm.datasets.encodings import hops
 from rbm.nn.pretrained import STUDENT, HubMixin, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.utils.files import disk_errors, read_text, write_bytes, write_json
@@ -241,8 +242,9 @@ def load(folder: Path | str, method: str | None = None, *, quiet: bool = False) 
         place = repr(str(folder)) if method is None else f"{str(folder)!r}, {method!r}"
         logging.getLogger("rbm").warning(
             "%s: rows of this %s are %s. rbm.load_encodings(%s) has those of the training graph's nodes; a new node's"
-            " are the mean of its neighbors'.",
+            " are the mean of %s.",
             *(folder, type(student).__name__, student.row, place),
+            "its neighbors'" if student.beside == HubMixin.beside else "what its neighbors have under passed_on=True",
         )
     return student
 
@@ -250,8 +252,12 @@ def load(folder: Path | str, method: str | None = None, *, quiet: bool = False) 
 load_student = load  # a name that says what, where the package's own does not stand before it
 
 
-def load_encodings(folder: Path | str, method: str | None = None) -> Tensor | None:
-    """What a student of a run folder sees beside the features, ``[N, D]`` for all nodes of the graph, or None."""
+def load_encodings(folder: Path | str, method: str | None = None, *, passed_on: bool = False) -> Tensor | None:
+    """What a student of a run folder sees beside the features, ``[N, D]`` for all nodes of the graph, or None.
+
+    A new node's are the mean of what its neighbours have under ``passed_on``: their own encodings, but for stored hops
+    (:mod:`rbm.datasets.encodings.hops`), which are one hop further there.
+    """
     config = Path(folder) / STUDENT
     described = read_description(config, method) if config.is_file() else {}
     name = described.get("encodings", "encodings")
@@ -270,7 +276,15 @@ def load_encodings(folder: Path | str, method: str | None = None) -> Tensor | No
         found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
         raise ValueError(f"{path} holds no encodings of this package: it has {found or 'nothing'}")
     check_finite(path, tensors)
-    return known
+    if (features := tensors.get("features")) is None or not passed_on:
+        return known
+    fits = features.dim() == 2 and len(features) == len(known) and features.shape[1] > 0
+    if not fits or known.shape[1] % features.shape[1] or features.dtype != known.dtype:
+        raise ValueError(
+            f"{path} is damaged: it holds stored hops {list(known.shape)} and features {list(features.shape)}, expected"
+            " as many rows, and a multiple of their columns; restore it"
+        )
+    return hops.passed_on(features, known)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -25,6 +25,8 @@ from rbm.teachers.outputs import TeacherOutputs
 class NOSMOGTrainer(GLNNTrainer):
     """GLNN's schedule with NOSMOG's loss."""
 
+    section = "nosmog"
+
     def __init__(
         self,
         model: MLPStudent,
@@ -35,7 +37,7 @@ class NOSMOGTrainer(GLNNTrainer):
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings)
         if config.similarity_weight > 0:
-            self.embedding = teacher_outputs.embedding("nosmog.similarity_weight is set")
+            self.embedding = teacher_outputs.embedding(f"{self.section}.similarity_weight is set")
             width = (model.layers[:-1] or model.layers)[-1].out_features
             self.projection = nn.Linear(width, width).to(self.embedding.device)
 

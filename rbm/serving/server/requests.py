@@ -132,7 +132,7 @@ def _joined(neighbors: Any, count: int, served: ServedStudent) -> Tensor:
     rows, joined = _pairs(neighbors, nodes, "'neighbors'", "the training graph's nodes")
     if len(neighbors) != count:
         raise RefusedError(400, f"'neighbors' holds {len(neighbors)} lists, expected {count}, one for each row")
-    return neighbor_encodings(served.encodings, rows, joined, count)
+    return neighbor_encodings(served.passed_on, rows, joined, count)
 
 
 def _pairs(lists: Any, stop: int, name: str, what: str) -> tuple[np.ndarray, np.ndarray]:

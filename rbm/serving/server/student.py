@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rbm.nn.newer import SIGNStudent
 from rbm.nn.pretrained import STUDENT, read_description
 from rbm.serving.prediction import predict_probabilities
 from rbm.training.run_folder import load, load_encodings
@@ -22,6 +23,7 @@ class ServedStudent:
         module: from rows ``[B, in_channels]`` to logits ``[B, num_classes]``, in eval mode on the CPU.
         num_classes: C.
         encodings: what the nodes of the training graph have beside their features, ``[N, D]``, or None.
+        passed_on: what a new neighbour of theirs gets the mean of, likewise.
     """
 
     name: str
@@ -29,6 +31,7 @@ class ServedStudent:
     module: nn.Module
     num_classes: int
     encodings: Tensor | None
+    passed_on: Tensor | None = None
 
     @property
     def in_channels(self) -> int:
@@ -93,9 +96,12 @@ def open_student(source: nn.Module | Path | str, method: str | None = None) -> S
     if isinstance(source, nn.Module):
         if method is not None:
             raise ValueError(f"method is {method!r}, but the student was given as an object; leave it out")
-        module, name, encodings = source.eval(), type(source).__name__, None
+        module, name, encodings, passed_on = source.eval(), type(source).__name__, None, None
     else:
         module, encodings = load(source, method, quiet=True), load_encodings(source, method)
+        passed_on = encodings
+        if isinstance(module, SIGNStudent):
+            passed_on = load_encodings(source, method, passed_on=True)
         name, described = Path(source).resolve().name, Path(source) / STUDENT
         method = read_description(described, method)["method"] if described.is_file() else None
     if encodings is not None and not encodings.shape[1] < module.in_channels:
@@ -107,4 +113,4 @@ def open_student(source: nn.Module | Path | str, method: str | None = None) -> S
     answer = served.probabilities(torch.zeros(1, module.in_channels))
     if not answer.isfinite().all():
         raise ValueError(f"student {name}: a row of zeros gets probabilities that are not finite; train it anew")
-    return ServedStudent(name, method, module, answer.shape[1], encodings)
+    return ServedStudent(name, method, module, answer.shape[1], encodings, passed_on)

@@ -15,10 +15,14 @@ FEW = {"max_epochs": 2}
 WALKS = {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 3}
 CONFIG = Config().updated(
     {
-        **dict.fromkeys(("teacher", "mlp", "rbm", "glnn", "cohop", "moe", "krd"), FEW),
+        **dict.fromkeys(
+            ("teacher", "mlp", "rbm", "glnn", "cohop", "moe", "krd", "hgmd", "tined", "sign", "trees"), FEW
+        ),
         "encoding": {**WALKS, "label_propagation": True},
         "nosmog": {**FEW, "encoding": WALKS},
+        "tined_plus": {**FEW, "encoding": WALKS},
         "ensemble": {"members": 2},
+        "simmlp": {**FEW, "hidden_channels": 16, "head_epochs": 2},
         "cohop": {**FEW, "rounds": 1},
     }
 )

@@ -20,8 +20,11 @@ from rbm.serving.standard_ops import plain
 from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
 SHORT = {"max_epochs": 3, "min_epochs": 0}
-QUICK = dict.fromkeys(("teacher", "mlp", "glnn", "krd", "nosmog", "cohop"), SHORT)
+QUICK = dict.fromkeys(
+    ("teacher", "mlp", "glnn", "krd", "nosmog", "cohop", "hgmd", "tined", "tined_plus", "sign", "trees"), SHORT
+)
 QUICK |= {name: {**SHORT, "pretrain_epochs": 1} for name in ("rbm", "moe")}
+QUICK |= {"simmlp": {**SHORT, "hidden_channels": 16, "head_epochs": 3}}
 QUICK |= {"encoding": {"deepwalk": False}, "ensemble": {"members": 2}}
 BATCHES = (1, 2, 3, 64, 1001)
 

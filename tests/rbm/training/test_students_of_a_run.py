@@ -19,15 +19,30 @@ RUNS = Path(__file__).parent.parent / "runs_of_0_1_0"
 FEW = {"max_epochs": 3}
 CONFIG = Config().updated(
     {
-        **dict.fromkeys(("teacher", "mlp", "rbm", "glnn", "nosmog", "cohop", "moe", "krd"), FEW),
+        **dict.fromkeys(
+            ("teacher", "mlp", "rbm", "glnn", "nosmog", "cohop", "moe", "krd", "hgmd", "sign", "tined"), FEW
+        ),
+        "trees": {**FEW, "leaves": 4},
         "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 3},
         "nosmog": {**FEW, "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 2}},
+        "tined_plus": {**FEW, "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 2}},
         "ensemble": {"members": 2},
+        "simmlp": {**FEW, "hidden_channels": 16, "head_epochs": 2},
         "cohop": {**FEW, "rounds": 1},
     }
 )
 DISTILL = {"config": CONFIG, "measure_latency": False}
-ENCODED = {"mlp": 3, "rbm": 3, "moe": 3, "ensemble": 3, "nosmog": 2, "cohop": 10}
+ENCODED = {
+    "mlp": 3,
+    "rbm": 3,
+    "moe": 3,
+    "ensemble": 3,
+    "nosmog": 2,
+    "cohop": 10,
+    "sign": 192,
+    "trees": 3,
+    "tined_plus": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +87,7 @@ def test_the_kept_one_needs_no_name(whole):
 
 def test_one_file_for_methods_that_share_encodings(whole):
     names = {read_description(whole[1] / "student.json", method)["encodings"] for method in METHODS}
-    assert names == {None, "encodings", "encodings-nosmog", "encodings-cohop"}
+    assert names == {None, "encodings", "encodings-nosmog", "encodings-cohop", "encodings-sign"}
 
 
 def test_the_list_knows_all_files_and_overwriting_removes_them(run):

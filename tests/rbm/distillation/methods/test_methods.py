@@ -23,10 +23,21 @@ RESTLESS = {
     "glnn": {"batch_size": 16, "label_weight": 0.3},
     "nosmog": {"batch_size": 16},
     "cohop": {"num_layers": 2, "hidden_channels": 16, "dropout": 0.5},
+    "sign": {"label_weight": 0.5},
+    "tined": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5, "propagation_init": "random"},
+    "tined_plus": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5},
 }
-KILLED_IN = {"ensemble": "ensemble-1", "cohop": "cohop-1"}
+KILLED_IN = {
+    "ensemble": "ensemble-1",
+    "cohop": "cohop-1",
+    "trees": "trees-rounds",
+    "simmlp": "simmlp-alignment",
+    ("simmlp", 30): "simmlp",
+}
+LIKE_THE_TEACHER = ("tined", "tined_plus")  # with a layer for each transformation and each propagation of it
 # At the end of pretraining, where a method has one, and past it; from a checkpoint, and from the start of the phase.
 KILLS = [*((method, 5, checkpoints) for method in METHODS for checkpoints in (True, False)), ("moe", 8, True)]
+KILLS += [("simmlp", 30, checkpoints) for checkpoints in (True, False)]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +138,8 @@ def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypat
     )
     run(folder=tmp_path / "whole")
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0 if checkpoints else 1e9)
-    dying(KILLED_IN.get(method, method), epoch, lambda: run(folder=tmp_path / "killed"))
+    phase = KILLED_IN.get((method, epoch), KILLED_IN.get(method, method))
+    dying(phase, epoch, lambda: run(folder=tmp_path / "killed"))
     assert (tmp_path / "killed" / "checkpoint.pt").exists() == checkpoints
     assert not (tmp_path / "killed" / "summary.json").exists()
 
@@ -161,13 +173,16 @@ def test_inflated_students_are_wider(small_graph, quick, cache):
         result = rbm.distill(small_graph, config=config, methods=list(METHODS), cache=cache, measure_latency=False)
         found = {}
         for method, student in result.students.items():
+            if method == "trees":
+                continue  # they have no width
             layers = (student.members[0] if isinstance(student, EnsembleStudent) else student).layers
-            assert len(layers) == 2
-            found[method] = layers[0].out_features
+            assert len(layers) == (4 if method in LIKE_THE_TEACHER else 2)
+            found[method] = layers[len(layers) // 2 - 1].out_features
         return found
 
     plain, inflated = widths(1), widths(8)
-    assert (plain.pop("labels"), inflated.pop("labels")) == (16, 16), "its width is the teacher's"
+    for method in ("labels", *LIKE_THE_TEACHER):
+        assert (plain.pop(method), inflated.pop(method)) == (16, 16), "its width is the teacher's"
     like_rbm = ("mlp", "rbm", "moe", "ensemble")
     assert plain == {method: 32 if method in like_rbm else 16 if method == "cohop" else 64 for method in plain}
     assert inflated == {method: 8 * width for method, width in plain.items()}

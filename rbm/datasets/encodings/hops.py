@@ -1,0 +1,91 @@
+"""Stored hops: means of the features one, two, three edges away, as columns beside a node's own features.
+
+With ``M`` the mean over a node's in-neighbours (zeros where there are none), the columns are ``M X, M^2 X, ...``: the
+inputs of SGC (Wu et al., Simplifying Graph Convolutional Networks, ICML 2019) and SIGN (Frasca et al., 2020) under a
+random walk without self-loops. This operator is chosen because a node that arrives later then needs one mean of what
+its neighbours have stored, ``[X, M X, ...]``, and nothing of their own neighbours.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.encodings.graph import in_matrix
+from rbm.datasets.encodings.transfer import transfer
+from rbm.datasets.splits import GraphSplit
+from rbm.nn.sparse_rows import Features, SparseRows, in_single_precision
+
+_MOST_NUMBERS = 2**31
+
+
+class StoredHops(Encodings):
+    """Encodings that a node passes on one hop further: a new node's are not the mean of its neighbours'.
+
+    Attributes:
+        features: float32 ``[N, F]``, what comes before the first hop.
+    """
+
+    features: Tensor
+
+    @classmethod
+    def of(cls, observed: Tensor, full: Tensor, features: Tensor) -> "StoredHops":
+        """From the hops of the observed nodes, those of all, and the features of all."""
+        hops = cls(observed, full)
+        hops.features = features
+        return hops
+
+
+def neighbor_means(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
+    """``[M x, ..., M^hops x]`` as columns, float32 ``[N, hops * F]``.
+
+    Args:
+        x: float32 ``[N, F]`` on the CPU.
+        edge_index: int64 ``[2, M]``; messages flow from row 0 to row 1, an edge that is there twice counts twice.
+        hops: at least 1.
+    """
+    sources, targets = edge_index.cpu().numpy()
+    adjacency = in_matrix(sources, targets, (len(x), len(x)), np.float32)
+    degrees = np.maximum(np.bincount(targets, minlength=len(x)), 1).astype(np.float32)[:, None]
+    found, last = [], x.numpy()
+    for _ in range(hops):
+        last = adjacency @ last / degrees
+        found.append(torch.from_numpy(last))
+    return torch.cat(found, dim=1)
+
+
+def passed_on(features: Tensor, encodings: Tensor) -> Tensor:
+    """What nodes give to a new neighbour, whose hop ``k`` is the mean of their hop ``k - 1``: ``[N, hops * F]``."""
+    return torch.cat([features, encodings[:, : encodings.shape[1] - features.shape[1]]], dim=1)
+
+
+def hop_encodings(split: GraphSplit, hops: int) -> StoredHops | None:
+    """Stored hops of all nodes; None for no hop.
+
+    Those of observed nodes come from the observed graph; an unseen node's are the means of what its observed
+    neighbours pass on, as for a node that arrives after training.
+
+    Raises:
+        ValueError: they would be more than 2^31 numbers (8 GiB).
+    """
+    if hops == 0:
+        return None
+    nodes, width = split.graph.num_nodes, split.graph.num_features
+    if nodes * width * hops > _MOST_NUMBERS:
+        raise ValueError(
+            f"sign.hops is {hops}: of {nodes:,} nodes with {width:,} features that is {nodes * width * hops:,} numbers,"
+            f" expected at most {_MOST_NUMBERS:,}; set fewer, or give narrower features (such as a projection of these)"
+        )
+    features, observed = _dense(split.graph.x), _dense(split.observed.x)
+    rows = neighbor_means(observed, split.observed.edge_index, hops)
+    if not len(split.unseen_nodes):
+        return StoredHops.of(rows, rows, features)
+    nodes_seen = split.observed_nodes.cpu()
+    full = transfer(passed_on(observed, rows), nodes_seen, split.graph.edge_index, nodes)
+    full[nodes_seen] = rows
+    return StoredHops.of(rows, full, features)
+
+
+def _dense(x: Features) -> Tensor:
+    rows = in_single_precision(x)
+    return (rows.to_dense() if isinstance(rows, SparseRows) else rows).detach().cpu().float()

@@ -1,0 +1,251 @@
+r"""TINED: an MLP whose layers are the teacher's operations, one by one (Zhou et al., GNNs-to-MLPs by Teacher Injection
+and Dirichlet Energy Distillation, ICML 2025).
+
+A layer of the teacher is a feature transformation (FT, a linear map) and a propagation along edges (GP); the wider side
+is transformed first. The student has a linear layer for each: *teacher injection* copies the weights of FT and lets
+them learn ``injected_lr`` times as fast as the rest, and layers in the place of GP begin as the identity or at random.
+With the Dirichlet energy of rows on the edges and the ratio of an operation's output to its input,
+
+.. math:: E(H) = \frac{1}{N} \sum_{(u, v)} \Big\| \frac{h_u}{\|h_u\|} - \frac{h_v}{\|h_v\|} \Big\|^2, \quad
+    R = \frac{E(H_{out})}{E(H_{in})}
+
+*Dirichlet energy distillation* asks each layer for its operation's ratio, beside labels and soft labels:
+
+.. math:: L = \lambda \, CE + (1 - \lambda) \, KL + \beta \sum_{l} (\log R_l - \log R_l^{teacher})^2
+
+Labels and soft labels have GLNN's two passes, the energies a step of their own after them, as in the released code. No
+gradient flows through the norms. *TINED+* adds NOSMOG's parts (:mod:`rbm.distillation.methods.nosmog`): coordinates of
+walks beside the features, disturbed inputs, similarity to the teacher's hidden rows.
+
+Different from the released code (scottjiao/TINED_ICML25): the best epoch is that of the best validation accuracy, not
+of the lowest validation loss; an operation without energy before or after it asks for nothing, where the code takes a
+logarithm of one; and batches are shuffled. Teachers are ``sage``, ``gcn``, ``appnp`` and ``mlp``; the width and the
+number of layers are the teacher's, whatever ``inflate`` says.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.utils import remove_self_loops
+
+from rbm.config import TINEDConfig
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.methods.glnn import GLNNTrainer
+from rbm.distillation.methods.nosmog import NOSMOGTrainer
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.nn.newer import TINEDStudent
+from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision
+from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
+from rbm.teachers.base import sparse_adjacency
+from rbm.teachers.outputs import TeacherOutputs
+from rbm.training.metrics import evaluating
+
+_EDGES_AT_ONCE = 2**14
+
+
+def feature_transformations(teacher: nn.Module | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
+    """Weight and bias of each layer of a teacher, and where it propagates: ``layers``, ``end`` or ``none``.
+
+    Raises:
+        ValueError: it is no teacher whose layers are known.
+    """
+    if isinstance(teacher, GraphSAGE):
+        return [(conv.lin_l.weight, conv.lin_l.bias) for conv in teacher.convs], "layers"
+    if isinstance(teacher, GCN):
+        return [(conv.lin.weight, conv.bias) for conv in teacher.convs], "layers"
+    if isinstance(teacher, MLP):
+        place = "end" if isinstance(teacher, APPNP) else "none"
+        return [(conv.weight, conv.bias) for conv in teacher.convs], place
+    what = "logits alone" if teacher is None else f"a {type(teacher).__name__}"
+    raise ValueError(
+        f"methods: tined and tined_plus copy the layers of a teacher sage, gcn, appnp or mlp of this package, and this"
+        f" one is {what}; name one of those, set distill.source=teacher where an MLP of labels took its place, or leave"
+        " these methods out"
+    )
+
+
+@torch.no_grad()
+def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Tensor, Tensor]]:
+    """Input and output of every transformation and propagation, in the order of :meth:`TINEDStudent.plan`.
+
+    Args:
+        teacher: in eval mode.
+        x: dense ``[N, F]``.
+        edges: as :func:`rbm.teachers.edges_for` gives them.
+    """
+    weights, place = feature_transformations(teacher)
+    found, h = [], x
+    for layer, (weight, bias) in enumerate(weights):
+        if place != "layers":
+            found.append((h, F.linear(h, weight, bias)))
+        elif weight.shape[1] > weight.shape[0]:
+            transformed = F.linear(h, weight, bias if isinstance(teacher, GraphSAGE) else None)
+            found += [(h, transformed), (transformed, edges @ transformed)]
+        else:
+            spread = edges @ h
+            found += [(h, spread), (spread, F.linear(spread, weight, bias))]
+        if layer < len(weights) - 1:
+            _, h = teacher.hidden(layer, teacher.convs[layer](h, edges))
+    if place == "end":
+        logits = found[-1][1]
+        found.append((logits, teacher.propagation(logits, edges)))
+    return found
+
+
+def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
+    """Squared distance of the unit rows that each edge of ``[2, M]`` joins, ``[M]``; a row of zeros stays one."""
+    if isinstance(rows, SparseRows):
+        parts = [_distances(*(rows[ends].to_dense() for ends in some)) for some in edges.split(_EDGES_AT_ONCE, dim=1)]
+        return torch.cat(parts) if parts else rows.values.new_zeros(0)
+    norms = rows.norm(dim=1, keepdim=True).detach()
+    unit = rows / torch.where(norms > 0, norms, 1.0)
+    return (unit[edges[0]] - unit[edges[1]]).square().sum(-1)
+
+
+class EdgeSum:
+    """Sum of :func:`edge_energies` over edges ``[2, M]`` of ``N`` nodes, with a gradient, by one sparse product.
+
+    With unit rows ``X``, the degrees ``d`` and the symmetric matrix ``S`` of the edges in both directions it is
+    ``sum_v d_v |x_v|^2 - x^T S x``. Gathering rows along edges is the same, and its derivative many times as slow.
+    """
+
+    def __init__(self, edges: Tensor, num_nodes: int) -> None:
+        both = torch.cat([edges, edges.flip(0)], dim=1)
+        ones = torch.ones(both.shape[1], device=edges.device)
+        self.degrees = torch.bincount(both[1], minlength=num_nodes).float()
+        self.matrix = sparse_adjacency(both, ones, num_nodes)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        norms = rows.norm(dim=1, keepdim=True).detach()
+        unit = rows / torch.where(norms > 0, norms, 1.0)
+        with torch.no_grad():
+            around = self.matrix @ unit
+            constant = (unit * around).sum()
+        # The derivative of x^T S x is 2 S x, for which S is symmetric.
+        return ((self.degrees * unit.square().sum(-1)).sum() - 2 * (unit * around).sum() + constant).clamp_min(0)
+
+
+def _distances(first: Tensor, second: Tensor) -> Tensor:
+    return (F.normalize(first) - F.normalize(second)).square().sum(-1)
+
+
+def energy_loss(student: list[tuple[Tensor, Tensor]], teacher: list[tuple[float, float]], *, log: bool) -> Tensor:
+    """Sum over operations of the squared difference of energy ratios, or of their logarithms.
+
+    Args:
+        student: energy before and after each operation; scalars.
+        teacher: likewise. An operation with an energy of zero, in either, asks for nothing.
+        log: compare logarithms.
+    """
+    total = student[0][1].new_zeros(())
+    for (before, after), (base, target) in zip(student, teacher, strict=True):
+        if min(before.item(), after.item(), base, target) > 0:
+            ours, theirs = after / before, after.new_tensor(target / base)
+            total = total + ((ours.log() - theirs.log()) if log else (ours - theirs)).square()
+    return total
+
+
+class _EnergyDistillation:
+    """Adds the step on energies to the epochs of the trainer that it stands before."""
+
+    def __init__(
+        self,
+        model: TINEDStudent,
+        split: GraphSplit,
+        teacher_outputs: TeacherOutputs,
+        config: TINEDConfig,
+        encodings: Encodings | None = None,
+    ) -> None:
+        super().__init__(model, split, teacher_outputs, config, encodings)
+        self.edges, _ = remove_self_loops(split.observed.edge_index)
+        self.num_nodes = split.observed.num_nodes
+        self.whole = EdgeSum(self.edges, self.num_nodes)
+        self.input_energies = edge_energies(in_single_precision(self.observed_x), self.edges)
+        module, observed = teacher_outputs.module, split.observed
+        x = in_single_precision(observed.x)
+        with evaluating(module):
+            operations = teacher_operations(
+                module, x.to_dense() if isinstance(x, SparseRows) else x, edges_for(module, observed)
+            )
+        self.targets = [
+            tuple(float(edge_energies(rows, self.edges).sum()) for rows in operation) for operation in operations
+        ]
+
+    def train_epoch(self, epoch: int) -> float:
+        total = super().train_epoch(epoch)
+        if self.config.energy_weight == 0 or not self.edges.shape[1]:
+            return total
+        self.optimizer.zero_grad()
+        loss = self.config.energy_weight * self.energies()
+        if loss.requires_grad:
+            loss.backward()
+            self.optimizer.step()
+        return total + loss.item()
+
+    def energies(self) -> Tensor:
+        """The loss on the energies of all edges, or of a share of them drawn anew."""
+        count = self.edges.shape[1]
+        drawn = torch.arange(count, device=self.edges.device)
+        if self.config.energy_share < 1:
+            drawn = torch.randperm(count, device=self.edges.device)[: max(1, int(self.config.energy_share * count))]
+        energy = self.whole if len(drawn) == count else EdgeSum(self.edges[:, drawn], self.num_nodes)
+        found: list[tuple[Tensor, Tensor]] = []
+        for before, after in self.model.operations(in_single_precision(self.observed_x)):
+            known = energy(before) if found else self.input_energies[drawn].sum()
+            found.append((known, energy(after)))
+        return energy_loss(found, self.targets, log=self.config.energy_log)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        injected = [parameter for layer in self.model.transformations() for parameter in layer.parameters()]
+        known = {id(parameter) for parameter in injected}
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in known]
+        return [
+            {"params": [*others, *self.projection_parameters()]},
+            {"params": injected, "lr": self.config.lr * self.config.injected_lr},
+        ]
+
+
+class TINEDTrainer(_EnergyDistillation, GLNNTrainer):
+    """GLNN's two passes, then a step on the energies."""
+
+
+class TINEDPlusTrainer(_EnergyDistillation, NOSMOGTrainer):
+    """NOSMOG's two passes, then a step on the energies."""
+
+    section = "tined_plus"
+
+
+def injected_student(task: DistillationTask, config: TINEDConfig, encodings: Encodings | None) -> TINEDStudent:
+    """A student with the shape and the transformations of the task's teacher."""
+    weights, place = feature_transformations(task.teacher_outputs.module)
+    student = task.new_student(
+        TINEDStudent,
+        config,
+        encodings,
+        hidden_channels=weights[0][0].shape[0],
+        num_layers=len(weights),
+        propagation=place,
+        features=weights[0][0].shape[1],
+    )
+    student.inject(weights, identity=config.propagation_init == "identity")
+    return student
+
+
+def train_tined(task: DistillationTask) -> TrainedStudent:
+    """Train the teacher's operations as layers, on features alone."""
+    config = task.config.tined
+    student = injected_student(task, config, None)
+    trainer = TINEDTrainer(student, task.split, task.teacher_outputs, config)
+    return TrainedStudent(student, task.fit("tined", trainer, config), None)
+
+
+def train_tined_plus(task: DistillationTask) -> TrainedStudent:
+    """Train them on features and positions."""
+    config = task.config.tined_plus
+    encodings = task.encode(config.encoding)
+    student = injected_student(task, config, encodings)
+    trainer = TINEDPlusTrainer(student, task.split, task.teacher_outputs, config, encodings)
+    return TrainedStudent(student, task.fit("tined_plus", trainer, config), encodings)

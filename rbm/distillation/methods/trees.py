@@ -1,0 +1,144 @@
+r"""Gradient-boosted trees on features and encodings: what somebody tries who has a table and no neural network.
+
+scikit-learn's HistGradientBoostingClassifier grows them (Friedman, Greedy Function Approximation, 2001, by histograms
+as in LightGBM, Ke et al., 2017), a round of one tree for each class at a time; validation chooses the number of rounds,
+as it chooses the epoch of other methods. They learn classes: the true ones of the labelled nodes and, with ``targets =
+"teacher"``, the teacher's most likely class of every other observed node. The model that stays is a module of standard
+operators (:class:`rbm.nn.trees.TreesStudent`), which needs scikit-learn no more. Settings are ours.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from torch import Tensor
+
+from rbm.config import TreesConfig
+from rbm.datasets.encodings import Encodings
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import student_inputs
+from rbm.nn.sparse_rows import Rows, SparseRows
+from rbm.nn.trees import TreesStudent
+from rbm.teachers.outputs import TeacherOutputs
+from rbm.training.loop import Accuracies, Trainer, split_accuracies
+
+# Each call of scikit-learn sorts all features into bins again, which takes as long as several rounds.
+_ROUNDS_AT_ONCE = 10
+
+
+class TreesTrainer(Trainer):
+    """An epoch is a round of boosting."""
+
+    def __init__(
+        self,
+        split: GraphSplit,
+        teacher_outputs: TeacherOutputs,
+        config: TreesConfig,
+        encodings: Encodings | None,
+        *,
+        classes: int,
+        seed: int,
+    ) -> None:
+        self.split, self.config = split, config
+        observed_x, full_x = student_inputs(split, encodings)
+        self.full_x = _dense(full_x)
+        labels = split.observed.y
+        nodes = split.observed.train_mask.nonzero().flatten()
+        if config.targets == "teacher":
+            labels = torch.where(split.observed.train_mask, labels, teacher_outputs.soft_labels.argmax(-1))
+            nodes = torch.arange(len(labels), device=labels.device)
+        self.x = _dense(observed_x[nodes]).cpu().numpy()
+        self.y = labels[nodes].cpu().numpy()
+        self.classes = np.unique(self.y)
+        outputs = len(self.classes) if len(self.classes) > 2 else 1
+        self.model = TreesStudent(
+            self.full_x.shape[1],
+            classes,
+            rounds=config.max_epochs,
+            outputs=outputs,
+            nodes=config.max_epochs * outputs * (2 * config.leaves - 1),
+            depth=config.depth,
+        ).to(self.full_x.device)
+        self.boosting = HistGradientBoostingClassifier(
+            learning_rate=config.lr,
+            max_leaf_nodes=config.leaves,
+            max_depth=config.depth,
+            min_samples_leaf=min(config.min_samples, max(1, len(self.y) // 2)),
+            l2_regularization=config.l2,
+            early_stopping=False,
+            warm_start=True,
+            random_state=seed,
+        )
+        self.rounds, self.taken = 0, []
+        self.model.begin(np.zeros(outputs), self.classes)
+        self.scores: Tensor = self.full_x.new_zeros(len(self.full_x), outputs)
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        # A checkpoint has the state of one; boosting has no other state than its trees.
+        return torch.optim.SGD([self.model.baseline], lr=0.0)
+
+    def train_epoch(self, epoch: int) -> float:
+        self._grow(epoch + 1)
+        logits = self._logits()[self.split.observed_nodes]
+        labelled = self.split.observed.train_mask
+        return torch.nn.functional.cross_entropy(logits[labelled], self.split.observed.y[labelled]).item()
+
+    @torch.no_grad()
+    def evaluate(self) -> Accuracies:
+        logits = self._logits()
+        return split_accuracies(logits[self.split.observed_nodes], logits, self.split)
+
+    def resume_at(self, epoch: int) -> None:
+        # The trees of a checkpoint are grown again: scikit-learn's own state is in no file that could be read safely.
+        self._grow(epoch)
+
+    def state(self) -> dict[str, Any]:
+        return {"rounds": self.rounds}
+
+    def _logits(self) -> Tensor:
+        return self.model.baseline + self.scores @ self.model.share
+
+    def _grow(self, rounds: int) -> None:
+        """Have that many rounds, one after the other: each is the same, whether others came in the same process."""
+        while self.rounds < rounds and len(self.classes) > 1:
+            if self.rounds % _ROUNDS_AT_ONCE == 0:
+                self.boosting.max_iter = min(self.rounds + _ROUNDS_AT_ONCE, self.config.max_epochs)
+                self.boosting.fit(self.x, self.y)
+            trees = [predictor.nodes for predictor in self.boosting._predictors[self.rounds]]
+            if self.rounds == 0:
+                self.model.begin(self.boosting._baseline_prediction.ravel(), self.classes)
+            self.taken.append(self.model.add(self.rounds, trees, self.taken[-1] if self.taken else 0))
+            self.scores = self.scores + self.model.scores(self.full_x, self.rounds, self.rounds + 1)
+            self.rounds += 1
+
+
+def train_trees(task: DistillationTask) -> TrainedStudent:
+    """Grow trees on features and the encodings of the section ``encoding``."""
+    config = task.config.trees
+    encodings = task.encode(task.config.encoding)
+    seed = task.config.seed
+    task.seed()
+    trainer = TreesTrainer(task.split, task.teacher_outputs, config, encodings, classes=task.classes, seed=seed)
+    # Named otherwise than the method, whose file has the rounds that are kept alone.
+    result = task.fit("trees-rounds", trainer, config)
+    student = trainer.model
+    rounds = result["best_epoch"] + 1
+    return TrainedStudent(student.trimmed(rounds, _nodes_of(student, rounds)), result, encodings)
+
+
+def _nodes_of(student: TreesStudent, rounds: int) -> int:
+    """How many nodes the first rounds have, from the roots of those that follow."""
+    trees = rounds * student.outputs
+    later = student.roots[trees : trees + 1]
+    if len(later) and int(later[0]) > 0:
+        return int(later[0])
+    last = int(student.roots[trees - 1])
+    reached = torch.cat([student.left[last:], student.right[last:]])
+    return max(int(reached.max()) + 1, last + 1)
+
+
+def _dense(rows: Rows) -> Tensor:
+    rows = rows.to_dense() if not isinstance(rows, Tensor) or isinstance(rows, SparseRows) else rows
+    return rows.float()

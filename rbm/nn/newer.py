@@ -1,0 +1,159 @@
+"""Students of methods published since 2024, and of alternatives to distillation. Their interface is that of
+:mod:`rbm.nn.students`; boosted trees stand in :mod:`rbm.nn.trees`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbm.nn.dropout import dropout
+from rbm.nn.pretrained import HubMixin
+from rbm.nn.sparse_rows import Features, Linear, Rows
+from rbm.nn.students import MLPStudent, build_norm, layer_sizes, rows_for
+
+
+class SIGNStudent(MLPStudent):
+    """An MLP on features and stored hops: see :mod:`rbm.datasets.encodings.hops`. Arguments as :class:`MLPStudent`."""
+
+    beside = "stored means of its neighbours' features, hop by hop"
+
+
+class TINEDStudent(MLPStudent):
+    """The operations of a GNN as layers: see :mod:`rbm.distillation.methods.tined`. Forward as :class:`MLPStudent`.
+
+    Args:
+        in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
+        num_layers: of the GNN.
+        propagation: where the GNN propagates: after or before each linear map (``layers``), at the ``end``, or
+            nowhere (``none``).
+        features: width of the GNN's input; the columns behind it are encodings.
+        norm, dropout: after every layer but the last.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        propagation: str = "layers",
+        features: int | None = None,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_channels, self.dropout = in_channels, dropout
+        features = in_channels if features is None else features
+        self.kinds, sizes = self.plan(features, hidden_channels, out_channels, num_layers, propagation)
+        sizes[0] = (in_channels, sizes[0][1])
+        self.layers = nn.ModuleList(Linear(*size) for size in sizes)
+        self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
+
+    @staticmethod
+    def plan(
+        features: int, hidden_channels: int, out_channels: int, num_layers: int, propagation: str
+    ) -> tuple[list[str], list[tuple[int, int]]]:
+        """``transform`` or ``propagate``, and ``(in, out)``, of every layer: the wider side is transformed first."""
+        kinds, sizes = [], []
+        for taken, given in layer_sizes(features, hidden_channels, out_channels, num_layers):
+            steps = [("transform", (taken, given))]
+            if propagation == "layers" and taken > given:
+                steps.append(("propagate", (given, given)))
+            elif propagation == "layers":
+                steps.insert(0, ("propagate", (taken, taken)))
+            kinds += [kind for kind, _ in steps]
+            sizes += [size for _, size in steps]
+        if propagation == "end":
+            kinds.append("propagate")
+            sizes.append((out_channels, out_channels))
+        return kinds, sizes
+
+    def transformations(self) -> list[nn.Module]:
+        """The layers that take a teacher's weights, in order."""
+        return [layer for kind, layer in zip(self.kinds, self.layers, strict=True) if kind == "transform"]
+
+    @torch.no_grad()
+    def inject(self, weights: list[tuple[Tensor, Tensor]], *, identity: bool) -> None:
+        """Copy weight ``[out, in]`` and bias of each transformation; propagations become the identity on request."""
+        for layer, (weight, bias) in zip(self.transformations(), weights, strict=True):
+            layer.weight[:, : weight.shape[1]] = weight
+            layer.bias.copy_(bias)
+        for kind, layer in zip(self.kinds, self.layers, strict=True):
+            if identity and kind == "propagate":
+                layer.weight.copy_(torch.eye(*layer.weight.shape))
+                layer.bias.zero_()
+
+    def operations(self, x: Rows) -> Iterator[tuple[Rows, Tensor]]:
+        """Input and output of every layer, in order."""
+        for i, layer in enumerate(self.layers):
+            if i > 0:
+                x = dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
+            before, x = x, layer(x)
+            yield before, x
+
+
+class NormalizedMLP(nn.Module):
+    """Linear maps, each followed by a norm and, but for the last, PReLU and dropout; the output has length one.
+
+    Args:
+        sizes: ``(in, out)`` of every layer.
+        norm: ``none``, ``batch`` or ``layer``.
+        dropout: after every activation.
+        residual: add the input of every layer but the first to its output.
+    """
+
+    def __init__(
+        self, sizes: list[tuple[int, int]], *, norm: str = "none", dropout: float = 0.0, residual: bool = False
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Linear(*size) for size in sizes)
+        self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes)
+        self.activation, self.dropout, self.residual = nn.PReLU(), dropout, residual
+
+    def forward(self, x: Rows) -> Tensor:
+        """Unit rows ``[B, out]`` of rows ``[B, in]``."""
+        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            before, x = x, norm(layer(x))
+            if i < len(self.layers) - 1:
+                x = dropout(self.activation(x), self.dropout, self.training)
+            if self.residual and i > 0:
+                x = x + before
+        return F.normalize(x, dim=-1)
+
+
+class SimMLPStudent(HubMixin, nn.Module):
+    """An MLP that was aligned with its neighbourhoods, and a linear head: see :mod:`rbm.distillation.methods.simmlp`.
+
+    Args:
+        in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
+        num_layers: of the MLP, before the head; all of them are ``hidden_channels`` wide.
+        norm, dropout: as in :class:`NormalizedMLP`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        norm: str = "batch",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        sizes = layer_sizes(in_channels, hidden_channels, hidden_channels, num_layers)
+        self.encoder = NormalizedMLP(sizes, norm=norm, dropout=dropout, residual=True)
+        self.head = nn.Linear(hidden_channels, out_channels)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Those of the MLP."""
+        return self.encoder.layers
+
+    def forward(self, x: Features) -> Tensor:
+        """Logits ``[B, C]`` of rows ``[B, F]``."""
+        return self.head(self.encoder(rows_for(self, x)))

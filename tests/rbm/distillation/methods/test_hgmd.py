@@ -1,0 +1,109 @@
+"""HGMD: which neighbours a hard node takes, and what its pairs ask for."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rbm.config import HGMDConfig
+from rbm.distillation.methods.hgmd import HGMDTrainer, hardness
+from rbm.nn.students import MLPStudent
+
+
+@pytest.fixture
+def trainer(split, teacher_outputs):
+    def make(**options) -> HGMDTrainer:
+        config = HGMDConfig(hidden_channels=8, dropout=0.0, **options)
+        return HGMDTrainer(MLPStudent(6, 8, 4), split, teacher_outputs, config)
+
+    return make
+
+
+def entropies(logits: torch.Tensor) -> list[float]:
+    found = [-sum(p * math.log(p) for p in row.tolist()) for row in logits.softmax(-1)]
+    return [value / max(found) for value in found]
+
+
+def test_probabilities_equal_the_papers_subgraph_extraction(trainer, teacher_outputs):
+    ours = trainer(rate=3.0, max_epochs=11)
+    assert (ours.probabilities(0) == 1).all(), "nothing is known of the student yet"
+    answers = torch.randn(len(teacher_outputs.soft_labels), 4)
+    ours.on_epoch_end(answers)
+    p, knowledge, distillation = (
+        teacher_outputs.soft_labels.softmax(-1),
+        *map(entropies, (teacher_outputs.soft_labels, answers)),
+    )
+    for epoch in (0, 4, 10):
+        rate = 3.0 * 100 ** (-epoch / 10)
+        expected = [
+            1
+            - math.exp(
+                -rate
+                * float(F.cosine_similarity(p[v], p[u], dim=0))
+                * math.sqrt(knowledge[v] * distillation[v])
+                / knowledge[u]
+            )
+            for v, u in zip(ours.graph.targets.tolist(), ours.graph.sources.tolist(), strict=True)
+        ]
+        torch.testing.assert_close(ours.probabilities(epoch), torch.tensor(expected), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["mixup", "weight"])
+def test_loss_and_gradient_equal_a_loop_over_pairs(trainer, teacher_outputs, scheme):
+    ours = trainer(scheme=scheme, temperature=0.7)
+    z, count = teacher_outputs.soft_labels, len(teacher_outputs.soft_labels)
+    drawn = torch.arange(0, len(ours.graph), 2)
+    probability, share = torch.rand(len(drawn)), torch.rand(len(drawn))
+    logits = torch.randn(count, 4, requires_grad=True)
+    pairs = [(v, v, 1.0, 1.0) for v in range(count)]
+    for place, edge in enumerate(drawn.tolist()):
+        v, u = int(ours.graph.targets[edge]), int(ours.graph.sources[edge])
+        pairs.append((v, u, float(probability[place]), float(share[place])))
+    p, q = (z / 0.7).softmax(-1), (logits / 0.7).log_softmax(-1)
+    similarity = lambda v, u: float(F.cosine_similarity(z[v].softmax(-1), z[u].softmax(-1), dim=0))  # noqa: E731
+    total = torch.zeros(())
+    for v, u, a, b in pairs:
+        if scheme == "mixup":
+            label, weight = (1 - a * b) * p[v] + a * b * p[u], 1.0
+        else:
+            of_v = [similarity(v, other) * chance for node, other, chance, _ in pairs if node == v]
+            label, weight = p[u], similarity(v, u) * a / sum(of_v) * len(of_v)
+        total = total + weight * (label * (label.log() - q[v])).sum()
+    expected = total / len(pairs)
+    found = ours.aggregate(drawn, probability, share).loss(logits, None, 0.7, "softmax")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_the_first_epoch_mixes_along_all_edges_with_the_hard_labels_beside(
+    trainer, split, teacher_outputs, monkeypatch
+):
+    ours, seen = trainer(label_weight=0.3), []
+    monkeypatch.setattr(ours, "aggregate", lambda *given: seen.append(given) or HGMDTrainer.aggregate(ours, *given))
+    logits = ours.model(split.observed.x)
+    loss = ours.train_epoch(0)
+    ((drawn, probability, share),) = seen
+    assert torch.equal(drawn, torch.arange(len(ours.graph)))
+    assert (probability == 1).all()
+    assert ((share > 0) & (share < 1)).all()
+    assert share.std() > 0.2, "Beta(0.4, 0.4) lies at the ends"
+    soft = ours.aggregate(drawn, probability, share).loss(logits, None, 1.0, "softmax")
+    hard = F.cross_entropy(logits[split.observed.train_mask], split.observed.y[split.observed.train_mask])
+    assert loss == pytest.approx((0.3 * hard + 0.7 * soft).item(), rel=1e-5)
+
+
+def test_sure_labels_are_no_division_by_zero(trainer):
+    sure = hardness(torch.tensor([[1e4, 0.0], [0.0, 0.0]]))
+    torch.testing.assert_close(sure, torch.tensor([1e-8, 1.0]))
+    assert (hardness(torch.full((3, 2), 1e4) * torch.tensor([0.0, 1.0])) == 1e-8).all()
+
+
+def test_its_state_is_the_students_last_answers(trainer):
+    ours, other = trainer(), trainer()
+    ours.train_epoch(0)
+    ours.evaluate()
+    other.restore(ours.state())
+    assert torch.equal(other.probabilities(1), ours.probabilities(1))
+    assert (other.probabilities(1) < 1).any()

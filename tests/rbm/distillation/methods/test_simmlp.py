@@ -1,0 +1,127 @@
+"""SimMLP: alignment with the neighbourhood's view, reconstruction, and a head on rows that stand still."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rbm.config import SimMLPConfig
+from rbm.distillation.methods.simmlp import AlignmentTrainer, HeadTrainer, alignment_loss, masked
+from rbm.nn.newer import SimMLPStudent
+from rbm.nn.sparse_rows import SparseRows
+
+SMALL = {"hidden_channels": 8, "predictor_channels": 5, "norm": "layer", "dropout": 0.0, "max_epochs": 9}
+
+
+def trainer_of(split, **options) -> AlignmentTrainer:
+    config = SimMLPConfig(**{**SMALL, **options})
+    return AlignmentTrainer(SimMLPStudent(6, 8, 4, num_layers=config.num_layers, norm="layer"), split, config)
+
+
+def plain_mlp(module, x, *, residual=False):
+    for i, (layer, norm) in enumerate(zip(module.layers, module.norms, strict=True)):
+        z = norm(x @ layer.weight.T + layer.bias)
+        if i < len(module.layers) - 1:
+            z = torch.where(z > 0, z, module.activation.weight * z)
+        x = z + x if residual and i > 0 else z
+    return x / x.norm(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("power", [1.0, 3.0])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_loss_and_gradient_equal_the_papers(split, power, layers):
+    ours = trainer_of(split, power=power, reconstruction_weight=4.0, num_layers=layers, propagation_layers=layers)
+    x, count = split.observed.x, split.observed.num_nodes
+    adjacency = torch.eye(count)
+    for u, v in split.observed.edge_index.T.tolist():
+        if u != v:
+            adjacency[v, u] += 1
+    degrees = adjacency.sum(1)
+    adjacency = adjacency / (degrees[:, None] * degrees[None, :]).sqrt()
+    z = plain_mlp(ours.model.encoder, x, residual=True)
+    h = z
+    for norm in ours.aggregator.norms:
+        h = adjacency @ h
+        h = norm(torch.where(h > 0, h, ours.aggregator.activation.weight * h))
+    rho, d = plain_mlp(ours.predictor, z), plain_mlp(ours.decoder, h)
+    cosine = (rho * h.detach()).sum(1) / rho.norm(dim=1) / h.detach().norm(dim=1)
+    expected = ((1 - cosine) ** power).mean() + 4.0 * ((d - x) ** 2).mean()
+    self_loops = split.observed.edge_index[0] == split.observed.edge_index[1]
+    kept = split.observed.edge_index[:, ~self_loops]
+    from rbm.teachers import GCN
+
+    found = ours.loss(x, GCN.adjacency(kept, count))
+    torch.testing.assert_close(found, expected)
+    parameters = [*ours.model.encoder.parameters(), *ours.beside.parameters()]
+    for mine, plain in zip(
+        torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True
+    ):
+        torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-4)
+
+
+def test_no_gradient_flows_into_what_is_seen():
+    seen = torch.randn(5, 3, requires_grad=True)
+    predicted = torch.randn(5, 3, requires_grad=True)
+    alignment_loss(predicted, seen, 2.0).backward()
+    assert seen.grad is None
+    assert predicted.grad is not None
+    torch.testing.assert_close(alignment_loss(seen, 3 * seen, 1.0), torch.tensor(0.0), atol=1e-6, rtol=0)
+
+
+def test_masks_leave_out_single_numbers():
+    rows = torch.rand(200, 50) + 1
+    dense = masked(rows, 0.75)
+    assert ((dense == 0) | (dense == rows)).all(), "what stays is not scaled"
+    assert abs((dense == 0).float().mean() - 0.75) < 0.02
+    sparse = masked(SparseRows(rows.to_sparse_csr(), rows), 0.25).to_dense()
+    both = torch.cat([rows, rows], dim=1)
+    assert ((sparse == 0) | (sparse == both)).all()
+    assert abs((sparse == 0).float().mean() - 0.25) < 0.02
+    assert masked(rows, 0) is rows
+
+
+def test_edges_are_drawn_and_the_rate_falls(split, monkeypatch):
+    ours, drawn = trainer_of(split, edge_mask=0.5), []
+    monkeypatch.setattr(ours, "loss", lambda rows, adjacency: drawn.append(adjacency) or ours.model.head.weight.sum())
+    rates = []
+    for epoch in range(9):
+        ours.train_epoch(epoch)
+        rates.append(ours.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.001 * (1 + math.cos(math.pi * epoch / 9)) / 2 for epoch in range(9)])
+    sizes = {adjacency.values().numel() for adjacency in drawn}
+    assert len(sizes) > 1
+    assert max(sizes) < split.observed.num_nodes + split.observed.num_edges
+
+
+def test_no_label_moves_the_alignment_and_the_head_moves_nothing_else(split):
+    ours, other = trainer_of(split), None
+    other = copy.deepcopy(ours)
+    other.split.observed.y.mul_(0)
+    for trainer in (ours, other):
+        torch.manual_seed(1)
+        trainer.train_epoch(0)
+    for mine, theirs in zip(ours.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    encoder = copy.deepcopy(ours.model.encoder.state_dict())
+    head = HeadTrainer(ours.model, ours.split, SimMLPConfig(head_lr=0.1))
+    x, y, nodes = ours.split.observed.x, ours.split.observed.y, ours.split.observed.train_mask
+    ours.model.eval()
+    expected = F.cross_entropy(ours.model(x)[nodes], y[nodes]).item()
+    assert head.train_epoch(0) == pytest.approx(expected, rel=1e-5)
+    assert all(torch.equal(tensor, encoder[name]) for name, tensor in ours.model.encoder.state_dict().items())
+    assert head.train_epoch(1) < expected
+
+
+def test_an_epoch_is_judged_by_the_nearest_mean(split):
+    ours = trainer_of(split)
+    ours.model.eval()
+    with torch.no_grad():
+        rows = ours.model.encoder(split.graph.x)
+        labelled = split.observed_nodes[split.observed.train_mask]
+        means = torch.stack([rows[labelled][split.graph.y[labelled] == label].mean(0) for label in range(4)])
+        scores = F.normalize(rows) @ F.normalize(means.nan_to_num()).T
+    tested = split.unseen_nodes if len(split.unseen_nodes) else split.graph.test_mask
+    found = ours.evaluate()
+    assert found.test == pytest.approx((scores[tested].argmax(1) == split.graph.y[tested]).float().mean().item())

@@ -1,0 +1,105 @@
+"""Boosted trees: the module answers as scikit-learn's model, whose rounds are its epochs."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from rbm.config import TreesConfig
+from rbm.datasets.splits import split_graph
+from rbm.distillation.methods import trees
+from rbm.distillation.methods.trees import TreesTrainer, _nodes_of
+from rbm.nn.trees import TreesStudent, _rounded_down
+from rbm.teachers.outputs import outputs_from_logits
+
+
+def trainer_of(graph, classes: int = 3, **options) -> TreesTrainer:
+    split = split_graph(graph)
+    logits = torch.randn(graph.num_nodes, classes, generator=torch.Generator().manual_seed(3))
+    config = TreesConfig(**{"max_epochs": 6, "leaves": 4, "depth": 3, "min_samples": 1, **options})
+    return TreesTrainer(split, outputs_from_logits(logits, split), config, None, classes=classes, seed=5)
+
+
+def plain(graph, labels, nodes, rounds: int):
+    model = HistGradientBoostingClassifier(
+        max_iter=rounds, max_leaf_nodes=4, max_depth=3, min_samples_leaf=1, early_stopping=False, random_state=5
+    )
+    return model.fit(graph.x[nodes].numpy(), labels[nodes].numpy())
+
+
+@pytest.mark.parametrize("targets", ["labels", "teacher"])
+def test_answers_are_those_of_scikit_learn(small_graph, targets):
+    ours = trainer_of(small_graph, targets=targets)
+    labels, nodes = small_graph.y, small_graph.train_mask.nonzero().flatten()
+    if targets == "teacher":
+        soft = torch.randn(60, 3, generator=torch.Generator().manual_seed(3)).argmax(-1)
+        labels, nodes = torch.where(small_graph.train_mask, labels, soft), torch.arange(60)
+    for epoch in range(4):
+        ours.train_epoch(epoch)
+    theirs = plain(small_graph, labels, nodes, 4)
+    expected = torch.from_numpy(theirs.decision_function(small_graph.x.numpy())).float()
+    torch.testing.assert_close(ours._logits(), expected, atol=1e-5, rtol=1e-5)
+    kept = ours.model.trimmed(4, _nodes_of(ours.model, 4))
+    torch.testing.assert_close(kept(small_graph.x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(kept(small_graph.x.to_sparse_csr()), expected, atol=1e-5, rtol=1e-5)
+    used = sum(len(tree.nodes) for round_of in theirs._predictors for tree in round_of)
+    assert kept.nodes == used, "no node of a tree is lost, and none is carried along"
+    fewer = ours.model.trimmed(2, _nodes_of(ours.model, 2))
+    expected = torch.from_numpy(plain(small_graph, labels, nodes, 2).decision_function(small_graph.x.numpy())).float()
+    torch.testing.assert_close(fewer(small_graph.x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_two_classes_have_one_tree_a_round(small_graph):
+    small_graph.y = small_graph.y % 2 * 2  # the class between them has no label
+    ours = trainer_of(small_graph, targets="labels")
+    for epoch in range(3):
+        ours.train_epoch(epoch)
+    theirs = plain(small_graph, small_graph.y, small_graph.train_mask.nonzero().flatten(), 3)
+    expected = torch.from_numpy(theirs.predict_proba(small_graph.x.numpy())).float()
+    found = ours._logits().softmax(-1)
+    assert ours.model.roots.shape == (6,)
+    torch.testing.assert_close(found[:, [0, 2]], expected, atol=1e-5, rtol=1e-4)
+    assert (found[:, 1] < 1e-6).all()
+
+
+def test_a_single_class_is_no_error(small_graph):
+    small_graph.y = torch.ones_like(small_graph.y)
+    ours = trainer_of(small_graph, targets="labels")
+    ours.train_epoch(0)
+    assert (ours._logits().argmax(-1) == 1).all()
+    assert ours.model.trimmed(1, _nodes_of(ours.model, 1))(small_graph.x).argmax(-1).eq(1).all()
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 10])
+def test_a_round_has_the_same_bits_when_it_is_grown_again(small_graph, monkeypatch, at_once):
+    monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", at_once)
+    ours, resumed = trainer_of(small_graph), trainer_of(small_graph)
+    for epoch in range(5):
+        ours.train_epoch(epoch)
+    resumed.resume_at(4)
+    resumed.train_epoch(4)
+    assert torch.equal(ours._logits(), resumed._logits())
+    monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", 1)
+    single = trainer_of(small_graph)
+    single.resume_at(5)
+    assert torch.equal(ours._logits(), single._logits()), "it does not matter how many are grown at once"
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(ours.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
+    )
+
+
+def test_thresholds_in_single_precision_send_every_row_the_same_way():
+    thresholds = np.random.default_rng(0).normal(size=1000)
+    rounded = _rounded_down(thresholds)
+    rows = np.concatenate(
+        [rounded, np.nextafter(rounded, np.float32(np.inf)), np.nextafter(rounded, np.float32(-np.inf))]
+    )
+    doubles = np.tile(thresholds, 3)
+    np.testing.assert_array_equal(rows <= np.tile(rounded, 3), rows.astype(np.float64) <= doubles)
+
+
+def test_rows_of_another_width_are_told():
+    student = TreesStudent(4, 3, rounds=1, outputs=3, nodes=3, depth=1)
+    with pytest.raises(ValueError, match=r"hold 5 numbers .*expected 4: 4 features"):
+        student(torch.zeros(2, 5))
