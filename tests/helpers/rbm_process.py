@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
@@ -26,7 +28,8 @@ class RbmProcess:
     def __init__(self, *arguments: object, cwd: Path):
         self._files = [cwd / f".{name}.{time.monotonic_ns()}" for name in ("out", "err")]
         forkserver.set_forkserver_preload(_PRELOADED)
-        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # it does not take over this one's path
+        # It does not take over this one's path.
+        with interruptible(), mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
             forkserver.ensure_running()
         command = (str(cwd), [str(argument) for argument in arguments], [str(path) for path in self._files])
         self._process = multiprocessing.get_context("forkserver").Process(target=_run, args=command)
@@ -50,9 +53,19 @@ class RbmProcess:
         """
         self._process.join(timeout)
         if self.returncode is None:
-            self._process.kill()
+            os.killpg(self.pid, signal.SIGKILL)
             raise AssertionError(f"rbm did not end within {timeout} seconds")
         return tuple(path.read_text() for path in self._files)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Around a process's start: Ctrl-C reaches it. What a shell runs in the background inherits that it does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run(cwd: str, arguments: list[str], files: list[str]) -> None:

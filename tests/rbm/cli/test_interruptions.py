@@ -1,13 +1,15 @@
 """Ctrl-C and SIGTERM: one sentence that says how to go on, no process left behind, and it does go on."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from rbm_process import RbmProcess
+from rbm_process import RbmProcess, interruptible
 
 pytestmark = pytest.mark.slow
 QUICK = ["--set", "teacher.max_epochs=3", "--set", "encoding.deepwalk=false", "--no-plots", "--method", "rbm"]
@@ -17,7 +19,8 @@ LONG = [*QUICK, "--set", "rbm.max_epochs=100000", "--set", "rbm.patience=100000"
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "rbm", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes)
+    with interruptible():
+        return subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes)
 
 
 def wait_until(what, seconds: float = 300) -> None:
@@ -58,11 +61,15 @@ def test_worker_processes_end_with_an_interrupted_command(tmp_path):
         children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
         return [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
-    wait_until(lambda: len(workers()) == 2 and any((tmp_path / "runs" / "cache").glob("teacher-*")))
-    left = workers()
-    run.send_signal(signal.SIGINT)
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 130
-    assert err.strip().splitlines()[-1].endswith("what is done so far is kept; continue by the same command")
-    assert "Traceback" not in err
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 60)
+    try:
+        wait_until(lambda: len(workers()) == 2 and any((tmp_path / "runs" / "cache").glob("teacher-*")))
+        left = workers()
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == 130
+        assert err.strip().splitlines()[-1].endswith("what is done so far is kept; continue by the same command")
+        assert "Traceback" not in err
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
