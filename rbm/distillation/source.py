@@ -5,6 +5,8 @@ edge (:mod:`rbm.distillation.methods.labels`). Where that MLP is ahead of the te
 learn from it: its soft labels tell them of nodes that have no label. Only validation nodes are asked.
 """
 
+from dataclasses import replace
+
 import torch
 
 from rbm.datasets.splits import GraphSplit
@@ -24,5 +26,14 @@ def is_ahead_of_teacher(split: GraphSplit, teacher: TeacherOutputs, labels: Trai
 
 @torch.no_grad()
 def outputs_of_labels(split: GraphSplit, labels: TrainedStudent) -> TeacherOutputs:
-    """What that MLP gives, in a teacher's place. It has no module, so that every soft label is trusted alike."""
-    return outputs_from_logits(predict(labels.student, split.full_rows), split)
+    """What that MLP gives, in a teacher's place, with its last hidden layer. It has no module, so that every soft label
+    is trusted alike.
+    """
+    layers, hidden = labels.student.layers, []
+    shows = layers[-1].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+    try:
+        outputs = outputs_from_logits(predict(labels.student, split.full_rows), split)
+    finally:
+        shows.remove()
+    # What goes into the only layer are the features.
+    return outputs if len(layers) == 1 else replace(outputs, hidden=torch.cat(hidden)[split.observed_nodes])

@@ -27,6 +27,7 @@ class TeacherOutputs:
         result: accuracies, as in ``summary.json``.
         module: the teacher, or None where there are logits alone.
         observed: the observed graph, which ``module`` is asked about.
+        hidden: the last hidden layer, ``[N_observed, H]``, where no module is there to ask for it.
     """
 
     soft_labels: Tensor
@@ -34,6 +35,7 @@ class TeacherOutputs:
     result: dict[str, Any]
     module: nn.Module | None = None
     observed: Data | None = None
+    hidden: Tensor | None = None
     _changes: dict[tuple, Tensor] = field(default_factory=dict)
 
     def entropy_change(self, config: ReliabilityConfig, seed: int) -> Tensor:
@@ -56,6 +58,8 @@ class TeacherOutputs:
         Raises:
             ValueError: it shows none; the message begins with the ``reason``, the setting that asks for it.
         """
+        if self.hidden is not None:
+            return self.hidden
         if not hasattr(self.module, "embed"):
             raise ValueError(
                 f"{reason}, but this teacher shows no hidden layer; set it otherwise, or use a teacher of this package,"

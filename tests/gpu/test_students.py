@@ -95,7 +95,9 @@ def test_an_rbm_student_trains_alike(detach_gates, bare_gpu):
         once = ("cosine_topk_backward", "expert_matmul_backward_input")
         for name in ("memory_statistics", "memory_update_"):  # where librbm_cuda does not serve
             assert calls.pop(name, 2 * STEPS) >= 2 * STEPS
-        assert calls == {**dict.fromkeys(twice, 2 * STEPS), **dict.fromkeys(once, STEPS), "routed_matmul": 2}
+        # Rehearsed on a CPU, the answers come from an operator that only CPUs have.
+        answers = {} if bare_gpu.name == "cpu" else {"routed_matmul": 2}
+        assert calls == {**dict.fromkeys(twice, 2 * STEPS), **dict.fromkeys(once, STEPS), **answers}
 
 
 def test_an_mlp_student_trains_alike(bare_gpu):

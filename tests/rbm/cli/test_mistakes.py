@@ -101,7 +101,8 @@ def test_a_mistake_ends_in_one_sentence_and_leaves_nothing(rbm, tmp_path, argume
     assert "Traceback" not in err
     assert re.search(message, err), err
     assert not any((tmp_path / "runs").glob("*/*.safetensors"))
-    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
+    # Python may keep what it compiled of a plugin.
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == set(FILES)
 
 
 def test_a_library_that_breaks_is_no_mistake_of_the_user(rbm, monkeypatch):

@@ -1,6 +1,7 @@
 """Students learn from the MLP on labels where it is ahead of the teacher at validation by more than chance."""
 
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from block_graphs import block_graph
 import rbm
 from rbm.config import Config
 from rbm.config.presets import preset_config
+from rbm.distillation.source import outputs_of_labels
 from rbm.experiments.runner import Experiment, run_experiment
 from rbm.nn.students import predict
 from rbm.utils.precision import fast_float32
@@ -47,6 +49,18 @@ def test_a_misled_teacher_is_not_learned_from(setting):
     assert not same(found, asked)
     assert list(found.students) == ["mlp", "labels"]
     assert found.summary["teacher"] == asked.summary["teacher"], "the graph network is still told of"
+
+
+def test_methods_that_ask_for_a_hidden_layer_get_that_mlps():
+    data = block_graph(0.1, nodes=300, degree=5)
+    config = QUICK.updated({"nosmog": {"max_epochs": 2, "similarity_weight": 0.1}})
+    found = distilled(data, config, methods=["nosmog"])
+    assert found.summary["verdict"]["source"] == "labels"
+    outputs = outputs_of_labels(found.split, SimpleNamespace(student=found.students["labels"]))
+    assert outputs.embedding("nosmog.similarity_weight is set").shape == (
+        300,
+        found.students["labels"].layers[-1].in_features,
+    )
 
 
 def test_a_good_teacher_is_learned_from():

@@ -29,6 +29,7 @@ CONFIG = Config().updated(
         "ensemble": {"members": 2},
         "simmlp": {**FEW, "hidden_channels": 16, "head_epochs": 2},
         "cohop": {**FEW, "rounds": 1},
+        "distill": {"source": "teacher"},  # TINED takes the layers of a teacher, and this one has few epochs
     }
 )
 DISTILL = {"config": CONFIG, "measure_latency": False}
