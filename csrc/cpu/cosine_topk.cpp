@@ -16,20 +16,9 @@ void route(
   const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0);
   const auto inverse_norms = scratch<Acc>(num_experts);
   std::unique_ptr<Acc[]> copies;
-  const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms.get(), copies);
-  const Routing<T> routing{
-      .h = data<T>(h),
-      .row_stride = h.stride(0),
-      .memory = vectors,
-      .inverse_norms = inverse_norms.get(),
-      .features = features,
-      .num_experts = num_experts,
-      .top_k = k,
-      .temperature = static_cast<Acc>(temperature),
-      .gates = mutable_data<Acc>(gates),
-      .experts = mutable_data<int32_t>(experts),
-      .cosines = mutable_data<Acc>(cosines),
-  };
+  const Routing<T> routing = routing_of<T>(
+      h, memory, k, temperature, inverse_norms.get(), copies, mutable_data<Acc>(gates), mutable_data<int32_t>(experts),
+      mutable_data<Acc>(cosines));
   const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     const auto work = scratch<Acc>(routing_scratch<T>(num_experts));

@@ -122,21 +122,8 @@ Tensor route_and_multiply(
   if (rows == 0 || outputs == 0) return y;
   const auto inverse_norms = scratch<Acc>(num_experts);
   std::unique_ptr<Acc[]> copies;
-  const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms.get(), copies);
   const Layer<T> layer{
-      .routing{
-          .h = data<T>(x),
-          .row_stride = x.stride(0),
-          .memory = vectors,
-          .inverse_norms = inverse_norms.get(),
-          .features = features,
-          .num_experts = num_experts,
-          .top_k = k,
-          .temperature = static_cast<Acc>(temperature),
-          .gates = nullptr,
-          .experts = nullptr,
-          .cosines = nullptr,
-      },
+      .routing = routing_of<T>(x, memory, k, temperature, inverse_norms.get(), copies),
       .experts{data<T>(packed), num_experts, features, outputs},
       .padded = sizes.padded(outputs),
       .panel_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),

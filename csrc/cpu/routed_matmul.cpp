@@ -20,20 +20,8 @@ Tensor few_rows_at_once(
   Acc* const gates = numbers.get();
   Acc* const inverse_norms = gates + 2 * rows * k;
   std::unique_ptr<Acc[]> copies;
-  const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms, copies);
-  const Routing<T> routing{
-      .h = data<T>(x),
-      .row_stride = x.stride(0),
-      .memory = vectors,
-      .inverse_norms = inverse_norms,
-      .features = features,
-      .num_experts = num_experts,
-      .top_k = k,
-      .temperature = static_cast<Acc>(temperature),
-      .gates = gates,
-      .experts = experts.get(),
-      .cosines = gates + rows * k,
-  };
+  const Routing<T> routing =
+      routing_of<T>(x, memory, k, temperature, inverse_norms, copies, gates, experts.get(), gates + rows * k);
   const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / std::max<int64_t>(1, num_experts * features));
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     const auto work = scratch<Acc>(routing_scratch<T>(num_experts));

@@ -279,4 +279,27 @@ const Acc* measured(
   return copies.get();
 }
 
+// Routing of the rows h by these memory vectors, measured here. Kernels that route rows a tile at a time set the results.
+template <typename T>
+Routing<T> routing_of(
+    const Tensor& h, const Tensor& memory, int64_t k, double temperature, Accumulation<T>* inverse_norms,
+    std::unique_ptr<Accumulation<T>[]>& copies, Accumulation<T>* gates = nullptr, int32_t* experts = nullptr,
+    Accumulation<T>* cosines = nullptr) {
+  using Acc = Accumulation<T>;
+  const int64_t num_experts = memory.size(0), features = memory.size(1);
+  return {
+      .h = data<T>(h),
+      .row_stride = h.stride(0),
+      .memory = measured(data<Acc>(memory), num_experts, features, inverse_norms, copies),
+      .inverse_norms = inverse_norms,
+      .features = features,
+      .num_experts = num_experts,
+      .top_k = k,
+      .temperature = static_cast<Acc>(temperature),
+      .gates = gates,
+      .experts = experts,
+      .cosines = cosines,
+  };
+}
+
 }  // namespace rbm::cpu
