@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from saved_runs import save_run
 
-import rbm
-from rbm.config import Config
 from rbm.serving import folders
 from rbm.serving.folders import predict_folder
 from rbm.serving.prediction import Predictor, predict_file
-from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -25,13 +23,7 @@ ROWS = (23, 0, 7, 40)  # of each file
 
 def make_run(folder: Path, *, seed: int = 0, encodings: torch.Tensor | None = None) -> Path:
     torch.manual_seed(seed)
-    width = F + (0 if encodings is None else encodings.shape[1])
-    run, student = RunFolder(folder, Config()), rbm.RbMStudent(width, 8, 3)
-    run.save_phase("rbm", student, {})
-    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
-    if encodings is not None:
-        run.save_tensors("encodings", {"encodings": encodings})
-    return folder
+    return save_run(folder, F, encodings=encodings)
 
 
 @pytest.fixture

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from saved_runs import save_run
 
 import rbm
-from rbm.config import Config
 from rbm.datasets.encodings import transfer
 from rbm.serving import feature_files, neighbors
 from rbm.serving.prediction import predict_file
-from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
 F, D, ROWS, NODES = 6, 4, 23, 30
-SHAPE = {"in_channels": F, "hidden_channels": 8, "out_channels": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -26,19 +24,9 @@ def _small_pieces(monkeypatch):
     monkeypatch.setattr(neighbors, "_EDGES_AT_ONCE", 7)
 
 
-def make_run(folder: Path, *, features: int = F, encodings: torch.Tensor | None = None) -> Path:
-    arguments = {**SHAPE, "in_channels": features + (0 if encodings is None else encodings.shape[1])}
-    run, student = RunFolder(folder, Config()), rbm.RbMStudent(**arguments)
-    run.save_phase("rbm", student, {})
-    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
-    if encodings is not None:
-        run.save_tensors("encodings", {"encodings": encodings})
-    return folder
-
-
 @pytest.fixture
 def run(tmp_path):
-    return make_run(tmp_path / "run")
+    return save_run(tmp_path / "run", F)
 
 
 @pytest.fixture
@@ -110,7 +98,7 @@ def test_no_rows(run, tmp_path, ending):
 @pytest.mark.parametrize("features", ["npy", "csv"])
 def test_neighbors_piece_by_piece(tmp_path, x, features, order, ending):
     known = torch.randn(NODES, D)
-    run = make_run(tmp_path / "run", encodings=known)
+    run = save_run(tmp_path / "run", F, encodings=known)
     generator = np.random.default_rng(1)
     edges = np.stack([np.sort(generator.integers(0, ROWS, 40)), generator.integers(0, NODES, 40)], axis=1)
     edges = edges[(edges[:, 0] < 10) | (edges[:, 0] >= 15)]  # a whole piece of five rows is joined to nothing
@@ -133,7 +121,7 @@ def test_neighbors_piece_by_piece(tmp_path, x, features, order, ending):
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("features", ["npy", "csv"])
 def test_a_neighbor_of_a_row_that_is_not_there(tmp_path, x, features, order):
-    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    run = save_run(tmp_path / "run", F, encodings=torch.randn(NODES, D))
     SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
     np.save(tmp_path / "n.npy", np.array([[0, 1], [3, 2], [ROWS, 5]])[::order])
     line = {1: 2, -1: 0}[order]
@@ -227,7 +215,7 @@ for name in sys.argv[2:]:
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """32 MiB of features, then 400 of them, in pieces of the usual size."""
     width = 2048
-    run = make_run(tmp_path / "run", features=width)
+    run = save_run(tmp_path / "run", width)
     for name, rows in (("small.npy", 2**12), ("large.npy", 50 * 2**10)):
         with open(tmp_path / name, "wb") as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
@@ -242,7 +230,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 @pytest.mark.parametrize("way", ["by its name", "by a link"])
 def test_predictions_never_replace_an_input(tmp_path, x, way):
-    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    run = save_run(tmp_path / "run", F, encodings=torch.randn(NODES, D))
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "n.npy", np.array([[0, 1]]))
     out = tmp_path / "n.npy"
@@ -255,8 +243,8 @@ def test_predictions_never_replace_an_input(tmp_path, x, way):
 
 
 def test_encodings_of_another_run(tmp_path, x):
-    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
-    make_run(tmp_path / "other", encodings=torch.randn(NODES, D + F))
+    run = save_run(tmp_path / "run", F, encodings=torch.randn(NODES, D))
+    save_run(tmp_path / "other", F, encodings=torch.randn(NODES, D + F))
     (tmp_path / "other" / "encodings.safetensors").replace(run / "encodings.safetensors")
     np.save(tmp_path / "x.npy", x)
     with pytest.raises(ValueError, match="holds encodings of 10 columns, and its student takes rows of 10: they"):
