@@ -1,4 +1,4 @@
-"""Experts of two products with SwiGLU between them: what some libraries compute, and ours made of two calls.
+"""Experts of two products with SwiGLU between them: ours, what some libraries compute, and two dense linear layers.
 
 ``N`` of the shape is the hidden width. There are no biases: not every library has them.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.measure.device import HERE
 from benchmarks.measure.shapes import CORA, DEVICE, MOST, PRECISIONS, Problem, Shape, Workload, for_this_machine
 from benchmarks.peers import ffn_peers
-from benchmarks.peers.ffn import cost_backward, cost_forward, eager_ffn
+from benchmarks.peers.ffn import cost_backward, cost_forward, dense_ffn, eager_ffn
 
 # Three times the operations of an expert matmul: on a CPU of few rows alone, and in float32.
 SHAPES = (for_this_machine(MOST)[0], Shape(CORA)) if HERE.is_gpu else (Shape(CORA),)
@@ -22,6 +22,8 @@ WORKLOADS = [
     for precision in (PRECISIONS if HERE.is_gpu else PRECISIONS[:1])
 ]
 COMPARED = 4096  # rows of results that are compared with float64; all rows are in the weights' gradient
+# Of the same operations, which no expert routes: it is timed beside them and compared with nothing.
+DENSE = {"torch.nn.Linear, k I": dense_ffn}
 PART = 16_384  # rows that are multiplied in float64 at a time
 
 
@@ -72,7 +74,7 @@ def test_ffn(suite, workload: Workload):
 
     def forward_and_backward(f, p: FfnProblem) -> tuple[Tensor, ...]:
         y = forward(f, p)
-        return y, *torch.autograd.grad(y, p.leaves, p.grad)
+        return y, *torch.autograd.grad(y, p.leaves, p.grad, allow_unused=True)
 
     def compared(f, p: FfnProblem) -> tuple[Tensor, ...]:
         y, grad_x, grad_gates, *weights = forward_and_backward(f, p)
@@ -82,10 +84,10 @@ def test_ffn(suite, workload: Workload):
     sizes = (shape.rows, shape.features, shape.outputs, shape.experts, shape.top_k, run.dtype)
     with torch.no_grad():
         right = run.check("forward", implementations, lambda f, p: (forward(f, p)[some],), first, exact[:1])
-        run.time("forward", right, forward, problems, cost_forward(*sizes))
+        run.time("forward", right | DENSE, forward, problems, cost_forward(*sizes))
     right = run.check("forward + backward", right, compared, first, exact)
     both = cost_forward(*sizes) + cost_backward(*sizes)
-    run.time("forward + backward", right, forward_and_backward, problems, both)
+    run.time("forward + backward", right | DENSE, forward_and_backward, problems, both)
     run.saved_bytes(right, forward, first, (first.experts, *first.leaves))
 
 

@@ -1,10 +1,12 @@
 """The examples do what they print."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -38,3 +40,15 @@ def test_digits_in_four_orientations(tmp_path, capsys):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_transformer_of_experts_is_trained_observed_compiled_exported_and_served(tmp_path, capsys):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    assert len((EXAMPLES / "digits_transformer.py").read_text().splitlines()) < 120
+    found = load("digits_transformer").main(tmp_path, epochs=2, seed=0, backend="eager")
+    assert found["trained"] > 0.3  # chance is 0.1; 30 epochs are in docs/layer.md
+    assert found["compiled"] == found["served"] == found["trained"]
+    printed = capsys.readouterr().out
+    assert re.findall(r"(?m)^(blocks\S+) +([\d,]+) ", printed) == [(f"blocks.{i}.ffn", "7,200") for i in range(2)]
+    assert f"served: {found['served']:.2%}" in printed

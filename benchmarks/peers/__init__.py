@@ -16,7 +16,7 @@ from benchmarks.peers.experts import (
     sorted_addmm,
     split_by_expert,
 )
-from benchmarks.peers.ffn import eager_ffn, expert_matmul_ffn, grouped_mm_ffn
+from benchmarks.peers.ffn import eager_ffn, expert_matmul_ffn, grouped_mm_ffn, rbm_ffn
 from benchmarks.peers.layers import SortedRbMLayer, SplitRbMLayer
 from benchmarks.peers.libraries import missing_libraries, usable
 
@@ -43,9 +43,10 @@ def peers(dtype: torch.dtype, *, compiled: bool = True) -> dict[str, Callable[..
 
 
 def ffn_peers(*, compiled: bool = True) -> dict[str, Callable[..., Tensor]]:
-    """Whatever computes experts of two products with SwiGLU between them, by name: ours, made of two calls, too."""
+    """Whatever computes experts of two products with SwiGLU between them, by name: ours too, also with rows copied."""
     found: dict[str, Callable[..., Tensor]] = {
-        "rbm": expert_matmul_ffn,
+        "rbm": rbm_ffn,
+        "rbm, rows copied": expert_matmul_ffn,
         "eager": eager_ffn,
         "grouped_mm": grouped_mm_ffn,
     }

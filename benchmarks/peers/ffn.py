@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.peers.experts import gate_of_expert, grouped_products, inverse, sort_pairs
+from rbm.nn.feed_forward import expert_feed_forward
 from rbm_kernels import expert_matmul
 from rbm_kernels.cost import Cost
 
@@ -32,6 +33,11 @@ def eager_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tenso
     return y
 
 
+def rbm_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    """What :class:`rbm.RbMFeedForward` computes once its rows are routed."""
+    return expert_feed_forward(x, up, None, down, None, gates, experts, activation="swiglu")
+
+
 def expert_matmul_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
     """Two calls of ``expert_matmul``, each pair of a row and an expert a row of its own, and PyTorch between them.
 
@@ -42,6 +48,13 @@ def expert_matmul_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, expert
     hidden = expert_matmul(x.repeat_interleave(k, 0), up, up.new_zeros(up.shape[:2]), ones, pairs)
     out = expert_matmul(swiglu(hidden), down, down.new_zeros(down.shape[:2]), gates.reshape(-1, 1), pairs)
     return out.view(rows, k, -1).sum(1)
+
+
+def dense_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    """Two dense linear layers of the same operations, ``k I`` hidden features wide, which route nothing: no peer."""
+    k = gates.shape[1]
+    hidden = swiglu(F.linear(x, up[:k].flatten(0, 1)).unflatten(-1, (k, -1)))
+    return F.linear(hidden.flatten(-2), down[:k].transpose(0, 1).flatten(1))
 
 
 def grouped_mm_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:

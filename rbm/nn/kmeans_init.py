@@ -1,16 +1,19 @@
 """Where the memory vectors start: at the K-means centres of what each router sees, or at the means of given groups."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
 import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.nn.half_rows import HalfPrecisionRows
-from rbm.nn.rbm_layer import FusedRbMLayer
-from rbm.nn.sparse_rows import Features, Rows, as_rows, memory_statistics
-from rbm.nn.students import RbMStudent
+from rbm.nn.memory_router import MemoryRouter
+from rbm.nn.routing_record import is_sparse_pair, visit_router_inputs
+from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, memory_statistics
 
 
 def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:
@@ -88,31 +91,59 @@ def _unit_rows(rows: Rows) -> np.ndarray | sp.csr_matrix:
 
 @torch.no_grad()
 def initialize_memory(
-    student: RbMStudent, x: Features, *, seed: int = 0, max_rows: int | None = None, groups: Tensor | None = None
+    model: nn.Module, inputs: Any, *, seed: int = 0, max_rows: int | None = None, groups: Tensor | None = None
 ) -> None:
-    """Place every layer's memory vectors, first layer first, by the rows ``x [B, F]`` as they arrive at each router.
+    """Place the memory vectors of every layer of a model by K-means over the rows that arrive at its router.
 
-    A layer that has its memory routes the rows to the next one, in eval mode, as the released code does (the paper says
-    only "inputs for each layer"). With ``max_rows`` that many rows, drawn at random once, stand for all. ``groups``
-    (int64 ``[B]``, below the number of experts) take the place of each layer's K-means: an expert's vector is the mean
-    direction of its group's rows.
+    One forward in eval mode does it, as the released code does (the paper says only "inputs for each layer"): a layer
+    is placed when its rows arrive, and routes them by its new memory to the layers after it. A layer that the forward
+    calls several times is placed by its first call. Call it once before training.
+
+    Args:
+        model: a student, or any module with layers that route by memory in it.
+        inputs: what the model takes: one value (of a student rows ``[B, F]``, dense or sparse), a tuple of positional
+            arguments, or a mapping of keyword arguments.
+        seed: of K-means, and of what is drawn.
+        max_rows: that many of the first dimension of the inputs, drawn at random once, stand for all; where a layer
+            sees so many rows or more, K-means takes that many of them, by mini-batches. All by default.
+        groups: int64 ``[B]``, below the number of experts, takes the place of each layer's K-means: an expert's vector
+            is the mean direction of its group's rows. Each layer then sees one row for each of the inputs.
+
+    Raises:
+        ValueError: the model has no such layer or calls none, a layer sees fewer rows than it has experts, rows are
+            not finite, or ``groups`` are not as many as a layer's rows.
     """
-    x = x if isinstance(x, HalfPrecisionRows) else as_rows(x)
     if max_rows is not None:
-        x = _sample(x, max_rows, seed)
+        inputs = _sample_inputs(inputs, max_rows, seed)
         groups = None if groups is None else _sample(groups, max_rows, seed)
-    training = student.training
-    student.eval()
-    for layer, rows in student.router_inputs(x):
+
+    def place(name: str, layer: MemoryRouter, rows: Rows) -> None:
         if groups is None:
             centers = kmeans_memory(rows, layer.num_experts, seed=seed, max_rows=max_rows)
+        elif len(groups) != rows.shape[0]:
+            raise ValueError(
+                f"groups are {len(groups)} and layer {name!r} sees {rows.shape[0]} rows, expected one group a row"
+            )
         else:
             centers = group_memory(rows, groups, layer.num_experts)
         _place(layer, centers)
-    student.train(training)
+
+    visit_router_inputs(model, inputs, place)
 
 
-def _place(layer: FusedRbMLayer, centers: Tensor) -> None:
+def _sample_inputs(inputs: Any, count: int, seed: int) -> Any:
+    """So many of the first dimension of what a model takes, the same of each of its arguments."""
+    if isinstance(inputs, Mapping):
+        return {name: _sample_inputs(value, count, seed) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list) and not is_sparse_pair(inputs):
+        return tuple(_sample_inputs(value, count, seed) for value in inputs)
+    if isinstance(inputs, HalfPrecisionRows):
+        return _sample(inputs, count, seed)
+    rows = as_rows(inputs) if isinstance(inputs, Tensor | SparseRows | tuple | list) else None
+    return inputs if rows is None or len(rows.shape) == 0 else _sample(rows, count, seed)
+
+
+def _place(layer: MemoryRouter, centers: Tensor) -> None:
     # K-means leaves a centre at zero when rows are zero or fewer directions than experts exist. Such a vector has no
     # direction to be near to; the layer's random start has one.
     placed = centers.norm(dim=-1, keepdim=True) > 0

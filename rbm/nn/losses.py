@@ -7,10 +7,11 @@ rank's own rows; weigh them by its share.
 
 import math
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm.nn.rbm_layer import Routing
+from rbm.nn.memory_router import Routing, routed_layers
+from rbm.nn.routing_record import RoutingRecord, open_record
 from rbm.utils.distributed import all_gather_rows, all_reduce_sum, world_size
 
 TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
@@ -142,3 +143,49 @@ def embedding_loss(
         if load_balance_weight > 0:
             loss = loss + load_balance_weight * load_balance_loss(routing, memory.shape[0])
     return loss
+
+
+def auxiliary_loss(
+    model: nn.Module,
+    routing: RoutingRecord | None = None,
+    *,
+    commitment_weight: float = 0.05,
+    self_similarity_weight: float = 0.01,
+    load_balance_weight: float = 0.01,
+) -> Tensor:
+    """The weighted losses of all layers of a model that route by memory (paper, Eq. 12), to be added to its own loss.
+
+    ::
+
+        with rbm.record_routing(model):
+            loss = F.cross_entropy(model(x), labels) + rbm.auxiliary_loss(model)
+        loss.backward()
+
+    Args:
+        model: any module with such layers in it.
+        routing: what :func:`rbm.record_routing` yielded for the model; by default the record that is being written.
+            Layers that were not called have no loss. Rows of several calls count as one batch.
+        commitment_weight: of :func:`commitment_loss`.
+        self_similarity_weight: of :func:`self_similarity_loss`. It has a gradient where ``layer.memory`` requires one:
+            call ``layer.memory.requires_grad_()`` and give it to the optimiser, as students do.
+        load_balance_weight: of :func:`load_balance_loss`. It is not a sum over rows: micro-batches are balanced each
+            for itself.
+
+    Returns:
+        A scalar. The default weights are those of the configuration's section ``rbm``.
+
+    Raises:
+        ValueError: the model has no such layer, or its routing is not recorded, or was not called yet.
+    """
+    record, mine = open_record(model) if routing is None else routing, {*routed_layers(model).values()}
+    layers = {name: layer for name, layer in record.layers.items() if layer in mine and name in record}
+    if not layers:
+        raise ValueError("routing of the model is recorded and holds no forward of it: call the model before the loss")
+    loss = embedding_loss(
+        [record[name] for name in layers],
+        [layer.memory for layer in layers.values()],
+        commitment_weight=commitment_weight,
+        self_similarity_weight=self_similarity_weight,
+        load_balance_weight=load_balance_weight,
+    )
+    return loss if isinstance(loss, Tensor) else next(iter(layers.values())).memory.new_zeros(())

@@ -1,8 +1,10 @@
-"""Counting the parameters of a student."""
+"""The parameters of a model: how many there are, and which of them an optimiser lets decay."""
+
+from typing import Any
 
 from torch import nn
 
-from rbm.nn.rbm_layer import FusedRbMLayer
+from rbm.nn.memory_router import MemoryRouter
 
 
 def count_parameters(student: nn.Module) -> tuple[int, int]:
@@ -16,8 +18,46 @@ def count_parameters(student: nn.Module) -> tuple[int, int]:
     for layer in student.modules():
         if not hasattr(layer, "num_experts"):
             continue
-        if isinstance(layer, FusedRbMLayer):
+        if isinstance(layer, MemoryRouter):
             total += layer.memory.numel()
-        experts = (layer.weight, layer.bias, getattr(layer, "attention", None))
-        idle += (layer.num_experts - layer.top_k) * sum(p[0].numel() for p in experts if p is not None)
+            experts = layer.expert_parameters()
+        else:
+            experts = [layer.weight, layer.bias]
+        idle += (layer.num_experts - layer.top_k) * sum(p[0].numel() for p in experts)
     return total, total - idle
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters in two groups for an optimiser: what decays, and what does not.
+
+    ``log_scale`` and ``attention`` are logarithms of factors, so that decay pulls these factors to one whatever the
+    loss says; biases and the scales of norms are spared by common practice. In layers of experts all of these have a
+    dimension more than elsewhere, so the usual rule, to spare what has one dimension, does not find them. ::
+
+        optimizer = torch.optim.AdamW(rbm.parameter_groups(model, weight_decay=0.01), lr=1e-3)
+
+    Args:
+        model: any module.
+        weight_decay: of the first group, at least 0.
+
+    Returns:
+        ``[{"params": [...], "weight_decay": weight_decay}, {"params": [...], "weight_decay": 0.0}]``: matrices, and
+        everything else. Every parameter that requires a gradient is in one of them, once.
+
+    Raises:
+        ValueError: a negative ``weight_decay``.
+    """
+    if weight_decay < 0:
+        raise ValueError(f"weight_decay is {weight_decay}, expected at least 0")
+    spared = set()
+    for layer in model.modules():
+        if isinstance(layer, MemoryRouter):
+            names = ("bias", "bias_in", "bias_out", "attention", "log_scale")
+            spared |= {id(getattr(layer, name, None)) for name in names}
+        elif hasattr(layer, "num_experts") and isinstance(getattr(layer, "bias", None), nn.Parameter):
+            spared.add(id(layer.bias))
+    decayed, kept = [], []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (kept if id(parameter) in spared or parameter.dim() < 2 else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]

@@ -1,29 +1,19 @@
 """The Routing-by-Memory layer: a sparse mixture of linear experts, routed by memory vectors that follow their rows."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import FoldedExperts, fold, input_scale
-from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, dropout, linear, memory_statistics
+from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype
+from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
-from rbm.utils.distributed import world_size
-from rbm_kernels import expert_matmul, memory_update_, routed_matmul, routed_matmul_packed
+from rbm_kernels import cosine_topk, expert_matmul, routed_matmul, routed_matmul_packed
 
 
-class Routing(NamedTuple):
-    """Where a layer sent its rows: each ``[..., k]``. Gates and cosines carry gradients to the layer's input."""
-
-    gates: Tensor
-    experts: Tensor
-    cosines: Tensor
-
-
-class FusedRbMLayer(nn.Module):
+class FusedRbMLayer(MemoryRouter):
     r"""Routing-by-Memory layer (paper, Eqs. 3 to 5): a module from ``[..., in_features]`` to ``[..., out_features]``.
 
     Every row goes to the ``top_k`` of ``num_experts`` linear experts whose memory vectors lie closest to it in cosine
@@ -66,6 +56,8 @@ class FusedRbMLayer(nn.Module):
 
     Attributes:
         track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
+        track_usage: whether forwards count in ``usage``, in training and in eval mode; off by default.
+        usage: int64 ``[E]``, how many rows each expert has received since :meth:`reset_usage`, in this process.
         weight: ``[E, out_features, in_features]``.
         bias: ``[E, out_features]``, or None.
         attention: ``[E, in_features]``, the logarithm ``a``, or None.
@@ -76,7 +68,6 @@ class FusedRbMLayer(nn.Module):
         ValueError: a size below one, ``top_k > num_experts``, or ``decay`` or ``dropout`` out of range.
     """
 
-    track_memory: bool = True
     _folded: FoldedExperts | None = None
 
     def __init__(
@@ -99,44 +90,30 @@ class FusedRbMLayer(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        for name, size in (("in_features", in_features), ("out_features", out_features), ("num_experts", num_experts)):
-            if size < 1:
-                raise ValueError(f"{name} is {size}, expected at least 1")
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
-        if not 0.0 <= decay <= 1.0:
-            raise ValueError(f"decay is {decay}, expected between 0 and 1")
+        if out_features < 1:
+            raise ValueError(f"out_features is {out_features}, expected at least 1")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout is {dropout}, expected at least 0 and below 1")
-        for name, positive in (
-            ("gate_temperature", gate_temperature),
-            ("init_scale", init_scale),
-            ("init_attention", init_attention),
-        ):
+        for name, positive in (("init_scale", init_scale), ("init_attention", init_attention)):
             if not positive > 0.0:
                 raise ValueError(f"{name} is {positive}, expected a positive number")
-
-        self.in_features, self.out_features = in_features, out_features
-        self.num_experts, self.top_k = num_experts, top_k
-        self.decay, self.dropout, self.gate_temperature = decay, dropout, gate_temperature
-        self.detach_gates = detach_gates
-        self.normalize_memory, self.normalize_memory_input = normalize_memory, normalize_memory_input
-        self.init_scale, self.init_attention = init_scale, init_attention
-
         factory = {"device": device, "dtype": dtype}
+        super().__init__(
+            in_features,
+            num_experts,
+            top_k,
+            decay=decay,
+            gate_temperature=gate_temperature,
+            normalize_memory=normalize_memory,
+            normalize_memory_input=normalize_memory_input,
+            **factory,
+        )
+        self.out_features, self.dropout, self.detach_gates = out_features, dropout, detach_gates
+        self.init_scale, self.init_attention = init_scale, init_attention
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, **factory))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features, **factory)) if bias else None
         self.attention = nn.Parameter(torch.empty(num_experts, in_features, **factory)) if input_attention else None
         self.log_scale = nn.Parameter(torch.empty(1, **factory))
-
-        memory_dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
-        memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
-        self.register_buffer("memory", memory)
-        # What the last training forward saw and the memory has not yet followed. A total of zero means nothing.
-        self.register_buffer("pending_sum", torch.zeros_like(memory), persistent=False)
-        self.register_buffer("pending_total", torch.zeros_like(memory[:, 0]), persistent=False)
-        self.register_state_dict_pre_hook(_follow_before_saving)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -149,9 +126,7 @@ class FusedRbMLayer(nn.Module):
             if self.attention is not None:
                 self.attention.fill_(math.log(self.init_attention))
             self.log_scale.fill_(math.log(self.init_scale))
-            self.memory.copy_(F.normalize(torch.randn_like(self.memory), dim=-1))
-            self.pending_sum.zero_()
-            self.pending_total.zero_()
+        self._reset_memory()
 
     def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
         """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went.
@@ -167,24 +142,10 @@ class FusedRbMLayer(nn.Module):
         """
         answers = not (self.training or return_routing or torch.is_grad_enabled())
         if answers and isinstance(h, Tensor) and h.layout is torch.strided:
+            if self.track_usage:
+                self._count(self.route(h).experts)
             return self._answer(h)
-        h = as_rows(h)
-        rows = self._rows(h)
-        records = self.training and self.track_memory and not _recomputing()
-        if records:
-            _refuse_transformations()
-            self.update_memory()
-        gates, experts, cosines = cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
-        if records:
-            self._record(rows, gates, experts)
-        y = self._combine(rows, gates.detach() if self.detach_gates else gates, experts)
-
-        leading = h.shape[:-1]
-        if len(leading) != 1:  # FSDP2 warns of views
-            y = y.reshape(*leading, self.out_features)
-        if not return_routing:
-            return y
-        return y, Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts, cosines)))
+        return self._forward(as_rows(h), return_routing)
 
     def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
         """One expert alone, without routing, attention, scale or memory: how the paper pretrains (section 4.2)."""
@@ -198,19 +159,15 @@ class FusedRbMLayer(nn.Module):
         if self.bias is not None:
             self.bias.copy_(self.bias[expert].clone().expand_as(self.bias))
 
-    @torch.no_grad()
-    def update_memory(self) -> None:
-        """Let the memory follow what the last training forward recorded (Eq. 4); without a record it stays."""
-        memory_update_(self.memory, self.pending_sum, self.pending_total, self.decay, normalize=self.normalize_memory)
-        self.pending_total.zero_()
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """Weight, bias and attention, as far as there are any: ``[E, ...]`` each."""
+        return [p for p in (self.weight, self.bias, self.attention) if p is not None]
 
     def train(self, mode: bool = True) -> "FusedRbMLayer":
         """As :meth:`torch.nn.Module.train`; leaving training lets the memory follow the last recorded forward.
 
         Either way folded experts that were kept are forgotten.
         """
-        if self.training and not mode:
-            self.update_memory()
         self._folded = None
         return super().train(mode)
 
@@ -221,29 +178,9 @@ class FusedRbMLayer(nn.Module):
             f"dropout={self.dropout}"
         )
 
-    def _rows(self, h: Rows) -> Rows:
-        if len(h.shape) == 0 or h.shape[-1] != self.in_features:
-            raise ValueError(
-                f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
-            )
-        dtype, is_sparse = self.weight.dtype, isinstance(h, SparseRows)
-        if h.dtype != dtype and (is_sparse or _autocast_dtype(h, self) is None):
-            raise TypeError(
-                f"{'sparse rows have' if is_sparse else 'input has'} dtype {h.dtype}, expected {dtype}, that of the"
-                f" parameters; use .to({dtype}) on either"
-            )
-        return h if is_sparse else h.reshape(-1, self.in_features)
-
-    @torch.no_grad()
-    def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:
-        weighted_sum, total = memory_statistics(
-            rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
-        )
-        if world_size() > 1:
-            torch.distributed.all_reduce(weighted_sum)
-            torch.distributed.all_reduce(total)
-        self.pending_sum.copy_(weighted_sum)
-        self.pending_total.copy_(total)
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.weight.dtype
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
         if isinstance(rows, SparseRows):
@@ -252,14 +189,14 @@ class FusedRbMLayer(nn.Module):
             scale = input_scale(self.attention, self.log_scale)
             rows = dropout(rows, self.dropout, self.training)
             return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
-        dtype = _autocast_dtype(rows, self)
+        dtype = autocast_dtype(rows, self.weight.dtype)
         weight, bias = self._fold(dtype)
         rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
         return expert_matmul(rows, weight, bias, gates, experts)
 
     def _answer(self, h: Tensor) -> Tensor:
         """The forward of inference. A row may take 8 µs here: nothing is looked up or reshaped twice."""
-        dtype = _autocast_dtype(h, self) if torch._C._is_any_autocast_enabled() else None
+        dtype = autocast_dtype(h, self.weight.dtype) if torch._C._is_any_autocast_enabled() else None
         if torch.compiler.is_compiling():
             return self._answer_by(h, dtype, *self._fold(dtype))
         folded = self._folded
@@ -294,16 +231,11 @@ class FusedRbMLayer(nn.Module):
 
     def __getstate__(self) -> dict:
         # A copy has parameters of its own, whose versions begin anew and say nothing of the original's.
-        return {**self.__dict__, "_folded": None}
+        return {**super().__getstate__(), "_folded": None}
 
     def _apply(self, fn, recurse: bool = True) -> "FusedRbMLayer":
-        before = dict(self._buffers)
         self._folded = None
-        super()._apply(fn, recurse)
-        for name, buffer in self._buffers.items():
-            if buffer.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = before[name].to(buffer.device)
-        return self
+        return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         scale = state_dict.get(f"{prefix}log_scale")
@@ -311,33 +243,3 @@ class FusedRbMLayer(nn.Module):
             state_dict[f"{prefix}log_scale"] = scale.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._folded = None
-        # What was recorded belongs to the memory that has just been replaced.
-        self.pending_sum = torch.zeros_like(self.memory)
-        self.pending_total = torch.zeros_like(self.memory[:, 0])
-
-
-def _follow_before_saving(layer: FusedRbMLayer, prefix: str, keep_vars: bool) -> None:
-    layer.update_memory()
-
-
-def _autocast_dtype(rows: Tensor, layer: FusedRbMLayer) -> torch.dtype | None:
-    """The precision that autocast wants on the device of ``rows``; None where it is off, and for float64."""
-    if not torch._C._is_any_autocast_enabled() or torch.float64 in (rows.dtype, layer.weight.dtype):
-        return None
-    device = rows.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return None
-
-
-def _refuse_transformations() -> None:
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError(
-            "the memory moves in place in a training forward, which no transformation of torch.func (grad, jvp, vmap,"
-            " ...) follows: set track_memory = False on the layer, or call eval(), before the transformation"
-        )
-
-
-def _recomputing() -> bool:
-    """Whether this forward runs inside a backward pass, which is where activation checkpointing repeats it."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,15 +1,63 @@
-"""The layer as the paper's equations read, in plain eager PyTorch: what tests and benchmarks compare against."""
+"""The layers as the paper's equations read, in plain eager PyTorch: what tests and benchmarks compare against."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout
+from rbm.nn.feed_forward import ACTIVATIONS, RbMFeedForward
 from rbm.nn.folded_weights import MAX_LOG_SCALE
-from rbm.nn.rbm_layer import FusedRbMLayer, Routing
+from rbm.nn.memory_router import MemoryRouter, Routing
+from rbm.nn.rbm_layer import FusedRbMLayer
 
 
-class ReferenceRbMLayer(FusedRbMLayer):
+class _ReferenceRouter(MemoryRouter):
+    """Routing and memory as the equations read; ``_mixture`` of a layer sums up what its experts return.
+
+    The memory moves at the end of the forward pass, as in the released code: so not under activation checkpointing.
+    """
+
+    def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+        """As the layer that this is the reference of; dense rows alone."""
+        rows = h.reshape(-1, self.in_features)
+
+        # Eq. 3: cosines, top-k, softmax over the selected.
+        wide = rows.to(self.memory.dtype)
+        all_cosines = F.normalize(wide, dim=-1) @ F.normalize(self.memory.detach(), dim=-1).T
+        cosines, experts = torch.topk(all_cosines, self.top_k, dim=-1)
+        gates = torch.softmax(cosines / self.gate_temperature, dim=-1)
+        chosen = F.one_hot(experts, self.num_experts).to(gates.dtype)
+        gate_of_expert = (gates[:, :, None] * chosen).sum(1)
+
+        y = self._mixture(rows, gate_of_expert.detach() if self.detach_gates else gate_of_expert)
+        if self.training:
+            self._move_memory(wide.detach(), gate_of_expert.detach(), chosen.sum(1) > 0)
+        leading = h.shape[:-1]
+        y = y.reshape(*leading, self.out_features)
+        if not return_routing:
+            return y
+        routing = Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts.int(), cosines)))
+        return y, routing
+
+    def accumulate_memory(self):
+        """Not here: the memory moves in each forward. One forward over all rows is what accumulation must equal.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("the reference moves its memory in each forward: give it the whole batch at once")
+
+    @torch.no_grad()
+    def _move_memory(self, rows: Tensor, gate_of_expert: Tensor, routed: Tensor) -> None:
+        # Eq. 4: a softmax over the rows of each expert, of their gates.
+        shares = torch.softmax(gate_of_expert.masked_fill(~routed, float("-inf")), dim=0)
+        target = shares.nan_to_num().T @ (F.normalize(rows, dim=-1) if self.normalize_memory_input else rows)
+        old = F.normalize(self.memory, dim=-1) if self.normalize_memory else self.memory
+        moved = self.decay * old + (1 - self.decay) * target
+        self.memory.copy_(torch.where(routed.any(0)[:, None], moved, self.memory))
+
+
+class ReferenceRbMLayer(_ReferenceRouter, FusedRbMLayer):
     """Same arguments, parameters and ``state_dict`` as :class:`~rbm.nn.rbm_layer.FusedRbMLayer`, none of its operators.
 
     Every expert sees every row, attention and scale multiply activations instead of weights, and the memory moves at
@@ -24,20 +72,8 @@ class ReferenceRbMLayer(FusedRbMLayer):
         super().__init__(*args, **kwargs)
         self.dropout_per_expert = dropout_per_expert
 
-    def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
-        """As :meth:`rbm.nn.rbm_layer.FusedRbMLayer.forward`."""
-        rows = h.reshape(-1, self.in_features)
-
-        # Eq. 3: cosines, top-k, softmax over the selected.
-        wide = rows.to(self.memory.dtype)
-        all_cosines = F.normalize(wide, dim=-1) @ F.normalize(self.memory.detach(), dim=-1).T
-        cosines, experts = torch.topk(all_cosines, self.top_k, dim=-1)
-        gates = torch.softmax(cosines / self.gate_temperature, dim=-1)
-        chosen = F.one_hot(experts, self.num_experts).to(gates.dtype)
-        gate_of_expert = (gates[:, :, None] * chosen).sum(1)
-
+    def _mixture(self, rows: Tensor, gate_of_expert: Tensor) -> Tensor:
         # Eq. 5: exp(s) sum_i G_i f_i(exp(a_i) * h).
-        combining = gate_of_expert.detach() if self.detach_gates else gate_of_expert
         shared = rows if self.dropout_per_expert else dropout(rows, self.dropout, self.training)
         y = rows.new_zeros(rows.shape[0], self.out_features)
         for i in range(self.num_experts):
@@ -47,23 +83,20 @@ class ReferenceRbMLayer(FusedRbMLayer):
             if self.dropout_per_expert:
                 x = dropout(x, self.dropout, self.training)
             bias = None if self.bias is None else self.bias[i]
-            y = y + combining[:, i, None].to(x.dtype) * F.linear(x, self.weight[i], bias)
-        y = self.log_scale.clamp(max=MAX_LOG_SCALE).exp() * y
+            y = y + gate_of_expert[:, i, None].to(x.dtype) * F.linear(x, self.weight[i], bias)
+        return self.log_scale.clamp(max=MAX_LOG_SCALE).exp() * y
 
-        if self.training:
-            self._move_memory(wide.detach(), gate_of_expert.detach(), chosen.sum(1) > 0)
-        leading = h.shape[:-1]
-        y = y.reshape(*leading, self.out_features)
-        if not return_routing:
-            return y
-        routing = Routing(*(part.reshape(*leading, self.top_k) for part in (gates, experts.int(), cosines)))
-        return y, routing
 
-    @torch.no_grad()
-    def _move_memory(self, rows: Tensor, gate_of_expert: Tensor, routed: Tensor) -> None:
-        # Eq. 4: a softmax over the rows of each expert, of their gates.
-        shares = torch.softmax(gate_of_expert.masked_fill(~routed, float("-inf")), dim=0)
-        target = shares.nan_to_num().T @ (F.normalize(rows, dim=-1) if self.normalize_memory_input else rows)
-        old = F.normalize(self.memory, dim=-1) if self.normalize_memory else self.memory
-        moved = self.decay * old + (1 - self.decay) * target
-        self.memory.copy_(torch.where(routed.any(0)[:, None], moved, self.memory))
+class ReferenceRbMFeedForward(_ReferenceRouter, RbMFeedForward):
+    """Same arguments, parameters and ``state_dict`` as :class:`~rbm.nn.feed_forward.RbMFeedForward`, none of its
+    operators: every expert sees every row, and the memory moves at the end of the forward pass.
+    """
+
+    def _mixture(self, rows: Tensor, gate_of_expert: Tensor) -> Tensor:
+        activate, _ = ACTIVATIONS[self.activation]
+        y = rows.new_zeros(rows.shape[0], self.out_features)
+        for i in range(self.num_experts):
+            bias_in, bias_out = (None if b is None else b[i] for b in (self.bias_in, self.bias_out))
+            hidden = dropout(activate(F.linear(rows, self.weight_in[i], bias_in)), self.dropout, self.training)
+            y = y + gate_of_expert[:, i, None].to(rows.dtype) * F.linear(hidden, self.weight_out[i], bias_out)
+        return y

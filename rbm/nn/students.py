@@ -24,7 +24,7 @@ from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum, world_size
 
 NORMS = ("none", "batch", "layer")
-_CHUNK_ROWS = 2**18
+CHUNK_ROWS = 2**18
 
 
 def build_norm(norm: str, channels: int) -> nn.Module:
@@ -136,13 +136,17 @@ class MLPStudent(HubMixin, nn.Module):
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
         self.dropout = dropout
 
-    def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
-        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
+    def forward(
+        self, x: Features, *, return_trace: bool = False, first: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Trace]:
+        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about. ``first`` is the first layer's
+        output where it is known.
+        """
         x, outputs = rows_for(self, x), []
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = dropout(F.relu(self.norms[i - 1](x)), self.dropout, self.training)
-            x = layer(x)
+            x = layer(x) if i > 0 or first is None else first
             outputs.append(x)
         return (x, _trace([], outputs)) if return_trace else x
 
@@ -189,16 +193,20 @@ class MixtureStudent(HubMixin, nn.Module):
         self.norms = nn.ModuleList(build_norm(norm, layer.out_features) for layer in self.layers[:-1])
         self.pretraining = False
 
-    def forward(self, x: Features, *, return_trace: bool = False) -> Tensor | tuple[Tensor, Trace]:
-        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about."""
+    def forward(
+        self, x: Features, *, return_trace: bool = False, first: tuple[Tensor, Routing] | None = None
+    ) -> Tensor | tuple[Tensor, Trace]:
+        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about. ``first`` is what the first layer
+        gives, with its routing, where it is known.
+        """
         x, routings, outputs = rows_for(self, x), [], []
         for i, layer in enumerate(self.layers):
             if i > 0:
                 x = F.relu(self.norms[i - 1](x))
             if self.pretraining:
                 x = layer.expert_forward(x)
-            elif return_trace:
-                x, routing = layer(x, return_routing=True)
+            elif return_trace or (i == 0 and first is not None):
+                x, routing = layer(x, return_routing=True) if i > 0 or first is None else first
                 routings.append(routing)
             else:
                 x = layer(x)
@@ -310,7 +318,7 @@ def predict(student: nn.Module, x: Rows | HalfPrecisionRows, rows: slice | None 
     """
     count = x.shape[0]
     rows = rows or slice(0, count)
-    if rows == slice(0, count) and count <= _CHUNK_ROWS:
+    if rows == slice(0, count) and count <= CHUNK_ROWS:
         return student(x)
-    starts = range(rows.start, max(rows.stop, rows.start + 1), _CHUNK_ROWS)
-    return torch.cat([student(x[start : min(start + _CHUNK_ROWS, rows.stop)]) for start in starts])
+    starts = range(rows.start, max(rows.stop, rows.start + 1), CHUNK_ROWS)
+    return torch.cat([student(x[start : min(start + CHUNK_ROWS, rows.stop)]) for start in starts])

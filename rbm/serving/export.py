@@ -1,4 +1,4 @@
-"""A student as one file for production: for PyTorch alone, compiled ahead of time, or for ONNX runtimes.
+"""A student, or any model with our layers in it, as one file: for PyTorch alone, compiled ahead of time, or for ONNX.
 
 All formats are written from one program, :func:`rbm.serving.standard_ops.plain` traced with any batch size, so that the
 loading side needs neither this package nor its operators: where ``rbm_kernels`` can be imported, it is faster by
@@ -6,15 +6,18 @@ loading side needs neither this package nor its operators: where ``rbm_kernels``
 """
 
 import contextlib
+import copy
+import inspect
 import io
 import logging
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +41,16 @@ class Format:
 
     Attributes:
         file: its name in a run folder, unless another is asked for.
-        content: makes it from a traced student, in memory: exporters abort the process where a disk is full.
-        open: gives a function from rows ``[B, F]`` to logits ``[B, C]`` that the file alone answers.
+        content: makes it from a traced model and the names of its inputs and outputs, in memory: exporters abort the
+            process where a disk is full.
+        open: gives a function from the model's inputs to its outputs that the file alone answers; for a student from
+            rows ``[B, F]`` to logits ``[B, C]``.
         needs: packages beside PyTorch; those of the extra ``export``.
     """
 
     file: str
-    content: Callable[[ExportedProgram], bytes | memoryview]
-    open: Callable[[Path], Callable[[Tensor], Tensor]]
+    content: Callable[[ExportedProgram, Sequence[str], Sequence[str]], bytes | memoryview]
+    open: Callable[[Path], Callable[..., Any]]
     needs: tuple[str, ...] = ()
 
 
@@ -82,23 +87,69 @@ def export_student(
     if isinstance(student, nn.Module) and path is None:
         raise ValueError("path is None, expected a file to write to, since the student comes without a run folder")
     path = Path(student) / file_of(kind.file, method) if path is None else Path(path)
-    check_ending(f"path: {format} file", path, (Path(kind.file).suffix,))
-    for package in kind.needs:
-        optional(package, "export", f"format {format!r}")
+    _check_target(kind, format, path)
     student = student.eval() if isinstance(student, nn.Module) else load(student, method)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"path: folder {path.parent} does not exist; make it, or name another file")
+    _check_folder(path)
     program = trace(student)
-    with _quiet():
-        content = kind.content(program)
-    # Runtimes insist on the ending, which a partial file does not have.
-    with disk_errors(path, len(content)), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as near:
-        whole = Path(near) / path.name
-        whole.write_bytes(content)
-        _compare(student, kind.open(whole), format)
-        list_file(path)
-        write_atomically(path, lambda partial: os.replace(whole, partial), len(content))
-    return path
+    with torch.no_grad():
+        cases = [((rows,), student(rows)) for rows in _random_rows(student)]
+    return _write(program, kind, format, path, cases, ("x",), ("logits",))
+
+
+def export(
+    model: nn.Module,
+    example: Tensor | tuple[Tensor, ...],
+    format: str,  # noqa: A002
+    path: Path | str,
+    *,
+    dynamic_shapes: Any = None,
+) -> Path:
+    """Write any model with layers of this package in it to one file that answers as the model does in eval mode.
+
+    In the file our layers are standard operators of PyTorch or ONNX, and what opens it needs nothing of this package.
+    It is written beside its place, opened again, compared with the model on rows of the example in batches of several
+    sizes, and only then moved there. The model stays as it is. Inputs of an ONNX model have the names of the arguments
+    of ``model.forward``; its output is called ``output``, or ``output_0``, ``output_1`` and so on.
+
+    Args:
+        model: any module on the CPU that :func:`torch.export.export` can trace; its outputs are one tensor, or a tuple
+            of tensors.
+        example: the positional arguments of the model, or its only one. The first dimension of each is the batch; a
+            file answers batches of any size. All values should be such as the model meets: they are what is compared.
+        format: ``torch-export``, ``aoti`` or ``onnx``, as in :func:`export_student`.
+        path: the file; its ending is that of the format, ``.pt2`` or ``.onnx``.
+        dynamic_shapes: which dimensions are dynamic instead, as in :func:`torch.export.export`. The file is then
+            compared on the example alone, as it is.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: an unknown format, a path that does not end as the format does, an example that is no tensors of one
+            batch, or a file that does not answer as the model does: nothing is kept of that.
+        ModuleNotFoundError: the format needs a package that is not installed.
+        FileNotFoundError: no such folder to write to.
+    """
+    kind, path = _format(format), Path(path)
+    _check_target(kind, format, path)
+    _check_folder(path)
+    example = tuple(example) if isinstance(example, tuple | list) else (example,)
+    _check_example(example)
+    if dynamic_shapes is None:
+        arguments, batches = _batch_of(example, 2), [_batch_of(example, count) for count in _BATCHES]
+        dynamic_shapes = tuple({0: Dim("batch")} for _ in example)
+    else:
+        arguments, batches = example, [example]
+    module = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
+    with torch.no_grad():
+        cases = [(batch, module(*batch)) for batch in batches]
+        program = torch.export.export(plain(module), arguments, dynamic_shapes=dynamic_shapes)
+    count = len(_tensors(cases[0][1]))
+    outputs = ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
+    inputs = [*inspect.signature(module.forward).parameters][: len(example)]
+    # A forward of *args names none of them.
+    inputs = inputs if len(inputs) == len(example) else [f"input_{i}" for i in range(len(example))]
+    return _write(program, kind, format, path, cases, inputs, outputs)
 
 
 def trace(student: nn.Module) -> ExportedProgram:
@@ -109,6 +160,68 @@ def trace(student: nn.Module) -> ExportedProgram:
         return torch.export.export(plain(student), (rows,), dynamic_shapes=({0: Dim("batch")},))
 
 
+def _write(
+    program: ExportedProgram,
+    kind: Format,
+    name: str,
+    path: Path,
+    cases: Iterable[tuple[tuple[Tensor, ...], Any]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> Path:
+    """Write a program, compare the file with what the model answers in each case, and move it to its place."""
+    with _quiet():
+        content = kind.content(program, inputs, outputs)
+    # Runtimes insist on the ending, which a partial file does not have.
+    with disk_errors(path, len(content)), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as near:
+        whole = Path(near) / path.name
+        whole.write_bytes(content)
+        _compare(cases, kind.open(whole), name)
+        list_file(path)
+        write_atomically(path, lambda partial: os.replace(whole, partial), len(content))
+    return path
+
+
+def _random_rows(student: nn.Module) -> Iterator[Tensor]:
+    parameter = next(student.parameters())
+    generator = torch.Generator().manual_seed(0)
+    for batch in _BATCHES:
+        yield torch.randn(batch, student.in_channels, generator=generator).to(parameter)
+
+
+def _batch_of(example: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
+    """So many rows of an example, which begins anew where it has fewer."""
+    return tuple(tensor[torch.arange(count, device=tensor.device) % len(tensor)] for tensor in example)
+
+
+def _check_example(example: tuple[Any, ...]) -> None:
+    for argument in example:
+        if not isinstance(argument, Tensor):
+            raise ValueError(f"example holds a {type(argument).__name__}, expected tensors, the arguments of the model")
+    shapes = [list(argument.shape) for argument in example]
+    if not shapes or not all(shape and shape[0] > 0 and shape[0] == shapes[0][:1][0] for shape in shapes):
+        raise ValueError(f"example has tensors of shapes {shapes}, expected one batch of at least one row in all")
+
+
+def _check_target(kind: Format, name: str, path: Path) -> None:
+    check_ending(f"path: {name} file", path, (Path(kind.file).suffix,))
+    for package in kind.needs:
+        optional(package, "export", f"format {name!r}")
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: folder {path.parent} does not exist; make it, or name another file")
+
+
+def _tensors(outputs: Any) -> tuple[Tensor, ...]:
+    tensors = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+    for output in tensors:
+        if not isinstance(output, Tensor):
+            raise ValueError(f"model returns a {type(output).__name__}, expected a tensor or a tuple of tensors")
+    return tensors
+
+
 def _format(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"format is {name!r}, expected one of {', '.join(FORMATS)}")
@@ -116,32 +229,29 @@ def _format(name: str) -> Format:
 
 
 @torch.no_grad()
-def _compare(student: nn.Module, answer: Callable[[Tensor], Tensor], name: str) -> None:
-    parameter = next(student.parameters())
-    generator = torch.Generator().manual_seed(0)
-    for batch in _BATCHES:
-        rows = torch.randn(batch, student.in_channels, generator=generator).to(parameter)
-        expected, got = student(rows), answer(rows)
-        error = float((got - expected).abs().max() / expected.abs().max().clamp_min(1.0))
-        if not error <= TOLERANCE:  # NaN is not
-            raise ValueError(
-                f"format {name!r}: the file answers {batch} rows with logits that are off by {error:.1e} of the"
-                f" largest, expected at most {TOLERANCE:.0e}; it was not kept. Please report this, with the versions"
-                " that rbm info prints"
-            )
+def _compare(cases: Iterable[tuple[tuple[Tensor, ...], Any]], answer: Callable[..., Any], name: str) -> None:
+    for batch, expected in cases:
+        for right, got in zip(_tensors(expected), _tensors(answer(*batch)), strict=True):
+            error = float((got.double() - right.double()).abs().max() / right.double().abs().max().clamp_min(1.0))
+            if not error <= TOLERANCE:  # NaN is not
+                raise ValueError(
+                    f"format {name!r}: the file answers {len(batch[0])} rows with numbers that are off by {error:.1e}"
+                    f" of the largest, expected at most {TOLERANCE:.0e}; it was not kept. Please report this, with the"
+                    " versions that rbm info prints"
+                )
 
 
-def _open_exported(path: Path) -> Callable[[Tensor], Tensor]:
+def _open_exported(path: Path) -> Callable[..., Any]:
     return torch.export.load(path).module()
 
 
-def _exported(program: ExportedProgram) -> memoryview:
+def _exported(program: ExportedProgram, *_: Sequence[str]) -> memoryview:
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getbuffer()
 
 
-def _compiled(program: ExportedProgram) -> bytes:
+def _compiled(program: ExportedProgram, *_: Sequence[str]) -> bytes:
     # The compiler works among temporary files, and aborts the process where there is no room for them.
     with tempfile.TemporaryDirectory(prefix="rbm-") as folder:
         size = sum(tensor.nbytes for tensor in program.state_dict.values())
@@ -153,11 +263,11 @@ def _compiled(program: ExportedProgram) -> bytes:
         return path.read_bytes()
 
 
-def _open_compiled(path: Path) -> Callable[[Tensor], Tensor]:
+def _open_compiled(path: Path) -> Callable[..., Any]:
     return torch._inductor.aoti_load_package(str(path))
 
 
-def _onnx(program: ExportedProgram) -> bytes:
+def _onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     exported = torch.onnx.export(
         program,
         (),
@@ -165,8 +275,8 @@ def _onnx(program: ExportedProgram) -> bytes:
         external_data=False,  # one file; it may have 2 GB
         opset_version=18,  # an old one, which many runtimes know
         verbose=False,
-        input_names=["x"],
-        output_names=["logits"],
+        input_names=[*inputs],
+        output_names=[*outputs],
         custom_translation_table={torch.ops.aten.sort.stable: _stable_sort()},
     )
     return exported.model_proto.SerializeToString()
@@ -183,11 +293,18 @@ def _stable_sort() -> Callable:
     return sort
 
 
-def _open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+def _open_onnx(path: Path) -> Callable[..., Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda rows: torch.from_numpy(session.run(["logits"], {"x": rows.numpy()})[0])
+    names = [known.name for known in session.get_inputs()]
+
+    def answer(*arguments: Tensor) -> Tensor | tuple[Tensor, ...]:
+        fed = {name: argument.numpy() for name, argument in zip(names, arguments, strict=True)}
+        found = tuple(torch.from_numpy(output) for output in session.run(None, fed))
+        return found[0] if len(found) == 1 else found
+
+    return answer
 
 
 @contextlib.contextmanager

@@ -20,19 +20,17 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.datasets import load_dataset, num_classes
-from rbm.datasets.splits import split_for
 from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import METHODS
+from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.distillation.soft_targets import Neighborhood
 from rbm.nn.newer import SIGNStudent
 from rbm.nn.pretrained import STUDENT, read_description
 from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
-from rbm.teachers.prepare import build_configured_teacher
 from rbm.training.run_files import file_of, list_file
-from rbm.training.run_folder import load, load_encodings, load_weights
-from rbm.utils.files import read_json, write_json
+from rbm.training.run_folder import load, load_encodings
+from rbm.utils.files import write_json
 from rbm.utils.progress import Progress
 
 PERCENTILES = (50, 95, 99)
@@ -83,8 +81,8 @@ def measure_run(
     file, encodings = run / file_of("latency.json", method), load_encodings(run, method)
     method = read_description(run / STUDENT, method)["method"]
     config = Config.from_yaml(run / "config.yaml")
-    graph, teacher = _graph_and_teacher(run, config, root)
-    graph = graph.to(device)
+    split, classes = split_of_run(run, config, root)
+    graph, teacher = split.graph.to(device), teacher_of_run(run, config, split, classes)
     models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
     x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
     title = METHODS[method].title if method in METHODS else method
@@ -165,7 +163,7 @@ def latency_table(found: dict[str, Any]) -> Table:
     table = Table(title=f"Latency: {where}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("Nodes", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for name in (*(f"p{p}" for p in PERCENTILES), "ratio"):
+    for name in (*(f"p{p}\n(ms)" for p in PERCENTILES), "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     own = {row["batch_size"]: row["p50_ms"] for row in found["rows"] if row["model"] == found["student"]}
     for row in found["rows"]:
@@ -181,32 +179,8 @@ def latency_table(found: dict[str, Any]) -> Table:
 
 
 def _readable(ms: float) -> str:
-    return f"{ms * 1e3:.3g} µs" if ms < 0.9995 else f"{ms:.3g} ms" if ms < 999.5 else f"{ms / 1e3:.3g} s"
-
-
-def _graph_and_teacher(run: Path, config: Config, root: Path | str | None) -> tuple[Data, nn.Module | None]:
-    data = load_dataset(
-        config.dataset,
-        root or config.root or None,
-        protocol=config.protocol,
-        seed=config.seed,
-        sparse_features=config.sparse_features,
-    )
-    classes, split = num_classes(data), split_for(config, data)
-    data = split.graph
-    summary = read_json(run / "summary.json")
-    for name, size in (("nodes", data.num_nodes), ("edges", data.num_edges), ("features", data.num_features)):
-        if summary.get(name) != size:
-            raise ValueError(
-                f"run {run} was made on a graph of {summary.get(name)} {name}, and its dataset {config.dataset!r} has"
-                f" {size:,}; a graph that rbm.distill was given as an object cannot be found again"
-            )
-    weights = run / "teacher.safetensors"
-    if not weights.is_file():
-        return data, None
-    teacher = build_configured_teacher(config, split, classes)
-    load_weights(teacher, weights)
-    return data, teacher
+    """Milliseconds in three digits, and never below a microsecond."""
+    return f"{ms:,.0f}" if ms >= 99.95 else f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}" if ms >= 0.995 else f"{ms:.3f}"
 
 
 def _random_nodes(graph: Data, batch: int) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
-"""Students in PyTorch's own operators alone: the form that leaves this package, for runtimes that do not know it.
+"""Models in PyTorch's own operators alone: the form that leaves this package, for runtimes that do not know it.
 
-Answers are those of the student to rounding. What a layer folds is folded once; a batch goes through all experts by one
+Answers are those of the model to rounding. What a layer folds is folded once; a batch goes through all experts by one
 matrix product, since only the operators of :mod:`rbm_kernels` spare those that a row does not use.
 """
 
@@ -10,23 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbm.nn.feed_forward import ACTIVATIONS, RbMFeedForward
 from rbm.nn.folded_weights import fold, input_scale
 from rbm.nn.moe import MoELayer
 from rbm.nn.rbm_layer import FusedRbMLayer
 
 
-def plain(student: nn.Module) -> nn.Module:
-    """A copy of a student, in eval mode and without gradients, whose mixture layers are made of standard operators.
+def plain(model: nn.Module) -> nn.Module:
+    """A copy of any model, in eval mode and without gradients, whose mixture layers are made of standard operators.
 
-    It takes dense rows ``[B, in_channels]``, floating in the dtype of the student, and gives logits ``[B, C]``.
+    It takes and gives what the model does, dense and in the model's dtypes: a student's rows ``[B, in_channels]`` and
+    logits ``[B, C]``. A layer that stands at several places of the model is one twin at all of them.
     """
-    module = copy.deepcopy(student).eval()
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            for kind, twin in _TWINS.items():
-                if isinstance(child, kind):
-                    setattr(parent, name, twin(child))
-    return module.requires_grad_(False)
+    module = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
+    twins: dict[nn.Module, nn.Module] = {}
+    for parent in [*module.modules()]:
+        for name, child in parent._modules.items():
+            if child is not None and (kind := _kind(child)):
+                if child not in twins:
+                    twins[child] = kind(child)
+                parent._modules[name] = twins[child]
+    kind = _kind(module)
+    return (kind(module) if kind else module).requires_grad_(False)
 
 
 class PlainExperts(nn.Module):
@@ -45,15 +50,41 @@ class PlainExperts(nn.Module):
         return (everyone.unsqueeze(-2) @ answers).squeeze(-2)
 
 
-class PlainRbMLayer(nn.Module):
-    """The answer of a :class:`~rbm.nn.rbm_layer.FusedRbMLayer` (paper, Eqs. 3 and 5), ``[..., D]`` to ``[..., N]``."""
+class PlainFeedForwards(nn.Module):
+    """Feed-forward experts as two matrices: ``[..., D]``, gates and experts ``[..., k]`` to ``[..., N]``."""
 
-    def __init__(self, layer: FusedRbMLayer) -> None:
+    def __init__(self, layer: RbMFeedForward) -> None:
+        super().__init__()
+        self.num_experts, self.hidden_features = layer.num_experts, layer.hidden_features
+        self.activation, self.factor = ACTIVATIONS[layer.activation]
+        bias_in = None if layer.bias_in is None else layer.bias_in.flatten()
+        # Side by side: the product with a row's hidden features of all experts, gated, is the sum over experts.
+        weight_out = layer.weight_out.permute(1, 0, 2).flatten(1)
+        for name, tensor in (("weight_in", layer.weight_in.flatten(0, 1)), ("bias_in", bias_in)):
+            self.register_buffer(name, None if tensor is None else tensor.detach().clone())
+        self.register_buffer("weight_out", weight_out.detach().clone())
+        self.register_buffer("bias_out", None if layer.bias_out is None else layer.bias_out.detach().clone())
+
+    def forward(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        wide = F.linear(rows, self.weight_in, self.bias_in)
+        hidden = self.activation(wide.unflatten(-1, (self.num_experts, self.factor * self.hidden_features)))
+        everyone = torch.zeros_like(hidden[..., 0]).scatter(-1, experts, gates.to(hidden.dtype))
+        y = F.linear((hidden * everyone.unsqueeze(-1)).flatten(-2), self.weight_out)
+        return y if self.bias_out is None else y + everyone @ self.bias_out
+
+
+class PlainRbMLayer(nn.Module):
+    """The answer of a layer that routes by memory (paper, Eqs. 3 and 5), ``[..., D]`` to ``[..., N]``."""
+
+    def __init__(self, layer: FusedRbMLayer | RbMFeedForward) -> None:
         super().__init__()
         self.in_features, self.out_features, self.top_k = layer.in_features, layer.out_features, layer.top_k
         self.temperature = layer.gate_temperature
         self.register_buffer("directions", F.normalize(layer.memory, dim=-1).T.contiguous())
-        self.experts = PlainExperts(*fold(layer.weight, layer.bias, layer.attention, layer.log_scale))
+        if isinstance(layer, RbMFeedForward):
+            self.experts = PlainFeedForwards(layer)
+        else:
+            self.experts = PlainExperts(*fold(layer.weight, layer.bias, layer.attention, layer.log_scale))
 
     def forward(self, rows: Tensor) -> Tensor:
         cosines = F.normalize(rows.to(self.directions.dtype), dim=-1) @ self.directions
@@ -83,4 +114,9 @@ class PlainMoELayer(nn.Module):
         return self.experts(rows, gates, experts)
 
 
-_TWINS = {FusedRbMLayer: PlainRbMLayer, MoELayer: PlainMoELayer}
+_TWINS = {FusedRbMLayer: PlainRbMLayer, RbMFeedForward: PlainRbMLayer, MoELayer: PlainMoELayer}
+
+
+def _kind(module: nn.Module) -> type[nn.Module] | None:
+    """What stands in for a layer; None where it is made of standard operators."""
+    return next((twin for kind, twin in _TWINS.items() if isinstance(module, kind)), None)

@@ -25,7 +25,7 @@ from rbm_kernels.ops.expert_matmul import reference
 ERRORS = {"float32": 1e-6, "bfloat16": 1e-2}
 SMALL = Shape(50, 16, 8, 4, 2)
 PLAIN = ("eager", "split", "sorted", "grouped_mm", "dense")
-FFNS = ("rbm", "eager", "grouped_mm")
+FFNS = ("rbm", "rbm, rows copied", "eager", "grouped_mm")
 ADAPTERS = [(library.name, kind) for library in libraries.LIBRARIES for kind in library.computes]
 
 

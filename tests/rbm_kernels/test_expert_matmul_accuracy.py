@@ -8,7 +8,7 @@ from matmul_problems import DEVICE, error_of_share, in_float64, problem
 pytest.importorskip("triton")
 
 from rbm_kernels import cosine_topk, expert_matmul, expert_order, routed_matmul
-from rbm_kernels._ahead_of_time import compile_launches
+from rbm_kernels._ahead_of_time import compile_for_all
 from rbm_kernels.ops.expert_matmul import config, launch, reference
 from rbm_kernels.ops.routed_matmul import kernels as routed_kernels
 
@@ -61,8 +61,7 @@ def test_the_error_of_a_share_of_the_weights_gradient():
     assert errors[rows].max() > 4 * errors[tile.block_k].max()
 
 
-@pytest.mark.parametrize("architecture", [80, 90])
-def test_the_compiler_sums_by_slices(architecture):
+def test_the_compiler_sums_by_slices():
     """``sums += dot(a, b)`` becomes ``dot(a, b, sums)``, one chain, where nothing keeps Triton's compiler from it.
 
     Then no addition is left: without a bias every other one is part of a multiplication.
@@ -74,12 +73,13 @@ def test_the_compiler_sums_by_slices(architecture):
         "gates = torch.empty(169_343, 3, device='meta')\n"
         "launch.backward_weight(x, x, gates, gates.int(), 8, False)\n"
     )
-    compiled = {kernel.name: kernel for _, kernel in compile_launches([program], architecture)}
-    kernel = compiled["expert_matmul_bwd_weight_kernel"]
-    sums = kernel.blocks["BLOCK_M"] * kernel.blocks["BLOCK_N"] // (32 * kernel.num_warps)
-    additions = sum(count for name, count in kernel.instructions.items() if name.startswith("FADD"))
-    assert additions >= sums
-    assert kernel.spilled_bytes == 0
+    compiled = compile_for_all([program], [80, 90], before="import torch, triton")
+    for architecture, launches in compiled.items():
+        kernel = {kernel.name: kernel for _, kernel in launches}["expert_matmul_bwd_weight_kernel"]
+        sums = kernel.blocks["BLOCK_M"] * kernel.blocks["BLOCK_N"] // (32 * kernel.num_warps)
+        additions = sum(count for name, count in kernel.instructions.items() if name.startswith("FADD"))
+        assert additions >= sums, architecture
+        assert kernel.spilled_bytes == 0, architecture
 
 
 def worst(got, exact):

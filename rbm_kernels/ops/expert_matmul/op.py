@@ -67,12 +67,10 @@ def expert_matmul(
         ValueError: shapes that do not fit, or on CUDA tensors on two devices.
     """
     try:
-        if order is None and _wants_order(x, weight, experts):
+        if order is None:
             # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it
-            # again. An exported program has no backward pass, and its number of rows must not be compared with
-            # anything.
-            num_experts = weight.shape[0]
-            order = expert_order(experts, num_experts, *config.order_of(x.shape[0], num_experts, experts.shape[1]))
+            # again.
+            order = order_for(x, weight, experts)
         return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
     except (RuntimeError, IndexError):
         # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
@@ -80,11 +78,17 @@ def expert_matmul(
         raise
 
 
-def _wants_order(x: Tensor, weight: Tensor, experts: Tensor) -> bool:
-    """Whether kernels serve that work on ordered rows."""
+def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
+    """The order that :func:`expert_matmul` makes of its own for these arguments; None where no kernel works on one.
+
+    An exported program has none: it has no backward pass, and its number of rows must not be compared with anything.
+    """
     if not _kernels_serve(x) or experts.dtype != torch.int32 or torch.compiler.is_exporting():
-        return False
-    return not config.is_small(x.shape[0], experts.shape[1], weight.shape[0], weight.numel())
+        return None
+    num_experts = weight.shape[0]
+    if config.is_small(x.shape[0], experts.shape[1], num_experts, weight.numel()):
+        return None
+    return expert_order(experts, num_experts, *config.order_of(x.shape[0], num_experts, experts.shape[1]))
 
 
 def _kernels_serve(x: Tensor) -> bool:

@@ -81,6 +81,22 @@ def sparse_expert_matmul_backward_weight(
 
     ``grad_weight[e] = scale[e] * sum gates[b, j] grad_b x_b^T`` over the rows and choices with ``experts[b, j] == e``.
     Without a scale only the shape of ``weight`` is read, and ``grad_scale`` is empty.
+
+    Args:
+        grad: of the result of :func:`sparse_expert_matmul`, ``[B, N]``; float32 or float64, as all that follow.
+        crow: of the rows ``x [B, D]`` in compressed sparse form, int32 ``[B + 1]``.
+        col: of these rows, int32 ``[nnz]``.
+        values: of these rows, ``[nnz]``.
+        weight: ``[E, N, D]``.
+        scale: ``[E, D]``, or None.
+        gates: ``[B, k]``.
+        experts: int32 ``[B, k]``, each in ``[0, E)``.
+
+    Returns:
+        ``grad_weight [E, N, D]`` and ``grad_scale [E, D]``.
+
+    Raises:
+        RuntimeError: arguments that do not fit each other.
     """
     return torch.ops.rbm.sparse_expert_matmul_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
 

@@ -13,12 +13,14 @@ import rbm
 from rbm.config import Config
 from rbm.distillation import latency
 from rbm.distillation.latency import milliseconds, neighborhood_answer
+from rbm.distillation.run_graph import graph_of_run
 from rbm.nn.moe import MoEStudent
 from rbm.nn.students import EnsembleStudent
 from rbm.serving import latency as measuring
 from rbm.serving.latency import measure_run, one_expert_mlp
 from rbm.teachers import build_teacher
 from rbm.training.run_folder import load
+from rbm.utils.files import read_json
 
 SHORT = {"max_epochs": 2, "min_epochs": 0}
 QUICK = {"teacher": SHORT, "mlp": SHORT, "rbm": {**SHORT, "pretrain_epochs": 0}, "encoding": {"deepwalk": False}}
@@ -143,9 +145,41 @@ def test_mistakes(run, small_graph, tmp_path, command):
     assert "repeats: got 0" in command(run, "--repeats", 0)[2]
     assert "holds no student.json" in command(tmp_path)[2]
     config = Config().updated(QUICK)
-    rbm.distill(small_graph, config=config, methods=["mlp"], folder=tmp_path / "run", measure_latency=False)
-    assert load(tmp_path / "run")
-    status, _, error = command(tmp_path / "run")
+    folder = tmp_path / "run"
+    rbm.distill(small_graph, config=config, methods=["mlp"], folder=folder, measure_latency=False)
+    assert load(folder)
+    (folder / "graph.safetensors").unlink()
+    status, _, error = command(folder)
+    assert status == 2
+    assert "a graph that rbm.distill was given as an object, and has no graph.safetensors" in error
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("own graph", "digits"))
+    status, _, error = command(folder)
     assert status == 2
     assert "was made on a graph of 60 nodes, and its dataset 'digits' has 1,797" in error
-    assert not (tmp_path / "run" / "latency.json").exists()
+    assert not (folder / "latency.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["dense", "csr"])
+def test_a_run_on_a_graph_of_ones_own(small_graph, tmp_path, command, kind):
+    """Given as an object: its run folder keeps it, under the name that it has."""
+    graph, folder = small_graph.clone(), tmp_path / "run"
+    graph.name = "papers"
+    if kind == "csr":
+        graph.x = graph.x.relu().to_sparse_csr()
+    config = Config().updated({**QUICK, "setting": "inductive"})
+    rbm.distill(graph, config=config, methods=["mlp"], folder=folder, unseen_fraction=0.5, measure_latency=False)
+    assert command(folder, "--batch-sizes", "1", "--repeats", "1")[0] == 0
+    kept = graph_of_run(folder, Config.from_yaml(folder / "config.yaml"))
+    assert kept.x.layout == graph.x.layout
+    assert torch.equal(kept.x.to_dense(), graph.x.to_dense())
+    for name in ("edge_index", "y", "train_mask", "val_mask", "test_mask"):
+        assert torch.equal(kept[name], graph[name])
+    assert (kept.num_classes, kept.unseen_fraction) == (3, 0.5)
+    assert read_json(folder / "latency.json")["dataset"] == "papers"
+
+
+def test_a_large_graph_is_not_kept(small_graph, tmp_path, monkeypatch):
+    monkeypatch.setattr("rbm.distillation.run_graph.MOST_BYTES", 1000)
+    config = Config().updated(QUICK)
+    rbm.distill(small_graph, config=config, methods=["mlp"], folder=tmp_path / "run", measure_latency=False)
+    assert not (tmp_path / "run" / "graph.safetensors").exists()

@@ -1,0 +1,215 @@
+"""A mixture of feed-forward experts, routed by memory: in the place of a transformer's feed-forward network."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbm.nn.dropout import dropout as drop
+from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype
+from rbm.utils.defaults import NUM_EXPERTS, TOP_K
+from rbm_kernels import expert_matmul
+from rbm_kernels.ops.expert_matmul.op import order_for
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """``[..., 2 I]`` to ``[..., I]``: SiLU of the first half times the second."""
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+# By name: the function, and how many numbers of the first product make one hidden feature.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "relu": (F.relu, 1),
+    "gelu": (F.gelu, 1),
+    "silu": (F.silu, 1),
+    "swiglu": (swiglu, 2),
+}
+
+
+class RbMFeedForward(MemoryRouter):
+    r"""Mixture of feed-forward experts, routed by memory: from ``[..., in_features]`` to ``[..., out_features]``.
+
+    Every row goes to the ``top_k`` of ``num_experts`` experts whose memory vectors lie closest to it in cosine
+    similarity, and gets :math:`\sum_i G_i (V_i \, \sigma(W_i h + b_i) + c_i)`; the gates ``G`` are the softmax over the
+    selected cosines (paper, Eq. 3). A row is routed once, for both products. Routing and memory are those of
+    :class:`~rbm.nn.rbm_layer.FusedRbMLayer`: the memory follows the rows of training forwards with no extra call.
+    Scale and attention that Eq. 5 has are left out: a transformer's residual and norm do their work.
+
+    The products run on :func:`rbm_kernels.expert_matmul`, one call for each of a row's choices and each product. Rows
+    are not copied for their experts, neither for the forward nor for the backward pass; but few rows are, whose copies
+    are smaller than the weights.
+
+    Args:
+        in_features: size of a row.
+        hidden_features: ``I``, the width between the products, of each expert. A row uses ``top_k`` times as many.
+        num_experts: ``E``.
+        top_k: experts a row uses, at most ``num_experts``.
+        out_features: size of an output row; that of a row by default.
+        activation: ``relu``, ``gelu``, ``silu`` or ``swiglu``, which is gated: SiLU of one half of the first product
+            times the other (Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202).
+        bias: whether the products have one.
+        dropout: probability of zeroing a hidden feature.
+        decay: share of the old memory in each update, in [0, 1]. The attribute may be changed during training.
+        gate_temperature: divides the cosines before the softmax.
+        detach_gates: let no gradient of the output reach the row through the gates (the losses on a
+            :class:`~rbm.nn.memory_router.Routing` still do).
+        normalize_memory: give the old memory unit length before averaging.
+        normalize_memory_input: average rows of unit length.
+        device, dtype: of the parameters. ``memory`` stays float32 (float64 with ``dtype=torch.float64``).
+
+    Attributes:
+        track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
+        track_usage: whether forwards count in ``usage``, in training and in eval mode; off by default.
+        usage: int64 ``[E]``, how many rows each expert has received since :meth:`reset_usage`, in this process.
+        weight_in: ``W``, ``[E, I, in_features]``; ``[E, 2 I, in_features]`` for ``swiglu``.
+        bias_in: ``b``, ``[E, I]`` or ``[E, 2 I]``, or None.
+        weight_out: ``V``, ``[E, out_features, I]``.
+        bias_out: ``c``, ``[E, out_features]``, or None.
+        memory: buffer ``[E, in_features]``.
+
+    Raises:
+        ValueError: a size below one, ``top_k > num_experts``, an unknown activation, or a number out of its range.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        num_experts: int = NUM_EXPERTS,
+        top_k: int = TOP_K,
+        *,
+        out_features: int | None = None,
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        decay: float = 0.9,
+        gate_temperature: float = 1.0,
+        detach_gates: bool = True,
+        normalize_memory: bool = True,
+        normalize_memory_input: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        out_features = in_features if out_features is None else out_features
+        for name, size in (("hidden_features", hidden_features), ("out_features", out_features)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}, expected at least 1")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout is {dropout}, expected at least 0 and below 1")
+        factory = {"device": device, "dtype": dtype}
+        super().__init__(
+            in_features,
+            num_experts,
+            top_k,
+            decay=decay,
+            gate_temperature=gate_temperature,
+            normalize_memory=normalize_memory,
+            normalize_memory_input=normalize_memory_input,
+            **factory,
+        )
+        self.hidden_features, self.out_features = hidden_features, out_features
+        self.activation, self.dropout, self.detach_gates = activation, dropout, detach_gates
+        wide = ACTIVATIONS[activation][1] * hidden_features
+        self.weight_in = nn.Parameter(torch.empty(num_experts, wide, in_features, **factory))
+        self.bias_in = nn.Parameter(torch.empty(num_experts, wide, **factory)) if bias else None
+        self.weight_out = nn.Parameter(torch.empty(num_experts, out_features, hidden_features, **factory))
+        self.bias_out = nn.Parameter(torch.empty(num_experts, out_features, **factory)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both products as :class:`torch.nn.Linear` does, memory vectors of unit length and random direction."""
+        with torch.no_grad():
+            for weight, bias in ((self.weight_in, self.bias_in), (self.weight_out, self.bias_out)):
+                bound = 1 / math.sqrt(weight.shape[2])
+                weight.uniform_(-bound, bound)
+                if bias is not None:
+                    bias.uniform_(-bound, bound)
+        self._reset_memory()
+
+    def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went.
+
+        Raises:
+            ValueError: the last dimension of ``h`` is not ``in_features``.
+            TypeError: the dtype of ``h`` is not that of the parameters, outside autocast, or ``h`` is not dense.
+            RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
+        """
+        if not isinstance(h, Tensor) or h.layout is not torch.strided:
+            kind = h.layout if isinstance(h, Tensor) else type(h).__name__
+            raise TypeError(f"input is {kind}, expected a dense tensor; use .to_dense()")
+        return self._forward(h, return_routing)
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """Both products' weights and biases, as far as there are any: ``[E, ...]`` each."""
+        return [p for p in (self.weight_in, self.bias_in, self.weight_out, self.bias_out) if p is not None]
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_features}, {self.hidden_features}, num_experts={self.num_experts}, top_k={self.top_k}, "
+            f"out_features={self.out_features}, activation={self.activation!r}, bias={self.bias_in is not None}, "
+            f"decay={self.decay}, dropout={self.dropout}"
+        )
+
+    def _combine(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        parameters = (self.weight_in, self.bias_in, self.weight_out, self.bias_out)
+        dtype = autocast_dtype(rows, self._dtype)
+        if dtype is not None:
+            rows, *parameters = (None if t is None else t.to(dtype) for t in (rows, *parameters))
+        dropout = self.dropout if self.training else 0.0
+        return expert_feed_forward(rows, *parameters, gates, experts, activation=self.activation, dropout=dropout)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.weight_in.dtype
+
+
+def expert_feed_forward(
+    x: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor | None,
+    weight_out: Tensor,
+    bias_out: Tensor | None,
+    gates: Tensor,
+    experts: Tensor,
+    *,
+    activation: str = "gelu",
+    dropout: float = 0.0,
+) -> Tensor:
+    """Send each row through its own feed-forward experts and add up what they return, weighted by the gates.
+
+    Args:
+        x: rows ``[B, D]``.
+        weight_in: ``[E, I, D]``; ``[E, 2 I, D]`` for ``swiglu``.
+        bias_in: ``[E, I]`` or ``[E, 2 I]``, or None.
+        weight_out: ``[E, N, I]``.
+        bias_out: ``[E, N]``, or None.
+        gates: ``[B, k]``; float32, float64 for float64 rows.
+        experts: int32 ``[B, k]``, each in ``[0, E)``.
+        activation: one of :data:`ACTIVATIONS`.
+        dropout: probability of zeroing a hidden feature, with a mask for each of a row's experts.
+
+    Returns:
+        ``[B, N]`` in the dtype of ``x``. All tensors but ``experts`` get gradients.
+    """
+    (rows, k), (num_experts, wide, _) = experts.shape, weight_in.shape
+    activate, _ = ACTIVATIONS[activation]
+    # The sum over a row's experts must not come before the activation: each choice of a row is multiplied by itself.
+    if k > 1 and not torch.compiler.is_exporting() and rows * k <= num_experts * wide:
+        # Copies of the rows are smaller than the weights here, which would be read and packed once for each choice.
+        x, gates, experts = x.repeat_interleave(k, 0), gates.reshape(-1, 1), experts.reshape(-1, 1)
+        order = order_for(x, weight_in, experts)
+        hidden = activate(expert_matmul(x, weight_in, bias_in, torch.ones_like(gates), experts, order))
+        parts = expert_matmul(drop(hidden, dropout), weight_out, bias_out, gates, experts, order)
+        return parts.unflatten(0, (rows, k)).sum(1)
+    ones, parts = torch.ones_like(gates[:, :1]), []
+    for choice in range(k):
+        chosen, gate = experts[:, choice : choice + 1], gates[:, choice : choice + 1]
+        order = order_for(x, weight_in, chosen)
+        hidden = activate(expert_matmul(x, weight_in, bias_in, ones, chosen, order))
+        parts.append(expert_matmul(drop(hidden, dropout), weight_out, bias_out, gate, chosen, order))
+    return sum(parts[1:], parts[0])

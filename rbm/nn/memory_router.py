@@ -1,0 +1,315 @@
+"""Routing by memory: what every layer shares that sends rows to the experts whose memory vectors lie closest.
+
+:class:`MemoryRouter` holds the memory vectors, routes rows by them, lets them follow the rows, and counts what each
+expert received. A layer derives from it and adds its experts.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
+from rbm.utils.distributed import world_size
+from rbm_kernels import memory_update_
+
+
+class Routing(NamedTuple):
+    """Where a layer sent its rows: each ``[..., k]``. Gates and cosines carry gradients to the layer's input."""
+
+    gates: Tensor
+    experts: Tensor
+    cosines: Tensor
+
+
+class MemoryRouter(nn.Module):
+    """Memory vectors ``[E, in_features]``, the routing by them (paper, Eq. 3), and how they follow the rows (Eq. 4).
+
+    Args:
+        in_features: size of a row.
+        num_experts: ``E``.
+        top_k: experts a row uses, at most ``num_experts``.
+        decay: share of the old memory in each update, in [0, 1]. The attribute may be changed during training.
+        gate_temperature: divides the cosines before the softmax.
+        normalize_memory: give the old memory unit length before averaging.
+        normalize_memory_input: average rows of unit length.
+        device: of the memory.
+        dtype: of the layer's parameters. The memory is float64 for float64 and float32 for every other one, because a
+            bfloat16 average with a decay near one stops moving.
+
+    Attributes:
+        memory: buffer ``[E, in_features]``.
+        track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
+        track_usage: whether forwards count in ``usage``, in training and in eval mode; off by default.
+        usage: int64 ``[E]``, how many rows each expert has received since :meth:`reset_usage`, in this process. Not a
+            part of the ``state_dict``. DDP copies the counts of its first rank to all, as it does with every buffer.
+
+    Raises:
+        ValueError: ``top_k > num_experts``, or a number out of its range.
+    """
+
+    out_features: int  # of the layer, as is the next
+    detach_gates: bool
+    track_memory: bool = True
+    track_usage: bool = False
+    _accumulates: bool = False
+
+    def __init__(
+        self,
+        in_features: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        decay: float,
+        gate_temperature: float,
+        normalize_memory: bool,
+        normalize_memory_input: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("num_experts", num_experts)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}, expected at least 1")
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
+        if not 0.0 <= decay <= 1.0:
+            raise ValueError(f"decay is {decay}, expected between 0 and 1")
+        if not gate_temperature > 0.0:
+            raise ValueError(f"gate_temperature is {gate_temperature}, expected a positive number")
+        self.in_features, self.num_experts, self.top_k = in_features, num_experts, top_k
+        self.decay, self.gate_temperature = decay, gate_temperature
+        self.normalize_memory, self.normalize_memory_input = normalize_memory, normalize_memory_input
+
+        memory_dtype = torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
+        memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
+        self.register_buffer("memory", memory)
+        # What training forwards saw and the memory has not yet followed. A total of zero means nothing.
+        self.register_buffer("pending_sum", torch.zeros_like(memory), persistent=False)
+        self.register_buffer("pending_total", torch.zeros_like(memory[:, 0]), persistent=False)
+        self.register_buffer("usage", torch.zeros_like(memory[:, 0], dtype=torch.int64), persistent=False)
+        self.register_state_dict_pre_hook(_follow_before_saving)
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """The parameters that hold one slice for each expert, ``[E, ...]``."""
+        raise NotImplementedError
+
+    def route(self, h: Features) -> Routing:
+        """Where the rows ``[..., in_features]`` would go now. Nothing is recorded or counted."""
+        h = as_rows(h)
+        gates, experts, cosines = self._nearest(self._rows(h))
+        return self._shaped(Routing(gates, experts, cosines), h)
+
+    @torch.no_grad()
+    def update_memory(self) -> None:
+        """Let the memory follow what the last training forward recorded (Eq. 4); without a record it stays."""
+        memory_update_(self.memory, self.pending_sum, self.pending_total, self.decay, normalize=self.normalize_memory)
+        self.pending_total.zero_()
+        if self._accumulates:
+            self.pending_sum.zero_()
+
+    @contextmanager
+    def accumulate_memory(self) -> Iterator[None]:
+        """Inside, all training forwards together are one batch to the memory, as accumulated gradients are one step.
+
+        The memory stays while the block lasts, so that each micro-batch is routed as the whole batch would be. What the
+        forwards record is added up: both sums of the batch softmax (Eq. 4) run over the rows of all micro-batches, and
+        the result is that of one forward over all rows. It is applied as any record is, at the next training forward.
+        ``eval()``, ``state_dict()`` and :meth:`update_memory` inside the block end the batch there.
+        """
+        if self._accumulates:
+            yield
+            return
+        self.update_memory()
+        self.pending_sum.zero_()
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
+
+    def reset_usage(self) -> None:
+        """Set the counts of rows per expert to zero."""
+        self.usage.zero_()
+
+    def train(self, mode: bool = True) -> "MemoryRouter":
+        """As :meth:`torch.nn.Module.train`; leaving training lets the memory follow what was recorded."""
+        if self.training and not mode:
+            self.update_memory()
+        return super().train(mode)
+
+    def _reset_memory(self) -> None:
+        """Draw memory vectors of unit length and random direction; forget what was recorded and counted."""
+        with torch.no_grad():
+            self.memory.copy_(F.normalize(torch.randn_like(self.memory), dim=-1))
+            for buffer in (self.pending_sum, self.pending_total, self.usage):
+                buffer.zero_()
+
+    def _rows(self, h: Rows) -> Rows:
+        """Rows ``[B, in_features]`` of what a forward was given; ValueError or TypeError where it does not fit."""
+        if len(h.shape) == 0 or h.shape[-1] != self.in_features:
+            raise ValueError(
+                f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
+            )
+        dtype, is_sparse = self._dtype, isinstance(h, SparseRows)
+        if h.dtype != dtype and (is_sparse or autocast_dtype(h, dtype) is None):
+            raise TypeError(
+                f"{'sparse rows have' if is_sparse else 'input has'} dtype {h.dtype}, expected {dtype}, that of the"
+                f" parameters; use .to({dtype}) on either"
+            )
+        return h if is_sparse else h.reshape(-1, self.in_features)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """That of the parameters."""
+        raise NotImplementedError
+
+    def _nearest(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        return cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
+
+    def _route(self, rows: Rows) -> Routing:
+        """Route the rows ``[B, in_features]`` of a forward: record in training, count where that is asked for."""
+        recomputing = is_recomputing()
+        records = self.training and self.track_memory and not recomputing
+        if records:
+            _refuse_transformations("the memory moves", "track_memory = False on the layer, or call eval(),")
+            if not self._accumulates:
+                self.update_memory()
+        routing = Routing(*self._nearest(rows))
+        if records:
+            self._record(rows, routing.gates, routing.experts)
+        if self.track_usage and not recomputing:
+            self._count(routing.experts)
+        return routing
+
+    def _forward(self, h: Rows, return_routing: bool) -> Tensor | tuple[Tensor, Routing]:
+        """Route the rows ``[..., in_features]``, let :meth:`_combine` compute, and give back the leading dimensions."""
+        rows = self._rows(h)
+        routing = self._route(rows)
+        y = self._combine(rows, routing.gates.detach() if self.detach_gates else routing.gates, routing.experts)
+        if len(h.shape) != 2:  # FSDP2 warns of views
+            y = y.reshape(*h.shape[:-1], self.out_features)
+        return (y, self._shaped(routing, h)) if return_routing else y
+
+    def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
+        """What the experts make of rows ``[B, in_features]`` with gates ``[B, k]``: ``[B, out_features]``."""
+        raise NotImplementedError
+
+    def _shaped(self, routing: Routing, h: Rows) -> Routing:
+        """A routing of rows ``[B, k]`` in the leading dimensions of ``h``."""
+        return Routing(*(part.reshape(*h.shape[:-1], self.top_k) for part in routing))
+
+    @torch.no_grad()
+    def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:
+        weighted_sum, total = memory_statistics(
+            rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
+        )
+        if world_size() > 1:
+            torch.distributed.all_reduce(weighted_sum)
+            torch.distributed.all_reduce(total)
+        if self._accumulates:
+            self.pending_sum.add_(weighted_sum)
+            self.pending_total.add_(total)
+        else:
+            self.pending_sum.copy_(weighted_sum)
+            self.pending_total.copy_(total)
+
+    @torch.no_grad()
+    def _count(self, experts: Tensor) -> None:
+        if torch.compiler.is_exporting():
+            return
+        _refuse_transformations("the experts' rows are counted", "track_usage = False on the layer")
+        experts = experts.flatten()
+        # Neither the host waits, as for bincount, nor is anything of E numbers a row written.
+        self.usage.index_add_(0, experts, torch.ones_like(experts, dtype=torch.int64))
+
+    def __getstate__(self) -> dict:
+        # A copy made inside accumulate_memory() would never leave it.
+        return {**self.__dict__, "_accumulates": False}
+
+    def _apply(self, fn, recurse: bool = True) -> "MemoryRouter":
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            if buffer.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = before[name].to(buffer.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        # What was recorded belongs to the memory that has just been replaced.
+        self.pending_sum = torch.zeros_like(self.memory)
+        self.pending_total = torch.zeros_like(self.memory[:, 0])
+        if self.usage.device != self.memory.device:  # as on the meta device, whose memory was assigned
+            self.usage = torch.zeros_like(self.memory[:, 0], dtype=torch.int64)
+
+
+def routed_layers(model: nn.Module) -> dict[str, MemoryRouter]:
+    """The layers of a model that route by memory, each once, by the name that ``named_modules`` gives them.
+
+    Names are those of the model before ``torch.compile``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    layers = {
+        ".".join(part for part in name.split(".") if part != "_orig_mod"): module
+        for name, module in model.named_modules()
+        if isinstance(module, MemoryRouter)
+    }
+    if not layers:
+        raise ValueError(
+            f"model is a {type(model).__name__} without a layer that routes by memory, expected one with"
+            " rbm.FusedRbMLayer or rbm.RbMFeedForward in it"
+        )
+    return layers
+
+
+@contextmanager
+def accumulate_memory(model: nn.Module) -> Iterator[None]:
+    """:meth:`MemoryRouter.accumulate_memory` of every layer of a model that routes by memory.
+
+    ::
+
+        with rbm.accumulate_memory(model):
+            for x, labels in micro_batches:
+                (F.cross_entropy(model(x), labels) * len(x) / batch_size).backward()
+        optimizer.step()
+
+    Raises:
+        ValueError: the model has no such layer.
+    """
+    with ExitStack() as stack:
+        for layer in routed_layers(model).values():
+            stack.enter_context(layer.accumulate_memory())
+        yield
+
+
+def autocast_dtype(rows: Tensor, parameters: torch.dtype) -> torch.dtype | None:
+    """The precision that autocast wants on the device of ``rows``; None where it is off, and for float64."""
+    if not torch._C._is_any_autocast_enabled() or torch.float64 in (rows.dtype, parameters):
+        return None
+    device = rows.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
+def is_recomputing() -> bool:
+    """Whether this forward runs inside a backward pass, which is where activation checkpointing repeats it."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _follow_before_saving(layer: MemoryRouter, prefix: str, keep_vars: bool) -> None:
+    layer.update_memory()
+
+
+def _refuse_transformations(what: str, remedy: str) -> None:
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            f"{what} in place in a forward, which no transformation of torch.func (grad, jvp, vmap, ...) follows: set"
+            f" {remedy} before the transformation"
+        )

@@ -1,0 +1,190 @@
+"""Where rows went in any model: the routing of its layers, however deep they lie.
+
+>>> import torch, rbm
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), rbm.FusedRbMLayer(6, 3, num_experts=4, top_k=2))
+>>> with rbm.record_routing(model) as routing:
+...     y = model(torch.randn(5, 4))
+>>> routing["1"].experts.shape
+torch.Size([5, 2])
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbm.nn.memory_router import MemoryRouter, Routing, is_recomputing, routed_layers
+from rbm.nn.sparse_rows import Rows, SparseRows, as_rows
+
+# Records that are being written, the innermost last.
+_open: list["RoutingRecord"] = []
+
+
+class RoutingRecord(Mapping[str, Routing]):
+    """What :func:`record_routing` recorded: of each layer that was called, by name, its :class:`Routing`.
+
+    Of a layer that was called once the parts have its input's leading dimensions, ``[..., k]``; of one that was called
+    several times they are those of all its rows, in the order of the calls, ``[rows, k]``.
+
+    Attributes:
+        layers: every layer of the model that routes by memory, by name, whether it was called or not.
+        calls: the routings of each layer that was called, one for each call.
+    """
+
+    def __init__(self, layers: Mapping[str, MemoryRouter]) -> None:
+        self.layers = dict(layers)
+        self.calls: dict[str, list[Routing]] = {}
+
+    def __getitem__(self, name: str) -> Routing:
+        calls = self.calls[name]
+        if len(calls) == 1:
+            return calls[0]
+        return Routing(*(torch.cat([part.flatten(0, -2) for part in parts]) for parts in zip(*calls, strict=True)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __repr__(self) -> str:
+        rows = {name: sum(call.experts[..., 0].numel() for call in calls) for name, calls in self.calls.items()}
+        return f"RoutingRecord({', '.join(f'{name!r}: {count} rows' for name, count in rows.items())})"
+
+
+@contextmanager
+def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
+    """Record where every layer of a model sends its rows, in training and in eval mode, while the block lasts.
+
+    Layers are found in ``nn.Sequential`` and any nesting, wrapped by ``torch.compile`` or DDP too. The answers are the
+    same with and without the record. Gates and cosines keep their gradients, and with them the graph of the forward: so
+    leave the block after each step of a training, or record under ``torch.no_grad()``. A forward that activation
+    checkpointing repeats is recorded once. Compiled models run eagerly inside the block, and need not be compiled again
+    after it. Outside of it the layers run as if this function did not exist.
+
+    Args:
+        model: any module with layers that route by memory in it, or such a layer.
+
+    Yields:
+        A mapping from layer names to routings, which fills with the calls.
+
+    Raises:
+        ValueError: the model has no such layer.
+        RuntimeError: a layer is called inside a transformation of ``torch.func``, whose tensors end with it.
+    """
+    record = RoutingRecord(routed_layers(model))
+    with ExitStack() as stack:
+        stack.enter_context(_eagerly())
+        for name, layer in record.layers.items():
+            hook = layer.register_forward_hook(_Listener(record, name), with_kwargs=True)
+            stack.callback(hook.remove)
+        _open.append(record)
+        try:
+            yield record
+        finally:
+            _open[:] = [other for other in _open if other is not record]
+
+
+def open_record(model: nn.Module) -> RoutingRecord:
+    """The innermost record that is being written and has all layers of the model.
+
+    Raises:
+        ValueError: there is none.
+    """
+    wanted = {id(layer) for layer in routed_layers(model).values()}
+    for record in reversed(_open):
+        if wanted <= {id(layer) for layer in record.layers.values()}:
+            return record
+    raise ValueError(
+        "routing of the model is not recorded: call the model and this function inside"
+        " `with rbm.record_routing(model):`, or pass what that yields as routing="
+    )
+
+
+class _Listener:
+    """A forward hook. Copies of a model, and what is pickled of it, hear nothing."""
+
+    def __init__(self, record: RoutingRecord | None = None, name: str = "") -> None:
+        self.record, self.name = record, name
+
+    def __call__(self, layer: MemoryRouter, args: tuple, kwargs: dict, output: Any) -> None:
+        if self.record is None:
+            return
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "routing is recorded inside a transformation of torch.func (grad, jvp, vmap, ...), whose tensors end"
+                " with it: call the transformation outside of record_routing, or ask the layer by return_routing=True"
+            )
+        # The memory has not moved since the forward: rows go where they went. A repeated forward computes it too, as
+        # activation checkpointing demands of it all that the first one did.
+        routing = output[1] if isinstance(output, tuple) else layer.route(args[0] if args else kwargs["h"])
+        if not is_recomputing():
+            self.record.calls.setdefault(self.name, []).append(routing)
+
+    def __reduce__(self) -> tuple:
+        return _Listener, ()
+
+
+@torch.no_grad()
+def visit_router_inputs(model: nn.Module, inputs: Any, visit: Callable[[str, MemoryRouter, Rows], None]) -> None:
+    """Run a model in eval mode, and call ``visit(name, layer, rows)`` before a layer routes its rows ``[B, D]``.
+
+    What ``visit`` changes in the layer takes part in the layer's answer, and so in the rows of the layers after it. A
+    layer that is called several times is visited the first time.
+
+    Args:
+        model: any module with layers that route by memory in it.
+        inputs: what the model takes: one value, a tuple of positional arguments, or a mapping of keyword arguments. A
+            pair of sparse and dense columns is one value (:mod:`rbm.nn.sparse_rows`).
+        visit: called once for each layer, in the order of the model's forward.
+
+    Raises:
+        ValueError: the model has no such layer, or its forward calls none of them.
+    """
+    layers, seen = routed_layers(model), set()
+    modes = [(module, module.training) for module in model.modules()]
+
+    def hook(name: str) -> Callable:
+        def before(layer: MemoryRouter, args: tuple, kwargs: dict) -> None:
+            if name not in seen:
+                seen.add(name)
+                rows = as_rows(args[0] if args else kwargs["h"])
+                visit(name, layer, rows if isinstance(rows, SparseRows) else rows.reshape(-1, layer.in_features))
+
+        return before
+
+    with ExitStack() as stack:
+        stack.enter_context(_eagerly())
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(hook(name), with_kwargs=True, prepend=True).remove)
+        model.eval()
+        try:
+            call(model, inputs)
+        finally:
+            for module, training in modes:  # parents come before their children
+                if module.training != training:
+                    module.train(training)
+    if not seen:
+        raise ValueError(f"forward of the {type(model).__name__} calls none of its layers {', '.join(layers)}")
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """``model(inputs)``, with a tuple as positional and a mapping as keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) and not is_sparse_pair(inputs) else model(inputs)
+
+
+def is_sparse_pair(inputs: Any) -> bool:
+    """Whether a tuple is the pair of sparse and dense columns that students take as one value."""
+    first = inputs[0] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
+    return isinstance(first, Tensor) and first.layout == torch.sparse_csr
+
+
+def _eagerly() -> AbstractContextManager:
+    """Inside, what torch.compile made is not used: hooks that come after compilation would be left out."""
+    # Without it nothing was compiled, and to import it takes a second.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

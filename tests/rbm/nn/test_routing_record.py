@@ -1,0 +1,195 @@
+"""Routing seen from outside: records, auxiliary losses, and counts, in models of any nesting."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import rbm
+from rbm import FusedRbMLayer, RbMFeedForward
+from rbm.nn import losses
+
+
+class Block(nn.Module):
+    """A residual block, so that a layer lies three modules deep."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        self.norm, self.checkpointed = nn.LayerNorm(6), checkpointed
+        self.experts = RbMFeedForward(6, 5, 4, 2)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return x + (checkpoint(self.experts, h, use_reentrant=False) if self.checkpointed else self.experts(h))
+
+
+def model(**options):
+    return nn.Sequential(nn.Linear(3, 6), nn.Sequential(Block(**options), nn.ReLU()), FusedRbMLayer(6, 2, 5, 3))
+
+
+NAMES = ["1.0.experts", "2"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_layer_is_recorded_and_answers_as_ever(training):
+    net, x = model().train(training), torch.randn(7, 4, 3)
+    twin = copy.deepcopy(net)
+    arrived = []
+    net[2].register_forward_pre_hook(lambda layer, args: arrived.append(args[0]))
+    with torch.set_grad_enabled(training):
+        expected = twin(x)
+        with rbm.record_routing(net) as routing:
+            assert torch.equal(net(x), expected)
+    assert list(routing) == NAMES
+    assert routing["1.0.experts"].gates.shape == (7, 4, 2)
+    torch.testing.assert_close(routing["2"], net[2].route(arrived[0]))
+    assert routing["2"].gates.requires_grad == training
+    with torch.no_grad():
+        net(x)
+    assert len(routing.calls["2"]) == 1, "the block has ended"
+    assert not net[2]._forward_hooks
+
+
+def test_what_return_routing_gives_is_what_is_recorded():
+    layer, x = FusedRbMLayer(6, 2, 5, 3), torch.randn(9, 6)
+    with rbm.record_routing(layer) as routing:
+        first = layer(x, return_routing=True)[1]
+        second = layer(h=x[:4], return_routing=True)[1]
+    assert routing.calls[""] == [first, second]
+    assert torch.equal(routing[""].experts, torch.cat([first.experts, second.experts]))
+    assert repr(routing) == "RoutingRecord('': 13 rows)"
+
+
+def test_copies_and_pickles_made_inside_hear_nothing():
+    net, x = model(), torch.randn(7, 3)
+    with rbm.record_routing(net) as routing:
+        for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            copied(x)
+        assert len(routing) == 0
+        net.share_memory()(x)
+    assert list(routing) == NAMES
+
+
+def test_checkpointed_layers_are_recorded_once_and_their_gradients_stay():
+    plain, net = model(), model(checkpointed=True)
+    net.load_state_dict(plain.state_dict())
+    rbm.track_usage(net)
+    x = torch.randn(7, 3)
+    for each in (plain, net):
+        with rbm.record_routing(each) as routing:
+            (each(x).square().sum() + rbm.auxiliary_loss(each)).backward()
+        assert [len(calls) for calls in routing.calls.values()] == [1, 1]
+    for p, q in zip(plain.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    assert rbm.expert_usage(net)["1.0.experts"].rows == 7
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_repeated_forward_is_neither_recorded_nor_counted(use_reentrant):
+    layer, x = FusedRbMLayer(6, 2, 5, 3), torch.randn(7, 6, requires_grad=True)
+    rbm.track_usage(layer)
+    with torch.utils.checkpoint.set_checkpoint_early_stop(False), rbm.record_routing(layer) as routing:
+        checkpoint(layer, x, use_reentrant=use_reentrant).sum().backward()
+    assert len(routing.calls[""]) == 1
+    assert rbm.expert_usage(layer)[""].rows == 7
+
+
+def test_auxiliary_loss_is_the_sum_over_layers():
+    net, x = model(), torch.randn(11, 3)
+    weights = {"commitment_weight": 0.3, "self_similarity_weight": 0.2, "load_balance_weight": 0.1}
+    with rbm.record_routing(net) as routing:
+        net(x)
+        inside = rbm.auxiliary_loss(net, **weights)
+    expected = sum(
+        0.3 * losses.commitment_loss(routing[name])
+        + 0.2 * losses.self_similarity_loss(layer.memory)
+        + 0.1 * losses.load_balance_loss(routing[name], layer.num_experts)
+        for name, layer in (("1.0.experts", net[1][0].experts), ("2", net[2]))
+    )
+    torch.testing.assert_close(inside, expected)
+    torch.testing.assert_close(rbm.auxiliary_loss(net, routing, **weights), expected)
+    alone = rbm.auxiliary_loss(net[2], routing, **weights)
+    of_the_last = 0.3 * losses.commitment_loss(routing["2"]) + 0.1 * losses.load_balance_loss(routing["2"], 5)
+    torch.testing.assert_close(alone, of_the_last + 0.2 * losses.self_similarity_loss(net[2].memory))
+    with rbm.record_routing(net), pytest.raises(ValueError, match="holds no forward of it"):
+        rbm.auxiliary_loss(net)
+    expected.backward()
+    assert net[0].weight.grad.abs().sum() > 0
+    assert rbm.auxiliary_loss(net, routing, **dict.fromkeys(weights, 0)) == 0
+    with pytest.raises(ValueError, match=r"routing of the model is not recorded: call the model .* inside"):
+        rbm.auxiliary_loss(net)
+
+
+def test_models_without_such_layers_and_transformations_are_refused():
+    with (
+        pytest.raises(ValueError, match="model is a Linear without a layer that routes by memory"),
+        rbm.record_routing(nn.Linear(2, 2)),
+    ):
+        pass
+    layer, x = FusedRbMLayer(6, 2, 5, 3).eval(), torch.randn(3, 2, 6)
+    expected = torch.func.vmap(layer)(x)
+    with rbm.record_routing(layer), pytest.raises(RuntimeError, match="recorded inside a transformation"):
+        torch.func.vmap(layer)(x)
+    rbm.track_usage(layer)
+    with pytest.raises(RuntimeError, match="set track_usage = False on the layer before"):
+        torch.func.vmap(layer)(x)
+    rbm.track_usage(layer, False)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_counts_are_those_of_the_routing_and_answers_stay(training):
+    net, x = model().train(training), torch.randn(50, 3)
+    twin = copy.deepcopy(net)
+    rbm.track_usage(net)
+    with torch.set_grad_enabled(training), rbm.record_routing(net) as routing:
+        assert torch.equal(net(x), twin(x))
+    usage = rbm.expert_usage(net)
+    for name, experts in (("1.0.experts", 4), ("2", 5)):
+        counts = torch.bincount(routing[name].experts.flatten(), minlength=experts)
+        assert torch.equal(usage[name].counts, counts)
+        assert usage[name].rows == 50
+        assert usage[name].dead == [e for e in range(experts) if counts[e] == 0]
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    copied(x)
+    assert rbm.expert_usage(copied)["2"].rows == 100
+    assert rbm.expert_usage(net)["2"].rows == 50
+    rbm.track_usage(net)
+    assert rbm.expert_usage(net)["2"].rows == 0
+    assert "usage" not in str(list(net.state_dict()))
+
+
+def test_the_table_and_its_measures():
+    from rbm.nn.usage import ExpertUsage, LayerUsage
+
+    usage = ExpertUsage(first=LayerUsage(torch.tensor([10, 0, 10]), 2), second=LayerUsage(torch.tensor([4, 0]), 1))
+    assert usage["first"].rows == 10
+    assert usage["first"].shares.tolist() == [1.0, 0.0, 1.0]
+    assert usage["first"].evenness == pytest.approx(0.63093, abs=1e-5)
+    assert usage["second"].evenness == 0.0
+    assert str(usage).splitlines() == [
+        "layer         rows experts  least   most evenness  dead",
+        "first           10       3   0.0% 100.0%     0.63     1",
+        "second           4       2   0.0% 100.0%     0.00     1",
+    ]
+    with pytest.raises(ValueError, match="usage of the model is not counted"):
+        rbm.expert_usage(model())
+
+
+@pytest.mark.compiler
+def test_compiled_models_count_and_accumulate_in_one_graph_and_are_recorded():
+    net, x = FusedRbMLayer(6, 2, 5, 3), torch.randn(8, 6)
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    rbm.track_usage(compiled)
+    with rbm.accumulate_memory(compiled):
+        compiled(x[:4])
+        with rbm.record_routing(compiled) as routing:
+            compiled(x[4:])
+    assert routing[""].experts.shape == (4, 3)
+    assert rbm.expert_usage(compiled)[""].rows == 8
+    twin(x)
+    torch.testing.assert_close(net.eval().memory, twin.eval().memory)

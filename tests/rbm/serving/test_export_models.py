@@ -1,0 +1,128 @@
+"""Any model with our layers in it, exported: by rbm.export, and by torch.onnx.export itself."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rbm
+from rbm.serving.export import FORMATS, export
+from rbm.serving.standard_ops import plain
+
+
+class Tokens(nn.Module):
+    """Token ids and weights of them to two outputs, with a layer at two places."""
+
+    def __init__(self, activation="relu", top_k=1):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.ffn = rbm.RbMFeedForward(6, 8, 4, top_k, activation=activation)
+        self.again = self.ffn
+
+    def forward(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.embedding(ids) * weights[..., None]
+        return self.again(self.ffn(h)).mean(1), h
+
+
+def example(rows=5):
+    return torch.randint(10, (rows, 7)), torch.rand(rows, 7)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
+def test_plain_models_answer_as_they_do_with_operators(activation):
+    model, inputs = Tokens(activation, top_k=3).train(), example()
+    twin = plain(model)
+    assert model.training
+    assert twin.ffn is twin.again
+    assert not [module for module in twin.modules() if isinstance(module, rbm.nn.memory_router.MemoryRouter)]
+    for got, expected in zip(twin(*inputs), model.eval()(*inputs), strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+    alone, x = rbm.RbMFeedForward(6, 8, 4, 2, bias=False).eval(), torch.randn(3, 6)
+    torch.testing.assert_close(plain(alone)(x), alone(x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """A list of the names of inputs and outputs that files were written with."""
+    named, kind = [], FORMATS["torch-export"]
+    content = lambda program, *names: named.append(names) or kind.content(program)  # noqa: E731
+    monkeypatch.setitem(FORMATS, "torch-export", dataclasses.replace(kind, content=content))
+    return named
+
+
+def test_two_inputs_and_outputs_from_an_example_of_one_row(tmp_path, names):
+    model = Tokens().train()
+    path = rbm.export(model, example(1), "torch-export", tmp_path / "model.pt2")
+    assert model.training
+    assert names == [(["ids", "weights"], ["output_0", "output_1"])]
+    answer, inputs = FORMATS["torch-export"].open(path), example(9)
+    for got, expected in zip(answer(*inputs), model.eval()(*inputs), strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+def test_a_layer_alone_with_fixed_shapes(tmp_path, names):
+    layer, x = rbm.FusedRbMLayer(6, 3, 4, 2), torch.randn(4, 2, 6)
+    path = export(layer, x, "torch-export", tmp_path / "a.pt2", dynamic_shapes=({},))
+    assert names == [(["h"], ["output"])]
+    torch.testing.assert_close(FORMATS["torch-export"].open(path)(x), layer.eval()(x))
+
+
+def test_torch_onnx_export_writes_the_operators_in_standard_ones():
+    """The exporter itself, given a layer of ours. (A file of rbm.export is served in tests/test_examples.py.)"""
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer, x = rbm.RbMFeedForward(6, 8, 4, 1, activation="relu").eval(), torch.randn(3, 6)
+    shapes = ({0: torch.export.Dim("batch")},)
+    program = torch.onnx.export(layer, (x,), dynamo=True, dynamic_shapes=shapes, verbose=False, optimize=False)
+    assert {node.domain for node in program.model.graph} <= {"", "pkg.onnxscript.torch_lib"}
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for rows in (1, 3, 30):
+        x = torch.randn(rows, 6)
+        (got,) = session.run(None, {"h": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_stands_for_an_operator_answers_as_it_does(dtype):
+    """The entries of PyTorch's table that torch.onnx.export reads."""
+    table, operators = torch._decomp.decomposition_table, torch.ops.rbm
+    x, memory = torch.randn(20, 6, dtype=dtype), torch.randn(4, 6, dtype=dtype)
+    weight, bias = torch.randn(4, 3, 6, dtype=dtype), torch.randn(4, 3, dtype=dtype)
+    gates, experts, _ = operators.cosine_topk(x, memory, 2, temperature=0.5)
+    for operator, arguments, options in (
+        (operators.cosine_topk, (x, memory, 2), {"temperature": 0.5}),
+        (operators.expert_matmul, (x, weight, bias, gates, experts), {}),
+        (operators.expert_matmul, (x, weight, None, gates, experts, None, None, None, 0), {}),
+        (operators.routed_matmul, (x, memory, weight, bias, 2, 0.5), {}),
+    ):
+        got, expected = (f(*arguments, **options) for f in (table[operator.default], operator))
+        torch.testing.assert_close(got, expected)
+    with pytest.raises(ValueError, match=r"rbm::expert_matmul: weight has shape \[4, 3, 6\], expected"):
+        table[operators.expert_matmul.default](x[:, :5], weight, bias, gates, experts)
+
+
+def test_mistakes_are_told_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("rbm.serving.export.plain", None)
+    model, path = Tokens(), tmp_path / "model.pt2"
+    for arguments, message in {
+        (example(), "jit", path): "format is 'jit', expected one of",
+        (example(), "torch-export", tmp_path / "model.so"): "ends in '.so', expected one of .pt2",
+        ((torch.ones(2, 7), 3.0), "torch-export", path): "example holds a float, expected tensors",
+        ((torch.ones(2, 7), torch.ones(3, 7)), "torch-export", path): r"example has tensors of shapes \[\[2, 7\], \[3",
+        (torch.tensor(1.0), "torch-export", path): "expected one batch of at least one row",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            export(model, *arguments)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        export(model, example(), "torch-export", tmp_path / "nowhere" / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_returns_something_else(tmp_path):
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"y": x}
+
+    with pytest.raises(ValueError, match="model returns a dict, expected a tensor"):
+        export(Named(), torch.randn(2, 3), "torch-export", tmp_path / "a.pt2")
