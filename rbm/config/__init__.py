@@ -14,7 +14,16 @@ from rbm.config.networks import (
     SamplingConfig,
     TeacherConfig,
 )
-from rbm.config.newer import HGMDConfig, SIGNConfig, SimMLPConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
+from rbm.config.newer import (
+    HGMDConfig,
+    SIGNConfig,
+    SimMLPConfig,
+    TINEDConfig,
+    TINEDPlusConfig,
+    TokenizerConfig,
+    TreesConfig,
+    VQGraphConfig,
+)
 from rbm.config.tree import (
     LATER_SETTINGS,
     PRESETS,
@@ -57,7 +66,9 @@ __all__ = [
     "TINEDConfig",
     "TINEDPlusConfig",
     "TeacherConfig",
+    "TokenizerConfig",
     "TreesConfig",
+    "VQGraphConfig",
     "flat",
     "merged",
     "nested",

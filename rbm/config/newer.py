@@ -106,6 +106,40 @@ class TINEDPlusConfig(TINEDConfig):
 
 
 @section
+class TokenizerConfig(Network):
+    """The GNN with a codebook that teaches VQGraph's student: see :mod:`rbm.distillation.methods.vqgraph`.
+
+    ``codebook_size`` codes of ``code_channels`` numbers follow the rows that take them with ``decay``.
+    ``node_weight``, ``edge_weight`` and ``commitment_weight`` are the weights of what codes lose of nodes and of edges,
+    and of how far rows are from their codes, beside the labels.
+    """
+
+    hidden_channels: Width = 128
+    dropout: Probability = 0.5
+    max_epochs: Count = 200
+    code_channels: Width = 128
+    codebook_size: Annotated[int, Field(ge=1, le=2**17)] = 5000
+    decay: Probability = 0.8
+    node_weight: NonNegative = 0.001
+    edge_weight: NonNegative = 0.03
+    commitment_weight: NonNegative = 0.25
+
+
+@section
+class VQGraphConfig(GLNNConfig):
+    """Soft labels and codes of a tokenizer: see :mod:`rbm.distillation.methods.vqgraph`.
+
+    ``code_weight`` is the weight of the pass on codes, ``code_temperature`` that of both soft assignments.
+    """
+
+    label_weight: Share = 0.0
+    max_epochs: Count = 500
+    code_weight: NonNegative = 1e-8
+    code_temperature: Positive = 4.0
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+
+
+@section
 class SimMLPConfig(Network):
     """Alignment without labels, then a linear head: see :mod:`rbm.distillation.methods.simmlp`.
 

@@ -10,7 +10,15 @@ from pydantic import Field
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig
 from rbm.config.distillation import DistillConfig, EncodingConfig, ReliabilityConfig
 from rbm.config.networks import ATTENTION_TEACHERS, AttentionConfig, MLPConfig, RbMConfig, SamplingConfig, TeacherConfig
-from rbm.config.newer import HGMDConfig, SIGNConfig, SimMLPConfig, TINEDConfig, TINEDPlusConfig, TreesConfig
+from rbm.config.newer import (
+    HGMDConfig,
+    SIGNConfig,
+    SimMLPConfig,
+    TINEDConfig,
+    TINEDPlusConfig,
+    TreesConfig,
+    VQGraphConfig,
+)
 from rbm.config.section import Section, section, updated
 from rbm.utils.files import parse_yaml, read_yaml
 
@@ -78,6 +86,7 @@ class Config(Section):
     tined: TINEDConfig = field(default_factory=TINEDConfig)
     tined_plus: TINEDPlusConfig = field(default_factory=TINEDPlusConfig)
     simmlp: SimMLPConfig = field(default_factory=SimMLPConfig)
+    vqgraph: VQGraphConfig = field(default_factory=VQGraphConfig)
     sign: SIGNConfig = field(default_factory=SIGNConfig)
     trees: TreesConfig = field(default_factory=TreesConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)

@@ -17,6 +17,7 @@ from rbm.distillation.methods.sign import train_sign
 from rbm.distillation.methods.simmlp import train_simmlp
 from rbm.distillation.methods.tined import train_tined, train_tined_plus
 from rbm.distillation.methods.trees import train_trees
+from rbm.distillation.methods.vqgraph import train_vqgraph
 from rbm.distillation.task import DistillationTask, TrainedStudent
 
 _RECIPE = ("distill", "reliability", "encoding")
@@ -55,6 +56,7 @@ METHODS = {
     "tined": Method("TINED", ("teacher", "tined"), train_tined),
     "tined_plus": Method("TINED+", ("teacher", "tined_plus"), train_tined_plus),
     "simmlp": Method("SimMLP", ("simmlp",), train_simmlp),
+    "vqgraph": Method("VQGraph", ("vqgraph",), train_vqgraph),
     "sign": Method("SIGN", ("teacher", "sign"), train_sign),
     "trees": Method("Boosted trees", ("teacher", "trees", "encoding"), train_trees),
     "labels": Method("MLP on labels", ("teacher",), train_labels),

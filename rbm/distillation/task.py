@@ -62,6 +62,8 @@ class Encoder:
         return once(self._known, section, lambda: self._compute(section))
 
     def _compute(self, section: EncodingConfig) -> Encodings | None:
+        if not (section.deepwalk or section.label_propagation or self.extra):
+            return None
         with self.progress.step("encodings"), self.timings.measured("encodings"):
             return encode(self.split, section, self.classes, seed=self.seed, cache=self.cache, extra=self.extra)
 

@@ -4,10 +4,10 @@ and Dirichlet Energy Distillation, ICML 2025).
 A layer of the teacher is a feature transformation (FT, a linear map) and a propagation along edges (GP); the wider side
 is transformed first. The student has a linear layer for each: *teacher injection* copies the weights of FT and lets
 them learn ``injected_lr`` times as fast as the rest, and layers in the place of GP begin as the identity or at random.
-With the Dirichlet energy of rows on the edges and the ratio of an operation's output to its input,
+With the Dirichlet energy of rows on the edges and the root of the ratio of an operation's output to its input,
 
 .. math:: E(H) = \frac{1}{N} \sum_{(u, v)} \Big\| \frac{h_u}{\|h_u\|} - \frac{h_v}{\|h_v\|} \Big\|^2, \quad
-    R = \frac{E(H_{out})}{E(H_{in})}
+    R = \sqrt{\frac{E(H_{out})}{E(H_{in})}}
 
 *Dirichlet energy distillation* asks each layer for its operation's ratio, beside labels and soft labels:
 
@@ -133,7 +133,7 @@ def _distances(first: Tensor, second: Tensor) -> Tensor:
 
 
 def energy_loss(student: list[tuple[Tensor, Tensor]], teacher: list[tuple[float, float]], *, log: bool) -> Tensor:
-    """Sum over operations of the squared difference of energy ratios, or of their logarithms.
+    """Sum over operations of the squared difference of the roots of energy ratios, or of their logarithms.
 
     Args:
         student: energy before and after each operation; scalars.
@@ -143,7 +143,7 @@ def energy_loss(student: list[tuple[Tensor, Tensor]], teacher: list[tuple[float,
     total = student[0][1].new_zeros(())
     for (before, after), (base, target) in zip(student, teacher, strict=True):
         if min(before.item(), after.item(), base, target) > 0:
-            ours, theirs = after / before, after.new_tensor(target / base)
+            ours, theirs = (after / before).sqrt(), after.new_tensor(target / base).sqrt()
             total = total + ((ours.log() - theirs.log()) if log else (ours - theirs)).square()
     return total
 

@@ -29,6 +29,11 @@ QUICK = {
     "tined": {"max_epochs": 20},
     "tined_plus": {"max_epochs": 10, "encoding": {"walk_length": 10, "walks_per_node": 1, "embedding_dim": 4}},
     "simmlp": {"hidden_channels": 64, "predictor_channels": 16, "max_epochs": 10, "head_epochs": 60},
+    "vqgraph": {
+        "hidden_channels": 64,
+        "max_epochs": 20,
+        "tokenizer": {"code_channels": 32, "codebook_size": 150, "dropout": 0.1, "lr": 0.03, "max_epochs": 25},
+    },
     "sign": {"hidden_channels": 64, "max_epochs": 20},
     "trees": {"max_epochs": 8, "leaves": 6, "min_samples": 2},
 }

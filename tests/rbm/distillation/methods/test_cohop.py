@@ -150,7 +150,7 @@ def test_features_alone(small_graph, quick, tmp_path, setting):
 def test_the_best_round_is_kept(small_graph, quick, tmp_path):
     config = quick.updated({"cohop": {"rounds": 4, "lr": 0.3}})
     result = rbm.distill(small_graph, config=config, methods=["cohop"], folder=tmp_path, measure_latency=False)
-    rounds = [RunFolder(tmp_path, config, resume=True).finished(f"cohop-{i}") for i in range(4)]
+    rounds = [RunFolder(tmp_path, result.config, resume=True).finished(f"cohop-{i}") for i in range(4)]
     best = max(range(4), key=lambda i: (rounds[i]["val_accuracy"], -i))
     assert best < 3
     found = result.summary["cohop"]

@@ -24,6 +24,7 @@ RESTLESS = {
     "nosmog": {"batch_size": 16},
     "cohop": {"num_layers": 2, "hidden_channels": 16, "dropout": 0.5},
     "sign": {"label_weight": 0.5},
+    "vqgraph": {"batch_size": 16, "dropout": 0.3, "code_weight": 0.5},
     "tined": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5, "propagation_init": "random"},
     "tined_plus": {"batch_size": 16, "dropout": 0.3, "energy_share": 0.5},
 }
@@ -33,11 +34,14 @@ KILLED_IN = {
     "trees": "trees-rounds",
     "simmlp": "simmlp-alignment",
     ("simmlp", 30): "simmlp",
+    "vqgraph": "vqgraph-tokenizer",
+    ("vqgraph", 6): "vqgraph",
 }
 LIKE_THE_TEACHER = ("tined", "tined_plus")  # with a layer for each transformation and each propagation of it
 # At the end of pretraining, where a method has one, and past it; from a checkpoint, and from the start of the phase.
 KILLS = [*((method, 5, checkpoints) for method in METHODS for checkpoints in (True, False)), ("moe", 8, True)]
 KILLS += [("simmlp", 30, checkpoints) for checkpoints in (True, False)]
+KILLS += [("vqgraph", 6, True)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,269 @@
+r"""VQGraph: an MLP that learns a GNN's soft labels and which code of a codebook a node's neighbourhood is like (Yang et
+al., VQGraph: Rethinking Graph Representation Space for Bridging GNNs and MLPs, ICLR 2024).
+
+A *tokenizer* is trained first, and teaches in place of the run's teacher. A graph convolution gives rows ``h``; each
+is replaced by the code ``e`` with the largest cosine, from which nodes and edges shall be found again, and from which a
+second convolution and a linear map give classes ``q``. With ``z = d_e(e)``, the adjacency ``A`` with self-loops and
+:math:`\tilde G` the products ``z z^T`` brought to [0, 1],
+
+.. math:: L_{tokenizer} = CE(q_v, y_v) + w_n \|h - d_n(e)\|^2 + w_e \sqrt{\|A - \tilde G\|^2}
+    + w_c \|h - \operatorname{sg} e\|^2
+
+where norms are means over their entries. Gradients pass a code as if it were its row; codes follow the mean of the rows
+that took them. With soft assignments at temperature ``T``, and ``u`` a linear map of the student's last hidden rows,
+
+.. math:: a_v = \operatorname{softmax}(\cos(h_v, e) / T), \quad b_v = \operatorname{softmax}(\cos(u_v, e) / T), \quad
+    L = \lambda \, CE + (1 - \lambda) \, KL(p_v \,\|\, q_v) + \beta T^2 \, KL(a_v \,\|\, b_v)
+
+Each term of the student has a pass of its own, codes first, then GLNN's two.
+
+These are the losses of the released code (YangLing0818/VQGraph). Different from it:
+
+- The best epoch is that of the best validation accuracy; the code's, for seen nodes, that of the best *test* accuracy.
+- Codes are as wide as ``code_channels`` says, in the code as the features.
+- Both soft assignments are softmaxes of cosines, over the codes that some node takes. The code compares the student by
+  distances and the tokenizer by cosines, over all codes, and takes the tokenizer's probabilities for logarithms.
+- The smallest and the largest product are constants for the gradient.
+- The tokenizer sees the whole observed graph in every step, as the code's GCN does. There is none on drawn neighbours.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.utils import add_self_loops, coalesce, remove_self_loops
+
+from rbm.config import TokenizerConfig, VQGraphConfig
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.methods.glnn import GLNNTrainer
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.distillation.trainer import NodeTrainer
+from rbm.nn import losses
+from rbm.nn.dropout import dropout
+from rbm.nn.sparse_rows import Rows, as_rows, in_single_precision
+from rbm.nn.students import MLPStudent
+from rbm.teachers import GCN
+from rbm.teachers.base import sparse_adjacency
+from rbm.teachers.outputs import TeacherOutputs
+from rbm.training.loop import Accuracies, split_accuracies
+
+_ROWS_AT_ONCE = 2**12
+
+
+class Codebook(nn.Module):
+    """Codes ``[K, D]``, which start on the unit sphere at random and follow the rows that take them.
+
+    Args:
+        size, channels: K and D.
+        decay: what a code keeps of itself where rows took it; the rest comes from the mean of their unit rows.
+    """
+
+    codes: Tensor
+
+    def __init__(self, size: int, channels: int, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        self.register_buffer("codes", F.normalize(nn.init.kaiming_uniform_(torch.empty(size, channels))))
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """For rows ``[N, D]`` the codes with the largest cosines, with the rows' gradients, and their indices ``[N]``.
+        In training the codes then move.
+        """
+        with torch.no_grad():
+            unit, codes = F.normalize(rows), F.normalize(self.codes)
+            nearest = torch.cat([(part @ codes.T).argmax(-1) for part in unit.split(_ROWS_AT_ONCE)])
+            taken = self.codes[nearest]
+            if self.training:
+                self._follow(unit, codes, nearest)
+        return taken + (rows - rows.detach()), nearest
+
+    def _follow(self, unit: Tensor, codes: Tensor, nearest: Tensor) -> None:
+        counts = torch.bincount(nearest, minlength=len(codes))
+        means = F.normalize(torch.zeros_like(codes).index_add_(0, nearest, unit))
+        self.codes.lerp_(torch.where(counts[:, None] > 0, means, codes), 1 - self.decay)
+
+
+class Tokens(NamedTuple):
+    """What passed a tokenizer: rows ``[N, D]`` before codes, their codes ``[N, D]`` and indices ``[N]``, the codes
+    decoded for edges and for nodes, ``[N, D]`` each, and logits ``[N, C]``.
+    """
+
+    rows: Tensor
+    codes: Tensor
+    nearest: Tensor
+    for_edges: Tensor
+    for_nodes: Tensor
+    logits: Tensor
+
+
+class Tokenizer(nn.Module):
+    """Convolution, codebook, decoders, convolution, classes.
+
+    Args:
+        in_channels, out_channels: columns of the features, classes.
+        config: its section of the configuration.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, config: TokenizerConfig) -> None:
+        super().__init__()
+        width, self.dropout = config.code_channels, config.dropout
+        self.first = GCN.make_conv(in_channels, width)
+        self.codebook = Codebook(config.codebook_size, width, config.decay)
+        self.edge_decoder, self.node_decoder = nn.Linear(width, width), nn.Linear(width, width)
+        self.second = GCN.make_conv(width, config.hidden_channels)
+        self.head = nn.Linear(config.hidden_channels, out_channels)
+
+    def forward(self, x: Rows, adjacency: Tensor) -> Tokens:
+        """Of rows ``[N, F]`` and the adjacency ``[N, N]`` of :meth:`rbm.teachers.GCN.adjacency`."""
+        rows = dropout(self.first(x, adjacency).relu(), self.dropout, self.training)
+        codes, nearest = self.codebook(rows)
+        for_edges = self.edge_decoder(codes)
+        logits = self.head(self.second(for_edges, adjacency).relu())
+        return Tokens(rows, codes, nearest, for_edges, self.node_decoder(codes), logits)
+
+
+class EdgeError:
+    r"""Root of the mean squared difference of ``A`` and ``G = Z Z^T`` brought to [0, 1], without a matrix ``[N, N]``.
+
+    With ``l`` and ``r`` the smallest product and the span of all, ``M`` entries of ``A`` and ``N`` nodes,
+
+    .. math:: \|A - (G - l) / r\|^2 = M - \tfrac{2}{r} \Big(\sum_{A_{uv} = 1} z_u z_v - l M\Big)
+        + \tfrac{1}{r^2} \Big(\|Z^T Z\|^2 - 2 l \|\textstyle\sum_v z_v\|^2 + l^2 N^2\Big)
+
+    Args:
+        edge_index: int64 ``[2, E]``; of an edge that stands there several times one counts, and every node has a loop.
+        num_nodes: N.
+    """
+
+    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
+        edges, _ = remove_self_loops(edge_index)
+        edges, _ = add_self_loops(coalesce(edges, num_nodes=num_nodes), num_nodes=num_nodes)
+        self.count, self.num_nodes = edges.shape[1], num_nodes
+        self.matrix = sparse_adjacency(edges, torch.ones(self.count, device=edges.device), num_nodes)
+
+    def __call__(self, rows: Tensor, nearest: Tensor) -> Tensor:
+        """Scalar, for ``Z`` as ``rows [N, D]``, of which those with one index ``nearest [N]`` are the same row."""
+        low, span = self.range(rows.detach(), nearest)
+        if span <= 1e-6 * max(abs(low), 1e-30):  # all rows are one
+            return rows.new_tensor(self.count**0.5 / self.num_nodes)
+        joined = (rows * (self.matrix @ rows)).sum().double()
+        wide = rows.double()
+        squares, total = (wide.T @ wide).square().sum(), wide.sum(0).square().sum()
+        error = self.count - 2 / span * (joined - low * self.count)
+        error = error + (squares - 2 * low * total + (low * self.num_nodes) ** 2) / span**2
+        return (error / self.num_nodes**2).clamp_min(1e-12).sqrt().to(rows.dtype)
+
+    @staticmethod
+    def range(rows: Tensor, nearest: Tensor) -> tuple[float, float]:
+        """The smallest of all products of two rows, and how far the largest is from it."""
+        indices, inverse = nearest.unique(return_inverse=True)
+        distinct = rows.new_zeros(len(indices), rows.shape[1])
+        distinct[inverse] = rows
+        ends = torch.stack([torch.stack((part @ distinct.T).aminmax()) for part in distinct.split(_ROWS_AT_ONCE)])
+        low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
+        return low, high - low
+
+
+class TokenizerTrainer(NodeTrainer):
+    """One step an epoch on the whole observed graph."""
+
+    model: Tokenizer
+
+    def __init__(self, model: Tokenizer, split: GraphSplit, config: TokenizerConfig) -> None:
+        super().__init__(model, split, config, None)
+        self.config, observed, graph = config, split.observed, split.graph
+        self.rows, self.full_rows = (in_single_precision(as_rows(x)) for x in (self.observed_x, self.full_x))
+        self.adjacency = GCN.adjacency(observed.edge_index, observed.num_nodes)
+        self.full_adjacency = self.adjacency
+        if len(split.unseen_nodes):
+            self.full_adjacency = GCN.adjacency(graph.edge_index, graph.num_nodes)
+        self.edge_error = EdgeError(observed.edge_index, observed.num_nodes)
+
+    def train_epoch(self, epoch: int) -> float:
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model(self.rows, self.adjacency))
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def loss(self, tokens: Tokens) -> Tensor:
+        """Classes of the labelled nodes, and what codes lose of nodes and edges."""
+        config = self.config
+        loss = losses.hard_label_loss(tokens.logits[self.train_nodes], self.split.observed.y[self.train_nodes])
+        loss = loss + config.node_weight * F.mse_loss(tokens.rows, tokens.for_nodes)
+        loss = loss + config.commitment_weight * F.mse_loss(tokens.codes.detach(), tokens.rows)
+        if config.edge_weight > 0:
+            loss = loss + config.edge_weight * self.edge_error(tokens.for_edges, tokens.nearest)
+        return loss
+
+    @torch.no_grad()
+    def tokens(self) -> tuple[Tokens, Tensor]:
+        """Of the observed nodes, and logits ``[N, C]`` of all."""
+        seen = self.model(self.rows, self.adjacency)
+        if not len(self.split.unseen_nodes):
+            return seen, seen.logits
+        return seen, self.model(self.full_rows, self.full_adjacency).logits
+
+    def evaluate(self) -> Accuracies:
+        seen, logits = self.tokens()
+        return split_accuracies(seen.logits, logits, self.split)
+
+
+class VQGraphTrainer(GLNNTrainer):
+    """A pass on codes before GLNN's two.
+
+    Args:
+        model: the student.
+        split: the graph, and what training may see of it.
+        seen, logits: see :meth:`TokenizerTrainer.tokens`.
+        codes: ``[K, D]``, all of the codebook.
+        config: of the method.
+    """
+
+    def __init__(
+        self, model: MLPStudent, split: GraphSplit, seen: Tokens, logits: Tensor, codes: Tensor, config: VQGraphConfig
+    ) -> None:
+        super().__init__(model, split, TeacherOutputs(seen.logits, logits, {}), config)
+        self.codes, self.shown = F.normalize(codes[seen.nearest.unique()]), F.normalize(seen.rows)
+        width = (model.layers[:-1] or model.layers)[-1].out_features
+        self.projection = nn.Linear(width, codes.shape[1]).to(codes.device)
+
+    def train_epoch(self, epoch: int) -> float:
+        total = 0.0
+        if self.config.code_weight > 0:
+            total = float(self._pass(self.observed_nodes, self.code_loss, self.config.code_weight))
+        return total + super().train_epoch(epoch)
+
+    def batch_loss(self, nodes: Tensor, target) -> Tensor:
+        if target != self.code_loss:
+            return super().batch_loss(nodes, target)
+        _, trace = self.model(self.observed_x[nodes], return_trace=True)
+        hidden = trace.last
+        if len(self.model.norms):
+            hidden = dropout(self.model.norms[-1](hidden).relu(), self.config.dropout, self.model.training)
+        return self.code_loss(self.projection(hidden), nodes)
+
+    def code_loss(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        """``T^2 KL(a || b)`` as a mean over ``nodes [B]`` whose projected rows are ``[B, D]``."""
+        temperature = self.config.code_temperature
+        ours, theirs = F.normalize(rows) @ self.codes.T, self.shown[nodes] @ self.codes.T
+        return temperature**2 * losses.soft_label_loss(ours, theirs, temperature)
+
+    def state(self) -> dict[str, Any]:
+        return self.projection.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.projection.load_state_dict(state)
+
+
+def train_vqgraph(task: DistillationTask) -> TrainedStudent:
+    """Train a tokenizer on the graph, then an MLP on its soft labels and codes, on features alone."""
+    config, split = task.config.vqgraph, task.split
+    task.seed(1)
+    tokenizer = Tokenizer(split.graph.num_features, task.classes, config.tokenizer).to(split.graph.x.device)
+    teaching = TokenizerTrainer(tokenizer, split, config.tokenizer)
+    task.fit("vqgraph-tokenizer", teaching, config.tokenizer)
+    student = task.new_student(MLPStudent, config)
+    trainer = VQGraphTrainer(student, split, *teaching.tokens(), tokenizer.codebook.codes, config)
+    return TrainedStudent(student, task.fit("vqgraph", trainer, config), None)
