@@ -79,6 +79,7 @@ class Judge:
         except ValueError:
             return 0.0
         graph = self._half(config, half)
+        trains_teacher = self.teacher is None and config.teacher.name != "logits"
         try:
             self._share_teacher(config, half)
             result = self.train(
@@ -86,9 +87,10 @@ class Judge:
                 self.teacher,
                 config=config,
                 methods=[point["method"]],
-                labels_alone=False,
+                labels_alone=trains_teacher and config.distill.source == "auto",  # which asks for that MLP
                 cache=self.cache,
                 measure_latency=False,
+                console=None,
             )
         except (FloatingPointError, MemoryError, torch.OutOfMemoryError):
             return 0.0

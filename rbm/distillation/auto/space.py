@@ -108,7 +108,8 @@ class Space:
         return [point for pair in zip_longest(encodings, teachers) for point in pair if point is not None]
 
     def config(self, point: Point) -> Config:
-        """The configuration of a point. Students learn from the teacher that it names: the MLP is one of these.
+        """The configuration of a point. Whose soft labels students learn (``distill.source``) is not searched: a point
+        is judged as a run with its settings would go.
 
         Raises:
             ValueError: values that do not go together.
@@ -119,8 +120,7 @@ class Space:
         if "encoding" in point:
             walks, labels = ENCODINGS[point["encoding"]]
             base = base.updated({"encoding": {"deepwalk": walks, "label_propagation": labels}})
-        settings = {name: point[name] for name in self.settings[point["method"]]} | {"distill.source": "teacher"}
-        return base.updated(nested(settings))
+        return base.updated(nested({name: point[name] for name in self.settings[point["method"]]}))
 
     def _as_it_is(self, start: str, method: str) -> Point:
         base = self.bases[start]

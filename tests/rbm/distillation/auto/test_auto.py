@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from rbm.config import Config
 from rbm.config.presets import features_only
 from rbm.datasets.splits import split_graph
 from rbm.distillation.auto import run, search
+from rbm.distillation.auto.space import MODULE, Space
 from rbm.training.loop import OutOfTimeError, time_limit
 
 pytest.importorskip("optuna")
@@ -49,6 +51,23 @@ def test_never_looks_at_the_test_set(setting, small_graph, start):
     assert after.config == before.config
     assert after.summary["verdict"] == before.summary["verdict"]
     assert len({row["accuracy"] for row in before.trials}) > 1, "or equal rows would mean little"
+
+
+@pytest.mark.parametrize(
+    ("source", "teacher", "asked"), [("auto", None, True), ("teacher", None, False), ("auto", nn.Identity(), False)]
+)
+def test_a_trial_learns_from_whom_its_run_would(small_graph, start, source, teacher, asked):
+    """Under ``auto`` the MLP on labels is trained, which may teach; a trained module stays the teacher."""
+    told = []
+
+    def train(graph, teacher, *, config, labels_alone, methods, **options):
+        told.append((config.distill.source, labels_alone))
+        return SimpleNamespace(summary={methods[0]: {"test_accuracy": 0.5}})
+
+    space = Space(start.updated({"distill": {"source": source}}), ("mlp",), None if teacher is None else MODULE)
+    judge = run.Judge(train, small_graph, 3, space, teacher)
+    assert judge(space.starts()[0], 0) == 0.5
+    assert told == [(source, asked)]
 
 
 @pytest.mark.usefixtures("clock")
@@ -143,7 +162,7 @@ def test_a_run_after_a_search_is_continued_as_any_other(small_graph, start, tmp_
 @pytest.mark.parametrize("budget", [0.5, "1s"])
 def test_a_budget_below_one_trial_leaves_the_settings(budget, small_graph, start):
     found = distilled(small_graph, start, budget=budget)
-    assert found.config == start
+    assert found.config == replace(start, dataset="own graph")
     assert "ended before a trial was judged to its end; the run has the settings that" in found.verdict[0]
     assert len(found.trials) == 1
 
@@ -302,11 +321,6 @@ def test_a_training_beyond_the_budget_is_cut_short(small_graph, start):
     assert cut.best() is None
     assert search.rows(cut) == []
     assert run.told(cut)["trials"] == 0
-
-
-@pytest.mark.parametrize(("given", "seconds"), [("90", 90), (90, 90), ("90s", 90), ("1.5h", 5400), (" 2 m ", 120)])
-def test_budgets(given, seconds):
-    assert run.parse_budget(given) == seconds
 
 
 @pytest.mark.usefixtures("clock")

@@ -8,6 +8,7 @@ from rbm.config import Config
 from rbm.config.presets import preset_config
 from rbm.distillation.auto import search as search_module
 from rbm.distillation.auto.folder import new_study
+from rbm.distillation.auto.run import parse_budget
 from rbm.distillation.auto.search import Search, point_of, rows
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, Space
 from rbm.training.loop import OutOfTimeError
@@ -190,3 +191,8 @@ def test_ends_when_nothing_new_is_proposed(monkeypatch):
     search.run()
     assert {point_of(trial)["encoding"] for trial in search.trials()} == {"none", "walks", "labels", "both"}
     assert search.spent() <= 4 * 8
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("90", 90), (90, 90), ("90s", 90), ("1.5h", 5400), (" 2 m ", 120)])
+def test_budgets(given, seconds):
+    assert parse_budget(given) == seconds

@@ -22,7 +22,7 @@ def test_a_named_graph_has_its_preset_and_the_defaults():
     starts = [space.config(point) for point in space.starts()]
     assert starts[:2] == [given, given]
     changed = {name for name, value in flat(asdict(starts[2])).items() if value != flat(asdict(Config()))[name]}
-    assert changed == {"dataset", "distill.source"}, "beside the name and what a trial sets, the defaults"
+    assert changed == {"dataset"}, "beside the name, the defaults"
 
 
 def test_an_unknown_graph_has_the_defaults_alone():
@@ -55,7 +55,7 @@ def test_presets_of_the_paper_leave_out_teachers_that_it_has_none_of():
 def test_a_teacher_that_is_given_stays():
     assert Space(Config(), ("mlp",), "gcn").teachers == ("gcn",)
     space = Space(Config(), ("mlp",), MODULE)
-    assert space.config(space.starts()[0]) == Config().updated({"distill": {"source": "teacher"}})
+    assert space.config(space.starts()[0]) == Config()
     assert {point["teacher"] for point in (*space.starts(), *space.openings())} == {MODULE}
 
 

@@ -1,0 +1,55 @@
+"""How near each student comes to the bar that a new default had to reach (docs/experts.md), over all searches at once.
+
+The bar: on the rows of README no row significantly behind the MLP, a mean difference above zero, at least three rows
+significantly ahead. The rows here are those of the searches, whose figures are of validation nodes.
+"""
+
+import math
+from collections.abc import Sequence
+
+# Files of results/searches whose rows belong together, by the width of their students. experts_unseen.csv is not among
+# them: its two seeds chose the variants of the others.
+SEARCHES = (
+    ("128", ("experts_shortlist", "experts_seen")),
+    ("128", ("experts_untried",)),
+    ("preset's", ("experts_full",)),
+)
+SIGNIFICANT = 0.05
+
+
+def against_the_mlp(read, searches: Sequence[tuple[str, Sequence[str]]] = SEARCHES) -> list[list[str]]:
+    """A row for each kind of student: width, runs, cells, cells significantly ahead and behind, mean, error, p.
+
+    A cell is a graph in one setting; cells of a single seed, on which no test is possible, are left out. *p* is
+    corrected by Holm for all lines together; a cell counts by the paired t-test over its seeds, as in README.
+
+    Args:
+        read: the rows of a search by its name.
+        searches: see :data:`SEARCHES`.
+    """
+    from rbm.experiments.comparisons import Cells, Gain, gain, holm, kinds
+    from rbm.experiments.statistics import Paired, paired_test
+
+    def common(first: Cells, second: Cells) -> Cells:
+        return {cell: runs for cell, runs in first.items() if len(runs.keys() & second.get(cell, {}).keys()) > 1}
+
+    found: list[tuple[str, str, Gain, list[Paired]]] = []
+    for width, names in searches:
+        known = kinds([row for name in names for row in read(name)])
+        mlp = known.get("mlp", {})
+        for kind, cells in known.items():
+            shared = common(cells, mlp)
+            if kind not in ("mlp", "teacher") and shared:
+                tests = [paired_test(runs, mlp[cell]) for cell, runs in shared.items()]
+                found.append((kind, width, gain(shared, mlp), tests))
+    corrected = holm([each.p for _, _, each, _ in found])
+    lines = []
+    for (kind, width, each, tests), p in sorted(zip(found, corrected, strict=True), key=lambda line: -line[0][2][0]):
+        clear = [test.difference for test in tests if test.p < SIGNIFICANT]
+        shown = "" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+        counts = (each.pairs, len(tests), sum(d > 0 for d in clear), sum(d < 0 for d in clear))
+        lines.append([kind, width, *map(str, counts), f"{each.difference:+.2f}", f"{each.error:.2f}", shown])
+    return lines
+
+
+HEADER = ["", "width", "runs", "cells", "ahead", "behind", "mean", "standard error", "p (Holm, all lines)"]

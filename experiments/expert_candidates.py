@@ -1,0 +1,320 @@
+"""RbM students with one thing changed each, which have not earned a place in the package: a plug-in.
+
+    rbm --plugin experiments/expert_candidates.py experiment experiments/searches/experts_untried.yaml --root PATH
+
+All begin routing with the function that pretraining ends with, as ``start_1``, which is the control and changes nothing
+else. What each one changes stands at its name in ``CANDIDATES``; what came of it, in docs/experts.md.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from sklearn.isotonic import IsotonicRegression
+from torch import Tensor, nn
+
+from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.distillation.registry import METHODS, Method
+from rbm.distillation.soft_targets import Pairs, SoftTargets, weigh_pairs
+from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.nn.rbm_layer import FusedRbMLayer, Routing
+from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk
+from rbm.nn.students import RbMStudent
+from rbm.training.loop import Accuracies
+from rbm.training.metrics import accuracy
+from rbm.utils.defaults import NUM_EXPERTS, TOP_K
+
+START = {"init_scale": 1.0, "init_attention": 1.0, "select_pretraining": True}
+WALKS = {"encoding": {"deepwalk": True}}
+RANK = 4
+
+
+class LowRankExperts:
+    """Trains each expert's matrix as ``W_e = S + U_e V_e``, where ``S`` is shared and ``U_e V_e`` has a low rank.
+
+    Low-rank corrections of one matrix are those of LoRA (Hu et al., ICLR 2022), here one for each expert. ``U_e``
+    starts at zero, so that cloned experts stay what they are. Biases are a shared and an own part, without factors; the
+    input's attention is shared by all experts. The layer keeps the sums, as with
+    :class:`rbm.distillation.experts.SharedExpert`, whose methods these are.
+
+    Args:
+        layers: the mixture layers, their experts equal.
+        rank: of the corrections.
+    """
+
+    @torch.no_grad()
+    def __init__(self, layers: list[FusedRbMLayer], rank: int) -> None:
+        self.layers, self.shared, self.own = layers, [], []
+        for layer in layers:
+            experts, outputs, inputs = layer.weight.shape
+            bound = 1 / math.sqrt(inputs)
+            self.shared.append({name: nn.Parameter(each[0].clone()) for name, each in _experts_of(layer).items()})
+            self.own.append(
+                {
+                    "up": nn.Parameter(layer.weight.new_zeros(experts, outputs, rank)),
+                    "down": nn.Parameter(layer.weight.new_empty(experts, rank, inputs).uniform_(-bound, bound)),
+                    "bias": nn.Parameter(torch.zeros_like(layer.bias)),
+                }
+            )
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimiser trains in the experts' place."""
+        return [parameter for part in (*self.shared, *self.own) for parameter in part.values()]
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Hand the experts' gradients to the parts; the experts keep none."""
+        for layer, shared, own in zip(self.layers, self.shared, self.own, strict=True):
+            for name, each in _experts_of(layer).items():
+                shared[name].grad = each.grad.sum(0)
+            own["up"].grad = layer.weight.grad @ own["down"].mT
+            own["down"].grad = own["up"].mT @ layer.weight.grad
+            own["bias"].grad = layer.bias.grad
+            for each in _experts_of(layer).values():
+                each.grad = None
+
+    @torch.no_grad()
+    def write_experts(self) -> None:
+        """Give the layers the sums."""
+        for layer, shared, own in zip(self.layers, self.shared, self.own, strict=True):
+            layer.weight.copy_(torch.baddbmm(shared["weight"], own["up"], own["down"]))
+            layer.bias.copy_(shared["bias"] + own["bias"])
+            if layer.attention is not None:
+                layer.attention.copy_(shared["attention"].expand_as(layer.attention))
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`restore` takes."""
+        return {"parts": [parameter.detach() for parameter in self.parameters()]}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back the parts that :meth:`state` gave."""
+        for parameter, saved in zip(self.parameters(), state["parts"], strict=True):
+            parameter.copy_(saved)
+
+
+def _experts_of(layer: FusedRbMLayer) -> dict[str, nn.Parameter]:
+    found = {name: getattr(layer, name) for name in ("weight", "bias", "attention")}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+class LowRankTrainer(RbMTrainer):
+    """From the first routed epoch on, experts are one matrix and corrections of rank :data:`RANK`."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        if self.model.pretraining:
+            return super().parameter_groups()
+        layers = list(self.model.layers)
+        apart = {id(each) for layer in layers for each in _experts_of(layer).values()}
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in apart]
+        self.shared_expert = LowRankExperts(layers, RANK)
+        return [{"params": [*others, *self.shared_expert.parameters()]}]
+
+
+class ApartLayer(FusedRbMLayer):
+    """A layer whose router sees some columns of a row, and whose experts see the others; both see zeros elsewhere.
+
+    Attributes:
+        encoded: how many columns, the last ones, are encodings.
+        routed_by: ``encodings``, and experts see the features; or ``features``, and experts see the encodings.
+    """
+
+    encoded: int
+    routed_by: str
+
+    def for_router(self, h: Features) -> Rows:
+        """Rows ``[B, in_features]`` as the router sees them."""
+        return _only(as_rows(h), self.encoded, encodings=self.routed_by == "encodings")
+
+    def for_experts(self, h: Features) -> Rows:
+        """Rows ``[B, in_features]`` as the experts see them."""
+        return _only(as_rows(h), self.encoded, encodings=self.routed_by == "features")
+
+    def forward(self, h: Features, *, return_routing: bool = False):
+        routed = self.for_router(h)
+        records = self.training and self.track_memory
+        if records:
+            self.update_memory()
+        routing = cosine_topk(routed, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
+        gates, experts, _ = routing
+        if records:
+            self._record(routed, gates, experts)
+        y = self._combine(self.for_experts(h), gates.detach() if self.detach_gates else gates, experts)
+        return (y, Routing(*routing)) if return_routing else y
+
+    def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
+        return super().expert_forward(self.for_experts(h), expert)
+
+
+def _only(rows: Rows, encoded: int, *, encodings: bool) -> Rows:
+    """Rows with zeros for their features, or for their ``encoded`` last columns."""
+    if isinstance(rows, SparseRows):
+        if encodings:
+            return rows._with(values=torch.zeros_like(rows.values))
+        return rows._with(dense=torch.zeros_like(rows.dense))
+    width = rows.shape[-1] - encoded
+    mask = (torch.arange(rows.shape[-1], device=rows.device) >= width) == encodings
+    return rows * mask
+
+
+class ApartStudent(RbMStudent):
+    """An RbM student whose first layer is an :class:`ApartLayer`; deeper layers route their hidden rows as ever.
+
+    Args:
+        encoded, routed_by: see :class:`ApartLayer`. The others are those of :class:`rbm.RbMStudent`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        encoded: int,
+        routed_by: str,
+        num_layers: int = 2,
+        num_experts: int = NUM_EXPERTS,
+        top_k: int = TOP_K,
+        norm: str = "none",
+        dropout: float = 0.0,
+        dropout_first_layer: bool = True,
+        **layer_options,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            hidden_channels,
+            out_channels,
+            num_layers=num_layers,
+            num_experts=num_experts,
+            top_k=top_k,
+            norm=norm,
+            dropout=dropout,
+            dropout_first_layer=dropout_first_layer,
+            **layer_options,
+        )
+        whole = self.layers[0]
+        options = {"dropout": whole.dropout, **layer_options}
+        first = ApartLayer(in_channels, whole.out_features, num_experts, top_k, **options)
+        first.load_state_dict(whole.state_dict())
+        first.encoded, first.routed_by = encoded, routed_by
+        self.layers[0] = first
+
+    def router_inputs(self, x: Features) -> Iterator[tuple[nn.Module, Rows]]:
+        for layer, rows in super().router_inputs(x):
+            yield layer, layer.for_router(rows) if isinstance(layer, ApartLayer) else rows
+
+
+class AgreementTrainer(RbMTrainer):
+    """Epochs are chosen, and training stops, by how often the student says what the teacher says, not what is right.
+
+    It counts over the validation nodes. They are left out of the soft-label loss: of nodes that teach, agreement would
+    only tell how long the training was.
+    """
+
+    agreement = 0.0
+
+    def update_targets(self) -> None:
+        before = self.targets
+        super().update_targets()
+        if self.targets is not before:
+            teach = (~self.split.observed.val_mask).to(self.targets.mass.dtype)
+            self.targets = SoftTargets(self.targets.mass * teach[:, None], self.targets.constant * teach)
+
+    def on_epoch_end(self, logits: Tensor) -> None:
+        super().on_epoch_end(logits)
+        asked = self.split.observed.val_mask
+        self.agreement = accuracy(logits[asked], self.teacher_outputs.soft_labels[asked].argmax(-1))
+
+    def evaluate(self) -> Accuracies:
+        return super().evaluate()._replace(val=self.agreement)
+
+    def accuracies(self) -> Accuracies:
+        """Those of the model as it is, in the place of agreement."""
+        return super().evaluate()
+
+
+class CutTrainer(RbMTrainer):
+    """Soft labels that are more likely wrong than right teach nobody: neither their node nor its neighbours."""
+
+    def update_targets(self) -> None:
+        if self.pairs is not None:
+            return
+        kept = (chance_of_being_right(self.teacher_outputs.soft_labels, self.split.observed) >= 0.5).float()
+        trust = self.reliability.probabilities() * kept if self.reliability else None
+        self.pairs = weigh_pairs(self.graph, trust, mean=self.config.distill.mean, draw=self.config.distill.draw)
+        around = SoftTargets.of(self.pairs._replace(own=0.0), self.graph, self.teacher_logs)
+        nothing = torch.zeros_like(self.pairs.neighbors)
+        own = SoftTargets.of(Pairs(self.pairs.own, nothing), self.graph, self.teacher_logs)
+        self.targets = SoftTargets(around.mass + own.mass * kept[:, None], around.constant + own.constant * kept)
+
+
+def chance_of_being_right(soft_labels: Tensor, observed) -> Tensor:
+    """How likely the teacher's answer is right, by its confidence, ``[N_observed]`` in [0, 1].
+
+    Isotonic regression (Zadrozny and Elkan, KDD 2002) on the validation nodes that choose the epoch: the teacher has
+    not learned their labels. ``soft_labels`` are logits ``[N_observed, C]``.
+    """
+    confidence, answers = (each.cpu() for each in soft_labels.softmax(-1).max(-1))
+    held_out = observed.val_mask.cpu()
+    right = (answers == observed.y.cpu())[held_out].double()
+    fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence[held_out].numpy(), right.numpy())
+    return torch.from_numpy(fitted.predict(confidence.numpy())).float().to(soft_labels.device)
+
+
+def smoothed(soft_labels: Tensor, observed) -> Tensor:
+    """Logits of soft labels that are mixed with the uniform distribution, by how likely they are wrong.
+
+    ``q p + (1 - q) / C`` with :func:`chance_of_being_right`: label smoothing with a weight for each node.
+    """
+    chance = chance_of_being_right(soft_labels, observed)[:, None]
+    return (chance * soft_labels.softmax(-1) + (1 - chance) / soft_labels.shape[1]).clamp_min(1e-12).log()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a student changes: settings, its trainer, columns of the router, or the soft labels."""
+
+    about: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    trainer: type[RbMTrainer] = RbMTrainer
+    routed_by: str = ""
+    smooths: bool = False
+
+
+CANDIDATES = {
+    "start_1": Candidate("RbM, start 1"),
+    "low_rank": Candidate(f"one matrix, corrections of rank {RANK}", trainer=LowRankTrainer),
+    "agreement": Candidate("chosen by agreement with the teacher", trainer=AgreementTrainer),
+    "smoothed": Candidate("soft labels smoothed where the teacher is often wrong", smooths=True),
+    "cut": Candidate("soft labels cut where the teacher is more often wrong", trainer=CutTrainer),
+    "walks": Candidate("random walks beside features", WALKS),
+    "route_by_encodings": Candidate("router sees encodings, experts features", WALKS, routed_by="encodings"),
+    "route_by_features": Candidate("router sees features, experts encodings", WALKS, routed_by="features"),
+}
+
+
+def train(name: str, task: DistillationTask) -> TrainedStudent:
+    """Train the student of a candidate."""
+    candidate = CANDIDATES[name]
+    config = task.config.updated({"rbm": START}).updated(candidate.changes)
+    encodings, outputs = task.encode(config.encoding), task.teacher_outputs
+    kind, further = RbMStudent, {}
+    if candidate.routed_by:
+        kind, further = ApartStudent, {"encoded": encodings.full.shape[1], "routed_by": candidate.routed_by}
+    if candidate.smooths:
+        outputs = replace(outputs, soft_labels=smoothed(outputs.soft_labels, task.split.observed))
+    student = task.new_student(kind, config.rbm, encodings, **further)
+    trainer = candidate.trainer(student, task.split, outputs, config, encodings)
+    result = task.fit(name, trainer, config.rbm, warmup=config.rbm.pretraining, select_warmup=True)
+    if isinstance(trainer, AgreementTrainer):
+        result = result | {"val_accuracy": trainer.accuracies().val}
+    for buffer in student.buffers():
+        buffer.requires_grad_(False)
+    return TrainedStudent(student, result, encodings)
+
+
+for name, candidate in CANDIDATES.items():
+    sections = ("teacher", "rbm", "distill", "reliability", "encoding")
+    METHODS[name] = Method(candidate.about, sections, lambda task, name=name: train(name, task))
