@@ -1,11 +1,12 @@
 """A graph of ogbn-products' size, from files to one epoch of an RbM student: seconds of each stage, and peak memory.
 
     python -m benchmarks.large_graph --out benchmarks/results/large_graph.csv
+    python -m benchmarks.large_graph --shape ogbn-papers100M --fractions 64 32 --out benchmarks/results/papers100m.csv
 
 The graph is synthetic: 2,449,029 nodes with 100 features in float16, 62 million directed edges, half of them between
 nodes of one class, 47 classes, and logits of a teacher that is right three times in four. Fractions of it, 1/16 to 1,
-show how cost grows. Each runs in a process of its own, so that its peak of resident memory (pages of mapped files are
-counted) is its own.
+show how cost grows; fractions of ogbn-papers100M's shape (``SHAPES``) say what it would take. Each runs in a process of
+its own, so that its peak of resident memory (pages of mapped files are counted) is its own.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -36,7 +38,24 @@ from rbm.teachers.outputs import outputs_from_logits
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-NODES, EDGES, FEATURES, CLASSES = 2_449_029, 62_000_000, 100, 47
+
+class Shape(NamedTuple):
+    """Nodes, directed edges, features and classes of a graph; the last three are shares of the nodes."""
+
+    nodes: int
+    edges: int
+    features: int
+    classes: int
+    train: float
+    val: float
+    test: float
+
+
+# Shares as in the official splits: most of ogbn-papers100M's nodes have no label.
+SHAPES = {
+    "ogbn-products": Shape(2_449_029, 62_000_000, 100, 47, 0.08, 0.016, 0.904),
+    "ogbn-papers100M": Shape(111_059_956, 1_615_685_872, 128, 172, 0.0109, 0.0011, 0.0019),
+}
 FRACTIONS = (16, 8, 4, 2, 1)
 COLUMNS = (
     *("date", "commit", "torch", "threads", "load", "fraction", "nodes", "edges"),
@@ -49,35 +68,34 @@ CONFIG = {
 }
 
 
-def write_graph(folder: Path, fraction: int, seed: int = 0) -> None:
+def write_graph(folder: Path, fraction: int, shape: Shape = SHAPES["ogbn-products"], seed: int = 0) -> None:
     """A graph in the files that :func:`rbm.load_graph` reads, a chunk at a time."""
-    nodes, pairs = NODES // fraction, EDGES // fraction // 2
+    nodes, pairs = shape.nodes // fraction, shape.edges // fraction // 2
     generator = np.random.default_rng(seed)
-    labels = np.arange(nodes) % CLASSES
-    centers = generator.normal(size=(CLASSES, FEATURES)).astype(np.float32)
-    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float16, (nodes, FEATURES))
-    logits = np.lib.format.open_memmap(folder / "teacher_logits.npy", "w+", np.float32, (nodes, CLASSES))
+    labels = np.arange(nodes) % shape.classes
+    centers = generator.normal(size=(shape.classes, shape.features)).astype(np.float32)
+    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float16, (nodes, shape.features))
+    logits = np.lib.format.open_memmap(folder / "teacher_logits.npy", "w+", np.float32, (nodes, shape.classes))
     for start in range(0, nodes, CHUNK):
         own = labels[start : start + CHUNK]
-        x[start : start + CHUNK] = centers[own] + generator.normal(0, 2, (own.size, FEATURES)).astype(np.float32)
-        told = np.where(generator.random(own.size) < 0.75, own, generator.integers(0, CLASSES, own.size))
-        logits[start : start + CHUNK] = generator.normal(size=(own.size, CLASSES))
+        x[start : start + CHUNK] = centers[own] + generator.normal(0, 2, (own.size, shape.features)).astype(np.float32)
+        told = np.where(generator.random(own.size) < 0.75, own, generator.integers(0, shape.classes, own.size))
+        logits[start : start + CHUNK] = generator.normal(size=(own.size, shape.classes))
         logits[start + np.arange(own.size), told] += 5
     edges = np.lib.format.open_memmap(folder / "edge_index.npy", "w+", np.int64, (2, 2 * pairs))
     for start in range(0, pairs, CHUNK):
         size = min(CHUNK, pairs - start)
         one, other = generator.integers(0, nodes, (2, size))
         # Half of the pairs are of one class, which is the remainder of a node's number.
-        alike = np.minimum(other - other % CLASSES + one % CLASSES, nodes - 1)
+        alike = np.minimum(other - other % shape.classes + one % shape.classes, nodes - 1)
         other = np.where(generator.random(size) < 0.5, alike, other)
         edges[:, start : start + size] = one, other
         edges[:, pairs + start : pairs + start + size] = other, one
     np.save(folder / "y.npy", labels)
-    # The sizes of ogbn-products' official split: training and validation are a tenth of the nodes.
-    place = generator.permutation(nodes)
-    np.save(folder / "train.npy", place < nodes * 0.08)
-    np.save(folder / "val.npy", (place >= nodes * 0.08) & (place < nodes * 0.096))
-    np.save(folder / "test.npy", place >= nodes * 0.096)
+    place, begin = generator.permutation(nodes) / nodes, 0.0
+    for name, share in (("train", shape.train), ("val", shape.val), ("test", shape.test)):
+        np.save(folder / f"{name}.npy", (begin <= place) & (place < begin + share))
+        begin += share
 
 
 def measure(folder: Path) -> list[dict]:
@@ -159,9 +177,10 @@ def markdown(records: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn beside it")
+    parser.add_argument("--shape", choices=SHAPES, default="ogbn-products")
     parser.add_argument("--fractions", type=int, nargs="+", default=FRACTIONS, help="16 means 1/16 of the graph")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", help="where to write the graphs, 2 GB for the whole; removed afterwards")
+    parser.add_argument("--folder", help="where to write graphs, 2 GB for all of ogbn-products; removed afterwards")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -172,7 +191,7 @@ def main() -> None:
     fixed = {**{name: machine()[name] for name in ("date", "commit", "torch")}, "threads": arguments.threads}
     for fraction in arguments.fractions:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-            write_graph(Path(name), fraction)
+            write_graph(Path(name), fraction, SHAPES[arguments.shape])
             command = [sys.executable, "-m", "benchmarks.large_graph", "--worker", name]
             command += ["--threads", str(arguments.threads)]
             # Threads that wait must not spin: on a machine that others use as well they would take the core from the

@@ -15,7 +15,7 @@ from rbm.nn.sparse_rows import Features, Rows, as_rows
 
 # Rows -> adjacency -> (version of the rows, product); an entry goes with either.
 _products = WeakTensorKeyDictionary()
-_KEPT_BYTES = 2**28  # what a product may take to be kept: large graphs need their memory
+KEPT_BYTES = 2**28  # what a product may take to be kept: large graphs need their memory
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
@@ -110,7 +110,9 @@ class ConvTeacher(Teacher):
 
     @abstractmethod
     def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        """From the convolution's output ``h``, ``[N, H]``: what ``embed`` shows of it, and the next layer's input."""
+        """From the convolution's output ``h``, ``[N, H]``: what ``embed`` shows of it, and the next layer's input
+        before dropout.
+        """
 
     def forward(self, x: Features, edge_index: Tensor) -> Tensor:
         x = as_rows(x)
@@ -126,6 +128,7 @@ class ConvTeacher(Teacher):
         h = shown = x
         for layer, conv in enumerate(self.convs[:-1]):
             shown, h = self.hidden(layer, conv(h, adjacency))
+            h = self.dropout(h)
         return h, shown
 
 
@@ -170,6 +173,6 @@ def spread(adjacency: Tensor, x: Tensor) -> Tensor:
     version, product = known.get(adjacency, (None, None))
     if version != x._version:
         product = adjacency @ x
-        if product.nbytes <= _KEPT_BYTES:
+        if product.nbytes <= KEPT_BYTES:
             known[adjacency] = x._version, product
     return product

@@ -53,4 +53,4 @@ class GAT(ConvTeacher):
         return Edges.of(edge_index, num_nodes, dtype)
 
     def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        return h, self.dropout(nn.functional.elu(self.norms[layer](h)))
+        return h, nn.functional.elu(self.norms[layer](h))

@@ -10,15 +10,24 @@ from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
 
 
 class _Conv(GCNConv):
-    """PyG's convolution over a normalised adjacency, for dense and sparse rows; the narrower side is aggregated."""
+    """PyG's convolution over a normalised adjacency, for dense and sparse rows; the narrower side is aggregated.
+
+    ``transform`` and ``transformation``: see :class:`rbm.teachers.labelled.Convolution`.
+    """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, normalize=False)
 
     def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
         if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
-            return linear(spread(adjacency, x), self.lin.weight) + self.bias
+            return self.transform(spread(adjacency, x))
         return self.propagate(adjacency, x=linear(x, self.lin.weight), edge_weight=None) + self.bias
+
+    def transform(self, aggregated: Tensor) -> Tensor:
+        return linear(aggregated, self.lin.weight) + self.bias
+
+    def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
+        return self.lin.weight, self.bias
 
 
 class GCN(ConvTeacher):
@@ -39,4 +48,4 @@ class GCN(ConvTeacher):
 
     def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
         activated = h.relu()
-        return activated, self.dropout(self.norms[layer](activated))
+        return activated, self.norms[layer](activated)

@@ -35,7 +35,7 @@ class MLP(ConvTeacher):
         return edge_index
 
     def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        return h, self.dropout(self.norms[layer](h).relu())
+        return h, self.norms[layer](h).relu()
 
 
 class APPNP(MLP):

@@ -115,7 +115,8 @@ def outputs_from_logits(logits: Tensor, split: GraphSplit) -> TeacherOutputs:
     """From logits ``[N, C]`` on the full graph alone."""
     check_logits(logits, split.graph.num_nodes, logits.shape[-1])
     logits = logits.detach().to(split.graph.x.device, torch.float32)
-    soft_labels = logits[split.observed_nodes]
+    # Where all nodes are observed, they stay where they are: a graph's logits may take most of its memory.
+    soft_labels = logits if split.observed is split.graph else logits[split.observed_nodes]
     return TeacherOutputs(soft_labels, logits, _given_result(soft_labels, logits, split))
 
 

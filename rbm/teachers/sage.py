@@ -13,7 +13,7 @@ class _MeanConv(SAGEConv):
     """PyG's convolution over a row-normalised adjacency: a weighted sum there is the mean of the in-neighbours.
 
     Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated, and sparse
-    rows are projected first.
+    rows are projected first. ``transform`` and ``transformation``: see :class:`rbm.teachers.labelled.Convolution`.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -26,9 +26,15 @@ class _MeanConv(SAGEConv):
 
     def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
         if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
-            return self.lin_l(spread(adjacency, x))
+            return self.transform(spread(adjacency, x))
         projected = linear(x, self.lin_l.weight, self.lin_l.bias)
-        return self.propagate(adjacency, x=(projected, projected), size=None)
+        return self.propagate(adjacency, x=(projected, None), size=None)
+
+    def transform(self, aggregated: Tensor) -> Tensor:
+        return self.lin_l(aggregated)
+
+    def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
+        return self.lin_l.weight, self.lin_l.bias
 
 
 class GraphSAGE(ConvTeacher):
@@ -49,4 +55,4 @@ class GraphSAGE(ConvTeacher):
         return sparse_adjacency(edges, weight[edges[1]], num_nodes)
 
     def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        return h, self.dropout(self.norms[layer](h).relu())
+        return h, self.norms[layer](h).relu()

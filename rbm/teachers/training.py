@@ -7,6 +7,7 @@ from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.datasets.splits import GraphSplit
 from rbm.nn import losses
 from rbm.teachers import LabelInput, LabelPropagation, edges_for, features_for
+from rbm.teachers.labelled import LabelledNodes
 from rbm.teachers.neighbor_sampling import NeighborBatches
 from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
 
@@ -20,6 +21,16 @@ class TeacherTrainer(Trainer):
         self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
         self.full_x = features_for(model, split.full_rows)
         self.observed_x = features_for(model, split.observed_rows) if len(split.unseen_nodes) else self.full_x
+        # What their epochs share, where it can be shared.
+        self.observed = self.full = None
+        if LabelledNodes.serves(model, self.observed_x, self.observed_edges):
+            self.observed = LabelledNodes(model, self.observed_x, self.observed_edges, self.nodes_of_a_step())
+        if len(split.unseen_nodes) and LabelledNodes.serves(model, self.full_x, self.full_edges):
+            self.full = LabelledNodes(model, self.full_x, self.full_edges)
+
+    def nodes_of_a_step(self) -> Tensor | None:
+        """The nodes, int64 ``[B]``, that a step on the whole observed graph trains on; None: no such step."""
+        return self.split.observed.train_mask.nonzero().flatten()
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         teacher = self.config.teacher
@@ -35,16 +46,21 @@ class TeacherTrainer(Trainer):
     def loss(self) -> Tensor:
         """Of one pass over the observed graph."""
         graph = self.split.observed
-        logits = self.model(self.observed_x, self.observed_edges)
-        return losses.hard_label_loss(logits[graph.train_mask], graph.y[graph.train_mask])
+        if self.observed:
+            logits = self.observed.logits()
+        else:
+            logits = self.model(self.observed_x, self.observed_edges)[graph.train_mask]
+        return losses.hard_label_loss(logits, graph.y[graph.train_mask])
 
     @torch.no_grad()
     def logits(self) -> tuple[Tensor, Tensor]:
         """Of the observed nodes, ``[N_observed, C]``, and of all, ``[N, C]``."""
-        logits = self.model(self.observed_x, self.observed_edges)
+        observed, full = self.observed, self.full
+        logits = observed.all_logits() if observed else self.model(self.observed_x, self.observed_edges)
+        if not len(self.split.unseen_nodes):
+            return logits, logits
         # Unseen nodes come with their edges, after training: only they need the full graph.
-        full_logits = self.model(self.full_x, self.full_edges) if len(self.split.unseen_nodes) else logits
-        return logits, full_logits
+        return logits, full.all_logits() if full else self.model(self.full_x, self.full_edges)
 
     def evaluate(self) -> Accuracies:
         return split_accuracies(*self.logits(), self.split)
@@ -57,6 +73,9 @@ class SampledTrainer(TeacherTrainer):
         super().__init__(model, split, config)
         nodes = split.observed.train_mask.nonzero().flatten()
         self.batches = NeighborBatches(split.observed, nodes, config.sampling, config.teacher.num_layers)
+
+    def nodes_of_a_step(self) -> None:
+        return None
 
     def train_epoch(self, epoch: int) -> float:
         total = 0.0

@@ -19,6 +19,7 @@ from rbm.training.metrics import accuracy
 from rbm.training.run_folder import RunFolder
 from rbm.utils.distributed import broadcast_from_rank0, world_size
 from rbm.utils.progress import Progress
+from rbm.utils.timings import part_of_phase
 
 CHECKPOINT_SECONDS = 10.0
 _ends: ContextVar[float] = ContextVar("ends", default=float("inf"))
@@ -190,7 +191,8 @@ def fit(
         for epoch in range(start, last + 1):
             started = time.perf_counter()
             loss = train_epoch(phase, trainer, epoch)
-            accuracies = trainer.evaluate()
+            with part_of_phase("evaluation"):
+                accuracies = trainer.evaluate()
             selection.see(epoch, accuracies, trainer.model, epoch >= first)
             seconds = time.perf_counter() - started
 

@@ -49,6 +49,8 @@ class RunFolder:
     ``timings.json``            seconds and latencies, which are not
     ``results.md``              both as a table
     ``checkpoint.pt``           state of the unfinished phase; gone when the run is complete
+    ``graph.safetensors``       the graph, where no name or file leads to it (:mod:`rbm.distillation.run_graph`)
+    ``report.html``, ``.json``  the report, and what is in it of the graph and the models
     ``student*.pt2``, ``.onnx`` the student for other runtimes, by ``rbm export``
     ``latency.json``            how long predictions take, by ``rbm latency``
     ``*.png``                   plots
@@ -92,9 +94,9 @@ class RunFolder:
         self._write(f"{phase}.safetensors", sealed(model.state_dict(), result))
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
 
-    def save_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Write ``<name>.safetensors``."""
-        self._write(f"{name}.safetensors", sealed(tensors))
+    def save_tensors(self, name: str, tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> None:
+        """Write ``<name>.safetensors``: tensors, and beside them values that JSON can hold."""
+        self._write(f"{name}.safetensors", sealed(tensors, values))
 
     def load_phase(self, phase: str, model: nn.Module) -> None:
         """Read the model of a finished phase."""

@@ -76,6 +76,19 @@ class _TimeColumn(ProgressColumn):
         return self._remaining.render(task)
 
 
+class _LeftColumn(TimeRemainingColumn):
+    """How long it will still take; of what is finished nothing."""
+
+    def render(self, task: Task) -> Text:
+        return Text("") if task.finished else Text("left ") + super().render(task)
+
+
+def watched_console() -> Console | None:
+    """A console on standard error where somebody looks at it, in a terminal or a notebook; None elsewhere."""
+    console = Console(stderr=True)
+    return console if _is_watched(console) else None
+
+
 class Progress:
     """Where a run reports to. ``Progress(None)`` is silent."""
 
@@ -148,7 +161,7 @@ def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
         return
     columns = (
         *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
-        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)),
+        *(TimeElapsedColumn(), _LeftColumn()),
         TextColumn("{task.fields[status]}"),
     )
     with RichProgress(*columns, console=console, speed_estimate_period=3600) as rich:

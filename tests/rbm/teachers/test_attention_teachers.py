@@ -71,16 +71,15 @@ def test_learns_digits(name):
 def test_cora_comes_close_to_graphsage(data_root):
     split = split_graph(rbm.load_dataset("cora", data_root))
 
-    def validation(name: str) -> float:
+    def validation(name: str, epochs: int) -> float:
         """GraphSAGE as wide as the others are: at the preset's 512 it takes most of the time and is no better."""
         config = preset_config("clean", "cora", teacher=name)
-        return trained(config.updated({"teacher": {"max_epochs": 150, "hidden_channels": 32}}), split, 7)[1][
-            "val_accuracy"
-        ]
+        few = {"teacher": {"max_epochs": epochs, "hidden_channels": 32}}
+        return trained(config.updated(few), split, 7)[1]["val_accuracy"]
 
-    sage = validation("sage")
+    sage = validation("sage", 150)
     for name in ATTENTION_TEACHERS:
-        assert validation(name) > sage - 0.02, name
+        assert validation(name, 150 if name == "revgat" else 60) > sage - 0.02, name
 
 
 class Spy(Teacher):

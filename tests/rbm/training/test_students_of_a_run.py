@@ -27,6 +27,7 @@ CONFIG = Config().updated(
         "nosmog": {**FEW, "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 2}},
         "tined_plus": {**FEW, "encoding": {"walk_length": 5, "walks_per_node": 1, "embedding_dim": 2}},
         "ensemble": {"members": 2},
+        "vqgraph": {**FEW, "tokenizer": {**FEW, "codebook_size": 20}},
         "simmlp": {**FEW, "hidden_channels": 16, "head_epochs": 2},
         "cohop": {**FEW, "rounds": 1},
         "distill": {"source": "teacher"},  # TINED takes the layers of a teacher, and this one has few epochs

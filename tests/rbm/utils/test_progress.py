@@ -67,6 +67,17 @@ def test_a_finished_bar_tells_how_long_it_took():
     assert "0:00:00" not in end
 
 
+def test_no_time_is_left_of_finished_runs():
+    terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with count_runs(terminal, "runs", 2) as bar:
+        bar.update(1, "digits seed 0")
+        assert "left " in terminal.file.getvalue()
+        bar.update(2, "digits seed 1")
+    end = terminal.file.getvalue().split("\x1b[2K")[-1]  # what stays when the line was written for the last time
+    assert "2/2" in end
+    assert "left" not in end
+
+
 def test_without_a_console_nothing_is_said(capsys):
     silent = Progress(None)
     with silent.phase("rbm", 3) as bar, silent.step("x"), silent.count("rows", 3) as advance:

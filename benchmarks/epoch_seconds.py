@@ -1,0 +1,135 @@
+"""Processor seconds of an epoch of ``rbm distill``, training and evaluation, by several versions of this package.
+
+    python -m benchmarks.epoch_seconds before=/tmp/before now=. --root PATH --out benchmarks/results/epoch_seconds.csv
+
+Versions differ in rounding, and rounding in the epoch at which a training stops, by a factor of two and more: times of
+whole runs (:mod:`benchmarks.whole_run`) say how long one run took, these what an epoch costs. Each version runs a few
+epochs of each phase in a process of its own, on one thread, and the versions take turns, round after round; the first
+epochs of a phase, an RbM student's pretraining among them, do not count. A row is the median of the others. Of the
+method ``labels`` it is the mean of five times as many, all counted: some ask for test nodes, most of them early.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from itertools import pairwise
+from pathlib import Path
+
+COLUMNS = ("date", "commit", "version", "dataset", "setting", "phase", "round", "epochs", "processor_seconds", "load")
+PHASES = ("teacher", "mlp", "rbm", "labels")
+
+
+def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str]) -> dict[str, float]:
+    """Processor seconds of an epoch of each phase, of the version whose code this process imports."""
+    import torch
+
+    import rbm
+    from rbm.config.presets import preset_config
+    from rbm.training import loop
+
+    begun: dict[str, list[float]] = {}
+    train_epoch = loop.train_epoch
+
+    def noted(phase, trainer, epoch):
+        begun.setdefault(phase, []).append(time.process_time())
+        return train_epoch(phase, trainer, epoch)
+
+    loop.train_epoch = noted
+    data, config = rbm.load_dataset(dataset, root), preset_config("clean", dataset, setting)
+    few, more = ({"max_epochs": count, "patience": count} for count in (epochs, 5 * epochs))
+    first = {"rbm": config.rbm.pretraining + 1, "labels": 0}
+    options = {"measure_latency": False, "labels_alone": False}
+    if {"mlp", "rbm"} & set(phases):
+        rbm.distill(data, config=config.updated({"teacher": few, "mlp": few, "rbm": few}), **options)
+    if "labels" in phases:  # it has the teacher's settings, and needs none
+        logits = torch.zeros(data.num_nodes, data.num_classes)
+        rbm.distill(data, logits, config=config.updated({"teacher": more}), methods=["labels"], **options)
+    took = {phase: [b - a for a, b in pairwise(at)] for phase, at in begun.items()}
+    counted = {phase: times[first.get(phase, 1) :] for phase, times in took.items()}
+    return {phase: (statistics.fmean if phase == "labels" else statistics.median)(t) for phase, t in counted.items()}
+
+
+def markdown(records: list[dict]) -> str:
+    """Medians over the rounds, and their ratio to the first version's."""
+    versions = list(dict.fromkeys(record["version"] for record in records))
+    lines = [f"| processor seconds of an epoch | {' | '.join(versions)} | of {versions[0]} |"]
+    lines.append("|---|" + "---:|" * (len(versions) + 1))
+    for dataset, setting in dict.fromkeys((record["dataset"], record["setting"]) for record in records):
+        for phase in PHASES:
+            own = [
+                record
+                for record in records
+                if [record[name] for name in ("dataset", "setting", "phase")] == [dataset, setting, phase]
+            ]
+            times = {
+                version: statistics.median(float(r["processor_seconds"]) for r in own if r["version"] == version)
+                for version in versions
+                if any(record["version"] == version for record in own)
+            }
+            if len(times) < len(versions):
+                continue
+            cells = [f"{seconds:.3f}" for seconds in times.values()]
+            share = times[versions[-1]] / times[versions[0]]
+            lines.append(f"| {dataset}, {setting}, {phase} | {' | '.join(cells)} | {share:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", metavar="NAME=FOLDER", help="a checkout with its libraries")
+    parser.add_argument("--root", required=True, help="folder of the datasets")
+    parser.add_argument("--out", type=Path, help="CSV file to append to")
+    parser.add_argument("--dataset", default="amazon-photo")
+    parser.add_argument("--settings", nargs="+", default=["transductive", "inductive"])
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help="labels alone, or all others too")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        where = (arguments.dataset, arguments.worker, arguments.root)
+        print(json.dumps(measure(*where, arguments.epochs, arguments.phases)))
+        return
+    for turn in range(arguments.rounds):
+        for setting in arguments.settings:
+            for name, folder in (version.split("=", 1) for version in arguments.versions):
+                tree = Path(folder).resolve()
+                command = [sys.executable, __file__, "--worker", setting, "--dataset", arguments.dataset]
+                command += ["--root", str(Path(arguments.root).resolve()), "--epochs", str(arguments.epochs)]
+                command += ["--phases", *arguments.phases]
+                environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment, cwd=tree)
+                commit = subprocess.run(
+                    ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+                )
+                fixed = {
+                    "date": datetime.now(tz=timezone.utc).date().isoformat(),
+                    "commit": commit.stdout.strip(),
+                    "load": round(os.getloadavg()[0], 2),
+                    "epochs": arguments.epochs,
+                    "version": name,
+                    "dataset": arguments.dataset,
+                    "setting": setting,
+                    "round": turn,
+                }
+                found = json.loads(done.stdout.splitlines()[-1])
+                rows = [{**fixed, "phase": p, "processor_seconds": round(s, 4)} for p, s in found.items()]
+                new = not arguments.out.exists()
+                with arguments.out.open("a", newline="") as file:
+                    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                    if new:
+                        writer.writeheader()
+                    writer.writerows(rows)
+                print(name, setting, found, flush=True)
+    with arguments.out.open(newline="") as file:
+        print(markdown(list(csv.DictReader(file))), end="")
+
+
+if __name__ == "__main__":
+    main()

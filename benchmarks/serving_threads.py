@@ -1,0 +1,125 @@
+"""Answers a second and latency of one row at a time, from one thread of a process and from eight.
+
+    python -m benchmarks.serving_threads --out benchmarks/results/serving_threads.csv
+
+A student of 831-256-10 with random weights answers one row after another, as the threads of a server of one's own would
+ask it: each under ``torch.inference_mode()``, each row another one, no thread waiting for company. PyTorch may use all
+cores; whether an answer wakes a second thread is the operators' affair. The cases take turns, round after round. Where
+other jobs share the cores, ``stolen`` says so: the share of the cores' time that was not this process's and not idle.
+"""
+
+import argparse
+import os
+import statistics
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import rbm
+from benchmarks.measure.harness import machine, processor
+from rbm.utils.files import write_csv
+
+SHAPE = (831, 256, 10)
+COLUMNS = (
+    *("date", "commit", "torch", "processor", "cores", "load", "stolen", "student", "threads", "round"),
+    *("answers", "answers_per_second", "p50_us", "p99_us", "cpu_us"),
+)
+THREADS = (1, 8)
+STUDENTS = {"rbm": rbm.RbMStudent, "mlp": rbm.MLPStudent}
+
+
+def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str, float]:
+    """One round: all threads begin together and end after so many seconds."""
+    rows = torch.randn(256, 1, SHAPE[0], generator=torch.Generator().manual_seed(0)).unbind(0)
+    taken: list[list[float]] = [[] for _ in range(threads)]
+    begin, end = threading.Barrier(threads + 1), threading.Event()
+
+    def ask(times: list[float]) -> None:
+        with torch.inference_mode():
+            student(rows[0])
+            begin.wait()
+            count, clock = 0, time.perf_counter
+            while not end.is_set():
+                started = clock()
+                student(rows[count % 256])
+                times.append(clock() - started)
+                count += 1
+
+    workers = [threading.Thread(target=ask, args=(times,)) for times in taken]
+    for worker in workers:
+        worker.start()
+    begin.wait()
+    started, worked, busy = time.perf_counter(), time.process_time(), _busy_seconds()
+    time.sleep(seconds)
+    end.set()
+    took, worked, busy = time.perf_counter() - started, time.process_time() - worked, _busy_seconds() - busy
+    for worker in workers:
+        worker.join()
+    times = np.concatenate(taken) * 1e6
+    p50, p99 = np.percentile(times, (50, 99))
+    return {
+        "stolen": round(max(0.0, busy - worked) / (took * os.cpu_count()), 3),
+        "answers": len(times),
+        "answers_per_second": round(len(times) / took, 1),
+        "p50_us": round(p50, 1),
+        "p99_us": round(p99, 1),
+        "cpu_us": round(worked / len(times) * 1e6, 1),
+    }
+
+
+def _busy_seconds() -> float:
+    """What all processes of the machine have used so far, in all its cores."""
+    user, nice, system, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def markdown(records: list[dict]) -> str:
+    """Medians over the rounds, as a table."""
+    lines = [
+        "| student | threads | answers a second | of one thread's | p50 | p99 | p99 / p50 | processor time |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for student in STUDENTS:
+        rate_of_one = None
+        for threads in THREADS:
+            own = [r for r in records if (r["student"], int(r["threads"])) == (student, threads)]
+            rate, p50, p99, used = (
+                statistics.median(float(r[name]) for r in own)
+                for name in ("answers_per_second", "p50_us", "p99_us", "cpu_us")
+            )
+            rate_of_one = rate_of_one or rate
+            times = f"{p50:.0f} µs | {p99:.0f} µs | {p99 / p50:.1f} | {used:.0f} µs"
+            lines.append(f"| {student} | {threads} | {rate:,.0f} | {rate / rate_of_one:.2f} | {times} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each round")
+    arguments = parser.parse_args()
+    fixed = {
+        **{name: machine()[name] for name in ("date", "commit", "torch")},
+        "processor": processor(),
+        "cores": os.cpu_count(),
+    }
+    torch.manual_seed(0)
+    students = {name: kind(*SHAPE).eval() for name, kind in STUDENTS.items()}
+    records = []
+    for turn in range(arguments.rounds):
+        for name, student in students.items():
+            for threads in THREADS:
+                load = round(os.getloadavg()[0], 2)
+                found = measure(student, threads, arguments.seconds)
+                records.append({**fixed, "load": load, "student": name, "threads": threads, "round": turn, **found})
+    if arguments.out:
+        write_csv(arguments.out, records, COLUMNS)
+    print(markdown(records))
+
+
+if __name__ == "__main__":
+    main()

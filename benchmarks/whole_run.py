@@ -1,0 +1,129 @@
+"""What ``rbm distill`` takes from a graph to a kept student: several versions of this package, in turns.
+
+    git worktree add /tmp/before COMMIT && cp rbm_kernels/lib/* /tmp/before/rbm_kernels/lib/
+    python -m benchmarks.whole_run before=/tmp/before now=. --root PATH --out benchmarks/results/whole_run.csv
+
+Each run is a process of its own on one thread, with a run folder and a cache of its own, and without plots. Its
+processor seconds, which count the import of PyTorch too, depend little on what else the machine does; the phases'
+seconds in ``timings.json`` are the clock's. Rows are appended as runs end; those that the file has are not run again.
+"""
+
+import argparse
+import csv
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
+
+from rbm.experiments.runner import parse_seeds
+
+COLUMNS = (
+    *("date", "commit", "version", "dataset", "setting", "seed", "seconds", "processor_seconds", "load"),
+    *("teacher_seconds", "students_seconds", "teacher_val", "teacher_test", "teacher_epochs", "kept"),
+    *("mlp_val", "mlp_test", "rbm_val", "rbm_test", "rbm_epochs"),
+)
+KEY = ("version", "dataset", "setting", "seed")
+
+
+def run(tree: Path, dataset: str, setting: str, seed: int, root: Path, folder: Path) -> dict[str, object]:
+    """One run of a version's own code."""
+    command = [sys.executable, "-m", "rbm", "distill", "--dataset", dataset, "--setting", setting, "--seed", str(seed)]
+    command += ["--root", str(root), "--out", str(folder / "run"), "--cache", str(folder / "cache"), "--no-plots"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, env=environment, cwd=tree, stdout=subprocess.DEVNULL)
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    summary, timings = (json.loads((folder / "run" / f"{name}.json").read_text()) for name in ("summary", "timings"))
+    students = [timings[name]["seconds"] for name in ("mlp", "rbm", "labels")]
+    return {
+        "seconds": round(seconds, 2),
+        "processor_seconds": round(sum(getattr(after, n) - getattr(before, n) for n in ("ru_utime", "ru_stime")), 2),
+        "teacher_seconds": timings["teacher"]["seconds"],
+        "students_seconds": round(sum(students), 3),
+        "teacher_epochs": summary["teacher"]["epochs"],
+        "rbm_epochs": summary["rbm"]["epochs"],
+        "kept": summary["verdict"]["kept"],
+        **{
+            f"{name}_{part}": round(summary[name][f"{part}_accuracy"], 5)
+            for name in ("teacher", "mlp", "rbm")
+            for part in ("val", "test")
+        },
+    }
+
+
+def markdown(records: list[dict]) -> str:
+    """Means over the seeds that all versions have, and the ratio of processor seconds to those of the first version."""
+    lines = [
+        "| | | seeds | processor s | of the first's | teacher val | test | MLP val | test | RbM val | test |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    versions = list(dict.fromkeys(record["version"] for record in records))
+    for dataset, setting in dict.fromkeys((record["dataset"], record["setting"]) for record in records):
+        here = [record for record in records if (record["dataset"], record["setting"]) == (dataset, setting)]
+        seeds = set.intersection(*({str(r["seed"]) for r in here if r["version"] == version} for version in versions))
+        if not seeds:
+            continue
+        first = None
+        for version in versions:
+            own = [record for record in here if record["version"] == version and str(record["seed"]) in seeds]
+            mean = {name: statistics.fmean(float(record[name]) for record in own) for name in COLUMNS if "_" in name}
+            used = mean["processor_seconds"]
+            first = first or used
+            parts = [f"{mean[f'{name}_{part}']:.2%}" for name in ("teacher", "mlp", "rbm") for part in ("val", "test")]
+            cells = [f"{dataset}, {setting}", version, str(len(own)), f"{used:.1f}", f"{used / first:.2f}", *parts]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="+", metavar="NAME=FOLDER", help="a checkout with its libraries")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the datasets")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to append to")
+    parser.add_argument("--datasets", nargs="+", default=["amazon-photo"])
+    parser.add_argument("--settings", nargs="+", default=["transductive", "inductive"])
+    parser.add_argument("--seeds", type=parse_seeds, default="0-9")
+    arguments = parser.parse_args()
+    trees = dict(version.split("=", 1) for version in arguments.versions)
+    done = []
+    if arguments.out.exists():
+        with arguments.out.open(newline="") as file:
+            done = list(csv.DictReader(file))
+    known = {tuple(record[name] for name in KEY) for record in done}
+    for seed, dataset, setting in product(arguments.seeds, arguments.datasets, arguments.settings):
+        for name, tree in trees.items():
+            if (name, dataset, setting, str(seed)) in known:
+                continue
+            tree = Path(tree).resolve()
+            commit = subprocess.run(
+                ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            with tempfile.TemporaryDirectory() as folder:
+                found = run(tree, dataset, setting, seed, arguments.root.resolve(), Path(folder))
+            record = {
+                "date": datetime.now(tz=timezone.utc).date().isoformat(),
+                "commit": commit,
+                "load": round(os.getloadavg()[0], 2),
+                **dict(zip(KEY, (name, dataset, setting, seed), strict=True)),
+                **found,
+            }
+            new = not arguments.out.exists()
+            with arguments.out.open("a", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerow(record)
+            done.append(record)
+            print(f"{name} {dataset} {setting} {seed}: {found['processor_seconds']} s", flush=True)
+    print(markdown(done), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Pictures as files: Matplotlib's object interface on the Agg canvas, which needs no display and no global state.
+
+Colours stay apart for colour-blind readers: Okabe and Ito's for a few lines, Petroff's ten for groups.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from rbm.utils.files import write_bytes
+
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
+GROUP_COLORS += ("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+INK = "#333333"
+
+
+def new(width: float, height: float, panels: int, rows: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of so many inches, and its panels: so many side by side, in rows, row by row."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, panels, squeeze=False).flatten()
+
+
+def tidy(axes: Axes, title: str) -> None:
+    """A heading, and axes without a frame."""
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+
+
+def in_percent(axis: Axis, low: float, high: float, *, unit: float = 1.0, ticks: int = 6) -> None:
+    """Ends of an axis of shares, never outside 0 and 100 %, with ticks at whole steps of 1, 2 or 5 and thus unrounded.
+
+    Args:
+        axis: of the axes, x or y.
+        low: what it is to show, as far as there are shares.
+        high: likewise.
+        unit: 1 where values are in [0, 1], 100 where they are in per cent already.
+        ticks: at most so many steps.
+    """
+    low, high = max(0.0, low), min(unit, high)
+    (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(low, max(high, low + 1e-6 * unit))
+    axis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value / unit, 6):g}%"))
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure as the file that a path's ending names, PNG where it has none; its folder is made."""
+    path = Path(path) if Path(path).suffix else Path(f"{path}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=160, facecolor="white", format=path.suffix.removeprefix("."))
+    write_bytes(path, picture.getbuffer())

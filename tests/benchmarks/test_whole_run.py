@@ -1,0 +1,32 @@
+"""Comparisons of versions by whole runs and by epochs: what tables take from rows, and the page from the table."""
+
+import csv
+from pathlib import Path
+
+from benchmarks import epoch_seconds, whole_run
+
+
+def test_versions_are_compared_on_the_seeds_that_both_have():
+    zeros = dict.fromkeys(whole_run.COLUMNS, "0")
+    rows = [
+        zeros
+        | {"dataset": "digits", "setting": "inductive", "version": version, "seed": seed}
+        | {"processor_seconds": seconds, "rbm_val": "0.5"}
+        for version, seed, seconds in (("before", "0", "40"), ("before", "1", "60"), ("now", "0", "10"))
+    ]
+    table = whole_run.markdown(rows).splitlines()[2:]
+    assert table == [
+        "| digits, inductive | before | 1 | 40.0 | 1.00 | 0.00% | 0.00% | 0.00% | 0.00% | 50.00% | 0.00% |",
+        "| digits, inductive | now | 1 | 10.0 | 0.25 | 0.00% | 0.00% | 0.00% | 0.00% | 50.00% | 0.00% |",
+    ]
+    assert not whole_run.markdown(rows[1:]).splitlines()[2:]
+
+
+def test_the_page_shows_the_rows_that_are_kept():
+    here = Path(epoch_seconds.__file__).parent
+    with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert epoch_seconds.markdown(rows) in (here / "NOTES.md").read_text()
+    # A phase that one version has alone is left out.
+    kept = [row for row in rows if row["phase"] == "mlp" or row["version"] == "now"]
+    assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])
