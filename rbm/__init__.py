@@ -1,7 +1,8 @@
 """Routing-by-Memory: distil a graph neural network into a sparse mixture of experts that needs no graph.
 
 * :func:`rbm.distill` trains a student from a graph and a teacher; :func:`rbm.load` loads it from its run folder.
-* :class:`rbm.FusedRbMLayer` is the layer, for use in any model.
+* :class:`rbm.FusedRbMLayer` is the layer and :class:`rbm.RbMFeedForward` a feed-forward network of it, for use in any
+  model.
 * :mod:`rbm_kernels` contains the operators, which do not depend on graphs.
 """
 
@@ -11,17 +12,26 @@ from rbm import hub as hub
 from rbm.nn import moe as _moe  # noqa: F401, registers its student, as the two below do
 from rbm.nn import newer as _newer  # noqa: F401
 from rbm.nn import trees as _trees  # noqa: F401
-from rbm.nn.rbm_layer import FusedRbMLayer, Routing
+from rbm.nn.dead_experts import reset_dead_experts
+from rbm.nn.feed_forward import RbMFeedForward
+from rbm.nn.losses import auxiliary_loss
+from rbm.nn.memory_router import Routing, accumulate_memory
+from rbm.nn.parameters import parameter_groups
+from rbm.nn.rbm_layer import FusedRbMLayer
+from rbm.nn.routing_record import record_routing
 from rbm.nn.students import MLPStudent, RbMStudent
+from rbm.nn.usage import expert_usage, track_usage
 from rbm_kernels import __version__
 
 # Names that need PyTorch Geometric or scikit-learn are imported at their first use, so that importing the layer alone
 # stays fast.
 _LAZY = {
     "Config": "config",
-    "Distillation": "distillation.distill",
+    "Distillation": "distillation.result",
     "distill": "distillation.distill",
+    "export": "serving.export",
     "export_student": "serving.export",
+    "initialize_memory": "nn.kmeans_init",
     "load": "training.run_folder",
     "load_dataset": "datasets",
     "load_encodings": "training.run_folder",
@@ -31,7 +41,22 @@ _LAZY = {
     "preset_config": "config.presets",
 }
 
-__all__ = ["FusedRbMLayer", "MLPStudent", "RbMStudent", "Routing", "__version__", *_LAZY]
+__all__ = [
+    "FusedRbMLayer",
+    "MLPStudent",
+    "RbMFeedForward",
+    "RbMStudent",
+    "Routing",
+    "__version__",
+    "accumulate_memory",
+    "auxiliary_loss",
+    "expert_usage",
+    "parameter_groups",
+    "record_routing",
+    "reset_dead_experts",
+    "track_usage",
+    *_LAZY,
+]
 
 
 def __getattr__(name: str):

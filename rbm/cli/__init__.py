@@ -9,10 +9,19 @@ from rbm.cli.distillation import distill
 from rbm.cli.errors import one_sentence
 from rbm.cli.experiments import experiment, reproduce, table
 from rbm.cli.options import console
+from rbm.cli.report import report
 from rbm.cli.serving import export, latency, predict, serve
 from rbm.cli.tuning import tune
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rbm_kernels import __version__
+
+        console.print(f"rbm {__version__}", highlight=False)
+        raise typer.Exit
 
 
 @app.callback()
@@ -21,6 +30,9 @@ def common(
     plugin: Annotated[
         list[Path] | None, typer.Option(help="Python file with a method, teacher or dataset of your own; repeatable.")
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Distil a graph neural network into a Routing-by-Memory student that needs no graph."""
     from rbm.utils.plugins import load_plugin
@@ -37,7 +49,7 @@ def info() -> None:
         console.print(shown)
 
 
-for _command in (distill, experiment, reproduce, table, tune, predict, export, latency, serve, info):
+for _command in (distill, experiment, reproduce, table, tune, report, predict, export, latency, serve, info):
     app.command()(one_sentence(_command))
 
 

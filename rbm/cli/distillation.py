@@ -40,7 +40,7 @@ def distill(
     ] = _METHODS,
     keep: Annotated[
         str | None,
-        typer.Option(help="Student for predictions [default: the best at validation, or a cheaper one as good]."),
+        typer.Option(help="Student for predictions (default: the best at validation, or a cheaper one as good)."),
     ] = None,
     inflate: Annotated[
         int | None, typer.Option(help="Multiplies the students' hidden width; 8 for the paper's plus variants.")
@@ -55,7 +55,7 @@ def distill(
     seeds: Annotated[str | None, typer.Option(help="Several, such as 0-9: a CSV file of all runs.")] = None,
     config: ConfigFile = None,
     set_: Assignments = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/DATASET-SETTING-PRESET-seedN].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/DATASET-SETTING-PRESET-seedN).")] = None,
     auto: Annotated[
         bool,
         typer.Option("--auto", help="First search for teacher, encodings, student and settings, on validation nodes."),
@@ -63,7 +63,10 @@ def distill(
     budget: Annotated[str | None, typer.Option(help="With --auto: time for it all, such as 90s or 10m.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run of this folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this folder.")] = False,
-    plots: Annotated[bool, typer.Option(help="Write plots into the run folder.")] = True,
+    plots: Annotated[
+        bool | None,
+        typer.Option("--plots/--no-plots", help="Write plots and report.html into the run folder (default: plots)."),
+    ] = None,
     tensorboard: Annotated[
         bool,
         typer.Option("--tensorboard", help="Losses, accuracies and expert load for TensorBoard, in the run folder."),
@@ -132,11 +135,12 @@ def distill(
             overwrite=overwrite,
             cache=cache,
             tensorboard=tensorboard,
+            plots=plots,
             console=status,
         )
         is_main = is_main_process()
     if is_main:
-        _report(result, path, plots)
+        _report(result, path)
 
 
 def _is_begun(out: Path | None, options) -> bool:
@@ -156,19 +160,19 @@ def _begun(out: Path, methods: list[str], method: str, budget: str | None):
     return config_of(known), methods, known["teacher"], budget or known["budget"], known.get("features_only", False)
 
 
-def _report(result, path, plots) -> None:
+def _report(result, path) -> None:
+    from rbm.distillation.report import REPORT
     from rbm.distillation.summary import results_table
-    from rbm.experiments.run_plots import write_plots
-    from rbm.training.run_folder import read_metrics
+    from rbm.utils.timings import time_sentence
 
     console.print(results_table(result.summary, result.timings))
     for sentence in result.verdict:
         console.print(sentence, markup=False, highlight=False)
+    console.print(time_sentence(result.timings), markup=False, highlight=False)
     console.print()
-    if plots:
-        with status.status("plots"):
-            write_plots(result, read_metrics(path), path)
-    console.print(f"run folder: {path}", highlight=False)
+    console.print(f"run folder: {path}", highlight=False, soft_wrap=True)
+    if (path / REPORT).is_file():
+        console.print(f"report:     {path / REPORT}", highlight=False, soft_wrap=True)
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:

@@ -9,10 +9,14 @@ import typer
 from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
 
+# Of the files, so that a command's help need not import what makes tables.
+_FILES = Path(__file__).parent.parent / "config" / "configs" / "tables"
+_TABLES = (*sorted(file.stem for file in _FILES.glob("*.yaml")), "complexity", "representation")
+
 
 def experiment(
     file: Annotated[Path, typer.Argument(help="YAML: datasets, settings, methods, seeds, preset, changes, variants.")],
-    out: Annotated[Path | None, typer.Option(help="CSV file, a row a model [default: results/NAME.csv].")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file, a row a model (default: results/NAME.csv).")] = None,
     root: Root = None,
     cache: CacheFolder = CACHE,
     jobs: Jobs = 1,
@@ -24,9 +28,9 @@ def experiment(
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="Which of the paper's tables; a wrong name lists them.")],
+    table: Annotated[str, typer.Argument(help=f"One of {', '.join(_TABLES)}.")],
     datasets: Annotated[str, typer.Option(help="Comma-separated names.")] = "cora,citeseer,amazon-photo",
-    settings: Annotated[str | None, typer.Option(help="transductive,inductive [default: the table's].")] = None,
+    settings: Annotated[str | None, typer.Option(help="transductive,inductive (default: the table's).")] = None,
     seeds: Annotated[str, typer.Option(help="Such as 0-9.")] = "0-4",
     methods: Annotated[str | None, typer.Option(help="Only these columns' methods, such as glnn,rbm.")] = None,
     protocol: Annotated[str, typer.Option(help="rbm or cpf: which form and split of a named graph.")] = "rbm",

@@ -36,7 +36,8 @@ def tables() -> Iterator[Table | str]:
 
 def devices() -> dict[str, str]:
     """The devices found, by name."""
-    found = {"cpu": f"{platform.machine()}, {torch.get_num_threads()} threads"}
+    threads = torch.get_num_threads()
+    found = {"cpu": f"{platform.machine()}, {threads} {'thread' if threads == 1 else 'threads'}"}
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         found[f"cuda:{index}"] = f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}"

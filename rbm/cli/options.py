@@ -17,7 +17,7 @@ Dataset = Annotated[
 ]
 Root = Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")]
 Setting = Annotated[str | None, typer.Option(help="transductive or inductive.")]
-Protocol = Annotated[str | None, typer.Option(help="rbm or cpf: which form and split of a named graph [default: rbm].")]
+Protocol = Annotated[str | None, typer.Option(help="rbm or cpf: which form and split of a named graph (default: rbm).")]
 TeacherName = Annotated[
     str | None, typer.Option(help="sage, gcn, gat, appnp, mlp, label_propagation, revgat or drgat.")
 ]
@@ -25,7 +25,7 @@ ConfigFile = Annotated[Path | None, typer.Option(help="YAML file of settings, ap
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="One setting, for example rbm.lr=0.005; repeatable.")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda [default: cuda where there is one].")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")]
 CacheFolder = Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes side by side.")]
 Run = Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")]

@@ -9,7 +9,7 @@ import typer
 from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import Device, Run, console, status, usable_device
 
-MethodName = Annotated[str | None, typer.Option(help="Whose student of the run [default: the one that it keeps].")]
+MethodName = Annotated[str | None, typer.Option(help="Whose student of the run (default: the one that it keeps).")]
 
 
 def predict(
@@ -31,15 +31,15 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write: .csv or .parquet (class and probability) or .npy (all) [default: predictions.csv];"
-            " for a folder a folder [default: predictions]."
+            help="File to write: .csv or .parquet (class and probability) or .npy (all) (default: predictions.csv);"
+            " for a folder a folder (default: predictions)."
         ),
     ] = None,
     method: MethodName = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="A folder's files side by side: the cluster of RAY_ADDRESS, or this machine.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Of --ray [default: one for each processor].")] = None,
+    workers: Annotated[int | None, typer.Option(help="Of --ray (default: one for each processor).")] = None,
 ) -> None:
     """Predict classes for rows of features with a student of a run folder; files may be larger than memory.
 
@@ -69,7 +69,7 @@ def export(
     format_: Annotated[
         str, typer.Option("--format", help="torch-export, aoti (compiled here, for this processor) or onnx.")
     ],
-    out: Annotated[Path | None, typer.Option(help="File to write [default: student.pt2 or .onnx in RUN].")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write (default: student.pt2 or .onnx in RUN).")] = None,
     method: MethodName = None,
 ) -> None:
     """Write a student of a run folder to one file that needs nothing of this package, for any batch size."""
@@ -82,7 +82,7 @@ def export(
 
 def latency(
     run: Run,
-    root: Annotated[str | None, typer.Option(help="Folder of the dataset's raw files [default: the run's].")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder of the dataset's raw files (default: the run's).")] = None,
     batch_sizes: Annotated[str, typer.Option(help="How many nodes are asked for at once.")] = "1,64,4096",
     repeats: Annotated[int, typer.Option(help="Calls of each kind; fewer where they take over ten seconds.")] = 200,
     device: Device = None,

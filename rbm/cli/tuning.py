@@ -44,7 +44,7 @@ def tune(
     config: ConfigFile = None,
     set_: Assignments = None,
     space: Annotated[
-        Path | None, typer.Option(help="YAML file: setting -> choices or range [default: the paper's space].")
+        Path | None, typer.Option(help="YAML file: setting -> choices or range (default: the paper's space).")
     ] = None,
     trials: Annotated[int, typer.Option(help="How many there shall be, the starting point included.")] = 20,
     jobs: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
@@ -52,7 +52,7 @@ def tune(
         bool, typer.Option("--ray", help="Through Ray Tune: the cluster of RAY_ADDRESS, or this machine.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the search [default: runs/tune-DATASET-SETTING-PRESET-METHOD].")
+        Path | None, typer.Option(help="Folder of the search (default: runs/tune-DATASET-SETTING-PRESET-METHOD).")
     ] = None,
     device: Device = None,
     cache: CacheFolder = CACHE,

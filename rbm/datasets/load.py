@@ -76,8 +76,8 @@ def load_dataset(
     Returns:
         ``x`` float32 ``[N, F]``, dense or CSR; ``edge_index`` int64 ``[2, M]``, symmetric, without self-loops or
         duplicates (one's own graphs: as they are); ``y`` int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask``
-        bool ``[N]``; ``num_classes`` int; of a graph with a name ``unseen_fraction`` float, the share of its test nodes
-        that the inductive setting hides.
+        bool ``[N]``; ``num_classes`` int; ``name``, what results call it; of a graph that is known by it
+        ``unseen_fraction`` float, the share of its test nodes that the inductive setting hides.
 
     Raises:
         TypeError, ValueError: an unknown name, no root where one is needed, a bad option, a corrupt file.
@@ -103,7 +103,7 @@ def load_dataset(
         data = info.loader(root, seed)
         validate_data(data)
         data.x, data.num_classes = pack_features(data.x, sparse_features), num_classes(data)
-        data.unseen_fraction = unseen_fraction(info.name, protocol)
+        data.name, data.unseen_fraction = info.name, unseen_fraction(info.name, protocol)
         return data
     is_citation = info.kind in ("planetoid", "attributed")
     data = _read(info, root, binarize=binarize, keep_duplicates=keep_duplicates, download=download)
@@ -116,7 +116,7 @@ def load_dataset(
         masks = per_class_masks(data.y, seed=seed, split_rng=split_rng)
         data.train_mask, data.val_mask, data.test_mask = masks
     data.num_classes = int(data.y.max()) + 1
-    data.unseen_fraction = unseen_fraction(info.name, protocol)
+    data.name, data.unseen_fraction = info.name, unseen_fraction(info.name, protocol)
     return data
 
 

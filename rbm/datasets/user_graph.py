@@ -102,7 +102,7 @@ def load_graph(
             )
         data.teacher_logits = logits.to(torch.float32)
         classes = logits.size(1)
-    data.num_classes = classes
+    data.num_classes, data.name = classes, str(path)
     return data
 
 

@@ -1,11 +1,13 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from torch import Tensor, nn
@@ -15,7 +17,6 @@ from rbm.config import Config
 from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
-from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.auto.folder import read_chosen
@@ -23,76 +24,28 @@ from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, with_lo
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
-from rbm.distillation.sentences import verdict_sentences
+from rbm.distillation.result import Distillation
+from rbm.distillation.run_graph import named_after_graph, save_graph
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
 from rbm.distillation.summary import results_markdown
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
-from rbm.distillation.trainer import student_inputs
 from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.nn.parameters import count_parameters
-from rbm.nn.sparse_rows import Rows
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import check_logits
 from rbm.teachers.prepare import prepare_teacher
-from rbm.training.run_folder import RunFolder, SavedStudent, open_run, save_students
+from rbm.training.run_folder import RunFolder, SavedStudent, open_run, read_metrics, save_students
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
-from rbm.utils.files import as_json
+from rbm.utils.files import as_json, first_line
 from rbm.utils.precision import fast_float32
-from rbm.utils.progress import Progress
+from rbm.utils.progress import Progress, watched_console
 from rbm.utils.repeatable import deterministic
 from rbm.utils.timings import Timings
 
 DEFAULT_METHODS = ("mlp", "rbm")
-
-
-@dataclass
-class Distillation:
-    """What :func:`distill` returns.
-
-    Attributes:
-        students: method -> its student at its best validation epoch, in eval mode.
-        method: the method whose student is kept for predictions.
-        teacher: the teacher's module, or None where only its logits were given.
-        teacher_logits: ``[N, C]`` on the full graph.
-        split: who was seen in training and who was not.
-        encodings: method -> what its student sees beside the features, or None.
-        summary: accuracies, parameter counts and, under ``"verdict"``, what :func:`rbm.distillation.verdict.judge`
-            returns; as in ``summary.json``.
-        timings: seconds of each phase in this process, and milliseconds for one node and for all, as in
-            ``timings.json``.
-        config: the configuration that made it.
-        trials: of the search that chose the configuration, a dictionary each, as in ``auto.csv``; None without one.
-    """
-
-    students: dict[str, nn.Module]
-    method: str
-    teacher: nn.Module | None
-    teacher_logits: Tensor
-    split: GraphSplit
-    encodings: dict[str, Encodings | None]
-    summary: dict[str, Any]
-    timings: dict[str, Any]
-    config: Config
-    trials: list[dict[str, Any]] | None = None
-
-    @property
-    def student(self) -> nn.Module:
-        """The student that is kept for predictions."""
-        return self.students[self.method]
-
-    @property
-    def verdict(self) -> list[str]:
-        """The verdict on the run, in sentences."""
-        return verdict_sentences(self.summary["verdict"])
-
-    def student_inputs(self, method: str | None = None) -> Rows:
-        """The rows that a method's student takes for all nodes of the full graph: features, and beside them encodings.
-        By default those of :attr:`student`.
-        """
-        return student_inputs(self.split, self.encodings[method or self.method])[1]
 
 
 def distill(
@@ -114,18 +67,21 @@ def distill(
     unseen_fraction: float | None = None,
     measure_latency: bool = True,
     tensorboard: bool = False,
-    console: Console | None = None,
+    plots: bool | None = None,
+    console: Console | Literal["auto"] | None = "auto",
 ) -> Distillation:
     """Distil a graph neural network into students that need no graph: an MLP and an RbM student, or others.
 
     Args:
         data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,
-            ``val_mask``, ``test_mask``.
+            ``val_mask``, ``test_mask``. Results call it by ``data.name``, which :func:`rbm.load_dataset` sets; a graph
+            without a name is called :data:`~rbm.distillation.run_graph.OWN_GRAPH`.
         teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
             name of a teacher to train (of ``rbm.teachers.TEACHERS``), or ``logits`` for those that
             ``data.teacher_logits`` holds; by default the one in ``config``.
-        config: everything else; see :class:`rbm.config.Config`. Its ``dataset`` and ``root`` are not read. By default
-            the tree's defaults, and the settings of its own that a named teacher may have.
+        config: everything else; see :class:`rbm.config.Config`. Nothing is loaded from its ``dataset`` and ``root``;
+            the first is what the graph is called where it is not the default. By default the tree's defaults, and the
+            settings of its own that a named teacher may have.
         methods: which students to train, of ``rbm.distillation.registry.METHODS``. All stay in the run folder.
         keep: the method whose student is kept for predictions; by default the best at validation, or a cheaper one
             that is no more than chance and half a point behind it (:func:`rbm.distillation.verdict.judge`).
@@ -142,6 +98,7 @@ def distill(
         features_only: make students whose input is features alone, whatever encodings ``config`` asks for; with
             ``auto`` none are searched.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
+            A graph of your own is kept in it, for ``rbm latency`` and ``rbm report``.
         resume: continue the run of this folder, or with ``auto`` its search.
         overwrite: replace the run of this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.utils.cache.Cache`).
@@ -150,7 +107,10 @@ def distill(
         measure_latency: time predictions at the end, a second or so; idle in a run that shares its cores.
         tensorboard: write the metrics of every epoch, and the load of a mixture's experts, as events of TensorBoard
             into the folder too; ``metrics.jsonl`` then has the load as well.
-        console: shows progress there; silent by default.
+        plots: write plots and ``report.html`` into the folder too, at the end; a fault in them costs a warning, not the
+            run. By default where there is a folder, unless the environment variable ``RBM_PLOTS`` is 0.
+        console: shows progress there; None is silent. By default on standard error, where that is a terminal or a
+            notebook.
 
     Returns:
         The students and all that is needed to judge them. The same seed gives the same numbers, bit for bit, on the
@@ -168,8 +128,9 @@ def distill(
         FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
         BlockingIOError: another process has the folder open.
     """
-    named = teacher if isinstance(teacher, str) else None
+    timings, named = Timings(), teacher if isinstance(teacher, str) else None
     config, teacher = _named(config, teacher)
+    console = watched_console() if console == "auto" else console
     if features_only:
         if len(encodings):
             raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
@@ -182,6 +143,7 @@ def distill(
     if tensorboard:
         check_tensorboard(folder)
     validate_data(data)
+    config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes)
     _check_experts(config, methods, split.observed.num_nodes)
@@ -210,7 +172,7 @@ def distill(
         config, resume, overwrite = chosen.config, folder is not None, False
         given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes)
     teacher = given
-    kept, progress, timings = Cache(cache), Progress(console if is_main_process() else None), Timings()
+    kept, progress = Cache(cache), Progress(console if is_main_process() else None)
     if chosen:
         timings["search"] = {"seconds": round(chosen.seconds, 3)}
     with ExitStack() as opened:
@@ -268,9 +230,19 @@ def distill(
             trials=chosen.rows if chosen else None,
         )
         if measure_latency and is_main_process():
-            _measure_latencies(found)
+            with timings.measured("latency"):
+                _measure_latencies(found)
         if run:
-            _write(run, found, trained)
+            with timings.measured("saving"):
+                save_graph(run, config, data, unseen_fraction, progress)
+                _write(run, found, trained)
+            _write_timings(run, timings)
+            if plots or (plots is None and os.environ.get("RBM_PLOTS") != "0"):
+                with timings.measured("report"):
+                    _draw(run, found, progress)
+                _write_timings(run, timings)
+        else:
+            timings.end()
     return found
 
 
@@ -390,5 +362,27 @@ def _write(run: RunFolder, found: Distillation, trained: dict[str, TrainedStuden
         saved[method] = SavedStudent(each.student, name)
     save_students(run.path, found.method, saved)
     run.write_text("summary.json", as_json(found.summary))
-    run.write_text("timings.json", as_json(found.timings))
     run.write_text("results.md", results_markdown(found.summary, found.timings))
+
+
+def _write_timings(run: RunFolder, timings: Timings) -> None:
+    timings.end()
+    run.write_text("timings.json", as_json(timings))
+
+
+def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
+    try:
+        write()
+    except Exception as error:
+        text = "%s: %s could not be written (%s: %s); the run is complete without, and rbm report writes it again"
+        logging.getLogger("rbm").warning(text, folder, what, type(error).__name__, first_line(error))
+
+
+def _draw(run: RunFolder, found: Distillation, progress: Progress) -> None:
+    """Write what is drawn of a run. It is complete without, and stays so whatever goes wrong here."""
+    from rbm.distillation.report.pictures import write_plots  # Matplotlib takes a while to import
+    from rbm.distillation.report.write import write_report
+
+    with progress.step("plots and report"):
+        _drawn(lambda: write_plots(found, read_metrics(run.path), run.path), "plots", run.path)
+        _drawn(lambda: write_report(found, run.path), "report.html", run.path)

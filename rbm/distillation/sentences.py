@@ -116,17 +116,17 @@ def _kept(verdict: dict[str, Any]) -> str:
 
 def _needs(needs: dict[str, dict[str, Any]]) -> str:
     alone = [_title(name) for name, each in needs.items() if not each["encodings"]]
-    told = [f"{_listed(alone)}: features alone"] if alone else []
+    told = [f"{listed(alone)}: features alone"] if alone else []
     encoded = {name: (each["encodings"], each.get("beside")) for name, each in needs.items() if each["encodings"]}
     for width, beside in dict.fromkeys(encoded.values()):
         names = [_title(name) for name, each in encoded.items() if each == (width, beside)]
         columns = "encodings of the node's place in the graph, for a new node those of its neighbours"
-        if beside is not None:
+        choice = "--features-only trains without, which may be better or worse"
+        if beside is None:
+            choice += ", and --auto chooses by validation"
+        else:
             columns = f"{beside}, for a new node one mean of what its neighbours have stored"
-        told.append(
-            f"{_listed(names)}: features and {width} {columns}; --features-only trains without, which may be better or"
-            " worse"
-        )
+        told.append(f"{listed(names)}: features and {width} {columns}; {choice}")
     return f"Rows to predict: {'; '.join(told)}."
 
 
@@ -139,5 +139,6 @@ def _title(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Names as a sentence has them: ``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,21 +1,30 @@
 """The results of a run as a table: for the terminal, and in Markdown."""
 
+import io
+from html import escape
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from rbm.datasets.registry import short_name
 from rbm.distillation.registry import METHODS
 from rbm.distillation.sentences import verdict_sentences
+from rbm.distillation.verdict import LABELS_ALONE
 
 ROWS = {"teacher": "Teacher", **{name: method.title for name, method in METHODS.items()}}
-_COLUMNS = ("Test", "Val", "Test max", "Params", "Active", "One node", "All nodes")
+# Name and unit of each column, which the terminal stacks; shares have their % beside them.
+_COLUMNS = (
+    *(("Test", ""), ("Val", ""), ("Test max", ""), ("Params", ""), ("Active", "")),
+    *(("One node", "ms"), ("All nodes", "ms")),
+)
 CAPTION = (
     "Test: accuracy at the epoch with the best validation accuracy (Val). Test max: maximum over epochs, as the paper's"
-    " code reports it. Active: parameters that one prediction uses. Times in milliseconds; the teacher's one node"
-    " includes gathering its neighbourhood."
+    " code reports it. Active: parameters that one prediction uses. The teacher's one node includes gathering its"
+    " neighbourhood."
 )
+WIDTH = 80  # columns of a terminal that nobody looks at, and the fewest that tables are made for
 
 
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
@@ -29,8 +38,11 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
         collapse_padding=True,  # 80 columns are all there are where nobody looks at a terminal
     )
     table.add_column("", no_wrap=True)
+    lines = max(len(_heading(*column)) for column in _COLUMNS)
     for column in _COLUMNS:
-        table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
+        heading = _heading(*column)
+        heading += [""] * (lines - len(heading))
+        table.add_column("\n".join(heading), justify="right", no_wrap=True)
     for name, *cells in _cells(summary, timings):
         table.add_row(name, *cells, style="bold" if name == ROWS.get(summary["verdict"]["kept"]) else None)
     return table
@@ -38,10 +50,45 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
 
 def results_markdown(summary: dict[str, Any], timings: dict[str, Any]) -> str:
     """The same table in Markdown, and the verdict."""
-    lines = [f"| {_title(summary)} | {' | '.join(_COLUMNS)} |", "|---|" + "---:|" * len(_COLUMNS)]
+    lines = [f"| {_title(summary)} | {' | '.join(_headings())} |", "|---|" + "---:|" * len(_COLUMNS)]
     lines += [f"| {' | '.join(row)} |" for row in _cells(summary, timings)]
     verdict = [f"- {sentence}" for sentence in verdict_sentences(summary["verdict"])]
     return "\n".join([*lines, "", CAPTION, "", *verdict, ""])
+
+
+def results_text(summary: dict[str, Any], timings: dict[str, Any]) -> str:
+    """The same table as text of :data:`WIDTH` columns, and the verdict."""
+    written = io.StringIO()
+    console = Console(file=written, width=WIDTH, force_terminal=False, force_jupyter=False)
+    console.print(results_table(summary, timings))
+    for sentence in verdict_sentences(summary["verdict"]):
+        console.print(sentence, markup=False, highlight=False)
+    return written.getvalue().strip("\n")
+
+
+def results_html(summary: dict[str, Any], timings: dict[str, Any]) -> str:
+    """The same as HTML, for a notebook."""
+    kept = ROWS.get(summary["verdict"]["kept"])
+    rows = []
+    for name, *cells in _cells(summary, timings):
+        tag = "th" if name == kept else "td"
+        figures = "".join(f'<{tag} style="text-align:right">{escape(cell)}</{tag}>' for cell in cells)
+        rows.append(f'<tr><{tag} style="text-align:left">{escape(name)}</{tag}>{figures}</tr>')
+    heads = "".join(f"<th>{escape(head)}</th>" for head in ("", *_headings()))
+    verdict = "".join(f"<li>{escape(sentence)}</li>" for sentence in verdict_sentences(summary["verdict"]))
+    return (
+        f"<table><caption>{escape(_title(summary))}</caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table><p>{escape(CAPTION)}</p><ul>{verdict}</ul>"
+    )
+
+
+def _headings() -> list[str]:
+    return [f"{name} ({unit})" if unit else name for name, unit in _COLUMNS]
+
+
+def _heading(name: str, unit: str) -> list[str]:
+    """The lines of a narrow column's heading."""
+    return [*name.split(" "), *([f"({unit})"] if unit else [])]
 
 
 def _title(summary: dict[str, Any]) -> str:
@@ -59,9 +106,9 @@ def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 ROWS[key],
-                f"{result['test_accuracy']:.2%}",
-                f"{result['val_accuracy']:.2%}",
-                f"{result['test_max']:.2%}",
+                *(f"{result[share]:.2%}" for share in ("test_accuracy", "val_accuracy")),
+                # It asks for test nodes where its epoch may be selected alone, so its maximum is over few epochs.
+                "" if key == LABELS_ALONE else f"{result['test_max']:.2%}",
                 _count(result["parameters"]),
                 _count(result["active_parameters"]),
                 _milliseconds(latency, "one_node_ms", 2),

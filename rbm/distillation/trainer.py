@@ -20,6 +20,7 @@ from rbm.distillation.reliability import Reliability
 from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
+from rbm.nn.first_layer import FirstLayer
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Features, Rows, concat_columns
 from rbm.nn.students import MixtureStudent, Trace, predict
@@ -62,10 +63,14 @@ class NodeTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        logits = all_gather_rows(predict(self.model, self.full_x, local_slice(self.full_x.shape[0])))
+        logits = self.all_logits()
         observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
         self.on_epoch_end(observed)
         return split_accuracies(observed, logits, self.split)
+
+    def all_logits(self) -> Tensor:
+        """Logits of all nodes, ``[N, C]``, without gradients."""
+        return all_gather_rows(predict(self.model, self.full_x, local_slice(self.full_x.shape[0])))
 
     def expert_loads(self) -> list[list[float]] | None:
         if not isinstance(self.model, MixtureStudent) or self.model.pretraining:
@@ -119,6 +124,22 @@ class StudentTrainer(NodeTrainer):
         self.pairs: Pairs | None = None
         self.targets: SoftTargets | None = None
         self.epoch = 0
+        self.first_layer: FirstLayer | None = None
+        all_at_once = distill.forward == "node" and distill.batch_size in (0, self.graph.num_nodes)
+        if all_at_once and world_size() == 1 and FirstLayer.serves(model, self.observed_x):
+            self.first_layer = FirstLayer(model, self.observed_x)
+            self.unseen_x = self.full_x[split.unseen_nodes] if len(split.unseen_nodes) else None
+
+    def all_logits(self) -> Tensor:
+        if self.first_layer is None:
+            return super().all_logits()
+        observed = self.first_layer.logits()
+        if self.unseen_x is None:
+            return observed
+        logits = observed.new_empty(self.full_x.shape[0], observed.shape[1])
+        logits[self.split.observed_nodes] = observed
+        logits[self.split.unseen_nodes] = predict(self.model, self.unseen_x)
+        return logits
 
     def begin_epoch(self, epoch: int) -> None:
         """What a kind of student does before an epoch."""
@@ -203,7 +224,8 @@ class StudentTrainer(NodeTrainer):
 
     def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
         """The loss of a batch whose rows are ``x``; ``similarity`` holds the labelled ones to the teacher's."""
-        logits, trace = student(x, return_trace=True)
+        known = self.first_layer is not None and x is self.observed_x
+        logits, trace = self.first_layer.train() if known else student(x, return_trace=True)
         terms = []
         if batch.soft_weight is not None:
             terms.append(batch.soft_weight * self._soft_loss(batch, logits))
@@ -264,5 +286,8 @@ def student_inputs(
     """Rows of the observed nodes and of all nodes: features, and beside them the encodings."""
     if encodings is None:
         return split.observed_rows, split.full_rows
+    if split.observed is split.graph:
+        rows = concat_columns(split.full_rows, encodings.full)
+        return rows, rows
     observed = concat_columns(split.observed_rows, encodings.observed)
     return observed, concat_columns(split.full_rows, encodings.full)

@@ -12,8 +12,9 @@ from torch import Tensor
 from rbm.config import Config
 from rbm.config.presets import preset_config
 from rbm.datasets import load_dataset
-from rbm.distillation.distill import Distillation, distill
+from rbm.distillation.distill import distill
 from rbm.distillation.registry import METHODS
+from rbm.distillation.result import Distillation
 from rbm.nn.sparse_rows import SparseRows
 from rbm.training.metrics import purity
 from rbm.utils.files import write_csv, write_text
@@ -145,7 +146,7 @@ def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
 
 
 def _pictures(dataset: str, result: Distillation, folder: Path) -> list[str]:
-    from rbm.experiments.plots import plot_router_inputs
+    from rbm.distillation.report.pictures import plot_router_inputs
 
     labels, parts = result.split.graph.y.cpu(), []
     for method in result.students:

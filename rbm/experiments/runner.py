@@ -294,6 +294,7 @@ def _run_task(
         labels_alone=config.distill.source == "auto",  # which asks for that MLP
         cache=cache,
         measure_latency=False,
+        console=None,
     )
     return [
         {**row, **figures(result.summary[made], result.timings[made]), **made_by(config, made)}

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from rbm_process import forking
 
 
 @pytest.fixture
@@ -19,3 +20,9 @@ def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
         return stop.value.code or 0, captured.out, " ".join(captured.err.split())
 
     return run
+
+
+@pytest.fixture
+def forked_workers(monkeypatch) -> None:
+    """Worker processes are forked from one that has imported the package, where how they start is not what is tried."""
+    monkeypatch.setattr("rbm.utils.parallel.get_context", forking)

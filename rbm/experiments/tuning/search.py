@@ -68,6 +68,7 @@ class Search:
                 labels_alone=False,
                 cache=cache,
                 measure_latency=False,
+                console=None,
             )
         except FloatingPointError:
             return 0.0

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, writes, and says about mistakes."""
 
+import io
 import json
 import re
 import subprocess
@@ -9,9 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
-from rbm import load_student
+from rbm import __version__, load_student
+from rbm.distillation.summary import results_table
+from rbm.experiments.analysis import STUDIES
+from rbm.experiments.paper_tables import table_names
+from rbm.serving.latency import latency_table
 
 QUICK = ["--set", "teacher.max_epochs=8", "--set", "mlp.max_epochs=8", "--set", "rbm.max_epochs=8"]
 QUICK += ["--set", "rbm.hidden_channels=16", "--set", "rbm.pretrain_epochs=2"]
@@ -28,7 +34,7 @@ def rbm(command, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    command = [sys.executable, "-m", "rbm", "distill", *QUICK, "--out", str(folder)]
+    command = [sys.executable, "-m", "rbm", "distill", *QUICK, "--plots", "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder.parent)
     assert done.returncode == 0, done.stderr
     return folder, done
@@ -38,10 +44,19 @@ def test_distill_shows_a_table_and_leaves_a_run_folder(run_folder):
     folder, done = run_folder
     for text in ("Teacher", "MLP student", "RbM student", "Test max", "digits, transductive, sage teacher, seed 0"):
         assert text in done.stdout
+    assert re.search(r"Time: [\d.]+ s \(teacher [\d.]+, encodings .*latency .*saving", " ".join(done.stdout.split()))
     assert re.search(r"rbm .*8/10 |10/10", done.stderr), "progress goes to standard error"
     names = {path.name for path in folder.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "rbm.safetensors", "student.json", "summary.json"} <= names
-    assert {"training.png", "expert_load.png", "representation.png", "results.md", "timings.json"} <= names
+    assert {
+        "report.html",
+        "report.json",
+        "training.png",
+        "expert_load.png",
+        "representation.png",
+        "results.md",
+        "timings.json",
+    } <= names
     assert "checkpoint.pt" not in names
     listed = json.loads((folder / "run.json").read_text())["files"]
     locks = {".run.lock", ".run.json.lock"}
@@ -50,6 +65,39 @@ def test_distill_shows_a_table_and_leaves_a_run_folder(run_folder):
     assert [sum(r["phase"] == phase for r in records) for phase in ("teacher", "mlp", "rbm")] == [8, 8, 10]
     summary = json.loads((folder / "summary.json").read_text())
     assert f"{summary['rbm']['test_accuracy']:.2%}" in (folder / "results.md").read_text()
+
+
+def test_version_and_help(rbm):
+    status, out, _ = rbm("--version")
+    assert (status, out.strip()) == (0, f"rbm {__version__}")
+    status, out, _ = rbm("reproduce", "--help")
+    text = " ".join(out.replace("│", " ").split())
+    assert status == 0
+    for name in (*table_names(), *STUDIES):
+        assert name in text
+    assert "(default: the table's)" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_and_no_figure_is_cut(run_folder, width):
+    """Of two models with long names and many parameters."""
+    summary, timings = (json.loads((run_folder[0] / f"{name}.json").read_text()) for name in ("summary", "timings"))
+    summary["tined_plus"] = {**summary["rbm"], "parameters": 123_456_789, "active_parameters": 999_999}
+    summary["teacher"]["parameters"] = 999_999
+    timings["teacher"] |= {"one_node_ms": 1234.56, "all_nodes_ms": 98765.4}
+    found = {"dataset": "own graph", "nodes": 2_449_029, "device": "cuda:0", "threads": 16, "student": "rbm"}
+    row = {"model": "rbm", "title": "Teacher, with neighbourhood", "batch_size": 1_048_576}
+    found["rows"] = [{**row, "p50_ms": 0.0123, "p95_ms": 12.34, "p99_ms": 98765.4}]
+    written = io.StringIO()
+    console = Console(file=written, width=width)
+    console.print(results_table(summary, timings))
+    console.print(latency_table(found))
+    text = written.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    figures = ("123.46 M", "999,999", "1234.56", "98765.4", "1,048,576", "0.012", "12.3", "98,765", "(ms)")
+    for figure in figures:
+        assert figure in text
 
 
 def test_predict(rbm, run_folder, tmp_path):

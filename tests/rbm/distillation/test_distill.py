@@ -73,6 +73,7 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
     assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {
         "config.yaml",
         "encodings.safetensors",
+        "graph.safetensors",
         "labels.safetensors",
         "metrics.jsonl",
         "mlp.safetensors",
@@ -84,6 +85,12 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
         "teacher.safetensors",
         "timings.json",
     }
+    timings = json.loads((tmp_path / "run" / "timings.json").read_text())
+    assert timings == result.timings
+    whole = timings.pop("total")["seconds"]
+    assert timings.keys() == {"teacher", "encodings", "mlp", "rbm", "labels", "latency", "saving"}
+    assert sum(figures["seconds"] for figures in timings.values()) <= whole + 0.01
+    assert all(0 < timings[name]["evaluation_seconds"] < timings[name]["seconds"] for name in ("teacher", "mlp", "rbm"))
 
 
 def test_few_epochs_are_not_led_by_many_of_pretraining(small_graph, quick, tmp_path):

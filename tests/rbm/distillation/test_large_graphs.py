@@ -103,7 +103,7 @@ def test_predictions_in_chunks(folder, monkeypatch):
     student.eval()
     whole, forwards = predict(student, trainer.full_x).detach(), []
     expected = trainer.evaluate()
-    monkeypatch.setattr(students, "_CHUNK_ROWS", 100)
+    monkeypatch.setattr(students, "CHUNK_ROWS", 100)
     student.register_forward_pre_hook(lambda module, arguments: forwards.append(len(arguments[0])))
     torch.testing.assert_close(predict(student, trainer.full_x).detach(), whole)
     assert forwards == [100, 100, 39]
@@ -133,7 +133,7 @@ def test_the_benchmark_measures_every_stage(folder, tmp_path):
     assert [record["stage"] for record in records] == [
         *("load and check", "neighbours", "soft targets", "K-means", "epoch", "evaluation")
     ]
-    assert {record["nodes"] for record in records} == {large_graph.NODES // (2**13 + 2**11)}
+    assert {record["nodes"] for record in records} == {large_graph.SHAPES["ogbn-products"].nodes // (2**13 + 2**11)}
     picture = tmp_path / "large.png"
     large_graph.plot([*records, *({**record, "nodes": 1000} for record in records)], picture)
     assert picture.stat().st_size > 1000

@@ -41,8 +41,8 @@ def are_right(result, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
 def test_no_bad_surprise(cell):
-    # A homophilous graph trains until its patience ends, and a hundred epochs are enough to compare.
-    config = Config().updated({name: {"max_epochs": 100} for name in ("teacher", "mlp", "rbm")})
+    # A homophilous graph trains until its patience ends, and sixty epochs are enough to compare.
+    config = Config().updated({name: {"max_epochs": 60} for name in ("teacher", "mlp", "rbm")})
     result = rbm.distill(cell.graph(0), config=config, measure_latency=False)
     right = {method: are_right(result, method) for method in ("mlp", "rbm", "labels")}
     best = max(right, key=lambda method: int(right[method].sum()))

@@ -174,8 +174,16 @@ def test_a_sentence_for_what_each_student_needs(quick, small_graph):
     assert result.verdict[-1] == (
         "Rows to predict: GLNN and MLP on labels: features alone; MLP student: features and 4 encodings of the node's"
         " place in the graph, for a new node those of its neighbours; --features-only trains without, which may be"
-        " better or worse."
+        " better or worse, and --auto chooses by validation."
     )
+
+
+def test_no_step_is_shown_for_encodings_that_nobody_asked_for(quick, small_graph):
+    console, few = Console(file=StringIO()), quick.updated({"teacher": {"max_epochs": 3}, "mlp": {"max_epochs": 3}})
+    rbm.distill(small_graph, config=few, methods=["mlp"], labels_alone=False, measure_latency=False, console=console)
+    lines = console.file.getvalue().splitlines()
+    assert any(line.startswith("mlp ") for line in lines)
+    assert "encodings" not in lines
 
 
 FOUND = {
@@ -269,5 +277,5 @@ def test_the_table_fits_where_output_is_redirected():
     shown = StringIO()
     Console(file=shown, width=80).print(results_table(summary, times))
     assert "…" not in shown.getvalue()
-    assert shown.getvalue().count("100.00%") == 12
+    assert shown.getvalue().count("100.00%") == 11
     assert shown.getvalue().count("796,682") == 4

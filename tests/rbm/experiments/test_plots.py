@@ -1,4 +1,4 @@
-"""The pictures of a run: what is drawn, not how it looks."""
+"""The pictures of a run, and of many: what is drawn, not how it looks."""
 
 import matplotlib
 import numpy as np
@@ -7,20 +7,23 @@ import torch
 from matplotlib.colors import same_color
 from matplotlib.image import imread
 
+from rbm.distillation.report import pictures
 from rbm.experiments import plots
+from rbm.experiments.statistics import Summary
+from rbm.utils import figures as drawing
 
 
 @pytest.fixture
 def figures(monkeypatch):
     """The figures in the order in which they were saved."""
     saved = []
-    save = plots._save
+    save = drawing.save
 
     def keep(figure, path):
         saved.append(figure)
         save(figure, path)
 
-    monkeypatch.setattr(plots, "_save", keep)
+    monkeypatch.setattr(drawing, "save", keep)
     return saved
 
 
@@ -40,7 +43,7 @@ def test_training_curves(tmp_path, figures):
     records += [record("rbm", 3, 0.4, 0.8, 0.7), record("rbm", 4, 0.3, 0.6, 0.9)]
     records += [record("teacher", 1, 2.0, 0.5, 0.5)]
     path = tmp_path / "new" / "curves.png"
-    plots.plot_training_curves(records, path, titles={"rbm": "RbM student", "teacher": "Teacher"})
+    pictures.plot_training_curves(records, path, titles={"rbm": "RbM student", "teacher": "Teacher"})
     assert_picture(path)
     loss, accuracy = figures[0].axes
     curve = next(line for line in loss.get_lines() if line.get_label() == "RbM student")
@@ -55,20 +58,20 @@ def test_training_curves(tmp_path, figures):
 
 def test_a_steep_loss_is_drawn_on_a_logarithmic_axis(tmp_path, figures):
     flat = [record("mlp", epoch, 1.0 / epoch, 0.5, 0.5) for epoch in range(1, 5)]
-    plots.plot_training_curves(flat, tmp_path / "flat.png")
-    plots.plot_training_curves([*flat, record("mlp", 5, 0.001, 0.5, 0.5)], tmp_path / "steep.png")
+    pictures.plot_training_curves(flat, tmp_path / "flat.png")
+    pictures.plot_training_curves([*flat, record("mlp", 5, 0.001, 0.5, 0.5)], tmp_path / "steep.png")
     assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log"]
 
 
 def test_bad_records(tmp_path):
     with pytest.raises(ValueError, match="records: got none"):
-        plots.plot_training_curves([], tmp_path / "none.png")
+        pictures.plot_training_curves([], tmp_path / "none.png")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 8), (2, 40)])
 def test_expert_load(tmp_path, figures, shape):
     loads = torch.rand(shape, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
-    plots.plot_expert_load(loads, tmp_path / "load.png", title="Cora")
+    pictures.plot_expert_load(loads, tmp_path / "load.png", title="Cora")
     assert_picture(tmp_path / "load.png")
     assert figures[0].get_suptitle() == "Cora"
     heights = [[bar.get_height() for bar in axes.patches] for axes in figures[0].axes]
@@ -76,9 +79,47 @@ def test_expert_load(tmp_path, figures, shape):
     assert len({axes.get_ylim() for axes in figures[0].axes}) == 1, "layers are drawn on different scales"
 
 
+def ticks(axis) -> list[tuple[float, str]]:
+    low, high = sorted(axis.get_view_interval())
+    shown = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+    return [(place, label.get_text()) for place, label in shown if low <= place <= high]
+
+
+def test_no_axis_goes_beyond_100_per_cent_and_no_tick_is_rounded(tmp_path, figures):
+    pictures.plot_expert_load(torch.tensor([[0.97, 0.03], [0.125, 0.875]]), tmp_path / "load.png")
+    records = [record("rbm", epoch, 1.0, 0.99, 1.0) for epoch in range(3)]
+    pictures.plot_training_curves(records, tmp_path / "curves.png")
+    accuracies = {"cora": {"a": Summary(99.5, 0.9, 3), "b": Summary(12.25, 0.1, 3)}}
+    plots.plot_variants(accuracies, tmp_path / "variants.png")
+    plots.plot_table({"cora": (accuracies["cora"], {"a": Summary(99.9, 0.4, 1)})}, tmp_path / "table.png")
+    load, curves, variants, table = figures
+    axes = [*((each.yaxis, 1.0) for each in load.axes), (curves.axes[1].yaxis, 1.0), (variants.axes[0].yaxis, 100.0)]
+    for axis, whole in (*axes, (table.axes[0].xaxis, 100.0)):
+        assert max(axis.get_view_interval()) <= whole
+        found = ticks(axis)
+        assert len(found) >= 3
+        for place, label in found:
+            assert float(label.removesuffix("%")) == pytest.approx(100 * place / whole, abs=1e-9)
+    assert [label.get_text() for label in load.axes[1].get_xticklabels()] == ["0\n12.5", "1\n87.5"]
+
+
+def test_a_table_has_a_panel_for_each_line(tmp_path, figures):
+    """On an axis of its own: one axis for all would press the columns of a line together."""
+    lines = {f"graph {i}": ({"RbM": Summary(50.0 + i, 0.5, 3)}, {"RbM": Summary(51.0 + i, 0.0, 1)}) for i in range(6)}
+    plots.plot_table(lines, tmp_path / "table.png", title="main")
+    assert_picture(tmp_path / "table.png")
+    panels = [axes for axes in figures[0].axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in panels] == list(lines)
+    for i, axes in enumerate(panels):
+        low, high = axes.get_xlim()
+        assert low < 49.5 + i < 51 + i < high < low + 10
+    with pytest.raises(ValueError, match="lines: got none"):
+        plots.plot_table({}, tmp_path / "none.png")
+
+
 def test_bad_load(tmp_path):
     with pytest.raises(ValueError, match=r"loads: got shape \[8\]"):
-        plots.plot_expert_load(torch.ones(8), tmp_path / "load.png")
+        pictures.plot_expert_load(torch.ones(8), tmp_path / "load.png")
 
 
 def groups(axes) -> dict[str, np.ndarray]:
@@ -91,7 +132,7 @@ def test_router_inputs_show_one_map_twice(tmp_path, figures):
     inputs = 20.0 * torch.eye(3)[labels] @ torch.randn(3, 6, generator=generator)
     inputs += torch.randn(60, 6, generator=generator)
     experts = labels.flip(0)
-    plots.plot_router_inputs(inputs, experts, labels, tmp_path / "tsne.png")
+    pictures.plot_router_inputs(inputs, experts, labels, tmp_path / "tsne.png")
     assert_picture(tmp_path / "tsne.png")
     by_expert, by_label = map(groups, figures[0].axes)
     assert {name: len(points) for name, points in by_expert.items()} == {"0": 20, "1": 20, "2": 20}
@@ -107,7 +148,7 @@ def test_router_inputs_show_one_map_twice(tmp_path, figures):
 def test_router_inputs_repeat_and_are_thinned(tmp_path, figures):
     inputs = torch.randn(50, 70, generator=torch.Generator().manual_seed(0))
     for name in ("one", "two"):
-        plots.plot_router_inputs(inputs, torch.zeros(50), torch.arange(50) % 12, tmp_path / name, max_points=20)
+        pictures.plot_router_inputs(inputs, torch.zeros(50), torch.arange(50) % 12, tmp_path / name, max_points=20)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert sum(map(len, groups(figures[0].axes[1]).values())) == 20
 
@@ -115,7 +156,7 @@ def test_router_inputs_repeat_and_are_thinned(tmp_path, figures):
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
 def test_few_or_equal_router_inputs(tmp_path, figures, rows):
     for inputs in (torch.zeros(rows, 1), torch.randn(rows, 80)):
-        plots.plot_router_inputs(inputs, torch.zeros(rows).long(), torch.arange(rows), tmp_path / "tsne.png")
+        pictures.plot_router_inputs(inputs, torch.zeros(rows).long(), torch.arange(rows), tmp_path / "tsne.png")
         assert_picture(tmp_path / "tsne.png")
     for figure in figures:
         assert all(np.isfinite(points).all() for points in groups(figure.axes[1]).values())
@@ -123,7 +164,7 @@ def test_few_or_equal_router_inputs(tmp_path, figures, rows):
 
 def test_many_classes_keep_apart(tmp_path, figures):
     labels = torch.arange(15)
-    plots.plot_router_inputs(torch.randn(15, 4), labels, labels, tmp_path / "tsne.png")
+    pictures.plot_router_inputs(torch.randn(15, 4), labels, labels, tmp_path / "tsne.png")
     drawn = figures[0].axes[1].collections
     looks = [(point.get_facecolor()[0], point.get_paths()[0].vertices.shape) for point in drawn]
     for i, (color, marker) in enumerate(looks):
@@ -140,13 +181,13 @@ def test_many_classes_keep_apart(tmp_path, figures):
 )
 def test_bad_router_inputs(tmp_path, inputs, experts, message):
     with pytest.raises(ValueError, match=message):
-        plots.plot_router_inputs(inputs, experts, torch.ones(inputs.size(0)), tmp_path / "tsne.png")
+        pictures.plot_router_inputs(inputs, experts, torch.ones(inputs.size(0)), tmp_path / "tsne.png")
 
 
 def test_drawing_leaves_matplotlib_alone(tmp_path):
     from matplotlib import pyplot
 
     settings, open_figures = dict(matplotlib.rcParams), pyplot.get_fignums()
-    plots.plot_expert_load(torch.ones(1, 2) / 2, tmp_path / "load.png")
+    pictures.plot_expert_load(torch.ones(1, 2) / 2, tmp_path / "load.png")
     assert dict(matplotlib.rcParams) == settings
     assert pyplot.get_fignums() == open_figures

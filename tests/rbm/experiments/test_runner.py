@@ -1,6 +1,7 @@
 """Many runs in one file: complete, resumable, honest about what made each row."""
 
 import csv
+import re
 import subprocess
 import sys
 import time
@@ -10,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from rbm.config import PROTOCOLS
+from rbm.distillation.registry import METHODS
 from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import read_table, table_names
 from rbm.experiments.results import COLUMNS, append_rows, config_fingerprint, read_rows
 from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
 from rbm.experiments.statistics import Summary, paired_test
 from rbm.experiments.tables import Group, group_rows, main_table, paper_tables, percent, variants_table
+from rbm.nn.pretrained import STUDENTS
 from rbm.teachers import prepare
+from rbm.utils.plugins import load_plugin
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICK = {
@@ -104,6 +108,7 @@ def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
     assert len(trained) == 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_side_by_side_give_the_same_figures(tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr("rbm.utils.parallel.os.cpu_count", lambda: 2)  # a thread each, as this process has
     figures = lambda rows: {(row["method"], row["seed"]): row["test_at_best_val"] for row in rows}  # noqa: E731
@@ -260,9 +265,24 @@ def test_rows_that_are_none(tmp_path, content, message):
         read_rows(tmp_path / "r.csv")
 
 
+@pytest.fixture
+def _registries(monkeypatch):
+    """What a plug-in registers is taken back."""
+    registries = (METHODS, STUDENTS)
+    before = [dict(registry) for registry in registries]
+    monkeypatch.setattr("rbm.utils.plugins._loaded", [])
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments" / "searches").glob("*.yaml")), ids=lambda file: file.stem)
 def test_committed_rows_are_those_of_their_file(file):
-    """Whoever runs the file again goes on where it was left."""
+    """Whoever runs the file again, with the plug-in that it names, goes on where it was left."""
+    for plugin in re.findall(r"--plugin (\S+)", file.read_text()):
+        load_plugin(ROOT / plugin)
     rows = read_rows(ROOT / "results" / "searches" / f"{file.stem}.csv")
     assert len(check_rows(rows, Experiment.from_yaml(file))) == len(rows)
 

@@ -138,6 +138,7 @@ def test_more_trials_go_on_and_fewer_do_nothing(start, tmp_path, monkeypatch):
     assert tune(start, tmp_path / "out", **MLP, trials=2).rows == second.rows
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_side_by_side(start, tmp_path):
     found = tune(start, tmp_path / "out", **MLP, seeds=(0,), trials=4, jobs=2, cache=tmp_path / "cache")
     alone = tune(start, tmp_path / "alone", **MLP, seeds=(0,), trials=1)

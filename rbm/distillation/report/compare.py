@@ -1,0 +1,153 @@
+"""Several runs side by side: their figures in one table, their models in one chart, the settings that differ."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from rbm.distillation.report import charts
+from rbm.distillation.report.observe import title_of
+from rbm.distillation.report.parts import Chart, Grid, Section
+from rbm.distillation.report.run_data import TEACHER, RunData
+from rbm.distillation.report.svg import MARKERS, SERIES
+from rbm.distillation.report.tables import count, percent, share
+from rbm.distillation.sentences import listed
+
+_EMPTY = ("", -1)
+
+
+def names(runs: Sequence[RunData]) -> list[str]:
+    """What runs are called beside each other: their folders, with as much of the path as tells them apart."""
+    paths = [run.folder.resolve() for run in runs]
+    for parts in range(1, max(len(path.parts) for path in paths)):
+        found = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(found)) == len(found):
+            return found
+    return [str(path) for path in paths]
+
+
+def headline(runs: Sequence[RunData]) -> str:
+    """The runs in a sentence: which kept student has the most right answers."""
+    called = names(runs)
+    place = max(range(len(runs)), key=lambda i: runs[i].accuracy[runs[i].kept][0])
+    best = runs[place]
+    text = f"{title_of(best.kept)} of {called[place]} has the most right answers of {len(runs)} kept students"
+    if sum(run.accuracy[run.kept] == best.accuracy[best.kept] for run in runs) > 1:
+        text = f"{len(runs)} kept students, of which several have the most right answers"
+    text = f"{text}, {percent(best.accuracy[best.kept][0])}"
+    graphs = {run.name for run in runs}
+    if len(graphs) > 1:
+        return f"{text}. The runs are of different graphs or settings: accuracies do not compare."
+    return f"{text}."
+
+
+def sections(runs: Sequence[RunData]) -> list[Section]:
+    """What is said of all runs together."""
+    called = names(runs)
+    everywhere = dict(zip(called, runs, strict=True))
+    order = [name for name, _ in sorted(everywhere.items(), key=lambda pair: -pair[1].accuracy[pair[1].kept][0])]
+    kept = {name: run.accuracy[run.kept] for name, run in everywhere.items()}
+    look = {
+        name: (f"{name}: {title_of(run.kept)}", SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)])
+        for i, (name, run) in enumerate(everywhere.items())
+    }
+    nodes = {run.nodes for run in runs}
+    low = kept[order[0]][1]
+    reach = [name for name in order[1:] if kept[name][2] >= low]
+    see = f"{order[0]} is ahead, and no other interval reaches into its own."
+    if alike := [name for name in order[1:] if kept[name] == kept[order[0]]]:
+        see = f"{listed([order[0], *alike])} have the same share of right answers."
+    elif reach:
+        see = f"{order[0]} is ahead; the interval of {listed(reach)} reaches into its own."
+    made = [
+        Chart(
+            "Kept students, with 95 % intervals",
+            charts.accuracy_chart(kept, look, "test nodes", "all-accuracy"),
+            see
+            if len(nodes) == 1
+            else f"{see} The runs have {' and '.join(f'{n:,}' for n in sorted(nodes))} test nodes.",
+        )
+    ]
+    points = {
+        name: (run.milliseconds(run.kept), *run.accuracy[run.kept])
+        for name, run in everywhere.items()
+        if run.milliseconds(run.kept)
+    }
+    if points:
+        chart = charts.latency_chart(points, look, "all-latency")
+        made.append(Chart("Accuracy over time for a node", chart, "Up and to the left is better."))
+    return [
+        Section("together", "Side by side", made, [_table(everywhere), *_models(everywhere)]),
+        Section("settings", "Settings that differ", grids=[_differences(everywhere)]),
+    ]
+
+
+def _table(runs: dict[str, RunData]) -> Grid:
+    """A row for each run."""
+    heads = (
+        "Graph",
+        "Kept",
+        "Accuracy (%)",
+        "95 % interval",
+        "Teacher (%)",
+        "ECE (%)",
+        "Used",
+        "One node (ms)",
+        "Dead",
+    )
+    rows = []
+    for name, run in runs.items():
+        middle, low, high = run.accuracy[run.kept]
+        ms, used = run.milliseconds(run.kept), run.summary[run.kept]["active_parameters"]
+        experts = run.seen["experts"]
+        dead = sum(len(layer["dead"]) for layer in experts["layers"]) if experts else -1
+        teacher = run.accuracy.get(TEACHER)
+        rows.append(
+            [
+                (name, name),
+                (run.name, run.name),
+                (title_of(run.kept), title_of(run.kept)),
+                (f"{middle:.2f}", middle),
+                (f"{low:.1f} to {high:.1f}", low),
+                (f"{teacher[0]:.2f}", teacher[0]) if teacher else _EMPTY,
+                share(run.seen["models"][run.kept]["ece"]),
+                (count(used), used or -1),
+                (f"{ms:.3g}", ms) if ms else _EMPTY,
+                (f"{dead}", dead) if experts else _EMPTY,
+            ]
+        )
+    note = "Used: parameters of one answer. Dead: experts of the run's mixture that no node has among its own."
+    numbers = [(head, head not in ("Graph", "Kept")) for head in heads]
+    return Grid([("Run", False), *numbers], rows, note, True)
+
+
+def _models(runs: dict[str, RunData]) -> list[Grid]:
+    """Accuracy of every model of every run; nothing where the runs trained the kept ones alone."""
+    models = list(dict.fromkeys(model for run in runs.values() for model in run.models))
+    rows = []
+    for model in models:
+        found = [run.accuracy.get(model) for run in runs.values()]
+        cells = [(f"{each[0]:.2f}", each[0]) if each else _EMPTY for each in found]
+        rows.append([(title_of(model), title_of(model)), *cells])
+    heads = [("Test accuracy (%)", False), *((name, True) for name in runs)]
+    return [Grid(heads, rows, "A column for each run.", True)]
+
+
+def _differences(runs: dict[str, RunData]) -> Grid:
+    """A row for each setting that is not the same everywhere."""
+    settings = {name: _flat(yaml.safe_load(run.config.to_yaml())) for name, run in runs.items()}
+    keys = list(dict.fromkeys(key for each in settings.values() for key in each))
+    rows = []
+    for key in keys:
+        values = [str(each.get(key, "")) for each in settings.values()]
+        if len(set(values)) > 1 and key not in ("dataset", "root"):
+            rows.append([(key, key), *((value, value) for value in values)])
+    note = "All other settings are the same." if rows else "All settings are the same."
+    return Grid([("Setting", False), *((name, True) for name in runs)], rows, note, True)
+
+
+def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return found

@@ -1,0 +1,118 @@
+"""What a report says of a mixture: who its experts are asked by, how evenly, and what its last router sees."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rbm.distillation.result import Distillation
+from rbm.distillation.summary import ROWS
+from rbm.nn.losses import expert_load
+from rbm.nn.sparse_rows import SparseRows
+from rbm.nn.students import MixtureStudent
+from rbm.training.metrics import evaluating, purity
+
+MOST_NODES = 20_000
+MOST_POINTS = 600
+
+
+def mixture_of(result: Distillation) -> str | None:
+    """Of the run's mixtures the one that is kept, or else the RbM student, or else the last; None where none is."""
+    mixtures = [method for method, student in result.students.items() if isinstance(student, MixtureStudent)]
+    if not mixtures:
+        return None
+    return next((method for method in (result.method, "rbm") if method in mixtures), mixtures[-1])
+
+
+@torch.no_grad()
+def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
+    """Of each layer the experts' load, its entropy, what they share of each class, and those that nobody asks; and the
+    plane of the last router's inputs. None where no student is a mixture.
+
+    At most :data:`MOST_NODES` nodes of the graph, drawn by the seed, are asked.
+    """
+    method = mixture_of(result)
+    if method is None:
+        return None
+    student, x, labels = result.students[method], result.student_inputs(method), result.split.graph.y.cpu()
+    nodes = torch.arange(len(labels))
+    if len(nodes) > MOST_NODES:
+        nodes = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:MOST_NODES].sort().values
+    rows, labels = x[nodes.to(x.device)], labels[nodes]
+    with evaluating(student):
+        _, (routings, *_) = student(rows, return_trace=True)
+        *_, (last, seen) = student.router_inputs(rows)
+    layers = [_layer(routing, layer, labels) for routing, layer in zip(routings, student.layers, strict=True)]
+    seen = (seen.to_dense() if isinstance(seen, SparseRows) else seen).float().cpu()
+    memory = getattr(last, "memory", None)
+    return {
+        "method": method,
+        "title": ROWS.get(method, method),
+        "nodes": len(nodes),
+        "of": int(result.split.graph.num_nodes),
+        "top_k": int(last.top_k),
+        "layers": layers,
+        "space": _plane(seen, routings[-1].experts[:, 0].cpu(), labels, memory, seed),
+    }
+
+
+def _layer(routing: Any, layer: Any, labels: Tensor) -> dict[str, Any]:
+    experts, gates = routing.experts.cpu().long(), routing.gates.float().cpu()
+    load = expert_load(routing, layer.num_experts).cpu().double()
+    load = load / load.sum()
+    known = labels >= 0
+    classes = int(labels.max()) + 1
+    mass = torch.zeros(classes, layer.num_experts, dtype=torch.float64)
+    columns = experts[known].flatten()
+    rows = labels[known].repeat_interleave(experts.shape[1])
+    mass.index_put_((rows, columns), gates[known].flatten().double(), accumulate=True)
+    by_class = mass / mass.sum(1, keepdim=True).clamp_min(1e-12)
+    asked = torch.bincount(experts.flatten(), minlength=layer.num_experts)
+    entropy = float(-(load * load.clamp_min(1e-12).log()).sum())
+    return {
+        "in": int(layer.in_features),
+        "out": int(layer.out_features),
+        "load": _rounded(load),
+        "asked": asked.tolist(),
+        "dead": (asked == 0).nonzero().flatten().tolist(),
+        "entropy": round(entropy, 5),
+        "most_entropy": round(float(np.log(layer.num_experts)), 5),
+        "effective": round(float(np.exp(entropy)), 3),
+        "purity": round(purity(experts[:, 0], labels), 5),
+        "chance": round(purity(torch.zeros_like(experts[:, 0]), labels), 5),
+        "by_class": [_rounded(row) for row in by_class],
+    }
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(float(value), 5) for value in values]
+
+
+def _plane(seen: Tensor, top: Tensor, labels: Tensor, memory: Tensor | None, seed: int) -> dict[str, Any]:
+    """The rows of a router in the plane of their two principal components, each row at length one: the router compares
+    directions (cosines). The memories, which it compares them with, are projected into the same plane.
+    """
+    from sklearn.decomposition import PCA
+    from threadpoolctl import threadpool_limits
+
+    drawn = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seed))[:MOST_POINTS].sort().values
+    unit = torch.nn.functional.normalize(seen[drawn], dim=1).numpy()
+    parts = min(2, *unit.shape)
+    with threadpool_limits(limits=1):
+        pca = PCA(parts, svd_solver="full" if min(unit.shape) < 500 else "randomized", random_state=seed)
+        points = pca.fit_transform(unit)
+    total = np.nan_to_num(pca.explained_variance_ratio_)
+    has_memory = memory is not None and memory.dim() == 2 and memory.shape[1] == seen.shape[1]
+    marks = pca.transform(torch.nn.functional.normalize(memory.float().cpu(), dim=1).numpy()) if has_memory else []
+    return {
+        "width": seen.shape[1],
+        "shown": len(drawn),
+        "explained": [round(float(share), 4) for share in total] + [0.0] * (2 - parts),
+        "points": [[*_pair(point), int(top[i]), int(labels[i])] for point, i in zip(points, drawn, strict=True)],
+        "memories": [_pair(mark) for mark in marks],
+    }
+
+
+def _pair(point: np.ndarray) -> list[float]:
+    return [round(float(value), 4) for value in point] + [0.0] * (2 - len(point))

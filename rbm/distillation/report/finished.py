@@ -1,0 +1,60 @@
+"""A finished run, read from its folder: for a report of a run that was made without one."""
+
+from pathlib import Path
+
+from rbm.config import Config
+from rbm.datasets.encodings import Encodings
+from rbm.distillation.result import Distillation
+from rbm.distillation.run_graph import split_of_run, teacher_of_run
+from rbm.nn.pretrained import STUDENT, find_student, read_description
+from rbm.teachers.outputs import outputs_from_module
+from rbm.training.run_folder import load, load_encodings
+from rbm.utils.files import read_json
+from rbm.utils.precision import fast_float32
+from rbm.utils.repeatable import deterministic
+
+
+def read_distillation(folder: Path | str, root: Path | str | None = None) -> Distillation:
+    """What :func:`rbm.distill` returned when it made a run folder.
+
+    Args:
+        folder: of a finished run.
+        root: folder of the dataset's raw files; by default that of the run.
+
+    Returns:
+        The run. Its ``teacher_logits`` are None where the teacher was given and the graph holds no logits.
+
+    Raises:
+        FileNotFoundError: the run is not finished, or its graph is not there.
+        ValueError: a file is damaged, or the graph is another one.
+    """
+    folder = Path(folder)
+    find_student(folder)  # where there is none, it says so
+    config, summary = Config.from_yaml(folder / "config.yaml"), read_json(folder / "summary.json")
+    split, classes = split_of_run(folder, config, root)
+    teacher = teacher_of_run(folder, config, split, classes)
+    logits = split.graph.get("teacher_logits")
+    if teacher is not None:
+        with deterministic(), fast_float32(split.graph.x.device):  # as the run asked it, to the last bit
+            logits = outputs_from_module(teacher, split, classes, summary["teacher"]).logits
+    methods = [name for name in summary if (folder / f"{name}.safetensors").is_file() and name in _described(folder)]
+    encodings: dict[str, Encodings | None] = {}
+    for method in methods:
+        full = load_encodings(folder, method)
+        encodings[method] = None if full is None else Encodings(full[split.observed_nodes], full)
+    return Distillation(
+        students={method: load(folder, method, quiet=True) for method in methods},
+        method=read_description(folder / STUDENT)["method"],
+        teacher=teacher,
+        teacher_logits=logits,
+        split=split,
+        encodings=encodings,
+        summary=summary,
+        timings=read_json(folder / "timings.json"),
+        config=config,
+    )
+
+
+def _described(folder: Path) -> set[str]:
+    content = read_json(folder / STUDENT)
+    return {content["method"], *content.get("students", {})}

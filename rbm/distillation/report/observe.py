@@ -1,0 +1,239 @@
+"""What a report says of a finished run's answers: figures of every model on the test nodes, kept in ``report.json``.
+
+Everything here is a report on test nodes; nothing of it chooses a student or a setting. The kept student, the settings
+and the verdict come from validation nodes (:mod:`rbm.distillation.verdict`).
+"""
+
+import datetime
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from torch import Tensor, nn
+
+from rbm.datasets.splits import GraphSplit
+from rbm.distillation.report.experts import observe_experts
+from rbm.distillation.result import Distillation
+from rbm.distillation.summary import ROWS
+from rbm.distillation.verdict import compare
+from rbm.nn.half_rows import HalfPrecisionRows
+from rbm.nn.sparse_rows import Rows
+from rbm.training.metrics import evaluating
+
+FORMAT = 1
+MOST_NODES = 2**17  # of more test nodes so many, drawn by the seed, are looked at
+MOST_DISAGREEMENTS = 300  # rows of the list
+BINS = 10  # of the reliability curve
+PACKAGES = ("rbm-kernels", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "matplotlib")
+_CHUNK_ROWS = 2**15
+_TEACHER = "teacher"
+
+
+@torch.no_grad()
+def observe(result: Distillation) -> dict[str, Any]:
+    """What ``report.json`` holds of a run.
+
+    Returns:
+        ``models``: the teacher (where its logits are known) and every student, each with its number of right answers,
+        macro F1, balanced accuracy, log loss, expected calibration error, reliability bins and confusion matrix (rows:
+        the class, columns: the answer); ``degree`` and ``homophily``: the same nodes in groups, with every model's
+        right answers; ``behind_kept``, for every other model the kept student's
+        :class:`~rbm.distillation.verdict.Comparison` with it; ``disagreements`` of the kept student with the teacher;
+        ``experts`` of a mixture, or None; and what it was made with.
+    """
+    split, seed = result.split, result.config.seed
+    nodes, of = _test_nodes(split, seed)
+    labels = split.graph.y[nodes.to(split.graph.y.device)].cpu().numpy()
+    answers = {} if result.teacher_logits is None else {_TEACHER: _answers(result.teacher_logits[nodes].float())}
+    classes = int(labels.max()) + 1
+    for method, student in result.students.items():
+        answers[method] = _answers(_logits(student, result.student_inputs(method), nodes))
+    classes = max([classes, *(each.shape[1] for each in answers.values())])
+    degrees, homophily = _neighborhoods(split, nodes)
+    return {
+        "format": FORMAT,
+        "nodes": len(nodes),
+        "of": of,
+        "unseen": len(split.unseen_nodes) > 0,
+        "kept": result.method,
+        "classes": classes,
+        "support": np.bincount(labels, minlength=classes).tolist(),
+        "models": {name: figures(each, labels, classes) for name, each in answers.items()},
+        "behind_kept": _behind(answers, result.method, labels),
+        "degree": _groups(_degree_group(degrees), _degree_name, answers, labels),
+        "homophily": _groups(_homophily_group(homophily), _homophily_name, answers, labels),
+        "disagreements": _disagreements(answers, result.method, labels, nodes.numpy(), degrees, homophily),
+        "experts": observe_experts(result, seed),
+        "made": _made(split),
+    }
+
+
+def figures(probabilities: np.ndarray, labels: np.ndarray, classes: int) -> dict[str, Any]:
+    """How right, and how rightly sure, a model is.
+
+    The expected calibration error is Guo et al.'s (On calibration of modern neural networks, ICML 2017): over
+    :data:`BINS` bins of confidence of equal width, the mean distance of accuracy and confidence, weighted by nodes.
+
+    Args:
+        probabilities: float ``[n, C]``, rows sum to one.
+        labels: int ``[n]`` in [0, C).
+        classes: C.
+    """
+    answers, confidence = probabilities.argmax(1), probabilities.max(1)
+    right = answers == labels
+    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    bins = []
+    for number in np.unique(place):
+        inside = place == number
+        bins.append(
+            {
+                "confidence": round(float(confidence[inside].mean()), 5),
+                "accuracy": round(float(right[inside].mean()), 5),
+                "nodes": int(inside.sum()),
+            }
+        )
+    of_label = probabilities[np.arange(len(labels)), labels]
+    of_classes = {"labels": np.unique(labels), "average": "macro", "zero_division": 0}
+    return {
+        "right": int(right.sum()),
+        "macro_f1": round(float(f1_score(labels, answers, **of_classes)), 5),
+        "balanced": round(float(recall_score(labels, answers, **of_classes)), 5),
+        "log_loss": round(float(-np.log(np.maximum(of_label, 1e-12)).mean()), 5),
+        "ece": round(sum(each["nodes"] * abs(each["accuracy"] - each["confidence"]) for each in bins) / len(labels), 5),
+        "bins": bins,
+        "confusion": confusion_matrix(labels, answers, labels=range(classes)).tolist(),
+    }
+
+
+def _test_nodes(split: GraphSplit, seed: int) -> tuple[Tensor, int]:
+    """Nodes that test accuracy is of, at most :data:`MOST_NODES` of them, and how many there are in all."""
+    unseen = split.unseen_nodes
+    nodes = unseen.cpu() if len(unseen) else split.graph.test_mask.cpu().nonzero().flatten()
+    nodes = nodes[split.graph.y.cpu()[nodes] >= 0]
+    if (of := len(nodes)) > MOST_NODES:
+        drawn = torch.randperm(of, generator=torch.Generator().manual_seed(seed))[:MOST_NODES]
+        nodes = nodes[drawn.sort().values]
+    return nodes, of
+
+
+def _logits(student: nn.Module, x: Rows | HalfPrecisionRows, nodes: Tensor) -> Tensor:
+    nodes = nodes.to(x.device)
+    with evaluating(student):
+        return torch.cat([student(x[part]).float().cpu() for part in nodes.split(_CHUNK_ROWS)])
+
+
+def _answers(logits: Tensor) -> np.ndarray:
+    return logits.cpu().double().softmax(1).numpy()
+
+
+def _neighborhoods(split: GraphSplit, nodes: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Degree of each node (edges that end at it, self-loops apart), int ``[n]``; and the share of these edges that
+    come from a node of its own class, float ``[n]``, NaN where no neighbour's label is known.
+    """
+    graph = split.graph
+    sources, targets = graph.edge_index.cpu()
+    y = graph.y.cpu()
+    joined = sources != targets
+    sources, targets = sources[joined], targets[joined]
+    degrees = torch.bincount(targets, minlength=graph.num_nodes)
+    known = y[sources] >= 0
+    counted = torch.bincount(targets[known], minlength=graph.num_nodes)
+    same = torch.bincount(targets[known & (y[sources] == y[targets])], minlength=graph.num_nodes)
+    share = same.double() / counted.double()  # 0 / 0 is NaN
+    return degrees[nodes].numpy(), share[nodes].numpy()
+
+
+def _degree_group(degrees: np.ndarray) -> np.ndarray:
+    """0 to 4 by themselves, then 5 to 8, 9 to 16, ..."""
+    return np.where(degrees < 5, degrees, 3 + np.ceil(np.log2(np.maximum(degrees, 1)))).astype(int) - (degrees >= 5)
+
+
+def _degree_name(group: int) -> str:
+    if group < 5:
+        return str(group)
+    return f"{2 ** (group - 3) + 1} to {2 ** (group - 2)}"
+
+
+def _homophily_group(share: np.ndarray) -> np.ndarray:
+    """Fifths of [0, 1), 1 by itself, and those without a known neighbour, -1, in none."""
+    return np.where(np.isnan(share), -1, np.floor(np.nan_to_num(share) * 5 + 1e-9)).astype(int)
+
+
+def _homophily_name(group: int) -> str:
+    return "100" if group == 5 else f"{20 * group} to {20 * group + 20}"
+
+
+def _behind(answers: dict[str, np.ndarray], kept: str, labels: np.ndarray) -> dict[str, dict[str, float]]:
+    right = {name: torch.from_numpy(each.argmax(1) == labels) for name, each in answers.items()}
+    return {name: compare(right[kept], each)._asdict() for name, each in right.items() if name != kept}
+
+
+def _groups(group: np.ndarray, name: Any, answers: dict[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
+    present = [int(each) for each in np.unique(group) if each >= 0]
+    right = {model: each.argmax(1) == labels for model, each in answers.items()}
+    return {
+        "names": [name(each) for each in present],
+        "nodes": [int((group == each).sum()) for each in present],
+        "right": {model: [int(each[group == one].sum()) for one in present] for model, each in right.items()},
+        "left_out": int((group < 0).sum()),
+    }
+
+
+def _disagreements(
+    answers: dict[str, np.ndarray],
+    kept: str,
+    labels: np.ndarray,
+    nodes: np.ndarray,
+    degrees: np.ndarray,
+    homophily: np.ndarray,
+) -> dict[str, Any] | None:
+    """Where the kept student and the teacher give two answers; those that the student is surest of come first."""
+    if _TEACHER not in answers:
+        return None
+    theirs, ours = answers[_TEACHER].argmax(1), answers[kept].argmax(1)
+    their_right, our_right = theirs == labels, ours == labels
+    apart = np.flatnonzero(theirs != ours)
+    sure = answers[kept].max(1)
+    order = apart[np.lexsort((apart, -sure[apart]))][:MOST_DISAGREEMENTS]
+    return {
+        "count": len(apart),
+        "both_right": int((their_right & our_right).sum()),
+        "student_right": int((our_right & ~their_right).sum()),
+        "teacher_right": int((their_right & ~our_right).sum()),
+        "both_wrong": int((~their_right & ~our_right).sum()),
+        "columns": ["node", "class", "teacher", "teacher_sure", "student", "student_sure", "degree", "homophily"],
+        "rows": [
+            [
+                *(int(nodes[i]), int(labels[i]), int(theirs[i]), round(float(answers[_TEACHER][i].max()), 4)),
+                *(int(ours[i]), round(float(sure[i]), 4), int(degrees[i])),
+                None if np.isnan(homophily[i]) else round(float(homophily[i]), 4),
+            ]
+            for i in order
+        ],
+    }
+
+
+def _made(split: GraphSplit) -> dict[str, Any]:
+    return {
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} on {platform.machine()}",
+        "device": str(split.graph.x.device),
+        "threads": torch.get_num_threads(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def title_of(method: str) -> str:
+    """What a model is called on the page."""
+    return ROWS.get(method, method)

@@ -1,0 +1,281 @@
+"""A report's sections: for each the charts, the tables, and a sentence that says what to see in them."""
+
+from rbm.distillation.report import charts, tables
+from rbm.distillation.report.observe import title_of
+from rbm.distillation.report.parts import Chart, Grid, Section
+from rbm.distillation.report.run_data import TEACHER, RunData
+from rbm.distillation.report.tables import count, percent, share
+from rbm.distillation.sentences import listed, verdict_sentences
+from rbm.distillation.verdict import Comparison
+
+
+def headline(run: RunData) -> str:
+    """The run in a sentence."""
+    middle, low, high = run.accuracy[run.kept]
+    text = (
+        f"{title_of(run.kept)} is kept: it answers {percent(middle)} of {run.nodes:,} {run.where} right"
+        f" (95 % interval {low:.1f} to {high:.1f})"
+    )
+    if TEACHER in run.accuracy:
+        gain = middle - run.accuracy[TEACHER][0]
+        text += f", {abs(gain):.1f} points {'more' if gain >= 0 else 'less'} than its teacher"
+    ours, theirs = run.milliseconds(run.kept), run.milliseconds(TEACHER)
+    if ours and theirs:
+        ratio = theirs / ours
+        told = f"1/{ratio:,.0f}" if ratio >= 1.5 else f"{1 / ratio:.2g}"
+        text += f", and a node takes it {told} of the teacher's time"
+    return f"{text}."
+
+
+def tiles(run: RunData) -> list[tuple[str, str, str]]:
+    """Figures to see first: what, the figure, and a note."""
+    middle, low, high = run.accuracy[run.kept]
+    found = [("Test accuracy", percent(middle), f"{low:.1f} to {high:.1f}, {title_of(run.kept)}")]
+    if TEACHER in run.accuracy:
+        found.append(("Teacher", percent(run.accuracy[TEACHER][0]), run.summary["teacher"]["name"]))
+    ours, theirs = run.milliseconds(run.kept), run.milliseconds(TEACHER)
+    if ours:
+        found.append(("One node", f"{ours:.3g} ms", f"the teacher: {theirs:.3g} ms" if theirs else "on this machine"))
+    used = run.summary[run.kept]["active_parameters"]
+    found.append(("Parameters used", count(used), f"of {count(run.summary[run.kept]['parameters'])} for a node"))
+    found.append(("Calibration error", percent(100 * run.seen["models"][run.kept]["ece"]), "ECE; 0 is perfect"))
+    return found
+
+
+def verdict(run: RunData) -> list[tuple[str, str]]:
+    """The run's sentences: what each is about, and what it says."""
+    parts = (sentence.partition(": ") for sentence in verdict_sentences(run.summary["verdict"]))
+    return [(about, said) for about, _, said in parts]
+
+
+def sections(run: RunData) -> list[Section]:
+    """All sections of a run, in the order of the page; those that the run has nothing for are left out."""
+    made = [
+        _accuracy(run),
+        _classes(run),
+        _calibration(run),
+        _disagreement(run),
+        _neighborhood(run),
+        _experts(run),
+        _space(run),
+        _training(run),
+        _latency(run),
+        tables.configuration(run),
+    ]
+    return [each for each in made if each is not None]
+
+
+def _accuracy(run: RunData) -> Section:
+    best = max(run.models, key=lambda model: run.accuracy[model][0])
+    see = f"{title_of(best)} has the most right answers, {percent(run.accuracy[best][0])}."
+    compared = {name: Comparison(**each) for name, each in run.seen["behind_kept"].items()}
+    for told, holds in (("ahead of", lambda c: c.low > 0), ("behind", lambda c: c.high < 0)):
+        if names := [title_of(name) for name, each in compared.items() if holds(each)]:
+            see += f" On the same nodes {title_of(run.kept)} is {told} {listed(names)} by more than chance."
+    if names := [title_of(name) for name, each in compared.items() if each.is_chance]:
+        see += f" Its difference from {listed(names)} may be chance."
+    chart = charts.accuracy_chart(run.accuracy, run.look, f"{run.nodes:,} test nodes", f"{run.key}-accuracy")
+    return Section(
+        "accuracy", "Accuracy", [Chart("Right answers by model, with 95 % intervals", chart, see)], [tables.models(run)]
+    )
+
+
+def _classes(run: RunData) -> Section:
+    matrix = run.seen["models"][run.kept]["confusion"]
+    support = run.seen["support"]
+    shares = [[cell / max(1, sum(row)) for cell in row] for row in matrix]
+    wrong = [(cell, i, j) for i, row in enumerate(matrix) for j, cell in enumerate(row) if i != j and cell]
+    see = "No class is taken for another."
+    if wrong:
+        most, i, j = max(wrong)
+        see = (
+            "A row is a class, a column an answer; the diagonal is right. The most frequent mistake:"
+            f" class {i} is taken for class {j}, {most:,} of {sum(matrix[i]):,} times."
+        )
+    matrix_chart = charts.grid_chart(
+        shares,
+        "class of the node",
+        f"answer of {title_of(run.kept)} (% of the class)",
+        f"{run.key}-confusion",
+        "Confusion matrix: share of each class by answer, in per cent",
+    )
+    recalls = {
+        model: [
+            100 * row[i] / sum(row) if sum(row) else None
+            for i, row in enumerate(run.seen["models"][model]["confusion"])
+        ]
+        for model in run.pair
+    }
+    own = {i: value for i, value in enumerate(recalls[run.kept]) if value is not None}
+    worst = min(own, key=own.get)
+    told = f"The hardest class is {worst}: {percent(own[worst])} of its {support[worst]:,} nodes are answered right."
+    class_chart = charts.classes_chart(recalls, run.look, f"{run.key}-classes")
+    return Section(
+        "classes",
+        "Classes",
+        [
+            Chart(f"Confusion of {title_of(run.kept)}", matrix_chart, see),
+            Chart("Accuracy of each class", class_chart, told),
+        ],
+        [tables.classes(run, recalls)],
+    )
+
+
+def _calibration(run: RunData) -> Section:
+    seen = run.seen["models"]
+    ece, middle = seen[run.kept]["ece"], run.accuracy[run.kept][0]
+    sure = sum(each["confidence"] * each["nodes"] for each in seen[run.kept]["bins"]) / run.seen["nodes"]
+    kind = "surer than it is right" if 100 * sure > middle else "less sure than it is right"
+    see = (
+        "Above the dashed line a model is right more often than it says, below it less often."
+        f" {title_of(run.kept)} is on average {percent(100 * sure)} sure and {percent(middle)} right: {kind}."
+        f" Its calibration error (ECE) is {percent(100 * ece)}. Bins of fewer than {charts.FEWEST} nodes are not drawn."
+    )
+    bins = {model: seen[model]["bins"] for model in run.pair}
+    chart = charts.reliability_chart(bins, run.look, f"{run.key}-reliability")
+    order = sorted(seen, key=lambda model: seen[model]["ece"])
+    rows = [
+        [(title_of(m), title_of(m)), share(seen[m]["ece"]), (f"{seen[m]['log_loss']:.3f}", seen[m]["log_loss"])]
+        for m in order
+    ]
+    grid = Grid(
+        [("Model", False), ("ECE (%)", True), ("Log loss (nats)", True)],
+        rows,
+        "ECE: mean distance of accuracy and confidence over ten bins of equal width, weighted by nodes; 0 is perfect.",
+        sortable=True,
+        strong=order.index(run.kept),
+    )
+    return Section("calibration", "Calibration", [Chart("Reliability", chart, see)], [grid])
+
+
+def _disagreement(run: RunData) -> Section | None:
+    found = run.seen["disagreements"]
+    if found is None:
+        return None
+    see = (
+        f"Student and teacher give different answers to {found['count']:,} of {run.seen['nodes']:,} nodes. The student"
+        f" alone is right on {found['student_right']:,}, the teacher alone on {found['teacher_right']:,}."
+    )
+    chart = charts.agreement_chart(found, f"{run.key}-agreement")
+    return Section(
+        "disagreement", "Student and teacher", [Chart("Who is right", chart, see)], [tables.disagreements(found)]
+    )
+
+
+def _neighborhood(run: RunData) -> Section:
+    made = []
+    about = {
+        "degree": ("Accuracy by degree", "neighbours of a node (edges that end at it)"),
+        "homophily": ("Accuracy by homophily", "neighbours of a node's own class (%)"),
+    }
+    for part, (title, xlabel) in about.items():
+        groups = run.seen[part]
+        if not groups["names"]:
+            continue
+        chart = charts.groups_chart(groups, run.shown, run.look, xlabel, f"{run.key}-{part}")
+        made.append(Chart(title, chart, tables.groups_sentence(run, groups, part)))
+    return Section("neighbourhood", "Degree and homophily", made) if made else None
+
+
+def _experts(run: RunData) -> Section | None:
+    found = run.seen["experts"]
+    if found is None:
+        return None
+    made = []
+    for number, layer in enumerate(found["layers"], 1):
+        load, even = layer["load"], 1 / len(layer["load"])
+        dead = f"dead: {', '.join(map(str, layer['dead']))}" if layer["dead"] else "no expert is dead"
+        see = (
+            f"Expert {load.index(max(load))} carries the most, {percent(100 * max(load))}, which is"
+            f" {max(load) / even:.1f} times the even share; {dead}. The load is as even as that of"
+            f" {layer['effective']:.1f} experts with equal shares."
+        )
+        chart = charts.load_chart(layer, number, f"{run.key}-load-{number}")
+        made.append(Chart(f"Load of layer {number}", chart, see))
+        by_class = charts.grid_chart(
+            layer["by_class"],
+            "class of the node",
+            f"expert of layer {number} (% of the class's gate mass)",
+            f"{run.key}-experts-{number}",
+            f"Share of each class's gate mass by expert of layer {number}, in per cent",
+        )
+        told = (
+            f"A row is a class, and its shares add to 100 %. Knowing the top expert alone tells the class of"
+            f" {percent(100 * layer['purity'])} of the nodes; the largest class has {percent(100 * layer['chance'])}."
+        )
+        made.append(Chart(f"Experts of layer {number} by class", by_class, told))
+    asked = (
+        f"{found['nodes']:,} of {found['of']:,} nodes" if found["nodes"] < found["of"] else f"all {found['of']:,} nodes"
+    )
+    text = f"{found['title']}, {found['top_k']} experts a node, asked for {asked} of the graph."
+    return Section("experts", "Experts", made, [tables.layers(found)], text)
+
+
+def _space(run: RunData) -> Section | None:
+    found = run.seen["experts"]
+    if found is None:
+        return None
+    space, layers = found["space"], len(found["layers"])
+    stars = " Stars are the experts' memories, which the router compares a node with." if space["memories"] else ""
+    plane = (
+        f"{space['shown']:,} nodes as the router of layer {layers} of {layers} sees them: {space['width']} numbers each"
+    )
+    made = [
+        Chart(
+            "By expert with the largest gate",
+            charts.space_chart(space, "expert", f"{run.key}-space-expert"),
+            f"Each colour is an expert.{stars} Where colours keep apart, experts divide the space among them.",
+        ),
+        Chart(
+            "By class of the node",
+            charts.space_chart(space, "class", f"{run.key}-space-class"),
+            "The same points, each colour a class. Where both pictures agree, experts have specialised in classes.",
+        ),
+    ]
+    return Section(
+        "space",
+        "Routing space",
+        made,
+        text=f"{plane}, each row at length one, in the plane of its two principal components.",
+    )
+
+
+def _training(run: RunData) -> Section | None:
+    records = [record for record in run.records if record["phase"] in run.look]
+    if not records:
+        return None
+    best = {model: run.summary[model].get("best_epoch", -1) for model in run.models}
+    told = {model: epoch for model, epoch in best.items() if epoch is not None and epoch >= 0}
+    chosen = (
+        f"{title_of(run.kept)} is taken at epoch {told[run.kept] + 1}"
+        if run.kept in told
+        else "The best epoch is taken"
+    )
+    made = [
+        Chart(
+            "Training loss",
+            charts.curves_chart(records, "loss", run.look, told, f"{run.key}-loss"),
+            "The losses of different phases have different terms; compare the shape of a curve, not two curves.",
+        ),
+        Chart(
+            "Validation accuracy",
+            charts.curves_chart(records, "val_accuracy", run.look, told, f"{run.key}-validation"),
+            f"{chosen}, the mark on its curve: the epoch with the best validation accuracy.",
+        ),
+    ]
+    return Section("training", "Training", made)
+
+
+def _latency(run: RunData) -> Section | None:
+    points = {model: (run.milliseconds(model), *run.accuracy[model]) for model in run.models if run.milliseconds(model)}
+    if not points:
+        return None
+    fastest = min(points, key=lambda model: points[model][0])
+    see = f"Up and to the left is better. {title_of(fastest)} answers a node soonest, in {points[fastest][0]:.3g} ms."
+    if TEACHER in points:
+        see += f" The teacher needs {points[TEACHER][0]:.3g} ms: it gathers the node's neighbourhood first."
+    chart = charts.latency_chart(points, run.look, f"{run.key}-latency")
+    grids = [tables.latencies(run.latency)] if run.latency else []
+    made = run.seen["made"]
+    text = f"Medians on {made['device']}, {tables.threads(made)}, one call after another."
+    return Section("latency", "Speed", [Chart("Accuracy over time for a node", chart, see)], grids, text)

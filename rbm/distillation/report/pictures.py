@@ -1,0 +1,246 @@
+"""Plots of a run, written into its folder: training curves, the experts' load, and what the router sees."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from rbm.distillation.report.experts import mixture_of
+from rbm.distillation.result import Distillation
+from rbm.distillation.summary import ROWS
+from rbm.nn.sparse_rows import SparseRows
+from rbm.training.metrics import expert_loads
+from rbm.training.run_files import list_file
+from rbm.utils import figures
+
+_PHASE_COLORS = {"teacher": figures.ORANGE, "mlp": figures.GREEN, "rbm": figures.BLUE, "labels": figures.RED}
+
+
+@torch.no_grad()
+def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Training curves; and of a mixture the experts' load, and the rows at its last router, coloured by top expert and
+    by label. Which of several mixtures, :func:`~rbm.distillation.report.experts.mixture_of` says.
+
+    Returns:
+        The files written: ``training.png``, ``expert_load.png``, ``representation.png``.
+    """
+    files = [folder / "training.png"]
+    list_file(files[0])
+    best_epochs = {phase: result.summary[phase]["best_epoch"] for phase in result.summary if phase in ROWS}
+    titles = {phase: ROWS[phase] for phase in best_epochs}
+    plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
+    if (method := mixture_of(result)) is None:
+        return files
+    student = result.students[method].eval()
+    for name in ("expert_load.png", "representation.png"):
+        files.append(folder / name)
+        list_file(folder / name)
+    x, labels = result.student_inputs(method), result.split.graph.y
+    plot_expert_load(expert_loads(student, x).cpu(), files[1])
+    *_, (_, rows) = student.router_inputs(x)
+    rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
+    _, (routings, *_) = student(x, return_trace=True)
+    top_expert = routings[-1].experts[:, 0]
+    plot_router_inputs(rows.cpu(), top_expert.cpu(), labels.cpu(), files[2], seed=result.config.seed)
+    return files
+
+
+def plot_training_curves(
+    records: list[dict],
+    path: str | Path,
+    *,
+    best_epochs: dict[str, int] | None = None,
+    titles: dict[str, str] | None = None,
+) -> None:
+    """Draw the loss, and validation and test accuracy, of every phase over its epochs; a dot marks the best validation.
+
+    Args:
+        records: lines of ``metrics.jsonl``: ``phase`` (``"teacher"``, ``"mlp"``, ``"rbm"``, ...), ``epoch``, ``loss``,
+            ``val_accuracy``, ``test_accuracy`` (accuracies in [0, 1]); other keys are ignored.
+        path: PNG file to write; its folder is made.
+        best_epochs: the epoch that each phase selected. For phases that it lacks, the last one that reaches the highest
+            validation accuracy, as in training (which does not select while pretraining).
+        titles: names of the phases in the legend.
+
+    Raises:
+        ValueError: no records.
+    """
+    if not records:
+        raise ValueError("records: got none, expected the lines of metrics.jsonl; train for at least one epoch first")
+    figure, (loss_axes, accuracy_axes) = figures.new(10.5, 4.0, 2)
+    others = iter(figures.GROUP_COLORS * len(records))
+    for phase in dict.fromkeys(record["phase"] for record in records):
+        color = _PHASE_COLORS.get(phase) or next(others)
+        name = (titles or {}).get(phase, phase)
+        lines = sorted((record for record in records if record["phase"] == phase), key=lambda record: record["epoch"])
+        epochs, loss, validation, test = (
+            np.array([line[key] for line in lines], dtype=float)
+            for key in ("epoch", "loss", "val_accuracy", "test_accuracy")
+        )
+        if phase not in (best_epochs or {}):
+            best = len(lines) - 1 - int(np.argmax(validation[::-1]))
+        else:
+            best = int(np.flatnonzero(epochs == best_epochs[phase])[0])
+        loss_axes.plot(epochs, loss, color=color, linewidth=1.6, label=name)
+        loss_axes.plot(epochs[best], loss[best], "o", color=color, markersize=6, markeredgecolor="white", clip_on=False)
+        label = f"{name}: test {test[best]:.1%} at epoch {epochs[best]:.0f}"
+        accuracy_axes.plot(epochs, validation, color=color, linewidth=1.6, label=label)
+        accuracy_axes.plot(epochs, test, color=color, linewidth=1.1, linestyle=(0, (3, 2)), alpha=0.8)
+        # The mark stands on the test curve too: that height is the accuracy reported.
+        for curve in (validation, test):
+            accuracy_axes.plot(
+                epochs[best], curve[best], "o", color=color, markersize=6, markeredgecolor="white", clip_on=False
+            )
+
+    positive = [record["loss"] for record in records if record["loss"] > 0]
+    if len(positive) == len(records) and max(positive) > 30 * min(positive):
+        loss_axes.set_yscale("log")
+    figures.tidy(loss_axes, "Training loss")
+    figures.tidy(accuracy_axes, "Accuracy")
+    loss_axes.set_ylabel("loss")
+    accuracy_axes.set_ylabel("accuracy")
+    accuracies = [record[key] for record in records for key in ("val_accuracy", "test_accuracy")]
+    # The first epochs climb steeply; leaving their foot out leaves room for the differences that matter.
+    figures.in_percent(accuracy_axes.yaxis, float(np.quantile(accuracies, 0.1)) - 0.1, max(accuracies) + 0.01)
+    for axes in (loss_axes, accuracy_axes):
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+        axes.grid(color="#E5E5E5", linewidth=0.8)
+        axes.set_axisbelow(True)
+    loss_axes.legend(frameon=False, fontsize=8.5, labelcolor=figures.INK)
+    accuracy_axes.legend(
+        title="solid: validation, dashed: test, dot: best validation",
+        loc="lower right",
+        facecolor="white",
+        edgecolor="none",
+        framealpha=0.9,
+        fontsize=8.5,
+        title_fontsize=8.5,
+        labelcolor=figures.INK,
+        alignment="left",
+    )
+    figures.save(figure, path)
+
+
+def plot_expert_load(loads: Tensor, path: str | Path, title: str | None = None) -> None:
+    """Draw the share of the rows' gate mass that each expert of each layer carries, beside the even share.
+
+    Args:
+        loads: floating ``[L, E]``, rows sum to one.
+        path: PNG file to write; its folder is made.
+        title: heading; ``"Load of the experts"`` when omitted.
+
+    Raises:
+        ValueError: ``loads`` is not two-dimensional or is empty.
+    """
+    if loads.dim() != 2 or loads.numel() == 0:
+        raise ValueError(f"loads: got shape {list(loads.shape)}, expected [layers, experts] with at least one of each")
+    shares = loads.detach().float().cpu().numpy()
+    num_layers, num_experts = shares.shape
+    figure, panels = figures.new(max(3.4, 0.9 + 0.34 * num_experts) * num_layers, 3.5, num_layers)
+    top = 1.05 * max(float(shares.max()), 1.0 / num_experts)
+    for layer, axes in enumerate(panels):
+        axes.bar(np.arange(num_experts), shares[layer], color=figures.BLUE, width=0.78, zorder=2)
+        even = {"color": figures.RED, "linewidth": 1.2, "linestyle": (0, (4, 2)), "label": "even share"}
+        axes.axhline(1.0 / num_experts, zorder=3, **even)
+        figures.in_percent(axes.yaxis, 0.0, top)
+        if num_experts <= 12:  # the shares stand below the axis, where no line crosses them
+            names = [f"{expert}\n{100 * share:.1f}" for expert, share in enumerate(shares[layer])]
+            axes.set_xticks(range(num_experts), names)
+            axes.tick_params(axis="x", labelsize=8)
+            axes.set_xlabel("expert; below it: its share (%)")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
+            axes.set_xlabel("expert")
+        figures.tidy(axes, f"Layer {layer + 1}")
+    panels[0].set_ylabel("share of gate mass")
+    place = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.14)}
+    panels[-1].legend(frameon=False, fontsize=8.5, labelcolor=figures.INK, **place)
+    figure.suptitle(title or "Load of the experts", x=0.01, ha="left", fontsize=12, color=figures.INK)
+    figures.save(figure, path)
+
+
+def plot_router_inputs(
+    inputs: Tensor, top_expert: Tensor, labels: Tensor, path: str | Path, *, max_points: int = 1000, seed: int = 0
+) -> None:
+    """Draw one t-SNE map of the router's inputs twice: coloured by the expert with the largest gate, and by class.
+
+    Where the two pictures agree, experts have specialised in classes; the paper shows this for its last layer.
+
+    Args:
+        inputs: floating ``[N, D]``, the rows that the router saw.
+        top_expert: integer ``[N]``.
+        labels: integer ``[N]``.
+        path: PNG file to write; its folder is made.
+        max_points: larger inputs are thinned to this many rows, drawn by ``seed``.
+        seed: seed of the thinning and of t-SNE.
+
+    Raises:
+        ValueError: shapes that do not fit together, or no rows.
+    """
+    num_rows = inputs.size(0)
+    if inputs.dim() != 2 or num_rows == 0:
+        raise ValueError(f"inputs: got shape {list(inputs.shape)}, expected [rows, width] with at least one row")
+    for name, values in (("top_expert", top_expert), ("labels", labels)):
+        if values.shape != (num_rows,):
+            raise ValueError(f"{name}: got shape {list(values.shape)}, expected [{num_rows}], one value a row")
+    rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))[:max_points].sort().values
+    points = _embed_in_plane(inputs.detach().float().cpu()[rows].numpy(), seed)
+    figure, panels = figures.new(10.5, 4.9, 2)
+    for axes, values, name in zip(panels, (top_expert, labels), ("Expert", "Class"), strict=True):
+        _scatter_groups(axes, points, values.cpu()[rows].numpy(), name.lower())
+        figures.tidy(axes, f"{name} {'with the largest gate' if name == 'Expert' else 'of the node'}")
+        axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
+    figure.suptitle("Inputs of the router", x=0.01, ha="left", fontsize=12, color=figures.INK)
+    figures.save(figure, path)
+
+
+def _embed_in_plane(rows: np.ndarray, seed: int) -> np.ndarray:
+    if len(rows) == 1:  # no neighbour, no map
+        return np.zeros((1, 2))
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    if rows.shape[1] > 50:  # distances hardly change, and t-SNE's neighbour search becomes several times as fast
+        rows = PCA(min(50, len(rows)), random_state=seed).fit_transform(rows)
+    perplexity = min(30.0, (len(rows) - 1) / 3.0)
+    # One thread: the same picture every time, and two cores gain little while busy ones cost minutes of waiting.
+    with threadpool_limits(limits=1):
+        # A random start: the PCA start divides by a standard deviation, which is zero when all rows are equal.
+        return TSNE(perplexity=perplexity, init="random", random_state=seed).fit_transform(rows)
+
+
+def _scatter_groups(axes: Axes, points: np.ndarray, values: np.ndarray, name: str) -> None:
+    """One colour and marker a group: colours repeat after ten, then the marker tells groups apart."""
+    size = float(np.clip(14000 / len(points), 9, 36))
+    groups = np.unique(values)
+    for position, group in enumerate(groups):
+        chosen = points[values == group]
+        axes.scatter(
+            chosen[:, 0],
+            chosen[:, 1],
+            s=size,
+            color=figures.GROUP_COLORS[position % len(figures.GROUP_COLORS)],
+            marker=figures.MARKERS[position // len(figures.GROUP_COLORS) % len(figures.MARKERS)],
+            linewidths=0.3,
+            edgecolors="white",
+            label=str(group),
+        )
+    axes.legend(
+        title=name,
+        frameon=False,
+        fontsize=8.5,
+        title_fontsize=8.5,
+        labelcolor=figures.INK,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        ncols=1 + (len(groups) - 1) // 16,
+        markerscale=float(6 / np.sqrt(size)),
+        handletextpad=0.2,
+        borderaxespad=0.2,
+    )

@@ -1,0 +1,71 @@
+"""The files of a finished run that a report is made of."""
+
+from pathlib import Path
+
+from rbm.config import Config
+from rbm.datasets.registry import short_name
+from rbm.distillation.report.charts import interval, looks
+from rbm.distillation.report.observe import title_of
+from rbm.training.run_folder import read_metrics
+from rbm.utils.files import read_json
+
+OBSERVED = "report.json"
+TEACHER = "teacher"
+
+
+class RunData:
+    """The files of a finished run that a report is made of.
+
+    Args:
+        folder: of the run, with ``report.json`` in it.
+        key: begins the names of its pictures and sections, since a page may have several runs.
+
+    Attributes:
+        accuracy: model -> test accuracy and its 95 % interval, in per cent.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, key: str = "run") -> None:
+        self.folder, self.key = Path(folder), key
+        self.seen = read_json(self.folder / OBSERVED)
+        self.summary, self.timings = read_json(self.folder / "summary.json"), read_json(self.folder / "timings.json")
+        self.config = Config.from_yaml(self.folder / "config.yaml")
+        self.records = read_metrics(self.folder)
+        measured = self.folder / "latency.json"
+        self.latency = read_json(measured) if measured.is_file() else None
+        self.kept, self.nodes = self.seen["kept"], self.seen["of"]
+        self.models = [name for name in self.summary if name in (*self.seen["models"], TEACHER)]
+        self.look = looks(self.models, self.kept, title_of)
+        self.accuracy = {}
+        for name in self.models:
+            middle = self.summary[name]["test_accuracy"]
+            self.accuracy[name] = (100 * middle, *interval(round(middle * self.nodes), self.nodes))
+
+    @property
+    def name(self) -> str:
+        """What the graph is called, and how it was split."""
+        return f"{short_name(self.summary['dataset'])}, {self.summary['setting']}"
+
+    @property
+    def where(self) -> str:
+        """Which nodes test accuracy is of."""
+        return "unseen test nodes" if self.seen["unseen"] else "test nodes"
+
+    @property
+    def shown(self) -> list[str]:
+        """Models that charts with little room show: the teacher, the kept student, and at most two others."""
+        others = sorted(
+            (m for m in self.seen["models"] if m not in (TEACHER, self.kept)), key=lambda m: -self.accuracy[m][0]
+        )
+        return [name for name in (TEACHER, self.kept, *others[:2]) if name in self.seen["models"]]
+
+    @property
+    def pair(self) -> list[str]:
+        """The teacher, where its answers are known, and the kept student."""
+        return [name for name in (TEACHER, self.kept) if name in self.seen["models"]]
+
+    def milliseconds(self, model: str) -> float | None:
+        """That a model takes for one node, where it was timed."""
+        return self.timings.get(model, {}).get("one_node_ms")

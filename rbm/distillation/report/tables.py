@@ -1,0 +1,170 @@
+"""The tables of a report, and how its figures are written."""
+
+from typing import Any
+
+from rbm.distillation.report.observe import title_of
+from rbm.distillation.report.parts import Grid, Section
+from rbm.distillation.report.run_data import TEACHER, RunData
+
+_LEAST = 10  # nodes of a group that a sentence speaks of
+
+
+def percent(value: float) -> str:
+    """A figure that is in per cent already."""
+    return f"{value:.1f} %"
+
+
+def share(value: float) -> tuple[str, float]:
+    """A cell of a share in [0, 1], in per cent."""
+    return f"{100 * value:.2f}", value
+
+
+def count(number: int | None) -> str:
+    """A number of parameters."""
+    if number is None:
+        return "unknown"
+    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"
+
+
+def models(run: RunData) -> Grid:
+    """A row for each model."""
+    order = sorted(run.models, key=lambda model: -run.accuracy[model][0])
+    columns = ("Accuracy (%)", "95 % interval", "Validation (%)", "Macro F1 (%)", "Parameters used", "One node (ms)")
+    rows = []
+    for model in order:
+        middle, low, high = run.accuracy[model]
+        seen, own, ms = run.seen["models"].get(model), run.summary[model], run.milliseconds(model)
+        rows.append(
+            [
+                (title_of(model), title_of(model)),
+                (f"{middle:.2f}", middle),
+                (f"{low:.1f} to {high:.1f}", low),
+                share(own["val_accuracy"]),
+                share(seen["macro_f1"]) if seen else ("", -1),
+                (count(own["active_parameters"]), own["active_parameters"] or -1),
+                (f"{ms:.3g}", ms) if ms else ("", -1),
+            ]
+        )
+    note = (
+        f"Accuracy on {run.nodes:,} {run.where} at the epoch with the best validation accuracy; Wilson's interval."
+        " Macro F1 weighs classes alike. The student that is kept is bold; it was chosen on validation nodes."
+    )
+    return Grid([("Model", False), *((name, True) for name in columns)], rows, note, True, order.index(run.kept))
+
+
+def classes(run: RunData, recalls: dict[str, list[float | None]]) -> Grid:
+    """A row for each class."""
+    matrix = run.seen["models"][run.kept]["confusion"]
+    given = [sum(row[j] for row in matrix) for j in range(len(matrix))]
+    heads = [("Class", True), ("Test nodes", True), *((f"{title_of(model)}, right (%)", True) for model in recalls)]
+    heads.append((f"Right of what {title_of(run.kept)} calls so (%)", True))
+    rows = []
+    for i, nodes in enumerate(run.seen["support"]):
+        cells = [(str(i), i), (f"{nodes:,}", nodes)]
+        cells += [("", -1) if each[i] is None else (f"{each[i]:.1f}", each[i]) for each in recalls.values()]
+        right = 100 * matrix[i][i] / given[i] if given[i] else None
+        rows.append([*cells, ("", -1) if right is None else (f"{right:.1f}", right)])
+    return Grid(heads, rows, "Right: recall. Right of what it calls so: precision.", True)
+
+
+def disagreements(found: dict[str, Any]) -> Grid:
+    """The list of nodes with two answers."""
+    heads = ("Node", "Class", "Teacher", "sure (%)", "Student", "sure (%)", "Degree", "Homophily (%)")
+    rows = []
+    for node, label, theirs, their_sure, ours, our_sure, degree, homophily in found["rows"]:
+        rows.append(
+            [
+                (str(node), node),
+                (str(label), label),
+                (f"{'✓ ' if theirs == label else ''}{theirs}", theirs),
+                (f"{100 * their_sure:.1f}", their_sure),
+                (f"{'✓ ' if ours == label else ''}{ours}", ours),
+                (f"{100 * our_sure:.1f}", our_sure),
+                (str(degree), degree),
+                ("", -1) if homophily is None else (f"{100 * homophily:.0f}", homophily),
+            ]
+        )
+    shown = "All nodes with two answers"
+    if len(rows) < found["count"]:
+        shown = f"Of {found['count']:,} nodes with two answers the {len(rows):,} that the student is surest of"
+    note = f"{shown}; ✓ marks the right one. Click on a heading to sort. Homophily: neighbours of the node's own class."
+    return Grid([(head, True) for head in heads], rows, note, True)
+
+
+def layers(found: dict[str, Any]) -> Grid:
+    """A row for each layer of a mixture."""
+    heads = ("Layer", "Inputs", "Outputs", "Experts", "Dead", "Entropy (nats)", "at most", "As even ones", "Purity (%)")
+    rows = []
+    for number, layer in enumerate(found["layers"], 1):
+        cells = (number, layer["in"], layer["out"], len(layer["load"]), len(layer["dead"]))
+        rows.append(
+            [
+                *((f"{cell:,}", cell) for cell in cells),
+                (f"{layer['entropy']:.3f}", layer["entropy"]),
+                (f"{layer['most_entropy']:.3f}", layer["most_entropy"]),
+                (f"{layer['effective']:.2f}", layer["effective"]),
+                (f"{100 * layer['purity']:.1f}", layer["purity"]),
+            ]
+        )
+    note = (
+        "Dead: no node has the expert among its own. Entropy of the load, and its exponential: so many experts with"
+        " even shares. Purity: nodes whose class is the most frequent one of their top expert."
+    )
+    return Grid([(head, True) for head in heads], rows, note)
+
+
+def latencies(found: dict[str, Any]) -> Grid:
+    """What ``rbm latency`` measured."""
+    heads = [("Model", False), *((head, True) for head in ("Nodes at once", "p50 (ms)", "p95 (ms)", "p99 (ms)"))]
+    rows = []
+    for row in found["rows"]:
+        times = [(f"{row[name]:.3g}", row[name]) for name in ("p50_ms", "p95_ms", "p99_ms")]
+        rows.append([(row["title"], row["title"]), (f"{row['batch_size']:,}", row["batch_size"]), *times])
+    note = f"rbm latency, {found['device']}, {threads(found)}, {found['date']}; p95: 95 of 100 calls are faster."
+    return Grid(heads, rows, note, True)
+
+
+def threads(found: dict[str, Any]) -> str:
+    """How many threads a time was taken with."""
+    return "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+
+
+def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
+    """Where the kept student is best and worst, and where it is farthest from its teacher."""
+    right = groups["right"]
+    rates = {
+        name: 100 * right[run.kept][i] / nodes
+        for i, (name, nodes) in enumerate(zip(groups["names"], groups["nodes"], strict=True))
+        if nodes >= _LEAST
+    }
+    if len(rates) < 2:
+        return f"Nearly all nodes are in one group of {part}; nothing can be compared."
+    unit = (lambda name: f"{name} neighbours") if part == "degree" else (lambda name: f"{name} % homophily")
+    worst, best = min(rates, key=rates.get), max(rates, key=rates.get)
+    text = (
+        f"{title_of(run.kept)} is best at {unit(best)} ({percent(rates[best])} right) and worst at {unit(worst)}"
+        f" ({percent(rates[worst])}), of groups with {_LEAST} nodes or more."
+    )
+    if TEACHER in right:
+        places = [i for i, name in enumerate(groups["names"]) if name in rates]
+        gaps = {i: 100 * (right[run.kept][i] - right[TEACHER][i]) / groups["nodes"][i] for i in places}
+        far = max(gaps, key=lambda i: abs(gaps[i]))
+        side = "ahead of" if gaps[far] >= 0 else "behind"
+        text += f" It is farthest {side} its teacher at {unit(groups['names'][far])}, by {abs(gaps[far]):.1f} points."
+    if groups["left_out"]:
+        text += f" {groups['left_out']:,} nodes without a neighbour are left out."
+    return text
+
+
+def configuration(run: RunData) -> Section:
+    """Settings, versions and phases."""
+    made = run.seen["made"]
+    rows = [(name, str(made[name])) for name in ("date", "python", "machine", "device", "threads")]
+    rows += made["versions"].items()
+    sizes = [(name, f"{run.summary[name]:,}") for name in ("nodes", "edges", "features", "classes")]
+    phases = [(title_of(name), f"{each['seconds']:.1f} s") for name, each in run.timings.items() if "seconds" in each]
+    grids = [
+        Grid([(head, False), ("", True)], [[(name, name), (value, value)] for name, value in pairs])
+        for head, pairs in (("Made with", rows), ("Graph", sizes), ("Time of a phase", phases))
+    ]
+    return Section("configuration", "Settings and versions", grids=grids, code=run.config.to_yaml())

@@ -1,0 +1,137 @@
+"""The graph of a run: what it is called, and where it is found again after the run."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from rbm.config import Config
+from rbm.datasets import load_dataset, num_classes
+from rbm.datasets.registry import find_dataset, is_path
+from rbm.datasets.splits import GraphSplit, split_for
+from rbm.datasets.validation import MASKS
+from rbm.teachers.prepare import build_configured_teacher
+from rbm.training.run_folder import RunFolder, load_weights
+from rbm.utils.files import read_json
+from rbm.utils.progress import Progress
+from rbm.utils.tensor_files import read_sealed
+
+OWN_GRAPH = "own graph"  # what a graph is called that nobody named
+GRAPH = "graph.safetensors"
+MOST_BYTES = 2**28  # of a graph that a run folder keeps
+_PARTS = ("edge_index", "y", *MASKS, "teacher_logits")
+_NUMBERS = ("num_classes", "unseen_fraction")
+_CSR = ("x_crow", "x_col", "x_values")
+
+
+def named_after_graph(config: Config, data: Data, resumed: Path | str | None) -> Config:
+    """The configuration with the name of the graph that it is given, where it has only the default one.
+
+    Args:
+        config: of the run.
+        data: the graph; ``data.name`` is its name, where it has one.
+        resumed: folder of the run that is resumed: versions before this one called every graph as the default.
+    """
+    if config.dataset != Config().dataset:
+        return config
+    name = data.get("name")
+    name = name if isinstance(name, str) and name else OWN_GRAPH
+    if name == OWN_GRAPH and resumed is not None and (stored := Path(resumed) / "config.yaml").is_file():
+        name = Config.from_yaml(stored).dataset
+    return config.updated({"dataset": name})
+
+
+def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: float | None, progress: Progress) -> None:
+    """Keep a graph in its run folder that :func:`rbm.load_dataset` cannot find by its name."""
+    if _is_found_by_name(config.dataset):
+        return
+    tensors = {name: data[name] for name in _PARTS if isinstance(data.get(name), Tensor)}
+    if data.x.layout == torch.sparse_csr:
+        tensors |= dict(zip(_CSR, (data.x.crow_indices(), data.x.col_indices(), data.x.values()), strict=True))
+    else:
+        tensors["x"] = data.x
+    if (size := sum(tensor.nbytes for tensor in tensors.values())) > MOST_BYTES:
+        progress.say(f"graph: {size / 2**20:,.0f} MiB, more than the {MOST_BYTES >> 20} MiB that a run folder keeps")
+        return
+    values = {name: data.get(name) for name in _NUMBERS if data.get(name) is not None}
+    if unseen_fraction is not None:
+        values["unseen_fraction"] = unseen_fraction
+    values |= {"features": data.num_features, "num_classes": num_classes(data)}
+    run.save_tensors(GRAPH.partition(".")[0], tensors, {name: _plain(value) for name, value in values.items()})
+
+
+def graph_of_run(run: Path, config: Config, root: Path | str | None = None) -> Data:
+    """The graph that a run was made on: the one that its folder keeps, or its dataset, loaded again.
+
+    Args:
+        run: folder of a finished run.
+        config: of the run.
+        root: folder of the dataset's raw files; by default that of the run.
+
+    Raises:
+        FileNotFoundError: the dataset, or the graph of the user's own, is not there.
+        ValueError: it is not that of the run.
+    """
+    if (run / GRAPH).is_file():
+        return _read_graph(run / GRAPH)
+    if config.dataset == OWN_GRAPH:
+        raise FileNotFoundError(
+            f"run {run} was made on a graph that rbm.distill was given as an object, and has no {GRAPH}: that graph had"
+            f" more than {MOST_BYTES >> 20} MiB, or the file was removed"
+        )
+    return load_dataset(
+        config.dataset,
+        root or config.root or None,
+        protocol=config.protocol,
+        seed=config.seed,
+        sparse_features=config.sparse_features,
+    )
+
+
+def teacher_of_run(run: Path, config: Config, split: GraphSplit, classes: int) -> nn.Module | None:
+    """The teacher that a run trained, in eval mode; None where it was given one."""
+    weights = run / "teacher.safetensors"
+    if not weights.is_file():
+        return None
+    teacher = build_configured_teacher(config, split, classes)
+    load_weights(teacher, weights)
+    return teacher.eval()
+
+
+def split_of_run(run: Path, config: Config, root: Path | str | None = None) -> tuple[GraphSplit, int]:
+    """The split of a run, and its number of classes; arguments and errors of :func:`graph_of_run`."""
+    data = graph_of_run(run, config, root)
+    split, summary = split_for(config, data), read_json(run / "summary.json")
+    graph = split.graph
+    for name, size in (("nodes", graph.num_nodes), ("edges", graph.num_edges), ("features", graph.num_features)):
+        if summary.get(name) != size:
+            raise ValueError(
+                f"run {run} was made on a graph of {summary.get(name)} {name}, and its dataset {config.dataset!r} has"
+                f" {size:,}; name the folder of the dataset that it was made on by --root, or run it again"
+            )
+    return split, num_classes(data)
+
+
+def _read_graph(path: Path) -> Data:
+    tensors, values = read_sealed(path)
+    width = values.pop("features")
+    if "x" not in tensors:
+        crow, col, entries = (tensors.pop(name) for name in _CSR)
+        tensors["x"] = torch.sparse_csr_tensor(crow, col, entries, (len(crow) - 1, width))
+    return Data(**tensors, **values)
+
+
+def _is_found_by_name(dataset: str) -> bool:
+    if is_path(dataset):
+        return True
+    try:
+        find_dataset(dataset)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(value: Any) -> float | int:
+    return value.item() if isinstance(value, Tensor) else value

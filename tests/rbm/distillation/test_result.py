@@ -1,0 +1,61 @@
+"""What `rbm.distill` gives back to those who call it from Python: names, progress, and how the result reads."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+import rbm
+from rbm.config import Config
+from rbm.distillation.run_graph import OWN_GRAPH, named_after_graph
+from rbm.training.run_folder import open_run
+from rbm.utils import progress
+
+FEW = {"max_epochs": 2, "min_epochs": 0}
+QUICK = {"teacher": FEW, "mlp": FEW, "encoding": {"deepwalk": False}}
+
+
+def run(graph, **options) -> rbm.Distillation:
+    few = {"config": Config().updated(QUICK), "methods": ["mlp"], "measure_latency": False}
+    return rbm.distill(graph, **{**few, **options})
+
+
+def test_the_result_is_its_table_and_its_verdict(small_graph):
+    small_graph.name = "bonds <b>"
+    result = run(small_graph)
+    assert repr(result) == "Distillation(bonds <b>, transductive, students mlp, labels, keeps mlp)"
+    text = str(result)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "bonds <b>, transductive, sage teacher, seed 0" in text
+    assert "(ms)" in text
+    told = " ".join(text.split())
+    assert all(sentence in told for sentence in result.verdict)
+    page = result._repr_html_()
+    assert "bonds &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert page.count("<tr>") == 4
+    assert f'<th style="text-align:right">{result.summary["mlp"]["test_accuracy"]:.2%}</th>' in page
+
+
+def test_what_a_graph_is_called(small_graph, tmp_path):
+    """By its own name; by the configuration's, where that is not the default; a run that is resumed keeps its own."""
+    assert named_after_graph(Config(), small_graph, None).dataset == OWN_GRAPH
+    assert rbm.load_dataset("digits").name == "digits"
+    assert named_after_graph(Config(), rbm.load_dataset("digits"), None).dataset == "digits"
+    assert named_after_graph(replace(Config(), dataset="cora"), small_graph, None).dataset == "cora"
+    with open_run(tmp_path / "before", Config()):  # as an earlier version called every graph
+        pass
+    assert named_after_graph(Config(), small_graph, tmp_path / "before").dataset == "digits"
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_progress_is_shown_where_somebody_looks(small_graph, monkeypatch, watched):
+    shown = io.StringIO()
+    options = {"file": shown, "force_terminal": watched, "width": 100}
+    monkeypatch.setattr(progress, "Console", lambda quiet=False, stderr=True: Console(quiet=quiet, **options))
+    run(small_graph)
+    assert ("best epoch" in shown.getvalue()) is watched
+    before = shown.getvalue()
+    run(small_graph, console=None)
+    assert shown.getvalue() == before
