@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,10 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(_threads))
     # A pool of processes that torch.compile starts takes longer than the few kernels of a test.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+# Runs draw nothing unless a test asks for it: plots and a report take longer than the training of a small student.
+os.environ["RBM_PLOTS"] = "0"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,8 +86,8 @@ def _own_compile_cache(tmp_path_factory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _mended_interpreter() -> None:
-    """Where kernels are interpreted. Collection has imported Triton, if any chosen test wants it."""
-    if os.environ.get("TRITON_INTERPRET") == "1" and "triton.runtime.interpreter" in sys.modules:
+    """Where kernels are interpreted: before the first launch, which may be what imports Triton."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
         from mended_interpreter import mend
 
         mend()

@@ -17,6 +17,9 @@ from xml.etree import ElementTree
 import pytest
 import typer
 
+import rbm
+import rbm_kernels
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
@@ -126,8 +129,12 @@ def test_map_names_what_exists(page, heading):
     tree = PAGES[page].split(heading)[1].split("\n## ")[0]
     named = re.findall(r"\b(\w+\.py|\w+/)(?=\s)", tree)
     assert len(named) > 10
+    there = set()
+    for _, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # an environment may lie in the tree
+        there |= {*folders, *files}
     for name in named:
-        assert list(ROOT.rglob(name.rstrip("/"))), f"{name} is on the map and not in the tree"
+        assert name.rstrip("/") in there, f"{name} is on the map and not in the tree"
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +194,17 @@ def test_reference_reads_as_the_docstrings_do(site):
     for page in ("rbm", "layer", "students", "config", "parts", "kernels"):
         text = re.sub(r"<[^>]+>", "", (site / f"api/{page}.html").read_text())
         assert not re.search(r":(class|func|meth|mod|attr|data|math):|={5,}", text), page
+
+
+@pytest.mark.parametrize("package", [rbm, rbm_kernels], ids=lambda package: package.__name__)
+def test_the_reference_lists_every_public_name(package):
+    """Each by itself, or with the module that it is written in."""
+    listed = {
+        line for page, text in PAGES.items() for line in re.findall(r"(?m)^::: (\S+)$", text) if "docs/api" in page
+    }
+    for name in set(package.__all__) - {"__version__"}:
+        item = getattr(package, name)
+        assert {item.__module__, f"{item.__module__}.{item.__qualname__}"} & listed, f"{package.__name__}.{name}"
 
 
 def test_pages_name_tests_that_exist():

@@ -101,6 +101,8 @@ def test_a_package_without_libraries(tmp_path):
         archive.extractall(package)
     assert [name for name in names if name.endswith(".so")] == []
     assert "rbm_kernels/lib/build_info.json" in names
+    report = ROOT / "rbm" / "distillation" / "report" / "templates"
+    assert {f"rbm/distillation/report/templates/{path.name}" for path in report.iterdir()} <= set(names)
     helper = ROOT / "tests" / "helpers" / "without_libraries.py"
     (tmp_path / "work").mkdir()
     done = subprocess.run(

@@ -109,12 +109,13 @@ def test_the_main_loop_is_the_innermost_that_multiplies_most():
     assert listing.main_loop() == {"HGMMA.64x256x16.F32.BF16": 1, "LDS.U16": 1, "BRA": 1}
 
 
-def test_written_as_csv_and_markdown(tmp_path, capsys):
+def test_written_as_csv_and_markdown(tmp_path, capsys, monkeypatch):
     out = tmp_path / "report.csv"
+    chosen = [case for case in CASES if case.operator == "expert_order"][:2]
+    monkeypatch.setattr(static_report, "CASES", chosen)
     static_report.main(out, operator=["expert_order"], architecture=[80])
     with out.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    chosen = [case for case in CASES if case.operator == "expert_order"]
     assert {line["shape"] for line in lines} == {str(case) for case in chosen}
     assert {line["kernel"] for line in lines} >= {"expert_order_select_kernel", "expert_order_tiles_kernel"}
     for line in lines:
@@ -137,10 +138,10 @@ def committed() -> dict[str, static_report.Row]:
 
 
 def test_rows_of_the_committed_report_are_what_compiling_gives():
-    """A case of each operator for one architecture, drawn by the rows' hashes: others once anything has changed."""
+    """Cases of two operators for one architecture, drawn by the rows' hashes: others once anything has changed."""
     rows = sorted(committed().values(), key=lambda row: row.source_hash)
-    drawn = {row.operator: row.shape for row in reversed(rows)}
-    cases = [next(case for case in CASES if (case.operator, str(case)) == each) for each in drawn.items()]
+    drawn = list({row.operator: row.shape for row in reversed(rows)}.items())[-2:]
+    cases = [next(case for case in CASES if (case.operator, str(case)) == each) for each in drawn]
     architectures = (rows[0].architecture,)
     compiled, taken = (everywhere.compiled_cases(cases, architectures, report) for report in (None, everywhere.REPORT))
     assert compiled == taken
@@ -185,8 +186,9 @@ def test_kernels_read_together_say_what_each_says_by_itself(tmp_path, monkeypatc
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where the cubins are then found
     case = next(case for case in CASES if case.operator == "expert_order")
     program = f"from benchmarks.compiled import cases; cases.launch_meta(cases.{case!r}, 'order')"
-    compiled = _ahead_of_time.compile_for_all([program], ARCHITECTURES, before="from benchmarks.compiled import cases")
-    files = {architecture: [] for architecture in ARCHITECTURES}
+    architectures = ARCHITECTURES[:2]
+    compiled = _ahead_of_time.compile_for_all([program], architectures, before="from benchmarks.compiled import cases")
+    files = {architecture: [] for architecture in architectures}
     for file in sorted(tmp_path.rglob("*.cubin")):
         files[json.loads(file.with_suffix(".json").read_text())["target"]["arch"]].append(file)
     for architecture, cubins in files.items():

@@ -1,7 +1,7 @@
 """A small run in a process of its own whose disk fails: ``python failing_run.py FOLDER [AT ERRNO SHORT]...``.
 
 A line of JSON for each case (and first for a run without a failure): how often it wrote, how it ended, what its files
-are, and whether it came to the same end when it was resumed. Each case is a fork: PyTorch is imported once.
+are, and whether it came to the same end when it was resumed. Each case is a fork: all is imported once.
 """
 
 import ctypes
@@ -14,12 +14,16 @@ import sys
 import traceback
 from pathlib import Path
 
+import small_graph
 import torch
+from torch_geometric.data import Data
 
-import rbm
 from rbm.cli.errors import EXPECTED
+from rbm.config import Config
+from rbm.distillation.distill import distill
 
-CONFIG = rbm.preset_config("clean", "digits").updated(
+DATA = Data(**small_graph.tensors())
+CONFIG = Config().updated(
     {
         **{name: {"max_epochs": 3} for name in ("teacher", "mlp")},
         "rbm": {"max_epochs": 3, "pretrain_epochs": 1, "hidden_channels": 16},
@@ -30,8 +34,7 @@ SAME = ("config.yaml", "summary.json", "rbm.safetensors", "mlp.safetensors", "te
 
 
 def run(folder: Path, **options) -> None:
-    data = rbm.load_dataset("digits")
-    rbm.distill(data, config=CONFIG, folder=folder / "run", cache=folder / "cache", measure_latency=False, **options)
+    distill(DATA, config=CONFIG, folder=folder / "run", cache=folder / "cache", measure_latency=False, **options)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -63,7 +66,6 @@ def case(folder: Path, at: int, error: int, short: int) -> dict:
 def main() -> None:
     torch.set_num_threads(1)
     folder, numbers = Path(sys.argv[1]), [int(number) for number in sys.argv[2:]]
-    rbm.load_dataset("digits")
     cases = [(0, 0, 0), *zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)]
     for number, given in enumerate(cases):
         child = os.fork()

@@ -6,6 +6,7 @@ concerns processes themselves, is tried by ``python -m rbm``: ``test_cli.py``, `
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -18,21 +19,29 @@ from unittest import mock
 _PRELOADED = [__name__, "rbm.cli", "rbm.distillation.distill", "rbm.serving.latency", "torch_geometric"]
 
 
+def forking(method: str = "forkserver") -> multiprocessing.context.BaseContext:
+    """A context whose processes have imported the package; ``method`` is there to stand for ``get_context``."""
+    forkserver.set_forkserver_preload(_PRELOADED)
+    # It does not take over this one's path.
+    with interruptible(), mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
+    return multiprocessing.get_context("forkserver")
+
+
 class RbmProcess:
     """``rbm`` with these arguments, in the folder ``cwd``, in a session of its own.
+
+    ``largest_file``: a write beyond so many bytes fails, as one to a full disk does.
 
     Attributes:
         pid: of the process.
     """
 
-    def __init__(self, *arguments: object, cwd: Path):
+    def __init__(self, *arguments: object, cwd: Path, largest_file: int | None = None):
         self._files = [cwd / f".{name}.{time.monotonic_ns()}" for name in ("out", "err")]
-        forkserver.set_forkserver_preload(_PRELOADED)
-        # It does not take over this one's path.
-        with interruptible(), mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-            forkserver.ensure_running()
-        command = (str(cwd), [str(argument) for argument in arguments], [str(path) for path in self._files])
-        self._process = multiprocessing.get_context("forkserver").Process(target=_run, args=command)
+        files = [str(path) for path in self._files]
+        command = (str(cwd), [str(argument) for argument in arguments], files, largest_file)
+        self._process = forking().Process(target=_run, args=command)
         self._process.start()
         self.pid = self._process.pid
 
@@ -68,8 +77,11 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(cwd: str, arguments: list[str], files: list[str]) -> None:
+def _run(cwd: str, arguments: list[str], files: list[str], largest_file: int | None) -> None:
     os.setsid()
+    if largest_file is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     os.chdir(cwd)
     for number, path in enumerate(files, start=1):
         with open(path, "wb") as file:

@@ -99,7 +99,9 @@ def distill(folder: Path) -> None:
     few = [f"{name}.max_epochs=2" for name in ("teacher", "mlp", "rbm")] + ["rbm.pretrain_epochs=1"]
     settings = [word for setting in few for word in ("--set", setting)]
     run = folder / "run"
-    done = CliRunner().invoke(app, ["distill", "--features-only", "--method", "rbm", "--out", str(run), *settings])
+    done = CliRunner().invoke(
+        app, ["distill", "--features-only", "--no-plots", "--method", "rbm", "--out", str(run), *settings]
+    )
     assert done.exit_code == 0, done.output
     features, out = folder / "x.csv", folder / "out.csv"
     features.write_text("\n".join(",".join(["0.5"] * 64) for _ in range(3)) + "\n")

@@ -93,18 +93,21 @@ def test_ranks_of_eight_experts(num_experts, path, monkeypatch):
     check_order(60, num_experts, 8)
 
 
+SEVERAL_SLICES = (130, 208, 264, 3, 2)
+
+
 @pytest.mark.parametrize(
-    ("precision", "height"), [*((precision, 128) for precision in PRECISIONS), ("bfloat16", 64), ("bfloat16", 16)]
+    ("precision", "height", "shape"),
+    [
+        ("bfloat16", 128, SEVERAL_SLICES),
+        *((precision, 128, (140, 80, 72, 3, 2)) for precision in PRECISIONS[1:]),
+        *(("bfloat16", height, (150, 80, 72, 5, 3)) for height in (64, 16)),
+    ],
 )
-def test_expert_matmul(precision, height, monkeypatch):
+def test_expert_matmul(precision, height, shape, monkeypatch):
     """All results, in the tiles of large, middling and small numbers of rows."""
     monkeypatch.setattr(config, "tile_rows", lambda rows: height)
-    check_operators(problem((150, 80, 72, 5, 3), DTYPES[precision]), precision)
-
-
-def test_expert_matmul_in_several_slices(monkeypatch):
-    monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
-    check_operators(problem((130, 208, 264, 3, 2), torch.bfloat16), "bfloat16")
+    check_operators(problem(shape, DTYPES[precision]), precision)
 
 
 @pytest.mark.parametrize(("precision", "height"), [("bfloat16", 16), ("bfloat16", 128), ("ieee", 16)])
