@@ -5,6 +5,7 @@ compares each page with what the results give.
 """
 
 import csv
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -119,7 +120,6 @@ def one_node() -> str:
     for operator, about in (
         ("one node of amazon-computers, inductive", "Amazon-Computers, unseen nodes, 831-256-10, three experts"),
         ("one node of amazon-computers, transductive", "Amazon-Computers, seen nodes, 831-256-10, five experts"),
-        ("one node of amazon-computers, 128 hidden", "Amazon-Computers, 767-128-10, eight experts"),
         ("student, 128 hidden", "Cora's width, 1433-128-7"),
     ):
         for key in cpu.medians:
@@ -177,6 +177,39 @@ def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
     return gains_table([row for row in rows if not variants or row["variant"] in ("", *variants)], against)
 
 
+def bar() -> str:
+    """How near each student of the searches comes to the bar of docs/experts.md."""
+    from benchmarks.report.bars import HEADER, against_the_mlp
+    from rbm.experiments.results import read_rows
+
+    return markdown(HEADER, against_the_mlp(lambda name: read_rows(RUNS / "searches" / f"{name}.csv")), 2)
+
+
+def experts_used() -> str:
+    """``results/experts_used.csv``: what routing is worth, and what teachers leave to learn; means over its seeds."""
+    found = defaultdict(list)
+    with (RUNS / "experts_used.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found[row["dataset"], row["setting"], row["method"]].append(row)
+    columns = {
+        "teacher": "teacher",
+        "held_out": "student",
+        "mean_expert": "mean expert",
+        "other_expert": "wrong experts",
+        "agreement_observed": "agrees with the teacher",
+        "agreement_held_out": "agrees, held out",
+        "where_teacher_is_right": "right where the teacher is",
+        "where_teacher_is_wrong": "right where it is not",
+    }
+    table = []
+    for (dataset, setting, method), rows in found.items():
+        cells = [
+            f"{sum(float(row[name]) for row in rows) / len(rows):.1f}" if rows[0][name] else "" for name in columns
+        ]
+        table.append([f"{dataset} {setting}", method, str(len(rows)), *cells])
+    return markdown(["", "", "seeds", *columns.values()], table, 2)
+
+
 def routing_start() -> str:
     """``results/experts_start.csv``: validation accuracies where routing begins, means over its graphs and seeds."""
     from rbm.utils.files import read_text
@@ -214,6 +247,24 @@ def newer() -> str:
     from rbm.experiments.results import read_rows
 
     return render(read_table("newer"), read_rows(RUNS / "newer.csv"))
+
+
+def newer_serving() -> str:
+    """What each needs to answer for an unseen node of Cora, how many numbers it holds, and the time of one answer."""
+    from rbm.experiments.paper_tables import read_table
+
+    found = json.loads((RUNS / "newer_latency.json").read_text())
+    taken = {row["model"]: human(row["p50_ms"] / 1e3) for row in found["rows"]}
+    table = []
+    for title, column in read_table("newer").columns.items():
+        if not column.variant and column.method in taken:
+            size = f"{found['parameters'][column.method]:,}"
+            table.append([title, column.sees, size, taken[column.method]])
+            if column.method == "sign":
+                table.append(
+                    [f"{title}, new node", "features, and what its neighbours have stored", size, taken["new_nodes"]]
+                )
+    return markdown(["", "sees when it answers", "parameters", "one node"], table, 2)
 
 
 def cpu_experts() -> str:
@@ -311,6 +362,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper": partial(experiment, "paper"),
     "students": students,
     "newer": newer,
+    "newer-serving": newer_serving,
     "experts-unseen": partial(gains, "mlp", "experts_unseen"),
     "experts-shortlist": partial(gains, "mlp", "experts_shortlist"),
     "experts-joint-mlp": partial(gains, "mlp", *JOINT, variants=SHORTLIST),
@@ -319,6 +371,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts-start": routing_start,
     "experts-full-mlp": partial(gains, "mlp", "experts_full"),
     "experts-full-today": partial(gains, "rbm, today", "experts_full"),
+    "experts-untried-mlp": partial(gains, "mlp", "experts_untried"),
+    "experts-untried-start": partial(gains, "start_1", "experts_untried"),
+    "experts-bar": bar,
+    "experts-used": experts_used,
 }
 
 

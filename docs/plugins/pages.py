@@ -1,15 +1,19 @@
-"""What MkDocs does here beyond its own: pages that stand elsewhere in the tree, and formulas as MathML.
+"""What MkDocs does here beyond its own: pages that stand elsewhere in the tree, the page of the command line, and
+formulas as MathML.
 
 MathML is what browsers draw by themselves: no script draws it, so none has to be fetched.
 """
 
 import re
+import tempfile
 from html import unescape
 from pathlib import Path
 
+import typer.cli
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Page of the site -> the file that it is.
@@ -37,9 +41,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
         content = _LINK.sub(link, (ROOT / source).read_text())
         files.append(File.generated(config, page, content=content))
+    files.append(File.generated(config, "command-line.md", content=_command_line()))
     for picture in PICTURES:
         files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
     return files
+
+
+def _command_line() -> str:
+    """Every command with its options, as ``typer rbm.cli utils docs`` writes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.md"
+        asked = ["rbm.cli", "utils", "docs", "--name", "rbm", "--title", "Command line", "--output", str(page)]
+        done = CliRunner().invoke(typer.cli.app, asked)
+        if done.exit_code:
+            raise RuntimeError(f"the page of the command line was not written: {done.output}")
+        return page.read_text().replace("```console", "```sh")
 
 
 def on_page_markdown(markdown: str, **_) -> str:
