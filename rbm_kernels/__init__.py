@@ -18,7 +18,7 @@ First derivatives in reverse come from kernels. Higher ones, forward mode and th
 from the same formulas in eager PyTorch, at ``E / k`` times the work. They are those of the experts that were chosen.
 """
 
-from rbm_kernels import _library, _native, _onnx
+from rbm_kernels import _library, _native
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.expert_matmul import expert_matmul
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
@@ -29,7 +29,6 @@ from rbm_kernels.ops.sparse_expert_matmul import sparse_expert_matmul, sparse_ex
 
 _native.load()
 _library.bind_stand_ins()
-_onnx.register()
 
 __version__ = "0.1.0"
 

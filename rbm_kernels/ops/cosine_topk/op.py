@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rbm_kernels import checks
+from rbm_kernels import _onnx, checks
 from rbm_kernels._library import (
     define,
     gradients_of,
@@ -49,6 +49,9 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
         ValueError: shapes that do not fit, ``k`` out of range, a temperature that is not positive, or on CUDA tensors
             on two devices.
     """
+    if _onnx.is_exporting():
+        _check(h, memory, k, temperature=temperature)
+        return _onnx.cosine_topk(h, memory, k, temperature=temperature)
     try:
         return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)
     except RuntimeError:

@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rbm_kernels import checks
+from rbm_kernels import _onnx, checks
 from rbm_kernels._library import (
     define,
     gradients_of,
@@ -66,6 +66,9 @@ def expert_matmul(
         TypeError: a dtype that is not listed above.
         ValueError: shapes that do not fit, or on CUDA tensors on two devices.
     """
+    if _onnx.is_exporting():
+        _check(x, weight, bias, gates, experts)
+        return _onnx.expert_matmul(x, weight, bias, gates, experts)
     try:
         if order is None:
             # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rbm_kernels import checks
+from rbm_kernels import _onnx, checks
 from rbm_kernels._library import (
     define,
     has_tangent,
@@ -51,7 +51,8 @@ def routed_matmul(
             on two devices.
     """
     tensors = (x, weight, bias)
-    if (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)) or has_tangent(*tensors):
+    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if wants_gradient or has_tangent(*tensors) or _onnx.is_exporting():
         _check(x, memory, weight, bias, k, temperature)
         gates, experts, _ = cosine_topk(x, memory, k, temperature=temperature)
         return expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)

@@ -1,14 +1,17 @@
 """Any model with our layers in it, exported: by rbm.export, and by torch.onnx.export itself."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rbm
 from rbm.serving.export import FORMATS, export
 from rbm.serving.standard_ops import plain
+from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 
 
 class Tokens(nn.Module):
@@ -84,22 +87,37 @@ def test_torch_onnx_export_writes_the_operators_in_standard_ones():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_stands_for_an_operator_answers_as_it_does(dtype):
-    """The entries of PyTorch's table that torch.onnx.export reads."""
-    table, operators = torch._decomp.decomposition_table, torch.ops.rbm
+def test_what_stands_for_an_operator_answers_as_it_does(dtype, monkeypatch):
+    """What the public functions call while torch.onnx.export traces."""
     x, memory = torch.randn(20, 6, dtype=dtype), torch.randn(4, 6, dtype=dtype)
     weight, bias = torch.randn(4, 3, 6, dtype=dtype), torch.randn(4, 3, dtype=dtype)
-    gates, experts, _ = operators.cosine_topk(x, memory, 2, temperature=0.5)
-    for operator, arguments, options in (
-        (operators.cosine_topk, (x, memory, 2), {"temperature": 0.5}),
-        (operators.expert_matmul, (x, weight, bias, gates, experts), {}),
-        (operators.expert_matmul, (x, weight, None, gates, experts, None, None, None, 0), {}),
-        (operators.routed_matmul, (x, memory, weight, bias, 2, 0.5), {}),
-    ):
-        got, expected = (f(*arguments, **options) for f in (table[operator.default], operator))
-        torch.testing.assert_close(got, expected)
+    gates, experts, _ = cosine_topk(x, memory, 2, temperature=0.5)
+    calls = (
+        partial(cosine_topk, x, memory, 2, temperature=0.5),
+        partial(expert_matmul, x, weight, bias, gates, experts),
+        partial(expert_matmul, x, weight, None, gates, experts),
+        partial(routed_matmul, x, memory, weight, bias, 2, temperature=0.5),
+    )
+    expected = [call() for call in calls]
+    monkeypatch.setattr("rbm_kernels._onnx.is_exporting", lambda: True)
+    with RefuseOperators():
+        got = [call() for call in calls]
+    torch.testing.assert_close(got, expected)
     with pytest.raises(ValueError, match=r"rbm::expert_matmul: weight has shape \[4, 3, 6\], expected"):
-        table[operators.expert_matmul.default](x[:, :5], weight, bias, gates, experts)
+        expert_matmul(x[:, :5], weight, bias, gates, experts)
+
+
+class RefuseOperators(TorchDispatchMode):
+    """Inside, an operator of ours raises."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.namespace != "rbm", f"{func} was called"
+        return func(*args, **kwargs or {})
+
+
+def test_pytorchs_table_of_decompositions_knows_none_of_ours():
+    """torch.compile refuses an operator that it knows, where the environment has CI, as that of every CI has."""
+    assert not [op for op in torch._decomp.decomposition_table if getattr(op, "namespace", "") == "rbm"]
 
 
 def test_mistakes_are_told_before_any_work(tmp_path, monkeypatch):
