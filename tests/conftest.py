@@ -34,6 +34,8 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(_threads))
     # A pool of processes that torch.compile starts takes longer than the few kernels of a test.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # The processor's flags name its vector instructions; PyTorch would compile and load a program for each as well.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 # Runs draw nothing unless a test asks for it: plots and a report take longer than the training of a small student.

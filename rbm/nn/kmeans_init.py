@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +34,8 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
             f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"
             " use fewer experts"
         )
+    from sklearn.cluster import KMeans, MiniBatchKMeans  # most of a second to import, which other students are spared
+
     kind: type[KMeans | MiniBatchKMeans] = KMeans
     if max_rows is not None and rows.shape[0] >= max_rows:
         rows, kind = _sample(rows, max_rows, seed), MiniBatchKMeans
@@ -52,6 +53,8 @@ def group_nodes(told_apart_by: Tensor, num_groups: int, *, seed: int = 0) -> Ten
         raise ValueError(f"num_experts is {num_groups} but there are only {told_apart_by.shape[0]} rows to group")
     if not torch.isfinite(told_apart_by).all():
         raise ValueError("rows hold NaN or infinity; K-means needs finite rows")
+    from sklearn.cluster import KMeans
+
     groups = KMeans(num_groups, n_init=10, random_state=seed).fit_predict(told_apart_by.detach().float().cpu().numpy())
     return torch.from_numpy(groups).long().to(told_apart_by.device)
 

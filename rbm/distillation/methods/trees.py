@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import Tensor
 
 from rbm.config import TreesConfig
@@ -61,6 +60,8 @@ class TreesTrainer(Trainer):
             nodes=config.max_epochs * outputs * (2 * config.leaves - 1),
             depth=config.depth,
         ).to(self.full_x.device)
+        from sklearn.ensemble import HistGradientBoostingClassifier  # most of a second to import
+
         self.boosting = HistGradientBoostingClassifier(
             learning_rate=config.lr,
             max_leaf_nodes=config.leaves,
