@@ -1,5 +1,5 @@
-"""What MkDocs does here beyond its own: pages that stand elsewhere in the tree, the page of the command line, and
-formulas as MathML.
+"""What MkDocs does here beyond its own: pages that stand elsewhere in the tree, the page of the command line, formulas
+as MathML, and a search that works without a server.
 
 MathML is what browsers draw by themselves: no script draws it, so none has to be fetched.
 """
@@ -78,3 +78,10 @@ def on_page_content(html: str, **_) -> str:
         return convert(unescape(match[3]).strip(), display=display)
 
     return _FORMULA.sub(formula, html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """The index of the search as a script too, which a page that was opened from a folder may load."""
+    folder = Path(config.site_dir) / "search"
+    index = (folder / "search_index.json").read_text(encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")

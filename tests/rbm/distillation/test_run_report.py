@@ -16,6 +16,7 @@ from rbm.config import Config
 from rbm.distillation.report import observe as observing
 from rbm.distillation.report import svg
 from rbm.distillation.report.finished import read_distillation
+from rbm.distillation.report.pictures import write_representation
 
 FEW = {"max_epochs": 4, "min_epochs": 0}
 QUICK = {
@@ -193,6 +194,13 @@ def test_rbm_report(made, command, tmp_path, monkeypatch):
     assert "ends in '.pdf', expected one of .html" in command("report", folder, "--out", "page.pdf")[2]
     monkeypatch.setattr("rbm.distillation.report.write.render", lambda folders: f"of {folders}")
     page = (folder / "report.html").read_text()
+    assert not (folder / "representation.png").exists()
+    assert command("report", folder, "--tsne")[0] == 0
+    assert (folder / "representation.png").stat().st_size > 10_000
+    assert "representation.png" in json.loads((folder / "run.json").read_text())["files"]
+    alone = replace(result, students={"mlp": result.students["mlp"]})
+    with pytest.raises(ValueError, match=r"no student of the run is a mixture \(got mlp\)"):
+        write_representation(alone, folder)
     status, out, _ = command("report", folder)  # of one run the page is its own, and is replaced
     assert (status, "report.html" in out) == (0, True)
     assert (folder / "report.html").read_text() == f"of {[folder]}"
