@@ -4,6 +4,8 @@ Pages are README.md, CONTRIBUTING.md and all of docs/. The Python blocks of a pa
 namespace and an empty folder; of shell blocks, and of commands within sentences, those of ``rbm`` are parsed, not run.
 """
 
+import doctest
+import importlib
 import itertools
 import os
 import re
@@ -80,6 +82,15 @@ def test_python_runs(page, tmp_path, monkeypatch):
     namespace = {"__name__": "__page__"}
     for line, block in blocks(PAGES[page], "python"):
         exec(compile("\n" * line + block, ROOT / page, "exec"), namespace)
+
+
+@pytest.mark.parametrize(
+    "file", [str(file.relative_to(ROOT)) for file in ROOT.glob("rbm*/**/*.py") if ">>> " in file.read_text()]
+)
+def test_docstrings_show_what_comes_out(file):
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    failed, tried = doctest.testmod(module)
+    assert (failed, tried > 0) == (0, True)
 
 
 def parse(words):
@@ -248,8 +259,9 @@ def test_search_and_map_of_a_site_on_the_disk(site, tmp_path):
     with browser(tmp_path / "profile") as window:
         for width, scheme in ((390, "light"), (1280, "dark")):
             window.look(width, 900, scheme)
-            window.open(site / "choose.html")
-            assert window.run("return document.documentElement.scrollWidth") <= width
+            for page in ("operators/cosine_topk.html", "choose.html"):  # formulas that are wider; the map
+                window.open(site / page)
+                assert window.run("return document.documentElement.scrollWidth") <= width, page
             boxes = window.run(
                 "return [...document.querySelectorAll('.choose p')].map(p => p.getBoundingClientRect())"
                 ".map(b => [b.left, b.right, b.height])"

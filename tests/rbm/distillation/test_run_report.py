@@ -1,5 +1,6 @@
 """The report of a run: its figures against figures computed otherwise, its page in a browser, and its failures."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -13,8 +14,8 @@ from browser import browser, programs
 
 import rbm
 from rbm.config import Config
+from rbm.distillation.report import charts, svg
 from rbm.distillation.report import observe as observing
-from rbm.distillation.report import svg
 from rbm.distillation.report.finished import read_distillation
 from rbm.distillation.report.pictures import write_representation
 
@@ -162,6 +163,23 @@ def test_no_axis_beyond_100_per_cent_and_no_tick_rounded():
     text = svg.as_svg(figure, "one", 'a "label"')
     assert "12.3456 &lt;b&gt;" in text
     assert 'aria-label="a &quot;label&quot;"' in text
+
+
+@pytest.mark.parametrize("groups", [3, 7, 9])
+def test_labels_of_groups_and_experts_have_room(monkeypatch, groups):
+    drawn = []
+    monkeypatch.setattr(charts, "as_svg", lambda figure, *_: drawn.append(figure))
+    names = [observing._degree_name(group) for group in range(9 - groups, 9)]
+    found = {"names": names, "nodes": [1234] * groups, "right": {"mlp": [617] * groups}}
+    charts.groups_chart(found, ["mlp"], {"mlp": ("MLP", "#010101", "o")}, "neighbours", "groups")
+    layer = {"load": [1 / groups] * groups, "by_class": [[]] * 7, "dead": []}
+    charts.load_chart(layer, 1, "load")
+    for figure in drawn:
+        figure.draw_without_rendering()
+        labels = figure.axes[0].get_xticklabels()
+        assert len(labels) == groups
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_rbm_report(made, command, tmp_path, monkeypatch):
