@@ -14,10 +14,11 @@ from browser import browser, programs
 
 import rbm
 from rbm.config import Config
-from rbm.distillation.report import charts, svg
+from rbm.distillation.report import charts, svg, tables
 from rbm.distillation.report import observe as observing
 from rbm.distillation.report.finished import read_distillation
 from rbm.distillation.report.pictures import write_representation
+from rbm.distillation.report.run_data import RunData
 
 FEW = {"max_epochs": 4, "min_epochs": 0}
 QUICK = {
@@ -148,6 +149,8 @@ def test_the_page_stands_alone(made):
     left = set(re.findall(r"#0[0-9a-f]{5}\b", text)) & set(svg.VARIABLES)
     assert not left, "a stand-in colour is left"
     assert "own graph, transductive" in text
+    phases = tables.configuration(RunData(folder)).grids[2].rows
+    assert [row[0][0] for row in phases][-1] == "total", "the report's own time is a part of it"
     listed = json.loads((folder / "run.json").read_text())["files"]
     assert {"report.html", "report.json", "graph.safetensors", "training.png"} <= set(listed)
 
