@@ -48,7 +48,7 @@ def write_representation(result: Distillation, folder: Path) -> Path:
     """Write ``representation.png``: a t-SNE map of what the last router of a run's mixture sees.
 
     It takes seconds, and the report has a map of the same rows in the plane of their principal components, so that only
-    ``rbm report --tsne`` asks for it.
+    ``rbm report RUN --tsne`` asks for it.
 
     Raises:
         ValueError: the run has no mixture.
