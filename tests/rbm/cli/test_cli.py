@@ -192,10 +192,8 @@ def test_info(rbm):
         "C++ (librbm_cpu)",
     ):
         assert text in out
-    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("rbm::")}
-    assert "rbm::routed_matmul_packed" in registered
-    for name in registered:
-        assert "backward" in name or re.search(rf"(?m)^\W*{name.removeprefix('rbm::')} ", out), name
+    for operator in ("pack_experts", "routed_matmul_packed"):
+        assert operator in out
 
 
 def test_configuration_file_and_options(rbm, tmp_path):
