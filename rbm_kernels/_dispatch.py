@@ -10,6 +10,8 @@ OPERATORS = (
     "expert_order",
     "expert_matmul",
     "routed_matmul",
+    "pack_experts",
+    "routed_matmul_packed",
     "sparse_expert_matmul",
     "memory_statistics",
     "memory_update_",

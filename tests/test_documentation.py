@@ -4,21 +4,27 @@ Pages are README.md, CONTRIBUTING.md and all of docs/. The Python blocks of a pa
 namespace and an empty folder; of shell blocks, and of commands within sentences, those of ``rbm`` are parsed, not run.
 """
 
+import doctest
+import importlib
 import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import pytest
 import typer
+from browser import browser, programs
 
 import rbm
 import rbm_kernels
+from rbm.distillation.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -76,6 +82,15 @@ def test_python_runs(page, tmp_path, monkeypatch):
     namespace = {"__name__": "__page__"}
     for line, block in blocks(PAGES[page], "python"):
         exec(compile("\n" * line + block, ROOT / page, "exec"), namespace)
+
+
+@pytest.mark.parametrize(
+    "file", [str(file.relative_to(ROOT)) for file in ROOT.glob("rbm*/**/*.py") if ">>> " in file.read_text()]
+)
+def test_docstrings_show_what_comes_out(file):
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    failed, tried = doctest.testmod(module)
+    assert (failed, tried > 0) == (0, True)
 
 
 def parse(words):
@@ -151,29 +166,117 @@ def site(tmp_path_factory):
     return folder
 
 
-class Addresses(HTMLParser):
-    """What a browser would fetch by itself for a page."""
+class Tags(HTMLParser):
+    """Of a page of the site: what a browser would fetch by itself, where its links lead, and the names in it."""
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.fetched, self.links, self.names = [], [], set()
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
+        self.names |= {attributes[key] for key in ("id", "name") if key in attributes}
         if tag in ("script", "img", "iframe"):
-            self.found.append(attributes.get("src") or "")
+            self.fetched.append(attributes.get("src") or "")
         elif tag == "link" and attributes.get("rel") in ("stylesheet", "preload", "icon"):
-            self.found.append(attributes["href"])
+            self.fetched.append(attributes["href"])
+        elif tag in ("a", "link") and "href" in attributes:
+            self.links.append(attributes["href"])
 
 
-def test_site_is_whole_and_fetches_nothing(site):
+@pytest.fixture(scope="module")
+def pages(site):
+    """The tags of every page, by its file."""
+    found = {path.resolve(): Tags() for path in site.rglob("*.html")}
+    for path, tags in found.items():
+        tags.feed(path.read_text())
+    return found
+
+
+def broken(site, pages):
+    """Addresses within the site that lead nowhere: the page that has them, and what they say."""
+    for page, tags in pages.items():
+        for address in (*filter(None, tags.fetched), *tags.links):
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            path = unquote(parts.path)
+            # Without a site's address, the page of an error is thought to lie anywhere, and begins at the root.
+            target = site / path[1:] if path.startswith("/") else page.parent / path if path else page
+            target = (target / "index.html" if target.is_dir() else target).resolve()
+            if parts.fragment and target in pages:  # that of a picture names the colour scheme which it is for
+                found = unquote(parts.fragment) in pages[target].names
+            else:
+                found = target.is_file()
+            if not found:
+                yield str(page.relative_to(site.resolve())), address
+
+
+def test_site_is_whole_and_fetches_nothing(site, pages):
     for page in ("concepts.html", "operators/memory_update.html", "api/layer.html", "contributing.html"):
         assert (site / page).is_file()
-    for path in site.rglob("*.html"):
-        addresses = Addresses()
-        addresses.feed(path.read_text())
-        assert addresses.found
-        assert not [address for address in addresses.found if "//" in address], path
+    for path, tags in pages.items():
+        assert tags.fetched
+        assert not [address for address in tags.fetched if "//" in address], path
+
+
+def test_every_link_leads_somewhere(site, pages):
+    assert sum(len(tags.links) for tags in pages.values()) > 1000
+    assert list(broken(site, pages)) == []
+    lost = Tags()
+    lost.feed(
+        '<a href="no.html"></a><a href="#no"></a><img src="no.png"><a href="index.html#no"></a><a href="#x" id=x>'
+    )
+    assert len(list(broken(site, {**pages, (site / "lost.html").resolve(): lost}))) == 4
+
+
+def test_the_map_of_methods(pages, site):
+    """Each of its ends is a link to a section of docs/methods.md, which has one of every method; its figures are those
+    of docs/results.md.
+    """
+    sections = {heading.lower() for heading in re.findall(r"(?m)^### (\S+)$", PAGES["docs/methods.md"])}
+    assert {name.removesuffix("_plus") for name in METHODS} == sections
+    text = PAGES["docs/choose.md"].split('<div class="choose" markdown>')[1].split("</div>")[0]
+    items = re.split(r"(?m)^ *- ", text)[1:]
+    ends = [item for item in items if "**" not in item]
+    assert len(ends) > 5
+    for end in ends:
+        linked = re.findall(r"\]\(methods\.md#(\w+)\)", end)
+        assert set(linked) & (sections | {"teachers"}), end
+    figures = set(re.findall(r"\d+[.,]\d+", PAGES["docs/choose.md"]))
+    assert len(figures) > 3
+    assert figures - set(re.findall(r"\d+[.,]\d+", PAGES["docs/results.md"])) == set()
+
+
+@pytest.mark.skipif(programs() is None, reason="needs Chromium and ChromeDriver (apt-get install chromium-driver)")
+def test_search_and_map_of_a_site_on_the_disk(site, tmp_path):
+    """Pages that were opened from a folder: search finds, and the map fits a telephone, light and dark."""
+    type_in = (
+        "document.querySelector('#__search').click(); const field = document.querySelector('[name=query]');"
+        "field.focus(); field.value = 'homophily'; field.dispatchEvent(new KeyboardEvent('keyup'))"
+    )
+    grounds = set()
+    with browser(tmp_path / "profile") as window:
+        for width, scheme in ((390, "light"), (1280, "dark")):
+            window.look(width, 900, scheme)
+            for page in ("operators/cosine_topk.html", "choose.html"):  # formulas that are wider; the map
+                window.open(site / page)
+                assert window.run("return document.documentElement.scrollWidth") <= width, page
+            boxes = window.run(
+                "return [...document.querySelectorAll('.choose p')].map(p => p.getBoundingClientRect())"
+                ".map(b => [b.left, b.right, b.height])"
+            )
+            assert all(left >= 0 and right <= width and height > 20 for left, right, height in boxes)
+            assert len({round(left) for left, *_ in boxes}) == 4, "four columns, or four steps to the right"
+            grounds.add(window.run("return getComputedStyle(document.body).backgroundColor"))
+        assert len(grounds) == 2
+        window.run(type_in)
+        end = time.monotonic() + 60
+        while not (found := window.run("return document.querySelectorAll('.md-search-result__link').length")):
+            assert time.monotonic() < end, window.messages()
+            time.sleep(0.1)
+        assert found > 1
+        assert window.messages() == []
 
 
 def test_formulas_are_drawn(site):

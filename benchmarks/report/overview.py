@@ -12,23 +12,14 @@ from typing import Annotated
 import matplotlib as mpl
 import typer
 
-from benchmarks.report.tables import CPU, RESULTS, RUNS, Figures, human
+from benchmarks.report.headline import one_node
+from benchmarks.report.medians import RESULTS, RUNS, human
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 MODELS = {"rbm": "RbM student", "mlp": "MLP student", "teacher": "GraphSAGE teacher"}
 COLOURS = {"rbm": "#d95f02", "mlp": "#7570b3", "teacher": "#666666"}
-OPERATOR = "one node of amazon-computers, inductive"  # the model whose accuracy is at the right
-
-
-def one_node(path: Path) -> dict[str, float]:
-    """Seconds of one prediction, by implementation."""
-    return {
-        key.implementation: seconds
-        for key, seconds in Figures(path).medians.items()
-        if (key.operator, key.metric) == (OPERATOR, "forward seconds")
-    }
 
 
 def accuracies(path: Path) -> dict[str, dict[str, tuple[float, float]]]:
@@ -83,7 +74,7 @@ def main(
     out: Annotated[Path, typer.Option(help="The file to write.")] = RESULTS / "overview.svg",
 ) -> None:
     """Draw the picture from the committed results."""
-    draw(one_node(CPU), accuracies(RUNS / "paper.csv"), out)
+    draw(one_node(), accuracies(RUNS / "paper.csv"), out)
     # Matplotlib ends some lines of an SVG with a blank.
     out.write_text("".join(f"{line.rstrip()}\n" for line in out.read_text().splitlines()))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.measure.shapes import REFERENCE
 from benchmarks.measure.verdicts import CORE, FAILED, NOT_TESTED, PASSED, tested_as
-from benchmarks.report.tables import Figures
+from benchmarks.report.medians import Figures
 
 DTYPE = "bfloat16"
 

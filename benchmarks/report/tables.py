@@ -8,20 +8,17 @@ import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.shapes import REFERENCE, Shape
-from benchmarks.report.reading import read
+from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, RUNS, Figures, human, markdown, significant
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
     *(ROOT / "docs" / name for name in ("results.md", "experts.md")),
 )
-CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
     "Nothing has been measured on a GPU yet: `bash benchmarks/gpu.sh OUT_DIR` measures it, and `OUT_DIR/results.csv`,\n"
@@ -37,57 +34,14 @@ LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
-class Figures:
-    """The medians of one file, looked up by what they are of."""
-
-    def __init__(self, path: Path) -> None:
-        self.medians = read([path]) if path.exists() else {}
-        self._known = {key[:-1]: value for key, value in self.medians.items()}
-
-    def of(
-        self, operator: str, shape: Shape | str, name: str, metric: str, dtype: str, routing: str = "uniform"
-    ) -> float | None:
-        return self._known.get((operator, str(shape), dtype, routing, name, metric))
-
-    def cells(self, names: Sequence[str], *about: str | Shape, dtype: str, routing: str = "uniform") -> list[str]:
-        """Seconds of ours, then of each of ``names`` how many times as long it takes.
-
-        Times of CUDA graphs where both sides have one; ``about`` is operator, shape and metric without its unit.
-        """
-        operator, shape, metric = about
-
-        def both(name: str) -> tuple[float, float] | None:
-            for unit in ("graph seconds", "seconds"):
-                pair = [self.of(operator, shape, n, f"{metric} {unit}", dtype, routing) for n in ("rbm", name)]
-                if None not in pair:
-                    return pair[0], pair[1]
-            return None
-
-        ours = both("rbm")
-        ratios = [f"{significant(pair[1] / pair[0])} x" if (pair := both(name)) else "" for name in names]
-        return [human(ours[0]) if ours else "", *ratios]
-
-
-def significant(value: float) -> str:
-    """Two digits that mean something, three from 100 on."""
-    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
-
-
-def human(seconds: float) -> str:
-    """Seconds in the unit that one would say them in."""
-    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
-    unit, name = next((unit for unit in units if seconds >= 0.0995 * unit[0]), units[-1])
-    return f"{significant(seconds / unit)} {name}"
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """A table of which the first columns, ``words`` many, are words and the others numbers."""
-    lines = [header, ["---"] * words + ["---:"] * (len(header) - words), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" if line[0] != "---" else f"|{'|'.join(line)}|\n" for line in lines)
-
-
 def headed(name: str) -> str:
     return {"eager compiled": "compiled"}.get(name, name)
+
+
+def headline() -> str:
+    from benchmarks.report.headline import table  # not needed where no graph library is
+
+    return table()
 
 
 def cpu_layer() -> str:
@@ -347,6 +301,7 @@ def gpu_kernels(path: Path | None = None) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "headline": headline,
     "cpu-layer": cpu_layer,
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,

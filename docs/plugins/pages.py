@@ -1,5 +1,5 @@
-"""What MkDocs does here beyond its own: pages that stand elsewhere in the tree, the page of the command line, and
-formulas as MathML.
+"""What MkDocs does here beyond its own: pages that stand elsewhere in the tree, the page of the command line, formulas
+as MathML, and a search that works without a server.
 
 MathML is what browsers draw by themselves: no script draws it, so none has to be fetched.
 """
@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         def link(match: re.Match, source: str = source, page: str = page) -> str:
             target = (ROOT / source).parent / match[2]
             if target.resolve() not in pages:
-                return f"{match[1]} (`{target.resolve().relative_to(ROOT)}`)"
+                return _named(match[1], str(target.resolve().relative_to(ROOT)))
             up = "../" * page.count("/")
             return f"[{match[1]}]({up}{pages[target.resolve()]})"
 
@@ -47,15 +47,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def _named(text: str, file: str) -> str:
+    """A link to a file that is no page, without the link; its text may be the file's name already."""
+    return f"`{file}`" if text.strip("`") in (file, Path(file).name) else f"{text} (`{file}`)"
+
+
 def _command_line() -> str:
-    """Every command with its options, as ``typer rbm.cli utils docs`` writes them."""
+    """Every command with its options, as ``typer rbm.cli utils docs`` writes them; its list of commands cuts what they
+    do after 45 letters, and has the whole sentence here.
+    """
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.md"
         asked = ["rbm.cli", "utils", "docs", "--name", "rbm", "--title", "Command line", "--output", str(page)]
         done = CliRunner().invoke(typer.cli.app, asked)
         if done.exit_code:
             raise RuntimeError(f"the page of the command line was not written: {done.output}")
-        return page.read_text().replace("```console", "```sh")
+        text = page.read_text().replace("```console", "```sh")
+    told = dict(re.findall(r"(?m)^## `rbm (\w+)`\n\n(.+)$", text))
+    return re.sub(r"(?m)^\* `(\w+)`: .*$", lambda item: f"* `{item[1]}`: {told[item[1]]}", text)
 
 
 def on_page_markdown(markdown: str, **_) -> str:
@@ -65,7 +74,7 @@ def on_page_markdown(markdown: str, **_) -> str:
         target = match[2].removeprefix("../")
         if target == match[2]:
             return match[0]
-        return f"[{match[1]}]({target})" if target in PICTURES else f"{match[1]} (`{target}`)"
+        return f"[{match[1]}]({target})" if target in PICTURES else _named(match[1], target)
 
     return _LINK.sub(link, markdown)
 
@@ -75,6 +84,14 @@ def on_page_content(html: str, **_) -> str:
 
     def formula(match: re.Match) -> str:
         display = "block" if match[2] == "[" else "inline"
-        return convert(unescape(match[3]).strip(), display=display)
+        drawn = convert(unescape(match[3]).strip(), display=display)
+        return f'<div class="formula">{drawn}</div>' if display == "block" else drawn
 
     return _FORMULA.sub(formula, html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """The index of the search as a script too, which a page that was opened from a folder may load."""
+    folder = Path(config.site_dir) / "search"
+    index = (folder / "search_index.json").read_text(encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")

@@ -4,12 +4,13 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
 from rbm.cli.options import status
-from rbm.utils.files import DISK_ERRORS
+from rbm.utils.files import DISK_ERRORS, with_home
 
 THE_SAME = "the same command"
 _FAILED = 2  # the exit status
@@ -29,7 +30,7 @@ def one_sentence(command: C) -> C:
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
             _check_empty(options)
-            return command(*arguments, **options)
+            return command(*arguments, **{name: _written_out(name, value) for name, value in options.items()})
         except EXPECTED as error:
             if not getattr(error, "told_by_first", False):  # one of several processes says it for all
                 _say(str(error), getattr(error, "advice", ""))
@@ -68,6 +69,13 @@ def _check_empty(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value == "":
             raise ValueError(f"--{name.strip('_').replace('_', '-')} is empty; give it a value, or leave it out")
+
+
+def _written_out(name: str, value: Any) -> Any:
+    """A path, or several, with a leading ``~`` written out: shells leave it in what is quoted, and after ``=``."""
+    if isinstance(value, list):
+        return [_written_out(name, each) for each in value]
+    return with_home(name, value) if isinstance(value, Path) else value
 
 
 def _terminate(*_) -> None:

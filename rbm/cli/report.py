@@ -17,6 +17,9 @@ def report(
         str | None, typer.Option(help="Folder of the datasets' raw files, for runs without a report.json.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page of several runs.")] = False,
+    tsne: Annotated[
+        bool, typer.Option("--tsne", help="Also draw representation.png in each RUN: t-SNE of what the router sees.")
+    ] = False,
 ) -> None:
     """Write a page on runs: verdict, accuracy, calibration, experts, speed; it opens in a browser, without a network.
 
@@ -24,6 +27,7 @@ def report(
     """
     from rbm.distillation.report import REPORT
     from rbm.distillation.report.finished import read_distillation
+    from rbm.distillation.report.pictures import write_representation
     from rbm.distillation.report.run_data import OBSERVED
     from rbm.distillation.report.write import write_observed, write_page
     from rbm.utils.files import check_ending
@@ -36,9 +40,13 @@ def report(
     if page.exists() and not (overwrite or is_of_run):
         raise FileExistsError(f"report {page} exists; use --overwrite to replace it, or another --out")
     for run in runs:
-        if not (run / OBSERVED).is_file():
+        if tsne or not (run / OBSERVED).is_file():
             with status.status(f"{run}: its models are asked again"):
-                write_observed(read_distillation(run, root), run)
+                result = read_distillation(run, root)
+                if not (run / OBSERVED).is_file():
+                    write_observed(result, run)
+                if tsne:
+                    write_representation(result, run)
     with status.status("charts"):
         write_page(runs, page)
     console.print(f"{page}: {page.stat().st_size / 2**10:,.0f} KiB", highlight=False, soft_wrap=True)

@@ -167,6 +167,9 @@ class RbMConfig(Network, Pretrained):
     the experts once they are routed; 0 leaves them as they were cloned. ``shared_expert`` trains each as a shared part
     and a part of its own, which starts at zero; ``routed_lr`` then is that of the own part, and
     ``residual_weight_decay`` its weight decay.
+
+    ``reset_dead_experts`` is a number of epochs, 0 for never: after every so many routed ones, experts that no observed
+    node uses get a new start (:func:`rbm.reset_dead_experts`).
     """
 
     num_experts: Experts = NUM_EXPERTS
@@ -196,6 +199,7 @@ class RbMConfig(Network, Pretrained):
     routed_lr: NonNegative = 1.0
     shared_expert: bool = False
     residual_weight_decay: NonNegative = 0.0
+    reset_dead_experts: CountOrZero = 0
 
     def validate(self) -> None:
         self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")

@@ -40,6 +40,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
         "routed_lr": 1.0,
         "shared_expert": False,
         "residual_weight_decay": 0.0,
+        "reset_dead_experts": 0,
     },
     "distill": {"source": "teacher"},
 }

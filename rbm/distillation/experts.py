@@ -72,6 +72,12 @@ class SharedExpert:
         for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
             each.copy_(shared + residual)
 
+    @torch.no_grad()
+    def read_residuals(self) -> None:
+        """Take ``D`` from the layers' experts, which something else than this has changed."""
+        for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
+            residual.copy_(each - shared)
+
     def state(self) -> dict[str, Any]:
         """What :meth:`restore` takes."""
         return {"shared": [part.detach() for part in self.shared], "residuals": [d.detach() for d in self.residuals]}

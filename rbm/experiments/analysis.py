@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from rbm.config import Config
 from rbm.config.presets import preset_config
@@ -15,7 +14,6 @@ from rbm.datasets import load_dataset
 from rbm.distillation.distill import distill
 from rbm.distillation.registry import METHODS
 from rbm.distillation.result import Distillation
-from rbm.nn.sparse_rows import SparseRows
 from rbm.training.metrics import purity
 from rbm.utils.files import write_csv, write_text
 
@@ -135,24 +133,15 @@ def complexity_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@torch.no_grad()
-def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
-    """What a mixture's last router sees of all nodes, ``[N, H]``, and the expert it trusts most for each, ``[N]``."""
-    student, x = result.students[method].eval(), result.student_inputs(method)
-    *_, (_, rows) = student.router_inputs(x)
-    _, (routings, *_) = student(x, return_trace=True)
-    rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
-    return rows.cpu(), routings[-1].experts[:, 0].cpu()
-
-
 def _pictures(dataset: str, result: Distillation, folder: Path) -> list[str]:
-    from rbm.distillation.report.pictures import plot_router_inputs
+    from rbm.distillation.report.experts import last_router
+    from rbm.distillation.report.pictures import plot_representation
 
     labels, parts = result.split.graph.y.cpu(), []
     for method in result.students:
-        rows, experts = last_router(result, method)
+        _, experts = last_router(result, method)
         file = f"representation-{dataset}-{method}.png"
-        plot_router_inputs(rows, experts, labels, folder / file, seed=result.config.seed)
+        plot_representation(result, method, folder / file)
         share, chance = purity(experts, labels), purity(torch.zeros_like(experts), labels)
         parts += [
             f"## {METHODS[method].title}, {dataset}",

@@ -19,8 +19,8 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
 
     Layer by layer in the order of the forward: the memory vector of a dead expert becomes the direction of the row
     whose nearest living memory vector is the farthest; the next one then keeps away from that one too. The expert
-    starts as a copy of the one that served this row, so that the row's answer changes little. Nothing in this package
-    calls it by itself. An optimiser keeps its moments of the old parameters.
+    starts as a copy of the one that served this row, so that the row's answer changes little. Training calls it where
+    ``rbm.reset_dead_experts`` of the configuration asks for it. An optimiser keeps its moments of the old parameters.
 
     Vector quantisers restart unused codes in the same way (Dhariwal et al., Jukebox, arXiv 2005.00341, section 3.1).
 

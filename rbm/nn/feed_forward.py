@@ -1,6 +1,5 @@
 """A mixture of feed-forward experts, routed by memory: in the place of a transformer's feed-forward network."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
-from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype
+from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm_kernels import expert_matmul
 from rbm_kernels.ops.expert_matmul.op import order_for
@@ -123,12 +122,8 @@ class RbMFeedForward(MemoryRouter):
 
     def reset_parameters(self) -> None:
         """Draw both products as :class:`torch.nn.Linear` does, memory vectors of unit length and random direction."""
-        with torch.no_grad():
-            for weight, bias in ((self.weight_in, self.bias_in), (self.weight_out, self.bias_out)):
-                bound = 1 / math.sqrt(weight.shape[2])
-                weight.uniform_(-bound, bound)
-                if bias is not None:
-                    bias.uniform_(-bound, bound)
+        draw_experts(self.weight_in, self.bias_in)
+        draw_experts(self.weight_out, self.bias_out)
         self._reset_memory()
 
     def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:

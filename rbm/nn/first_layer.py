@@ -40,8 +40,7 @@ class FirstLayer:
     def logits(self) -> Tensor:
         """Logits ``[B, C]`` in eval mode; the next :meth:`train` begins with their first layer's output."""
         student, layer = self.student, self.layer
-        pretraining, counted = getattr(student, "pretraining", False), getattr(layer, "track_usage", False)
-        if pretraining or counted or torch._C._is_any_autocast_enabled():
+        if getattr(student, "pretraining", False) or self._must_run():
             return student(self.x)
         routed = isinstance(layer, FusedRbMLayer)
         first = layer(self.x, return_routing=True) if routed else layer(self.x)
@@ -51,7 +50,7 @@ class FirstLayer:
     def train(self) -> tuple[Tensor, Trace]:
         """``student(x, return_trace=True)`` in training mode."""
         kept, self._kept, layer = self._kept, None, self.layer
-        if kept is None or kept[0] != self._versions() or torch._C._is_any_autocast_enabled():
+        if kept is None or kept[0] != self._versions() or self._must_run():
             return self.student(self.x, return_trace=True)
         _, memory, first = kept
         if memory is None:
@@ -65,6 +64,10 @@ class FirstLayer:
             layer._record(self.x, routing.gates, routing.experts)
         y = _KnownExperts.apply(*layer._fold(None), self.x, routing.gates, routing.experts, y)
         return self.student(self.x, first=(y, routing), return_trace=True)
+
+    def _must_run(self) -> bool:
+        """Whether the layer itself has to see every forward: where it counts rows, and under autocast."""
+        return getattr(self.layer, "track_usage", False) or torch._C._is_any_autocast_enabled()
 
     def _versions(self) -> list[int]:
         """They move with what is written to the first layer's parameters."""

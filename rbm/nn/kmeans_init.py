@@ -117,7 +117,7 @@ def initialize_memory(
             not finite, or ``groups`` are not as many as a layer's rows.
     """
     if max_rows is not None:
-        inputs = _sample_inputs(inputs, max_rows, seed)
+        inputs = sample_inputs(inputs, max_rows, seed)
         groups = None if groups is None else _sample(groups, max_rows, seed)
 
     def place(name: str, layer: MemoryRouter, rows: Rows) -> None:
@@ -134,12 +134,12 @@ def initialize_memory(
     visit_router_inputs(model, inputs, place)
 
 
-def _sample_inputs(inputs: Any, count: int, seed: int) -> Any:
+def sample_inputs(inputs: Any, count: int, seed: int) -> Any:
     """So many of the first dimension of what a model takes, the same of each of its arguments."""
     if isinstance(inputs, Mapping):
-        return {name: _sample_inputs(value, count, seed) for name, value in inputs.items()}
+        return {name: sample_inputs(value, count, seed) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list) and not is_sparse_pair(inputs):
-        return tuple(_sample_inputs(value, count, seed) for value in inputs)
+        return tuple(sample_inputs(value, count, seed) for value in inputs)
     if isinstance(inputs, HalfPrecisionRows):
         return _sample(inputs, count, seed)
     rows = as_rows(inputs) if isinstance(inputs, Tensor | SparseRows | tuple | list) else None

@@ -4,6 +4,7 @@
 expert received. A layer derives from it and adds its experts.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -286,6 +287,15 @@ def accumulate_memory(model: nn.Module) -> Iterator[None]:
         for layer in routed_layers(model).values():
             stack.enter_context(layer.accumulate_memory())
         yield
+
+
+@torch.no_grad()
+def draw_experts(weight: Tensor, bias: Tensor | None) -> None:
+    """Draw the experts' weights ``[E, N, D]`` and biases ``[E, N]`` in place, as :class:`torch.nn.Linear` does."""
+    bound = 1 / math.sqrt(weight.shape[2])
+    weight.uniform_(-bound, bound)
+    if bias is not None:
+        bias.uniform_(-bound, bound)
 
 
 def autocast_dtype(rows: Tensor, parameters: torch.dtype) -> torch.dtype | None:

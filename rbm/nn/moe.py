@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from rbm.nn import losses
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import fold, input_scale
-from rbm.nn.rbm_layer import Routing
+from rbm.nn.memory_router import Routing, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
@@ -69,9 +69,9 @@ class MoELayer(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.num_experts, self.top_k = num_experts, top_k
         self.dropout, self.gates_over, self.noise, self.pretrain = dropout, gates_over, noise, pretrain
-        bound = 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(num_experts, out_features).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(num_experts, out_features))
+        draw_experts(self.weight, self.bias)
         self.router = sparse.Linear(in_features, router_features)
         self.addresses = nn.Parameter(0.01 * torch.randn(router_features, num_experts))
         self.log_temperature = nn.Parameter(torch.tensor(math.log(2.0)))

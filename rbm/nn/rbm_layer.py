@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import FoldedExperts, fold, input_scale
-from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype
+from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul, routed_matmul_packed
@@ -118,11 +118,8 @@ class FusedRbMLayer(MemoryRouter):
 
     def reset_parameters(self) -> None:
         """Draw experts as :class:`torch.nn.Linear` does and memory vectors of unit length and random direction."""
-        bound = 1 / math.sqrt(self.in_features)
+        draw_experts(self.weight, self.bias)
         with torch.no_grad():
-            self.weight.uniform_(-bound, bound)
-            if self.bias is not None:
-                self.bias.uniform_(-bound, bound)
             if self.attention is not None:
                 self.attention.fill_(math.log(self.init_attention))
             self.log_scale.fill_(math.log(self.init_scale))

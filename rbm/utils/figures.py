@@ -18,6 +18,8 @@ from rbm.utils.files import write_bytes
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
 GROUP_COLORS += ("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
+# Okabe and Ito's without yellow: experts beside classes, which have the ten above.
+EXPERT_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", RED, "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#333333"
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from benchmarks import test_launches
 from benchmarks.measure.shapes import Shape
-from benchmarks.report.tables import RESULTS
+from benchmarks.report.medians import RESULTS
 
 
 @pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")

@@ -12,7 +12,8 @@ from rbm.distillation.experts import SharedExpert, expert_parameters, pull_toget
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import StudentTrainer
 from rbm.nn import losses
-from rbm.nn.kmeans_init import group_nodes, initialize_memory
+from rbm.nn.dead_experts import reset_dead_experts
+from rbm.nn.kmeans_init import group_nodes, initialize_memory, sample_inputs
 from rbm.nn.students import RbMStudent, Trace
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies
@@ -49,8 +50,11 @@ class RbMTrainer(StudentTrainer):
         self.groups = self._groups()
 
     def begin_epoch(self, epoch: int) -> None:
-        if epoch == self.config.rbm.pretraining:
+        routed, every = epoch - self.config.rbm.pretraining, self.config.rbm.reset_dead_experts
+        if routed == 0:
             self._begin_routing()
+        elif routed > 0 and every and routed % every == 0:
+            self._reset_dead_experts()
         self.model.set_decay(annealed_decay(self.config.rbm, epoch))
 
     def auxiliary_loss(self, trace: Trace, share: float) -> Tensor | float | None:
@@ -126,6 +130,25 @@ class RbMTrainer(StudentTrainer):
         self._place_memory()
         if rbm.reset_optimizer:
             self.optimizer = self.build_optimizer()
+
+    @torch.no_grad()
+    def _reset_dead_experts(self) -> None:
+        """:func:`rbm.reset_dead_experts` with the observed nodes; of several ranks the first one's answer is all's."""
+        for layer in self.model.layers:
+            layer.update_memory()
+        experts = [tensor for layer in self.model.layers for tensor in (layer.memory, *layer.expert_parameters())]
+
+        def renewed() -> list[Tensor] | None:
+            most = self.config.rbm.kmeans_max_rows
+            rows = sample_inputs(self.observed_x, most, self.config.seed) if most else self.observed_x
+            return [tensor.detach() for tensor in experts] if reset_dead_experts(self.model, rows) else None
+
+        if (found := broadcast_from_rank0(renewed)) is None:
+            return
+        for tensor, new in zip(experts, found, strict=True):
+            tensor.copy_(new)
+        if self.shared_expert:
+            self.shared_expert.read_residuals()
 
     def _place_memory(self) -> None:
         for memory, placed in zip(self.model.memories(), broadcast_from_rank0(self._centers), strict=True):

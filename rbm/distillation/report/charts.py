@@ -175,9 +175,10 @@ def groups_chart(groups: dict[str, Any], models: Sequence[str], look: Look, xlab
         axes.plot(
             x, middle, color=color, linewidth=1.3, marker=marker, markersize=6.5, markeredgecolor=CARD, label=title
         )
-    axes.set_xticks(range(len(names)), [f"{each}\n{count:,}" for each, count in zip(names, nodes, strict=True)])
-    if len(names) > 7:
+    if len(names) > 7:  # "33 to 64" beside "65 to 128" has no room
+        names = [each.replace(" to ", "\u2013") for each in names]
         axes.tick_params(axis="x", labelsize=8)
+    axes.set_xticks(range(len(names)), [f"{each}\n{count:,}" for each, count in zip(names, nodes, strict=True)])
     axes.set_xlim(-0.5, len(names) - 0.5)
     percent_axis(axes, "y", *around(ends, share=0.04))
     axes.set(xlabel=f"{xlabel}; below it: test nodes", ylabel="right answers (%)")
@@ -230,7 +231,10 @@ def load_chart(layer: dict[str, Any], number: int, name: str) -> str:
         axes.plot(
             expert, 0, "X", color=BAD, markersize=9, clip_on=False, label="dead" if expert == layer["dead"][0] else None
         )
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=min(16, len(load)), integer=True, min_n_ticks=1))
+    if len(load) <= 16:
+        axes.set_xticks(range(len(load)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True))
     percent_axis(axes, "y", 0, 1.08 * max([*load, even]))
     axes.set(xlabel=f"expert of layer {number}", ylabel="share of gate mass (%)")
     gridlines(axes, "y")
@@ -253,7 +257,8 @@ def space_chart(space: dict[str, Any], by: str, name: str) -> str:
     if by == "expert":
         for number, mark in enumerate(space["memories"]):
             axes.plot(*mark, "*", color=INK, markersize=11, markeredgecolor=CARD, markeredgewidth=0.6)
-            axes.annotate(f"{number}", mark, (5, 4), textcoords="offset points", size=8.5, color=INK)
+            ground = {"boxstyle": "round,pad=0.12", "facecolor": CARD, "edgecolor": "none", "alpha": 0.75}
+            axes.annotate(f"{number}", mark, (6, 5), textcoords="offset points", size=8.5, color=INK, bbox=ground)
     for axis, share, part in ((axes.xaxis, space["explained"][0], 1), (axes.yaxis, space["explained"][1], 2)):
         axis.set_label_text(f"component {part} ({100 * share:.0f} % of the variance)")
         axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))

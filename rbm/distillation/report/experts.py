@@ -26,6 +26,17 @@ def mixture_of(result: Distillation) -> str | None:
 
 
 @torch.no_grad()
+def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
+    """What a mixture's last router sees of all nodes, ``[N, H]``, and the expert it trusts most for each, ``[N]``."""
+    student, x = result.students[method], result.student_inputs(method)
+    with evaluating(student):
+        *_, (_, rows) = student.router_inputs(x)
+        _, (routings, *_) = student(x, return_trace=True)
+    rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
+    return rows.cpu(), routings[-1].experts[:, 0].cpu()
+
+
+@torch.no_grad()
 def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
     """Of each layer the experts' load, its entropy, what they share of each class, and those that nobody asks; and the
     plane of the last router's inputs. None where no student is a mixture.

@@ -1,4 +1,6 @@
-"""Plots of a run, written into its folder: training curves, the experts' load, and what the router sees."""
+"""Plots of a run, written into its folder: training curves, the experts' load and, where asked for, what the router
+sees.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from rbm.distillation.report.experts import mixture_of
+from rbm.datasets.registry import short_name
+from rbm.distillation.report.experts import last_router, mixture_of
 from rbm.distillation.result import Distillation
 from rbm.distillation.summary import ROWS
-from rbm.nn.sparse_rows import SparseRows
 from rbm.training.metrics import expert_loads
 from rbm.training.run_files import list_file
 from rbm.utils import figures
@@ -22,11 +24,11 @@ _PHASE_COLORS = {"teacher": figures.ORANGE, "mlp": figures.GREEN, "rbm": figures
 
 @torch.no_grad()
 def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Training curves; and of a mixture the experts' load, and the rows at its last router, coloured by top expert and
-    by label. Which of several mixtures, :func:`~rbm.distillation.report.experts.mixture_of` says.
+    """Training curves; and of a mixture the experts' load. Which of several mixtures,
+    :func:`~rbm.distillation.report.experts.mixture_of` says.
 
     Returns:
-        The files written: ``training.png``, ``expert_load.png``, ``representation.png``.
+        The files written: ``training.png``, ``expert_load.png``.
     """
     files = [folder / "training.png"]
     list_file(files[0])
@@ -35,18 +37,37 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
     plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
     if (method := mixture_of(result)) is None:
         return files
+    files.append(folder / "expert_load.png")
+    list_file(files[1])
     student = result.students[method].eval()
-    for name in ("expert_load.png", "representation.png"):
-        files.append(folder / name)
-        list_file(folder / name)
-    x, labels = result.student_inputs(method), result.split.graph.y
-    plot_expert_load(expert_loads(student, x).cpu(), files[1])
-    *_, (_, rows) = student.router_inputs(x)
-    rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
-    _, (routings, *_) = student(x, return_trace=True)
-    top_expert = routings[-1].experts[:, 0]
-    plot_router_inputs(rows.cpu(), top_expert.cpu(), labels.cpu(), files[2], seed=result.config.seed)
+    plot_expert_load(expert_loads(student, result.student_inputs(method)).cpu(), files[1])
     return files
+
+
+def write_representation(result: Distillation, folder: Path) -> Path:
+    """Write ``representation.png``: a t-SNE map of what the last router of a run's mixture sees.
+
+    It takes seconds, and the report has a map of the same rows in the plane of their principal components, so that only
+    ``rbm report RUN --tsne`` asks for it.
+
+    Raises:
+        ValueError: the run has no mixture.
+    """
+    if (method := mixture_of(result)) is None:
+        trained = ", ".join(result.students)
+        raise ValueError(f"tsne: no student of the run is a mixture (got {trained}), expected rbm or moe among them")
+    path = folder / "representation.png"
+    list_file(path)
+    plot_representation(result, method, path)
+    return path
+
+
+def plot_representation(result: Distillation, method: str, path: str | Path) -> None:
+    """:func:`plot_router_inputs` of the last router of a run's student ``method``."""
+    rows, experts = last_router(result, method)
+    name, layers = short_name(result.summary["dataset"]), len(result.students[method].layers)
+    title = f"{name}, {ROWS.get(method, method)}: what the router of layer {layers} of {layers} sees"
+    plot_router_inputs(rows, experts, result.split.graph.y.cpu(), path, seed=result.config.seed, title=title)
 
 
 def plot_training_curves(
@@ -165,11 +186,19 @@ def plot_expert_load(loads: Tensor, path: str | Path, title: str | None = None) 
 
 
 def plot_router_inputs(
-    inputs: Tensor, top_expert: Tensor, labels: Tensor, path: str | Path, *, max_points: int = 1000, seed: int = 0
+    inputs: Tensor,
+    top_expert: Tensor,
+    labels: Tensor,
+    path: str | Path,
+    *,
+    max_points: int = 1000,
+    seed: int = 0,
+    title: str = "What the router sees",
 ) -> None:
     """Draw one t-SNE map of the router's inputs twice: coloured by the expert with the largest gate, and by class.
 
-    Where the two pictures agree, experts have specialised in classes; the paper shows this for its last layer.
+    Where the two pictures agree, experts have specialised in classes; the paper shows this for its last layer. Experts
+    have other colours and marks than classes.
 
     Args:
         inputs: floating ``[N, D]``, the rows that the router saw.
@@ -178,6 +207,7 @@ def plot_router_inputs(
         path: PNG file to write; its folder is made.
         max_points: larger inputs are thinned to this many rows, drawn by ``seed``.
         seed: seed of the thinning and of t-SNE.
+        title: heading; below it stands how many nodes are shown.
 
     Raises:
         ValueError: shapes that do not fit together, or no rows.
@@ -190,12 +220,18 @@ def plot_router_inputs(
             raise ValueError(f"{name}: got shape {list(values.shape)}, expected [{num_rows}], one value a row")
     rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))[:max_points].sort().values
     points = _embed_in_plane(inputs.detach().float().cpu()[rows].numpy(), seed)
-    figure, panels = figures.new(10.5, 4.9, 2)
-    for axes, values, name in zip(panels, (top_expert, labels), ("Expert", "Class"), strict=True):
-        _scatter_groups(axes, points, values.cpu()[rows].numpy(), name.lower())
-        figures.tidy(axes, f"{name} {'with the largest gate' if name == 'Expert' else 'of the node'}")
-        axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
-    figure.suptitle("Inputs of the router", x=0.01, ha="left", fontsize=12, color=figures.INK)
+    figure, panels = figures.new(10.5, 5.2, 2)
+    for axes, values, is_expert in zip(panels, (top_expert, labels), (True, False), strict=True):
+        _scatter_groups(axes, points, values.cpu()[rows].numpy(), is_expert=is_expert)
+        figures.tidy(axes, "By expert with the largest gate" if is_expert else "By class of the node")
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set(xlabel="first t-SNE coordinate (no unit)", ylabel="second t-SNE coordinate (no unit)")
+        axes.grid(color="#E5E5E5", linewidth=0.8)
+        axes.set_axisbelow(True)
+    shown = f"{len(rows):,} of {num_rows:,} nodes" if len(rows) < num_rows else f"all {num_rows:,} nodes"
+    told = "Where both maps agree, experts have specialised in classes; distances between groups say little."
+    figure.supxlabel(f"{shown}. {told}", fontsize=9, color=figures.INK)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=figures.INK)
     figures.save(figure, path)
 
 
@@ -215,24 +251,27 @@ def _embed_in_plane(rows: np.ndarray, seed: int) -> np.ndarray:
         return TSNE(perplexity=perplexity, init="random", random_state=seed).fit_transform(rows)
 
 
-def _scatter_groups(axes: Axes, points: np.ndarray, values: np.ndarray, name: str) -> None:
-    """One colour and marker a group: colours repeat after ten, then the marker tells groups apart."""
+def _scatter_groups(axes: Axes, points: np.ndarray, values: np.ndarray, *, is_expert: bool) -> None:
+    """One colour and mark a group: of experts both change with each, of classes the mark changes after ten colours."""
     size = float(np.clip(14000 / len(points), 9, 36))
-    groups = np.unique(values)
+    groups, marks = np.unique(values), len(figures.MARKERS)
+    colors = figures.EXPERT_COLORS if is_expert else figures.GROUP_COLORS
     for position, group in enumerate(groups):
         chosen = points[values == group]
+        # Experts: seven colours and seven marks, which shift by one after seven; the circle is the classes'.
+        turn = 1 + position + position // marks if is_expert else position // len(colors)
         axes.scatter(
             chosen[:, 0],
             chosen[:, 1],
             s=size,
-            color=figures.GROUP_COLORS[position % len(figures.GROUP_COLORS)],
-            marker=figures.MARKERS[position // len(figures.GROUP_COLORS) % len(figures.MARKERS)],
+            color=colors[position % len(colors)],
+            marker=figures.MARKERS[turn % marks],
             linewidths=0.3,
             edgecolors="white",
             label=str(group),
         )
     axes.legend(
-        title=name,
+        title="expert" if is_expert else "class",
         frameon=False,
         fontsize=8.5,
         title_fontsize=8.5,

@@ -162,7 +162,8 @@ def configuration(run: RunData) -> Section:
     rows = [(name, str(made[name])) for name in ("date", "python", "machine", "device", "threads")]
     rows += made["versions"].items()
     sizes = [(name, f"{run.summary[name]:,}") for name in ("nodes", "edges", "features", "classes")]
-    phases = [(title_of(name), f"{each['seconds']:.1f} s") for name, each in run.timings.items() if "seconds" in each]
+    timed = [(title_of(name), f"{each['seconds']:.1f} s") for name, each in run.timings.items() if "seconds" in each]
+    phases = sorted(timed, key=lambda phase: phase[0] == "total")  # what came after it, the report, before it
     grids = [
         Grid([(head, False), ("", True)], [[(name, name), (value, value)] for name, value in pairs])
         for head, pairs in (("Made with", rows), ("Graph", sizes), ("Time of a phase", phases))

@@ -14,6 +14,7 @@ from rbm.experiments.tuning.folder import STUDY, finished
 from rbm.experiments.tuning.search import Search
 from rbm.experiments.tuning.session import Session
 from rbm.utils.cluster import connected
+from rbm.utils.files import with_home
 from rbm.utils.plugins import load_plugin, loaded_plugins
 
 METRIC = "accuracy"
@@ -81,7 +82,7 @@ def _anywhere(search: Search) -> Search:
     """The search with whole paths: Ray runs trials in folders of their own."""
     start, places = search.start, {}
     if start.root:
-        places["root"] = str(Path(start.root).resolve())
+        places["root"] = str(with_home("root", start.root).resolve())
     if is_path(start.dataset):
-        places["dataset"] = str(Path(start.dataset).resolve())
+        places["dataset"] = str(with_home("dataset", start.dataset).resolve())
     return replace(search, start=replace(start, **places))

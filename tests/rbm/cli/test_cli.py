@@ -53,11 +53,10 @@ def test_distill_shows_a_table_and_leaves_a_run_folder(run_folder):
         "report.json",
         "training.png",
         "expert_load.png",
-        "representation.png",
         "results.md",
         "timings.json",
     } <= names
-    assert "checkpoint.pt" not in names
+    assert not {"checkpoint.pt", "representation.png"} & names, "t-SNE takes seconds: rbm report --tsne asks for it"
     listed = json.loads((folder / "run.json").read_text())["files"]
     locks = {".run.lock", ".run.json.lock"}
     assert names - {"run.json"} - locks <= set(listed), "all that --overwrite is to remove is on the list"
@@ -193,6 +192,8 @@ def test_info(rbm):
         "C++ (librbm_cpu)",
     ):
         assert text in out
+    for operator in ("pack_experts", "routed_matmul_packed"):
+        assert operator in out
 
 
 def test_configuration_file_and_options(rbm, tmp_path):

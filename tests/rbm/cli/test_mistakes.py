@@ -121,3 +121,15 @@ def test_out_of_memory(rbm, monkeypatch, error):
     status, _, err = rbm("table", __file__)
     assert status == 2
     assert err.startswith("Error: out of memory; a smaller graph, batch or student")
+
+
+def test_a_home_in_quotes_is_written_out(rbm, monkeypatch, tmp_path):
+    """Shells leave "~/x" in quotes as it is, and what follows an equals sign."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "run").mkdir(parents=True)
+    home = str(tmp_path / "home")
+    assert f"report {home}/page.pdf ends in '.pdf'" in rbm("report", "~/run", "--out", "~/page.pdf")[2]
+    assert f"{home}/run holds no student.json" in rbm("report", "~/run")[2]
+    assert f"{home}/rows.csv" in rbm("table", "~/rows.csv")[2]
+    assert "out is ~nosuchuser/x, but no such user is known" in rbm("report", "~/run", "--out=~nosuchuser/x")[2]
+    assert not (tmp_path / "~").exists()

@@ -132,6 +132,43 @@ def test_weight_decay_of_residuals_keeps_experts_close(small_graph, quick):
     assert spread(tight) < 0.8 * spread(loose)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_dead_experts_start_anew_every_so_many_routed_epochs(small_graph, quick, shared):
+    """Two of four experts get a memory that no node is near to: they come back after every second routed epoch."""
+    small_graph.x = small_graph.x.abs()
+    changes = {"top_k": 1, "reset_dead_experts": 2, "shared_expert": shared}
+    trainer = trained(small_graph, quick.updated({"rbm": changes}), 5)
+    layer = trainer.model.layers[0]
+    dead = [1, 3]
+
+    def used() -> list[int]:
+        return layer.route(trainer.observed_x).experts.unique().tolist()
+
+    def kill() -> None:
+        with torch.no_grad():
+            layer.memory[dead] = -1.0  # the rows have no negative number
+
+    kill()
+    trainer.model.train()
+    trainer.begin_epoch(5)  # one routed epoch
+    assert used() == [0, 2]
+    others = [parameter[[0, 2]].detach().clone() for parameter in layer.expert_parameters()]
+    trainer.begin_epoch(6)
+    assert used() == [0, 1, 2, 3]
+    for parameter, before in zip(layer.expert_parameters(), others, strict=True):
+        assert torch.equal(parameter[[0, 2]], before)
+        for each in dead:
+            assert any(torch.equal(parameter[each], one) for one in before), "a copy of one that lives"
+    if shared:
+        part = trainer.shared_expert
+        for each, common, residual in zip(part.experts, part.shared, part.residuals, strict=True):
+            torch.testing.assert_close(common + residual, each)
+    kill()
+    trainer.config = quick.updated({"rbm": {"top_k": 1}})  # the default
+    trainer.begin_epoch(8)
+    assert used() == [0, 2]
+
+
 def test_routing_begins_from_the_best_epoch_of_pretraining(small_graph, quick, monkeypatch):
     evaluate = StudentTrainer.evaluate
     monkeypatch.setattr(
@@ -148,7 +185,7 @@ def test_routing_begins_from_the_best_epoch_of_pretraining(small_graph, quick, m
 @pytest.mark.parametrize(
     "changes",
     [
-        {"expert_pull": 0.3},
+        {"expert_pull": 0.3, "reset_dead_experts": 1},
         {"routed_lr": 0.1},
         {"shared_expert": True, "residual_weight_decay": 0.1},
         {"route_from_best": True, "memory_init": "teacher"},
@@ -177,6 +214,7 @@ def test_a_kill_changes_nothing(small_graph, quick, tmp_path, monkeypatch, chang
         ({"routed_lr": 0.1, "reset_optimizer": False}, "rbm.routed_lr is 0.1, expected 1 where reset_optimizer"),
         ({"shared_expert": True, "expert_pull": 0.1}, "rbm.shared_expert is True, expected false where"),
         ({"residual_weight_decay": 0.1}, "rbm.residual_weight_decay is 0.1, expected 0 without shared_expert"),
+        ({"reset_dead_experts": -1}, "rbm.reset_dead_experts is -1, expected at least 0"),
         ({"memory_init": "labels"}, "rbm.memory_init is 'labels', expected one of kmeans, classes, teacher"),
     ],
 )
@@ -202,5 +240,6 @@ def test_neutral_settings_keep_the_fingerprint_of_committed_rows():
         "expert_pull": 0.1,
         "routed_lr": 0.5,
         "shared_expert": True,
+        "reset_dead_experts": 5,
     }.items():
         assert config_fingerprint(config.updated({"rbm": {name: value}}), "rbm") != "46f29fcad381d718"

@@ -1,5 +1,6 @@
 """The report of a run: its figures against figures computed otherwise, its page in a browser, and its failures."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -13,9 +14,11 @@ from browser import browser, programs
 
 import rbm
 from rbm.config import Config
+from rbm.distillation.report import charts, svg, tables
 from rbm.distillation.report import observe as observing
-from rbm.distillation.report import svg
 from rbm.distillation.report.finished import read_distillation
+from rbm.distillation.report.pictures import write_representation
+from rbm.distillation.report.run_data import RunData
 
 FEW = {"max_epochs": 4, "min_epochs": 0}
 QUICK = {
@@ -146,6 +149,8 @@ def test_the_page_stands_alone(made):
     left = set(re.findall(r"#0[0-9a-f]{5}\b", text)) & set(svg.VARIABLES)
     assert not left, "a stand-in colour is left"
     assert "own graph, transductive" in text
+    phases = tables.configuration(RunData(folder)).grids[2].rows
+    assert [row[0][0] for row in phases][-1] == "total", "the report's own time is a part of it"
     listed = json.loads((folder / "run.json").read_text())["files"]
     assert {"report.html", "report.json", "graph.safetensors", "training.png"} <= set(listed)
 
@@ -161,6 +166,23 @@ def test_no_axis_beyond_100_per_cent_and_no_tick_rounded():
     text = svg.as_svg(figure, "one", 'a "label"')
     assert "12.3456 &lt;b&gt;" in text
     assert 'aria-label="a &quot;label&quot;"' in text
+
+
+@pytest.mark.parametrize("groups", [3, 7, 9])
+def test_labels_of_groups_and_experts_have_room(monkeypatch, groups):
+    drawn = []
+    monkeypatch.setattr(charts, "as_svg", lambda figure, *_: drawn.append(figure))
+    names = [observing._degree_name(group) for group in range(9 - groups, 9)]
+    found = {"names": names, "nodes": [1234] * groups, "right": {"mlp": [617] * groups}}
+    charts.groups_chart(found, ["mlp"], {"mlp": ("MLP", "#010101", "o")}, "neighbours", "groups")
+    layer = {"load": [1 / groups] * groups, "by_class": [[]] * 7, "dead": []}
+    charts.load_chart(layer, 1, "load")
+    for figure in drawn:
+        figure.draw_without_rendering()
+        labels = figure.axes[0].get_xticklabels()
+        assert len(labels) == groups
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_rbm_report(made, command, tmp_path, monkeypatch):
@@ -193,6 +215,13 @@ def test_rbm_report(made, command, tmp_path, monkeypatch):
     assert "ends in '.pdf', expected one of .html" in command("report", folder, "--out", "page.pdf")[2]
     monkeypatch.setattr("rbm.distillation.report.write.render", lambda folders: f"of {folders}")
     page = (folder / "report.html").read_text()
+    assert not (folder / "representation.png").exists()
+    assert command("report", folder, "--tsne")[0] == 0
+    assert (folder / "representation.png").stat().st_size > 10_000
+    assert "representation.png" in json.loads((folder / "run.json").read_text())["files"]
+    alone = replace(result, students={"mlp": result.students["mlp"]})
+    with pytest.raises(ValueError, match=r"no student of the run is a mixture \(got mlp\)"):
+        write_representation(alone, folder)
     status, out, _ = command("report", folder)  # of one run the page is its own, and is replaced
     assert (status, "report.html" in out) == (0, True)
     assert (folder / "report.html").read_text() == f"of {[folder]}"

@@ -132,8 +132,17 @@ def test_router_inputs_show_one_map_twice(tmp_path, figures):
     inputs = 20.0 * torch.eye(3)[labels] @ torch.randn(3, 6, generator=generator)
     inputs += torch.randn(60, 6, generator=generator)
     experts = labels.flip(0)
-    pictures.plot_router_inputs(inputs, experts, labels, tmp_path / "tsne.png")
+    pictures.plot_router_inputs(inputs, experts, labels, tmp_path / "tsne.png", title="rings, layer 2 of 2")
     assert_picture(tmp_path / "tsne.png")
+    assert figures[0].get_suptitle() == "rings, layer 2 of 2"
+    assert "all 60 nodes" in figures[0].get_supxlabel()
+    for axes in figures[0].axes:
+        assert "(no unit)" in axes.get_xlabel()
+        assert len(axes.get_xticks()) > 2
+    looks = [[(p.get_facecolor()[0], p.get_paths()[0].vertices.shape) for p in a.collections] for a in figures[0].axes]
+    for color, marker in looks[0]:
+        same = [shape for other, shape in looks[1] if same_color(color, other)]
+        assert marker not in same, "an expert looks as a class does"
     by_expert, by_label = map(groups, figures[0].axes)
     assert {name: len(points) for name, points in by_expert.items()} == {"0": 20, "1": 20, "2": 20}
     everything = [np.sort(np.concatenate(list(by.values())), axis=0) for by in (by_expert, by_label)]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import rbm
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.rbm import RbMTrainer
@@ -60,6 +61,30 @@ def test_same_bits_as_without(small_graph, monkeypatch, kind, student, setting):
     expected = course(trainer := trainer_of(kind, small_graph, setting, **student))
     assert trainer.first_layer is None
     for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def counted_course(graph, from_epoch: int) -> list[torch.Tensor]:
+    """As :func:`course`, the rows of each expert counted from an epoch's training on; and the counts."""
+    trainer = trainer_of(RbMStudent, graph)
+    for epoch in range(EPOCHS):
+        if epoch == from_epoch:
+            rbm.track_usage(trainer.model)
+        train_epoch("student", trainer, epoch)
+        trainer.evaluate()
+    assert trainer.first_layer is None or (trainer.first_layer._kept is None) == (from_epoch < EPOCHS)
+    return [*trainer.model.state_dict().values(), *(use.counts for use in rbm.expert_usage(trainer.model).values())]
+
+
+@pytest.mark.parametrize("from_epoch", [0, PRETRAINED + 1])  # the latter between an evaluation and the next forward
+def test_counts_are_those_of_every_forward(small_graph, monkeypatch, from_epoch):
+    found = counted_course(small_graph, from_epoch)
+    # A training forward and an evaluation for each epoch, two experts a row, and K-means' forward before the first.
+    forwards = 2 * (EPOCHS - max(PRETRAINED, from_epoch)) + (from_epoch < PRETRAINED)
+    for counts in found[-2:]:
+        assert counts.sum() == forwards * 2 * small_graph.num_nodes
+    monkeypatch.setattr(FirstLayer, "serves", lambda *_: False)
+    for one, other in zip(found, counted_course(small_graph, from_epoch), strict=True):
         assert torch.equal(one, other)
 
 

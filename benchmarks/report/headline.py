@@ -1,0 +1,84 @@
+"""The three numbers of README.md's first screen, and beside each what a plain MLP does."""
+
+import statistics
+from collections import defaultdict
+
+from benchmarks.measure.shapes import Shape
+from benchmarks.report.medians import CPU, RUNS, Figures, human, markdown, significant
+
+# The model whose accuracy is a row of README's table.
+ONE_NODE = "one node of amazon-computers, inductive"
+PEERS = ("eager", "eager compiled", "split", "sorted")
+SHAPES = (("forward", (1, 8, 64, 4096, 65536)), ("forward + backward", (4096, 65536)), ("training step", (4096,)))
+
+
+def ahead_of_teacher() -> tuple[dict[str, int], int]:
+    """In how many settings of ``results/paper.csv`` each student's mean test accuracy is above its GraphSAGE teacher's,
+    and how many settings there are: the paper's protocol, the seeds that all three have.
+    """
+    from rbm.experiments.results import read_rows
+
+    runs: dict[tuple, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in read_rows(RUNS / "paper.csv"):
+        if (row["teacher"], row["protocol"], row["variant"]) == ("sage", "rbm", ""):
+            runs[row["dataset"], row["setting"]][row["method"]][row["seed"]] = float(row["test_at_best_val"])
+    ahead, counted = {"rbm": 0, "mlp": 0}, 0
+    for methods in runs.values():
+        seeds = methods["rbm"].keys() & methods["mlp"].keys() & methods["teacher"].keys()
+        if not seeds:
+            continue
+        counted += 1
+        means = {name: statistics.mean(methods[name][seed] for seed in seeds) for name in ("teacher", *ahead)}
+        for name in ahead:
+            ahead[name] += means[name] > means["teacher"]
+    return ahead, counted
+
+
+def one_node() -> dict[str, float]:
+    """Seconds of one prediction, by model."""
+    cpu = Figures(CPU)
+    return {
+        key.implementation: seconds
+        for key, seconds in cpu.medians.items()
+        if (key.operator, key.metric) == (ONE_NODE, "forward seconds")
+    }
+
+
+def layer_gains() -> list[float]:
+    """How many times as long as the layer the best of :data:`PEERS` takes, for each shape of README's table."""
+    cpu, gains = Figures(CPU), []
+    for metric, sizes in SHAPES:
+        for rows in sizes:
+            ours, *others = (
+                cpu.of("layer", Shape(rows), name, f"{metric} seconds", "float32") for name in ("rbm", *PEERS)
+            )
+            gains.append(min(other for other in others if other) / ours)
+    return gains
+
+
+def table() -> str:
+    """The table of README's first screen."""
+    ahead, counted = ahead_of_teacher()
+    seconds, gains = one_node(), layer_gains()
+    faster = {name: seconds["teacher"] / seconds[name] for name in ("rbm", "mlp")}
+    teacher = human(seconds["teacher"])
+    rows = [
+        [
+            "Mean test accuracy above the GraphSAGE teacher's",
+            *(f"{count} of {counted} settings" for count in ahead.values()),
+            "[results](#results), [rows](results/paper.csv)",
+        ],
+        [
+            f"A prediction for one node of Amazon-Computers, for which the teacher takes {teacher}",
+            *(f"{faster[name]:.0f} x as fast, {human(seconds[name])}" for name in ("rbm", "mlp")),
+            "[table](benchmarks/NOTES.md#the-layer-and-one-prediction), [rows](benchmarks/results/cpu.csv)",
+        ],
+        [
+            "One layer on a CPU, against the best of four PyTorch implementations",
+            f"{significant(min(gains))} to {significant(max(gains))} x as fast",
+            "has none",
+            "[table](#speed), [rows](benchmarks/results/cpu.csv)",
+        ],
+    ]
+    rows = [[what, f"**{ours}**", mlp, where] for what, ours, mlp, where in rows]
+    return markdown(["", "RbM student", "plain MLP student", "from"], rows, 4)

@@ -1,0 +1,60 @@
+"""The medians of a file of results, looked up by what they are of, and how tables write them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.measure.shapes import Shape
+from benchmarks.report.reading import read
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
+CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
+
+
+class Figures:
+    """The medians of one file, looked up by what they are of."""
+
+    def __init__(self, path: Path) -> None:
+        self.medians = read([path]) if path.exists() else {}
+        self._known = {key[:-1]: value for key, value in self.medians.items()}
+
+    def of(
+        self, operator: str, shape: Shape | str, name: str, metric: str, dtype: str, routing: str = "uniform"
+    ) -> float | None:
+        return self._known.get((operator, str(shape), dtype, routing, name, metric))
+
+    def cells(self, names: Sequence[str], *about: str | Shape, dtype: str, routing: str = "uniform") -> list[str]:
+        """Seconds of ours, then of each of ``names`` how many times as long it takes.
+
+        Times of CUDA graphs where both sides have one; ``about`` is operator, shape and metric without its unit.
+        """
+        operator, shape, metric = about
+
+        def both(name: str) -> tuple[float, float] | None:
+            for unit in ("graph seconds", "seconds"):
+                pair = [self.of(operator, shape, n, f"{metric} {unit}", dtype, routing) for n in ("rbm", name)]
+                if None not in pair:
+                    return pair[0], pair[1]
+            return None
+
+        ours = both("rbm")
+        ratios = [f"{significant(pair[1] / pair[0])} x" if (pair := both(name)) else "" for name in names]
+        return [human(ours[0]) if ours else "", *ratios]
+
+
+def significant(value: float) -> str:
+    """Two digits that mean something, three from 100 on."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
+
+
+def human(seconds: float) -> str:
+    """Seconds in the unit that one would say them in."""
+    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    unit, name = next((unit for unit in units if seconds >= 0.0995 * unit[0]), units[-1])
+    return f"{significant(seconds / unit)} {name}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table of which the first columns, ``words`` many, are words and the others numbers."""
+    lines = [header, ["---"] * words + ["---:"] * (len(header) - words), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" if line[0] != "---" else f"|{'|'.join(line)}|\n" for line in lines)
