@@ -76,7 +76,7 @@ def table() -> str:
         [
             "One layer on a CPU, against the best of four PyTorch implementations",
             f"{significant(min(gains))} to {significant(max(gains))} x as fast",
-            "has none",
+            "no such layer",
             "[table](#speed), [rows](benchmarks/results/cpu.csv)",
         ],
     ]
