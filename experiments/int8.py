@@ -13,13 +13,11 @@ import csv
 import sys
 from pathlib import Path
 
-import torch
-
 import rbm
-from benchmarks.measure.harness import machine
 from rbm.config import Config
 from rbm.config.presets import preset_config
 from rbm.distillation.run_graph import split_of_run
+from rbm.experiments.results import made_by
 from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.serving.prediction import predict_probabilities
 
@@ -51,6 +49,8 @@ def figures(run: Path, method: str, root: str) -> dict[str, object]:
         row[f"val_{name}"] = f"{right[graph.val_mask].float().mean():.5f}"
         row[f"test_{name}"] = f"{right[graph.test_mask].float().mean():.5f}"
         row[f"bytes_{name}"] = sum(tensor.nbytes for tensor in student.state_dict().values())
+    made = made_by(config, method)
+    row |= {name: made[name] for name in ("commit", "date", "torch")}
     off = (answers["int8"] - answers[None]).abs()
     same = answers["int8"].argmax(1) == answers[None].argmax(1)
     return row | {
@@ -78,9 +78,7 @@ def main(root: str, out: str, runs: str = "runs/int8", *datasets: str) -> None:
             for method in METHODS:
                 if (dataset, method) in known:
                     continue
-                about = {name: machine()[name] for name in ("commit", "date", "torch")}
-                with torch.inference_mode():
-                    row = {"dataset": dataset, "method": method, "seed": 0, **figures(run, method, root), **about}
+                row = {"dataset": dataset, "method": method, "seed": 0, **figures(run, method, root)}
                 writer.writerow(row)
                 file.flush()
                 print(row, flush=True)

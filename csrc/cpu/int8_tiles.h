@@ -35,7 +35,7 @@ constexpr int64_t groups_of(int64_t features) { return (features + 3) / 4; }
 struct Int8Tile {
   const uint8_t* rows[6];
   float row_scales[6], gates[6];
-  float* sums[6];  // += gate * (row scale * column scale * integer + bias)
+  float* sums[6];  // += gate * (integer * (row scale * column scale) + bias)
   const int8_t* panels;
   int64_t panel_bytes, groups;
 };
@@ -45,7 +45,6 @@ struct Int8Tile {
 RBM_INLINE float quantize_row(const float* row, int64_t features, int64_t padded, uint8_t shift, uint8_t* numbers) {
   // The bits of a positive number are in the order of numbers, and those of infinity and NaN come last.
   int32_t largest_bits = 0;
-#pragma omp simd reduction(max : largest_bits)
   for (int64_t d = 0; d < features; ++d) {
     int32_t bits;
     std::memcpy(&bits, row + d, sizeof(bits));
@@ -88,7 +87,7 @@ struct PlainInt8 {
     float head[2][kPanelColumns];
     std::memcpy(head, tile.panels, sizeof(head));
     for (int c = 0; c < kPanelColumns; ++c) {
-      const float answer = static_cast<float>(totals[c]) * tile.row_scales[0] * head[0][c] + head[1][c];
+      const float answer = static_cast<float>(totals[c]) * (tile.row_scales[0] * head[0][c]) + head[1][c];
       tile.sums[0][c] += tile.gates[0] * answer;
     }
   }
@@ -137,11 +136,10 @@ struct Avx2Int8 {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         const int8_t* const panel = tile.panels + v / 2 * tile.panel_bytes + v % 2 * 32;
-        const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(panel));
+        const __m256 scale = _mm256_mul_ps(row_scale, _mm256_loadu_ps(reinterpret_cast<const float*>(panel)));
         const __m256 bias = _mm256_loadu_ps(reinterpret_cast<const float*>(panel + kLineBytes));
         float* const target = tile.sums[r] + 8 * v;
-        const __m256 sum = _mm256_mul_ps(_mm256_cvtepi32_ps(totals[r][v]), row_scale);
-        const __m256 answer = _mm256_fmadd_ps(sum, scale, bias);
+        const __m256 answer = _mm256_fmadd_ps(_mm256_cvtepi32_ps(totals[r][v]), scale, bias);
         _mm256_storeu_ps(target, _mm256_fmadd_ps(gate, answer, _mm256_loadu_ps(target)));
       }
     }
@@ -178,7 +176,10 @@ struct VnniInt8 {
         std::memcpy(&four, tile.rows[r] + 4 * g, sizeof(four));
         const __m512i numbers = _mm512_set1_epi32(four);
 #pragma GCC unroll 8
-        for (int v = 0; v < kPanels; ++v) totals[r][v] = _mm512_dpbusd_epi32(totals[r][v], numbers, weights[v]);
+        for (int v = 0; v < kPanels; ++v) {
+          // Not the intrinsic: around it GCC 12 copies every sum, and stores it.
+          asm("vpdpbusd %2, %1, %0" : "+v"(totals[r][v]) : "v"(numbers), "v"(weights[v]));
+        }
       }
     }
 #pragma GCC unroll 8
@@ -188,8 +189,9 @@ struct VnniInt8 {
       for (int v = 0; v < kPanels; ++v) {
         const int8_t* const panel = tile.panels + v * tile.panel_bytes;
         float* const target = tile.sums[r] + kPanelColumns * v;
-        const __m512 sum = _mm512_mul_ps(__builtin_convertvector((__v16si)totals[r][v], __m512), row_scale);
-        const __m512 answer = _mm512_fmadd_ps(sum, _mm512_loadu_ps(panel), _mm512_loadu_ps(panel + kLineBytes));
+        const __m512 sum = __builtin_convertvector((__v16si)totals[r][v], __m512);
+        const __m512 scale = _mm512_mul_ps(row_scale, _mm512_loadu_ps(panel));
+        const __m512 answer = _mm512_fmadd_ps(sum, scale, _mm512_loadu_ps(panel + kLineBytes));
         _mm512_storeu_ps(target, _mm512_fmadd_ps(gate, answer, _mm512_loadu_ps(target)));
       }
     }

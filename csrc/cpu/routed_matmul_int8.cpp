@@ -18,7 +18,8 @@ namespace {
 constexpr int64_t kRowsOfExpert = 256;
 
 struct Int8Layer {
-  Routing<float> routing;  // of all rows; without memory vectors there is one expert, and its gate is 1
+  Routing<float> routing;  // of all rows
+  bool is_routed;  // else there is one expert, and its gate is 1
   const int8_t* experts;
   int64_t panels, groups, outputs, chunk_rows;
   float* y;  // [B, N], contiguous
@@ -117,7 +118,7 @@ void serve(const Int8Layer& layer, int64_t begin, int64_t end, int64_t first_pan
     float* const gates = floats.get();
     float* const cosines = gates + rows * all.top_k;
     float* const row_scales = cosines + rows * all.top_k;
-    if (all.memory == nullptr) {
+    if (!layer.is_routed) {
       std::fill_n(gates, rows, 1.0f);
       std::fill_n(chosen.get(), rows, 0);
     } else {
@@ -184,6 +185,7 @@ Tensor routed_matmul_int8(
           .h = data<float>(x), .row_stride = x.stride(0), .memory = nullptr, .inverse_norms = nullptr,
           .features = features, .num_experts = num_experts, .top_k = k, .temperature = 1, .gates = nullptr,
           .experts = nullptr, .cosines = nullptr},
+      .is_routed = memory_any.has_value(),
       .experts = data<int8_t>(experts),
       .panels = panels,
       .groups = groups,

@@ -139,9 +139,9 @@ def check_kind(kind: str | None) -> None:
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """That of the rows which a module takes: its first parameter's, or buffer's where all parameters are integers."""
+    """That of the rows which a module takes: its first parameter's, or buffer's; float32 where all are integers."""
     tensors = itertools.chain(module.parameters(), module.buffers())
-    return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
 
 def _replace(module: nn.Module) -> int:

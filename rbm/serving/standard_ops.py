@@ -92,7 +92,7 @@ class PlainInt8Experts(PlainExperts):
 
     def answers(self, rows: Tensor) -> Tensor:
         numbers, row_scale = quantize(rows)
-        return F.linear(numbers, self.weight.to(numbers.dtype)) * row_scale * self.scale + self.bias
+        return F.linear(numbers, self.weight.to(numbers.dtype)) * (row_scale * self.scale) + self.bias
 
 
 class PlainRbMLayer(nn.Module):

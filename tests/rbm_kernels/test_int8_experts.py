@@ -99,7 +99,7 @@ def test_rows_of_any_size(size):
     weight, bias = torch.randn(1, 6, 30) / 30, torch.randn(1, 6)
     y = routed_matmul_int8(x * size, None, quantize_experts(weight, bias), 6)
     unit = routed_matmul_int8(x, None, quantize_experts(weight, None), 6)
-    torch.testing.assert_close(y, (unit * size if size > 1e-30 else 0) + bias[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(y, (unit * size if size > 1e-30 else 0 * unit) + bias[0], rtol=1e-5, atol=1e-6)
     if size < 1e-30:
         assert torch.equal(y, bias.expand(5, 6))
 
@@ -153,7 +153,10 @@ def test_opcheck_and_fullgraph():
     x, memory, weight, bias, k = problem((9, 6, 5, 4, 2))
     experts = quantize_experts(weight, bias)
     torch.library.opcheck(torch.ops.rbm.routed_matmul_int8.default, (x, memory, experts, 5, k))
-    torch.library.opcheck(torch.ops.rbm.routed_matmul_int8.default, (x, None, experts[:1], 5))
+    arguments = (x, None, experts[:1], 5)
+    torch.library.opcheck(
+        torch.ops.rbm.routed_matmul_int8.default, arguments, test_utils=("test_schema", "test_faketensor")
+    )
     compiled = torch.compile(routed_matmul_int8, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 300):
         x = torch.randn(rows, 6)

@@ -71,5 +71,5 @@ def routed_matmul_int8(
     y = x.new_zeros(x.shape[0], out_features)
     for e in range(experts.shape[0]):
         sums = (numbers @ weight[e].double().T).float()
-        y = torch.addcmul(y, gate[:, e, None], sums * row_scale * scale[e] + bias[e])
+        y = torch.addcmul(y, gate[:, e, None], sums * (row_scale * scale[e]) + bias[e])
     return y
