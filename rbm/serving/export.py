@@ -33,9 +33,9 @@ from rbm.utils.files import check_ending, disk_errors, optional, write_atomicall
 # A written file must answer as the student does, within this share of the largest logit. Other libraries add up in
 # another order; an operator that is wrong, or a wrong expert, is off by orders of magnitude more.
 TOLERANCE = 1e-4
-# With weights of 8 bits a number that lies between two integers may become either, where sums are formed in another
-# order: that moves a row's answer by a share of what rounding to 8 bits does, and some rows to another expert. The middle
-# one of all numbers must agree as closely as without, and these shares of them within these tolerances.
+# With weights of 8 bits a number between two integers may become either, where sums are formed in another order. That
+# moves an answer by a share of what rounding to 8 bits does, and some rows to another expert. The middle one of all
+# numbers must agree as closely as without, and these shares of them within these tolerances.
 _SHARES = {False: (1.0, TOLERANCE), True: (0.95, 2e-2)}
 _BATCHES = (1, 2, 7, 64)
 _COMPILER_FILES = 2**26  # bytes, beside those of the weights
