@@ -3,8 +3,9 @@
     python -m benchmarks.int8 --out benchmarks/results/int8.csv
 
 An RbM and an MLP student of each shape, with random weights, answer batches of several sizes on one thread. Each round
-times both kinds of a case in turns, call by call, and its row has their medians: what disturbs the machine disturbs
-both. ``arithmetic`` is what the processor multiplies 8-bit numbers with.
+times both kinds of a case in turns, call by call, and its row has their medians. Times are those of the thread on its
+core: what it waits for a core, where others use the machine, does not count. ``arithmetic`` is what the processor
+multiplies 8-bit numbers with.
 """
 
 import itertools
@@ -45,8 +46,8 @@ def measure(students: dict[str, torch.nn.Module], rows: int, seconds: float) -> 
     width = students["float32"].in_channels
     batches = torch.randn(16, rows, width, generator=torch.Generator().manual_seed(0)).unbind(0)
     times: dict[str, list[float]] = {name: [] for name in students}
-    end, count, clock = time.perf_counter() + seconds, 0, time.perf_counter
-    while count < 20 or clock() < end:
+    end, count, clock = time.perf_counter() + seconds, 0, time.thread_time
+    while count < 20 or time.perf_counter() < end:
         batch = batches[count % len(batches)]
         for name, student in students.items():
             started = clock()

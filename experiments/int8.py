@@ -60,6 +60,20 @@ def figures(run: Path, method: str, root: str) -> dict[str, object]:
     }
 
 
+def markdown(rows: list[dict[str, str]]) -> str:
+    """The rows of a file as a table."""
+    lines = [
+        "| graph | student | val, float32 | int8 | test, float32 | int8 | agree | bytes, float32 | int8 |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        names = ("val_float32", "val_int8", "test_float32", "test_int8", "agreement")
+        cells = [f"{100 * float(row[name]):.2f}" for name in names]
+        sizes = [f"{int(row[name]):,}" for name in ("bytes_float32", "bytes_int8")]
+        lines.append(f"| {' | '.join([row['dataset'], row['method'], *cells, *sizes])} |")
+    return "\n".join(lines)
+
+
 def main(root: str, out: str, runs: str = "runs/int8", *datasets: str) -> None:
     path = Path(out)
     known = (
