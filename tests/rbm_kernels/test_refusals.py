@@ -29,8 +29,7 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
     # Packed for no processor where it could not be: sizes are looked at first.
     fits = max(b, d, n, e) < 2**30
     packed = torch.ops.rbm.pack_experts(weight, None) if fits else of(torch.randn, e, d + 1, n)
-    panels, lines = -(-n // 16), 3 - (-d // 4)
-    int8 = of(lambda *shape: torch.zeros(*shape, dtype=torch.int8), e, panels, lines, 64)
+    int8 = torch.zeros((), dtype=torch.int8).expand(e, -(-n // 16), 3 - (-d // 4), 64)
     rows = {"crow": crow, "col": torch.zeros_like(values, dtype=torch.int32), "values": values}
     pairs = {"gates": gates, "experts": experts}
     return {
