@@ -112,7 +112,8 @@ Tensor route_and_multiply(
       .panel_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),
       .y = mutable_data<T>(y),
   };
-  const Split split = Split::of(rows, rows * (k * layer.padded + num_experts) * features, outputs, panels);
+  const Call call;
+  const Split split = Split::of(call, rows, rows * (k * layer.padded + num_experts) * features, outputs, panels);
   split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
     serve(layer, begin, end, first_panel, last_panel, sizes.width);
   });

@@ -196,7 +196,8 @@ Tensor routed_matmul_int8(
   if (memory_any) layer.routing = routing_of<float>(x, memory, k, temperature, inverse_norms.get(), copies);
   // Four products of 8 bits take the time of one of floats.
   const int64_t routed = memory_any ? num_experts : 0;
-  const Split split = Split::of(rows, rows * (k * layer.padded() / 4 + routed) * features, out_features, panels);
+  const Call call;
+  const Split split = Split::of(call, rows, rows * (k * layer.padded() / 4 + routed) * features, out_features, panels);
   with_int8_kind([&]<typename Kind>(Kind) {
     split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
       serve<Kind>(layer, begin, end, first_panel, last_panel);
