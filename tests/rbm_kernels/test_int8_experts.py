@@ -152,11 +152,9 @@ def test_rows_of_any_stride():
 def test_opcheck_and_fullgraph():
     x, memory, weight, bias, k = problem((9, 6, 5, 4, 2))
     experts = quantize_experts(weight, bias)
-    torch.library.opcheck(torch.ops.rbm.routed_matmul_int8.default, (x, memory, experts, 5, k))
-    arguments = (x, None, experts[:1], 5)
-    torch.library.opcheck(
-        torch.ops.rbm.routed_matmul_int8.default, arguments, test_utils=("test_schema", "test_faketensor")
-    )
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")  # the fourth is what follows
+    for arguments in ((x, memory, experts, 5, k), (x, None, experts[:1], 5)):
+        torch.library.opcheck(torch.ops.rbm.routed_matmul_int8.default, arguments, test_utils=checks)
     compiled = torch.compile(routed_matmul_int8, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 300):
         x = torch.randn(rows, 6)
