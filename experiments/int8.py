@@ -21,7 +21,7 @@ from rbm.experiments.results import made_by
 from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.serving.prediction import predict_probabilities
 
-DATASETS = ("cora", "citeseer", "pubmed", "amazon-computers", "amazon-photo", "academic-cs")
+DATASETS = ("cora", "citeseer", "amazon-photo", "amazon-computers", "academic-cs", "academic-physics")
 METHODS = ("mlp", "rbm")
 COLUMNS = (
     *("dataset", "method", "seed", "in_channels", "hidden_channels", "classes"),
