@@ -9,13 +9,11 @@ more than the clock. ``npy`` is the same rows as a ``.npy`` body, which the stan
 example of former versions wrote it, does not read.
 """
 
-import argparse
 import io
 import json
 import os
 import re
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,26 +27,25 @@ import numpy as np
 import torch
 
 import rbm
-from benchmarks.measure.harness import machine, processor
+from benchmarks.measure.rounds import MACHINE, medians, options, table, take_turns
 from rbm.config import Config
 from rbm.training.run_folder import RunFolder, SavedStudent, save_students
-from rbm.utils.files import write_csv
 
 COLUMNS = (
-    *("date", "commit", "torch", "processor", "cores", "load", "server", "body", "rows", "clients", "round"),
+    *(*MACHINE, "server", "body", "rows", "clients", "round"),
     *("requests", "requests_per_second", "p50_ms", "p99_ms", "server_cpu_ms"),
 )
 SERVERS = {
     "rbm serve": ["-m", "rbm", "serve", "--port", "0"],
     "standard library": ["-m", "benchmarks.peers.http_threads"],
 }
-CASE = ("server", "body", "rows", "clients")
 CASES = [
-    (server, body, rows, clients)
+    {"server": server, "body": body, "rows": rows, "clients": clients}
     for rows in (1, 64)
     for clients in (1, 8)
     for server, body in (("rbm serve", "json"), ("standard library", "json"), ("rbm serve", "npy"))
 ]
+TITLES = ("rows", "clients", "server, body", "requests a second", "p50", "p99", "server's processor time")
 SHAPE = (831, 256, 10)
 
 
@@ -132,48 +129,27 @@ def measure(port: int, process: int, content: bytes, clients: int, seconds: floa
 
 def markdown(records: list[dict]) -> str:
     """Medians over the rounds, as a table."""
-    lines = [
-        "| rows | clients | server, body | requests a second | p50 | p99 | server's processor time |",
-        "|---:|---:|---|---:|---:|---:|---:|",
-    ]
+    rows = []
     for case in CASES:
-        own = [r for r in records if tuple(str(r[name]) for name in CASE) == tuple(map(str, case))]
-        rate, p50, p99, used = (
-            statistics.median(float(r[name]) for r in own)
-            for name in ("requests_per_second", "p50_ms", "p99_ms", "server_cpu_ms")
-        )
-        server, body, rows, clients = case
-        times = " | ".join(f"{ms:.2f} ms" for ms in (p50, p99, used))
-        lines.append(f"| {rows} | {clients} | {server}, {body} | {rate:,.0f} | {times} |")
-    return "\n".join(lines)
+        rate, *times = medians(records, case, ("requests_per_second", "p50_ms", "p99_ms", "server_cpu_ms"))
+        server = f"{case['server']}, {case['body']}"
+        rows.append((case["rows"], case["clients"], server, f"{rate:,.0f}", *(f"{ms:.2f} ms" for ms in times)))
+    return table(TITLES, rows, left=TITLES[2:3])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="CSV file to write")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each round")
-    arguments = parser.parse_args()
-    fixed = {
-        **{name: machine()[name] for name in ("date", "commit", "torch")},
-        "processor": processor(),
-        "cores": os.cpu_count(),
-    }
-    records = []
+    arguments = options(__doc__, rounds=7, seconds=1.5)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         write_run(Path(folder) / "run")
         found_at = {
             name: stack.enter_context(started(command, Path(folder) / "run")) for name, command in SERVERS.items()
         }
-        for turn in range(arguments.rounds):
-            for server, body, rows, clients in CASES:
-                load = round(os.getloadavg()[0], 2)
-                found = measure(*found_at[server], request(body, rows), clients, arguments.seconds)
-                case = dict(zip(CASE, (server, body, rows, clients), strict=True))
-                records.append({**fixed, "load": load, **case, "round": turn, **found})
-    if arguments.out:
-        write_csv(arguments.out, records, COLUMNS)
-    print(markdown(records))
+
+        def of(case: dict) -> dict[str, float]:
+            content = request(case["body"], case["rows"])
+            return measure(*found_at[case["server"]], content, case["clients"], arguments.seconds)
+
+        print(markdown(take_turns(arguments.rounds, CASES, of, arguments.out, COLUMNS)))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ cores; whether an answer wakes a second thread is the operators' affair. The cas
 other jobs share the cores, ``stolen`` says so: the share of the cores' time that was not this process's and not idle.
 """
 
-import argparse
 import os
-import statistics
 import threading
 import time
 from pathlib import Path
@@ -19,16 +17,17 @@ import numpy as np
 import torch
 
 import rbm
-from benchmarks.measure.harness import machine, processor
-from rbm.utils.files import write_csv
+from benchmarks.measure.rounds import MACHINE, medians, options, table, take_turns
 
 SHAPE = (831, 256, 10)
 COLUMNS = (
-    *("date", "commit", "torch", "processor", "cores", "load", "stolen", "student", "threads", "round"),
+    *(*MACHINE, "stolen", "student", "threads", "round"),
     *("answers", "answers_per_second", "p50_us", "p99_us", "cpu_us"),
 )
 THREADS = (1, 8)
 STUDENTS = {"rbm": rbm.RbMStudent, "mlp": rbm.MLPStudent}
+CASES = [{"student": student, "threads": threads} for student in STUDENTS for threads in THREADS]
+TITLES = ("student", "threads", "answers a second", "of one thread's", "p50", "p99", "p99 / p50", "processor time")
 
 
 def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str, float]:
@@ -78,47 +77,24 @@ def _busy_seconds() -> float:
 
 def markdown(records: list[dict]) -> str:
     """Medians over the rounds, as a table."""
-    lines = [
-        "| student | threads | answers a second | of one thread's | p50 | p99 | p99 / p50 | processor time |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for student in STUDENTS:
-        rate_of_one = None
-        for threads in THREADS:
-            own = [r for r in records if (r["student"], int(r["threads"])) == (student, threads)]
-            rate, p50, p99, used = (
-                statistics.median(float(r[name]) for r in own)
-                for name in ("answers_per_second", "p50_us", "p99_us", "cpu_us")
-            )
-            rate_of_one = rate_of_one or rate
-            times = f"{p50:.0f} µs | {p99:.0f} µs | {p99 / p50:.1f} | {used:.0f} µs"
-            lines.append(f"| {student} | {threads} | {rate:,.0f} | {rate / rate_of_one:.2f} | {times} |")
-    return "\n".join(lines)
+    rows, rate_of_one = [], 1.0
+    for case in CASES:
+        rate, p50, p99, used = medians(records, case, ("answers_per_second", "p50_us", "p99_us", "cpu_us"))
+        rate_of_one = rate if case["threads"] == THREADS[0] else rate_of_one
+        times = (f"{p50:.0f} µs", f"{p99:.0f} µs", f"{p99 / p50:.1f}", f"{used:.0f} µs")
+        rows.append((*case.values(), f"{rate:,.0f}", f"{rate / rate_of_one:.2f}", *times))
+    return table(TITLES, rows, left=TITLES[:1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="CSV file to write")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each round")
-    arguments = parser.parse_args()
-    fixed = {
-        **{name: machine()[name] for name in ("date", "commit", "torch")},
-        "processor": processor(),
-        "cores": os.cpu_count(),
-    }
+    arguments = options(__doc__, rounds=7, seconds=1.0)
     torch.manual_seed(0)
     students = {name: kind(*SHAPE).eval() for name, kind in STUDENTS.items()}
-    records = []
-    for turn in range(arguments.rounds):
-        for name, student in students.items():
-            for threads in THREADS:
-                load = round(os.getloadavg()[0], 2)
-                found = measure(student, threads, arguments.seconds)
-                records.append({**fixed, "load": load, "student": name, "threads": threads, "round": turn, **found})
-    if arguments.out:
-        write_csv(arguments.out, records, COLUMNS)
-    print(markdown(records))
+
+    def of(case: dict) -> dict[str, float]:
+        return measure(students[case["student"]], case["threads"], arguments.seconds)
+
+    print(markdown(take_turns(arguments.rounds, CASES, of, arguments.out, COLUMNS)))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #include "memory_update.h"
 #include "packed_experts.h"
 #include "routed_matmul.h"
+#include "routed_matmul_int8.h"
 #include "sparse_expert_matmul.h"
 
 #ifdef RBM_CUDA_LIBRARY
@@ -30,6 +31,7 @@ STABLE_TORCH_LIBRARY_IMPL(rbm, CPU, m) {
   m.impl("pack_experts", TORCH_BOX(&rbm::cpu::pack_experts));
   m.impl("routed_matmul_packed", TORCH_BOX(&rbm::cpu::routed_matmul_packed));
   m.impl("routed_matmul", TORCH_BOX(&rbm::cpu::routed_matmul));
+  m.impl("routed_matmul_int8", TORCH_BOX(&rbm::cpu::routed_matmul_int8));
   m.impl("memory_statistics", TORCH_BOX(&rbm::cpu::memory_statistics));
   m.impl("memory_update_", TORCH_BOX(&rbm::cpu::memory_update_));
   m.impl("sparse_expert_matmul", TORCH_BOX(&rbm::cpu::sparse_expert_matmul));

@@ -7,6 +7,7 @@
 ``sparse_expert_matmul``  the same for rows in compressed sparse form
 ``routed_matmul``         the first and the third in one call, for inference
 ``routed_matmul_packed``  the same with experts packed before (``pack_experts``), on a CPU
+``routed_matmul_int8``    the same with experts of 8-bit integers (``quantize_experts``)
 ``memory_update_``        move the memory vectors towards the rows routed to them
                           (``memory_statistics`` first)
 ========================  =======================================================================
@@ -22,6 +23,7 @@ from rbm_kernels import _library, _native
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.expert_matmul import expert_matmul
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
+from rbm_kernels.ops.int8_experts import quantize_experts, routed_matmul_int8
 from rbm_kernels.ops.memory_update import memory_statistics, memory_update_
 from rbm_kernels.ops.packed_experts import pack_experts, routed_matmul_packed
 from rbm_kernels.ops.routed_matmul import routed_matmul
@@ -40,7 +42,9 @@ __all__ = [
     "memory_statistics",
     "memory_update_",
     "pack_experts",
+    "quantize_experts",
     "routed_matmul",
+    "routed_matmul_int8",
     "routed_matmul_packed",
     "sparse_expert_matmul",
     "sparse_expert_matmul_backward_weight",

@@ -8,6 +8,7 @@
 #include "../expert_matmul.h"
 #include "packed_experts.h"
 #include "routing.h"
+#include "shares.h"
 
 namespace rbm::cpu {
 namespace {
@@ -94,24 +95,6 @@ void serve(const Layer<T>& layer, int64_t begin, int64_t end, int64_t first_pane
   }
 }
 
-// How many threads share the columns, and how many the rows.
-struct Split {
-  int64_t columns, rows;
-
-  // Threads that share the columns route the same rows, and each reads a part of the weights. With rows of its own a thread
-  // reads all weights. So columns are shared as long as there are few rows, and where they make equal shares.
-  static Split of(int64_t rows, int64_t multiplications, int64_t outputs, int64_t panels) {
-    const int64_t threads = std::clamp<int64_t>(
-        multiplications / kMultiplicationsOfThread, 1, std::max<int64_t>(1, torch::stable::get_num_threads()));
-    if (rows <= outputs) {
-      for (int64_t columns = std::min(threads, panels); columns > 1; --columns) {
-        if (panels % columns == 0 || panels / columns >= 8) return {columns, std::clamp<int64_t>(threads / columns, 1, rows)};
-      }
-    }
-    return {1, std::min(threads, rows)};
-  }
-};
-
 template <typename T>
 Tensor route_and_multiply(
     const Tensor& x, const Tensor& memory, const Tensor& packed, int64_t outputs, int64_t k, double temperature) {
@@ -129,15 +112,10 @@ Tensor route_and_multiply(
       .panel_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),
       .y = mutable_data<T>(y),
   };
-  const Split split = Split::of(rows, rows * (k * layer.padded + num_experts) * features, outputs, panels);
-  const auto part = [](int64_t size, int64_t i, int64_t parts) { return size * i / parts; };
-  torch::stable::parallel_for(0, split.rows * split.columns, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = i / split.columns, column = i % split.columns;
-      serve(
-          layer, part(rows, row, split.rows), part(rows, row + 1, split.rows), part(panels, column, split.columns),
-          part(panels, column + 1, split.columns), sizes.width);
-    }
+  const Call call;
+  const Split split = Split::of(call, rows, rows * (k * layer.padded + num_experts) * features, outputs, panels);
+  split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
+    serve(layer, begin, end, first_panel, last_panel, sizes.width);
   });
   return y;
 }

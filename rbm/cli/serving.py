@@ -10,6 +10,7 @@ from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import Device, Run, console, status, usable_device
 
 MethodName = Annotated[str | None, typer.Option(help="Whose student of the run (default: the one that it keeps).")]
+Quantize = Annotated[str | None, typer.Option(help="int8: weights of 8 bits (default: float32).")]
 
 
 def predict(
@@ -36,6 +37,7 @@ def predict(
         ),
     ] = None,
     method: MethodName = None,
+    quantize: Quantize = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="A folder's files side by side: the cluster of RAY_ADDRESS, or this machine.")
     ] = False,
@@ -47,7 +49,7 @@ def predict(
     """
     from rbm.serving.prediction import predict_file
 
-    joined = {"nodes": nodes, "neighbors": neighbors, "method": method, "console": status}
+    joined = {"nodes": nodes, "neighbors": neighbors, "method": method, "quantize": quantize, "console": status}
     if features.is_dir() or ray:
         from rbm.serving.folders import predict_folder
 
@@ -71,12 +73,13 @@ def export(
     ],
     out: Annotated[Path | None, typer.Option(help="File to write (default: student.pt2 or .onnx in RUN).")] = None,
     method: MethodName = None,
+    quantize: Quantize = None,
 ) -> None:
     """Write a student of a run folder to one file that needs nothing of this package, for any batch size."""
     from rbm.serving.export import export_student
 
     with status.status(f"{format_}: written, and compared with the student"):
-        path = export_student(run, format_, out, method=method)
+        path = export_student(run, format_, out, method=method, quantize=quantize)
     console.print(f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does", highlight=False)
 
 
@@ -87,6 +90,7 @@ def latency(
     repeats: Annotated[int, typer.Option(help="Calls of each kind; fewer where they take over ten seconds.")] = 200,
     device: Device = None,
     method: MethodName = None,
+    quantize: Quantize = None,
 ) -> None:
     """Time a run's student, an MLP and the teacher on the run's own graph; latency.json and .png go into its folder."""
     from rbm.experiments.plots import plot_latency
@@ -104,9 +108,10 @@ def latency(
         repeats=repeats,
         device=usable_device(device),
         method=method,
+        quantize=quantize,
         console=status,
     )
-    data, picture = (run / file_of(name, method) for name in ("latency.json", "latency.png"))
+    data, picture = (run / file_of(name, method, quantize) for name in ("latency.json", "latency.png"))
     list_file(picture)
     plot_latency(found["rows"], picture, title=f"{found['dataset']}, threads: {found['threads']}")
     console.print(latency_table(found))
@@ -127,6 +132,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds to send a head, a body, or to take an answer.")] = 10.0,
     grace: Annotated[float, typer.Option(help="Seconds to finish what is in flight, after SIGTERM.")] = 10.0,
     method: MethodName = None,
+    quantize: Quantize = None,
 ) -> None:
     """Serve a student of a run folder over HTTP; SIGHUP reads the folder anew, SIGTERM finishes and stops."""
     from rbm.serving import server
@@ -137,6 +143,7 @@ def serve(
     server.serve(
         run,
         method=method,
+        quantize=quantize,
         host=host,
         port=port,
         threads=threads,

@@ -79,7 +79,8 @@ class HubMixin:
         """
         if self._arguments is None:
             raise TypeError(
-                f"this {type(self).__name__} was made from modules; save one whose arguments are plain values"
+                f"this {type(self).__name__} was made from modules, or quantised; save one whose arguments are plain"
+                " values"
             )
         return self._arguments
 

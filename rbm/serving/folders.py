@@ -46,6 +46,7 @@ def predict_folder(
     nodes: Path | str | None = None,
     neighbors: Path | str | None = None,
     method: str | None = None,
+    quantize: str | None = None,
     ray: bool = False,
     workers: int | None = None,
     console: Console | None = None,
@@ -64,6 +65,7 @@ def predict_folder(
         neighbors: such a folder with the nodes of the training graph that new rows are joined to. Rows are counted
             in their own file.
         method: whose student answers; by default the one that the run keeps.
+        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
         ray: share the files among workers on the cluster that ``RAY_ADDRESS`` names, or on one of this machine. Each
             loads the student once and uses one thread.
         workers: how many, at most one for each of the cluster's processors; by default as many.
@@ -82,7 +84,7 @@ def predict_folder(
     source, out, progress = Path(features), Path(out), Progress(console)
     parquet = optional("pyarrow", "files", f"features folder {source}").parquet
     tasks = _tasks(source, out, nodes, neighbors)
-    predictor = Predictor(run, method)
+    predictor = Predictor(run, method, quantize)
     rows = {task: _rows(parquet, Path(task.features)) for task in tasks}
     about = {
         "format": 1,
@@ -99,7 +101,8 @@ def predict_folder(
         todo = [task for task in tasks if not _is_done(parquet, Path(task.out), rows[task])]
         with progress.count("files", len(tasks)) as advance:
             advance(len(tasks) - len(todo))
-            for answer in _on_ray(todo, run, method, workers) if ray else _here(todo, predictor):
+            given = {"run": str(Path(run).resolve()), "method": method, "quantize": quantize}
+            for answer in _on_ray(todo, given, workers) if ray else _here(todo, predictor):
                 if answer["error"]:
                     raise ValueError(answer["error"])
                 if answer["told"]:
@@ -201,17 +204,17 @@ def _answer(predictor: Predictor, task: _Task) -> _Answer:
 class _Worker:
     """What Ray keeps in each of its workers: one student."""
 
-    def __init__(self, run: str, method: str | None, plugins: tuple[str, ...]) -> None:
+    def __init__(self, run: str, method: str | None, quantize: str | None, plugins: tuple[str, ...]) -> None:
         for plugin in plugins:
             load_plugin(plugin)
         torch.set_num_threads(1)
-        self._predictor = Predictor(run, method)
+        self._predictor = Predictor(run, method, quantize)
 
     def __call__(self, row: dict[str, Any]) -> _Answer:
         return _answer(self._predictor, _Task(**row))
 
 
-def _on_ray(tasks: list[_Task], run: Path | str, method: str | None, workers: int | None) -> Iterator[_Answer]:
+def _on_ray(tasks: list[_Task], student: dict[str, Any], workers: int | None) -> Iterator[_Answer]:
     """Ray Data gives the file of a worker that died to another one."""
     if not tasks:
         return
@@ -221,11 +224,10 @@ def _on_ray(tasks: list[_Task], run: Path | str, method: str | None, workers: in
         processors = int(ray.cluster_resources().get("CPU", 1))
         if workers is not None and workers > processors:
             raise ValueError(f"workers: got {workers}, but the cluster has {processors} processors; ask for fewer")
-        given = {"run": str(Path(run).resolve()), "method": method, "plugins": loaded_plugins()}
         rows = ray.data.from_items([asdict(task) for task in tasks], override_num_blocks=len(tasks))
         answers = rows.map(
             _Worker,
-            fn_constructor_kwargs=given,
+            fn_constructor_kwargs={**student, "plugins": loaded_plugins()},
             concurrency=min(workers or processors, processors, len(tasks)),
             num_cpus=1,
         )

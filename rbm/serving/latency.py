@@ -24,6 +24,7 @@ from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import METHODS
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.distillation.soft_targets import Neighborhood
+from rbm.nn.int8 import quantized
 from rbm.nn.newer import SIGNStudent
 from rbm.nn.pretrained import STUDENT, read_description
 from rbm.nn.sparse_rows import as_rows, concat_columns
@@ -47,6 +48,7 @@ def measure_run(
     repeats: int = 200,
     device: str = "cpu",
     method: str | None = None,
+    quantize: str | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Time a student of a run folder, an MLP as wide as one of its experts, and the teacher, on the run's own graph.
@@ -58,6 +60,7 @@ def measure_run(
         repeats: calls of each model and batch size; fewer, twenty at least, where they take longer than ten seconds.
         device: where models and features lie.
         method: whose student; by default the one that the run keeps.
+        quantize: ``int8`` times the student with weights of 8 bits, and the student in float32 beside it.
         console: shows progress there.
 
     Returns:
@@ -77,8 +80,9 @@ def measure_run(
     if repeats < 1:
         raise ValueError(f"repeats: got {repeats}, expected at least 1")
     run, progress = Path(run), Progress(console)
-    student = load(run, method, quiet=True).to(device)
-    file, encodings = run / file_of("latency.json", method), load_encodings(run, method)
+    trained = load(run, method, quiet=True).to(device)
+    student = trained if quantize is None else quantized(trained, quantize)
+    file, encodings = run / file_of("latency.json", method, quantize), load_encodings(run, method)
     method = read_description(run / STUDENT, method)["method"]
     config = Config.from_yaml(run / "config.yaml")
     split, classes = split_of_run(run, config, root)
@@ -86,11 +90,13 @@ def measure_run(
     models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
     x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
     title = METHODS[method].title if method in METHODS else method
-    models[method] = (title, student, x.__getitem__)
+    models[method] = (title if quantize is None else f"{title}, {quantize}", student, x.__getitem__)
+    if quantize is not None:
+        models["float32"] = (f"{title}, float32", trained, x.__getitem__)
     if isinstance(student, SIGNStudent) and encodings is not None:
         given = load_encodings(run, method, passed_on=True).to(device)
         models["new_nodes"] = (f"{title}, new nodes", new_node_answer(student, graph, given), lambda nodes: nodes)
-    if (mlp := one_expert_mlp(student)) is not None:
+    if (mlp := one_expert_mlp(trained)) is not None:
         models["one_expert"] = ("MLP of one expert's width", mlp.to(device).eval(), x.__getitem__)
     if teacher is not None:
         answer = neighborhood_answer(teacher.to(device).eval(), graph, config.teacher.num_layers)
@@ -110,6 +116,7 @@ def measure_run(
         "edges": graph.num_edges,
         "teacher": config.teacher.name if teacher is not None else None,
         "student": method,
+        "quantize": quantize,
         "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -32,6 +32,7 @@ def predict_file(
     nodes: Path | str | None = None,
     neighbors: Path | str | None = None,
     method: str | None = None,
+    quantize: str | None = None,
     console: Console | None = None,
 ) -> int:
     """Let a student of a run folder answer for the rows of a file, piece by piece.
@@ -46,6 +47,7 @@ def predict_file(
         neighbors: which nodes of the training graph new rows are joined to, see
             :class:`rbm.serving.neighbors.Neighbors`.
         method: whose student answers; by default the one that the run keeps.
+        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
         console: shows progress there, and how many rows, and which, have no neighbor in the file.
 
     Returns:
@@ -56,7 +58,8 @@ def predict_file(
             the run, and ``out`` was not touched.
     """
     progress = Progress(console)
-    rows, told = Predictor(run, method).predict(features, out, nodes=nodes, neighbors=neighbors, progress=progress)
+    predictor = Predictor(run, method, quantize)
+    rows, told = predictor.predict(features, out, nodes=nodes, neighbors=neighbors, progress=progress)
     if told is not None:
         progress.say(told)
     return rows
@@ -68,6 +71,7 @@ class Predictor:
     Args:
         run: folder of a finished run.
         method: whose student answers; by default the one that the run keeps.
+        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
 
     Attributes:
         student: the module, in eval mode.
@@ -75,9 +79,9 @@ class Predictor:
         given: what these nodes give to a new neighbour: their encodings, but for a student of stored hops.
     """
 
-    def __init__(self, run: Path | str, method: str | None = None) -> None:
+    def __init__(self, run: Path | str, method: str | None = None, quantize: str | None = None) -> None:
         self.run = run
-        self.student, self.known = load(run, method, quiet=True), load_encodings(run, method)
+        self.student, self.known = load(run, method, quantize=quantize, quiet=True), load_encodings(run, method)
         stores_hops = isinstance(self.student, SIGNStudent)
         self.given = load_encodings(run, method, passed_on=True) if stores_hops else self.known
 

@@ -5,6 +5,7 @@ matrix product, since only the operators of :mod:`rbm_kernels` spare those that 
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,10 @@ from torch.nn import functional as F
 
 from rbm.nn.feed_forward import ACTIVATIONS, RbMFeedForward
 from rbm.nn.folded_weights import fold, input_scale
+from rbm.nn.int8 import Int8Layer
 from rbm.nn.moe import MoELayer
 from rbm.nn.rbm_layer import FusedRbMLayer
+from rbm_kernels.ops.int8_experts.reference import quantize, unpack
 
 
 def plain(model: nn.Module) -> nn.Module:
@@ -43,8 +46,12 @@ class PlainExperts(nn.Module):
         self.register_buffer("weight", weight.flatten(0, 1).detach().clone())
         self.register_buffer("bias", None if bias is None else bias.flatten().detach().clone())
 
+    def answers(self, rows: Tensor) -> Tensor:
+        """Those of all experts, ``[..., E N]``."""
+        return F.linear(rows, self.weight, self.bias)
+
     def forward(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        answers = F.linear(rows, self.weight, self.bias).unflatten(-1, (self.num_experts, self.out_features))
+        answers = self.answers(rows).unflatten(-1, (self.num_experts, self.out_features))
         # Standard runtimes scatter into a tensor that is there: zeros of the shape of all gates.
         everyone = torch.zeros_like(answers[..., 0]).scatter(-1, experts, gates.to(answers.dtype))
         return (everyone.unsqueeze(-2) @ answers).squeeze(-2)
@@ -73,16 +80,33 @@ class PlainFeedForwards(nn.Module):
         return y if self.bias_out is None else y + everyone @ self.bias_out
 
 
+class PlainInt8Experts(PlainExperts):
+    """Linear experts whose weights are 8-bit integers, as one matrix. Rows are rounded to whole numbers and multiplied
+    in float32, which holds integers up to 2^24: beyond, sums are rounded.
+    """
+
+    def __init__(self, layer: Int8Layer) -> None:
+        weight, scale, bias = unpack(layer.experts, layer.out_features, layer.in_features)
+        super().__init__(weight, bias)
+        self.register_buffer("scale", scale.flatten().detach().clone())
+
+    def answers(self, rows: Tensor) -> Tensor:
+        numbers, row_scale = quantize(rows)
+        return F.linear(numbers, self.weight.to(numbers.dtype)) * (row_scale * self.scale) + self.bias
+
+
 class PlainRbMLayer(nn.Module):
     """The answer of a layer that routes by memory (paper, Eqs. 3 and 5), ``[..., D]`` to ``[..., N]``."""
 
-    def __init__(self, layer: FusedRbMLayer | RbMFeedForward) -> None:
+    def __init__(self, layer: FusedRbMLayer | RbMFeedForward | Int8Layer) -> None:
         super().__init__()
         self.in_features, self.out_features, self.top_k = layer.in_features, layer.out_features, layer.top_k
         self.temperature = layer.gate_temperature
         self.register_buffer("directions", F.normalize(layer.memory, dim=-1).T.contiguous())
         if isinstance(layer, RbMFeedForward):
             self.experts = PlainFeedForwards(layer)
+        elif isinstance(layer, Int8Layer):
+            self.experts = PlainInt8Experts(layer)
         else:
             self.experts = PlainExperts(*fold(layer.weight, layer.bias, layer.attention, layer.log_scale))
 
@@ -114,9 +138,20 @@ class PlainMoELayer(nn.Module):
         return self.experts(rows, gates, experts)
 
 
-_TWINS = {FusedRbMLayer: PlainRbMLayer, RbMFeedForward: PlainRbMLayer, MoELayer: PlainMoELayer}
+class PlainInt8Linear(PlainInt8Experts):
+    """The answer of an :class:`~rbm.nn.int8.Int8Layer` that routes nothing, ``[..., D]`` to ``[..., N]``."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.answers(rows)
 
 
-def _kind(module: nn.Module) -> type[nn.Module] | None:
+def _of_int8(layer: Int8Layer) -> nn.Module:
+    return PlainInt8Linear(layer) if layer.memory is None else PlainRbMLayer(layer)
+
+
+_TWINS = {FusedRbMLayer: PlainRbMLayer, RbMFeedForward: PlainRbMLayer, MoELayer: PlainMoELayer, Int8Layer: _of_int8}
+
+
+def _kind(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
     """What stands in for a layer; None where it is made of standard operators."""
     return next((twin for kind, twin in _TWINS.items() if isinstance(module, kind)), None)

@@ -17,10 +17,12 @@ def begin_list(folder: Path) -> None:
         write_json(folder / MARKER, {"format": 1, "files": []})
 
 
-def file_of(name: str, method: str | None) -> str:
-    """The name of a file about the student that a run keeps, or about that of a method: ``latency-rbm.json``."""
+def file_of(name: str, method: str | None, quantize: str | None = None) -> str:
+    """The name of a file about the student that a run keeps, or about that of a method, or about either with weights of
+    fewer bits: ``latency-rbm.json``, ``latency-rbm-int8.json``.
+    """
     stem, dot, ending = name.partition(".")
-    return name if method is None else f"{stem}-{method}{dot}{ending}"
+    return "-".join(part for part in (stem, method, quantize) if part is not None) + dot + ending
 
 
 def list_file(file: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rbm.config import Config
 from rbm.datasets.encodings import hops
+from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import STUDENT, HubMixin, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.utils.files import disk_errors, read_text, write_bytes, write_json
@@ -225,7 +226,9 @@ def save_students(folder: Path | str, kept: str, students: Mapping[str, SavedStu
     write_json(Path(folder) / STUDENT, content)
 
 
-def load(folder: Path | str, method: str | None = None, *, quiet: bool = False) -> nn.Module:
+def load(
+    folder: Path | str, method: str | None = None, *, quantize: str | None = None, quiet: bool = False
+) -> nn.Module:
     """Load a student of a run folder, or the one that ``save_pretrained`` wrote: a plain module in eval mode, on the
     CPU, made by any method. By default it is the one that the run folder keeps for predictions.
 
@@ -234,12 +237,22 @@ def load(folder: Path | str, method: str | None = None, *, quiet: bool = False) 
     :func:`load_encodings` gives those of the training graph's nodes. Call it under :func:`torch.inference_mode`, in
     every thread that does: the operators made for answering serve there alone.
 
+    Args:
+        folder: a run folder, or one that ``save_pretrained`` wrote.
+        method: whose student of a run folder.
+        quantize: ``"int8"`` for weights of 8 bits (:func:`rbm.nn.int8.quantized`), a quarter of the memory.
+        quiet: say nothing of encodings.
+
     Raises:
         FileNotFoundError: the folder holds no finished student.
-        ValueError: a file of it is corrupt or was not written by this package, or it holds no student of ``method``.
+        ValueError: a file of it is corrupt or was not written by this package, it holds no student of ``method``, or
+            one that ``quantize`` does not serve.
     """
+    check_kind(quantize)
     config, weights = find_student(Path(folder), method)
     student = rebuild(config, weights, method=method)
+    if quantize is not None:
+        student = quantized(student, quantize)
     if student.encodings and not quiet:
         place = repr(str(folder)) if method is None else f"{str(folder)!r}, {method!r}"
         logging.getLogger("rbm").warning(

@@ -26,6 +26,7 @@ import rbm_kernels
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import reference as matmul
 from rbm_kernels.ops.expert_order import reference as order
+from rbm_kernels.ops.int8_experts import reference as int8
 from rbm_kernels.ops.memory_update import reference as update
 from rbm_kernels.ops.sparse_expert_matmul import reference as sparse
 
@@ -148,6 +149,14 @@ def check_routed_matmul(case: Case) -> None:
     if dtype != torch.float16 and memory.dtype == case.accumulated:
         packed = rbm_kernels.pack_experts(weight, bias)
         y = rbm_kernels.routed_matmul_packed(x, memory, packed, case.n, case.k, temperature=case.temperature)
+        compare_elements(y[good], expected[good], bound[good], unit, dtype, case.d + case.k)
+    if dtype == memory.dtype == torch.float32:
+        small = rbm_kernels.quantize_experts(weight, bias)
+        y = rbm_kernels.routed_matmul_int8(x, memory, small, case.n, case.k, temperature=case.temperature)
+        (numbers, row_scale), (weight, scale, bias) = int8.quantize(x), int8.unpack(small, case.n, case.d)
+        rounded = (numbers.double() * row_scale, weight.double() * scale[..., None], bias.double())
+        expected = matmul.expert_matmul(*rounded, gates.double(), experts)
+        bound = matmul.expert_matmul(*(t.abs() for t in rounded), gates.double(), experts)
         compare_elements(y[good], expected[good], bound[good], unit, dtype, case.d + case.k)
 
 

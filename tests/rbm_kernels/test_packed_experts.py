@@ -1,9 +1,12 @@
 """Packed experts: the answers of routed_matmul, for every shape of a tile, in every batch the same."""
 
+import os
+import threading
+
 import pytest
 import torch
 
-from rbm_kernels import pack_experts, routed_matmul_packed
+from rbm_kernels import pack_experts, quantize_experts, routed_matmul_int8, routed_matmul_packed
 from rbm_kernels.ops.packed_experts import reference as packed_reference
 from rbm_kernels.ops.routed_matmul import reference
 
@@ -72,6 +75,27 @@ def test_any_number_of_threads_gives_the_same_bits(threads, outputs, number):
         threads(number)
         assert torch.equal(routed_matmul_packed(x, memory, packed, outputs, k), alone)
         assert torch.equal(pack_experts(weight, bias), packed)
+
+
+@pytest.mark.native
+def test_one_row_wakes_no_second_thread(threads):
+    """Where others use the cores, its answer would wait for that thread, for milliseconds. Many rows do wake it."""
+    x, memory, weight, bias, k = problem((256, 831, 256, 8, 3), torch.float32)
+    packed, small, counts = pack_experts(weight, bias), quantize_experts(weight, bias), []
+
+    def count(rows: int) -> None:  # in a thread of its own, which has woken none yet
+        for operator, experts in ((routed_matmul_packed, packed), (routed_matmul_int8, small)):
+            operator(x[:rows], memory, experts, 256, k)
+            counts.append(len(os.listdir("/proc/self/task")))
+
+    threads(2)
+    for rows in (1, 256):
+        asking = threading.Thread(target=count, args=(rows,))
+        counts.append(len(os.listdir("/proc/self/task")) + 1)
+        asking.start()
+        asking.join()
+    assert counts[:3] == counts[:1] * 3
+    assert counts[4] == counts[3] + 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

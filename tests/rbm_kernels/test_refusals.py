@@ -29,6 +29,7 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
     # Packed for no processor where it could not be: sizes are looked at first.
     fits = max(b, d, n, e) < 2**30
     packed = torch.ops.rbm.pack_experts(weight, None) if fits else of(torch.randn, e, d + 1, n)
+    int8 = torch.zeros((), dtype=torch.int8).expand(e, -(-n // 16), 3 - (-d // 4), 64)
     rows = {"crow": crow, "col": torch.zeros_like(values, dtype=torch.int32), "values": values}
     pairs = {"gates": gates, "experts": experts}
     return {
@@ -42,6 +43,7 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
         "routed_matmul": {"x": x, "memory": memory, "weight": weight, "bias": bias, "k": k},
         "pack_experts": {"weight": weight, "bias": bias},
         "routed_matmul_packed": {"x": x, "memory": memory, "packed": packed, "out_features": n, "k": k},
+        "routed_matmul_int8": {"x": x, "memory": memory, "experts": int8, "out_features": n, "k": k},
         "sparse_expert_matmul": rows | {"weight": weight, "bias": bias, "scale": scale, **pairs},
         "sparse_expert_matmul_backward_gates": {"grad": grad}
         | rows
@@ -98,6 +100,7 @@ SIZES = {
     "routed_matmul": "bdne",
     "pack_experts": "dne",
     "routed_matmul_packed": "bde",
+    "routed_matmul_int8": "be",
     "sparse_expert_matmul": "bdnek",
     "sparse_expert_matmul_backward_gates": "bdnek",
     "sparse_expert_matmul_backward_weight": "bdnek",

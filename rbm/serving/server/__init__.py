@@ -21,7 +21,12 @@ __all__ = ["Limits", "make_app", "serve"]
 
 
 def make_app(
-    student: nn.Module | Path | str, *, method: str | None = None, limits: Limits | None = None, threads: int = 1
+    student: nn.Module | Path | str,
+    *,
+    method: str | None = None,
+    quantize: str | None = None,
+    limits: Limits | None = None,
+    threads: int = 1,
 ) -> "Starlette":
     """An ASGI application that answers for a student.
 
@@ -31,6 +36,7 @@ def make_app(
     Args:
         student: a run folder, or a student of this package on the CPU, which is put into eval mode.
         method: whose student of a run folder; by default the one that it keeps.
+        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
         limits: what one client may ask for.
         threads: threads of a forward.
 
@@ -44,13 +50,14 @@ def make_app(
     optional("starlette", "serve", "rbm serve")
     from rbm.serving.server.app import build
 
-    return build(student, limits or Limits(), threads, method)
+    return build(student, limits or Limits(), threads, method, quantize)
 
 
 def serve(
     run: Path | str,
     *,
     method: str | None = None,
+    quantize: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     threads: int = 1,
@@ -62,6 +69,7 @@ def serve(
     Args:
         run: folder of a finished run.
         method: whose student; by default the one that the run keeps.
+        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
         host: address to listen at.
         port: port to listen at; 0 takes a free one, which the first line names.
         threads: threads of a forward.
@@ -78,4 +86,5 @@ def serve(
         optional(package, "serve", "rbm serve")
     from rbm.serving.server.run import run_forever
 
-    run_forever(make_app(run, method=method, limits=limits, threads=threads), host, port, tell)
+    app = make_app(run, method=method, quantize=quantize, limits=limits, threads=threads)
+    run_forever(app, host, port, tell)

@@ -39,13 +39,21 @@ class Service:
     Attributes:
         source: a run folder or a student.
         method: whose student of the run folder; None for the one that it keeps.
+        quantize: ``int8``, or None for float32.
         served: the student that answers now.
         held_bytes: of bodies whose requests are not answered yet.
     """
 
-    def __init__(self, source: nn.Module | Path | str, limits: Limits, threads: int, method: str | None = None) -> None:
-        self.source, self.method, self.limits = source, method, limits
-        self.served = open_student(source, method)
+    def __init__(
+        self,
+        source: nn.Module | Path | str,
+        limits: Limits,
+        threads: int,
+        method: str | None = None,
+        quantize: str | None = None,
+    ) -> None:
+        self.source, self.method, self.quantize, self.limits = source, method, quantize, limits
+        self.served = open_student(source, method, quantize)
         self.metrics, self.held_bytes = Metrics(), 0
         self.batcher = Batcher(limits, self.metrics, threads)
         self._reading, self._decoder = asyncio.Lock(), ThreadPoolExecutor(1, thread_name_prefix="rbm-decode")
@@ -80,7 +88,7 @@ class Service:
                 if isinstance(self.source, nn.Module):
                     raise ValueError("the student was given as an object, so there is no run folder to read anew")
                 loop = asyncio.get_running_loop()
-                other = await loop.run_in_executor(None, open_student, self.source, self.method)
+                other = await loop.run_in_executor(None, open_student, self.source, self.method, self.quantize)
                 self.served.check_successor(other)
             except Exception:
                 self.metrics.reloads["failed"] += 1
@@ -216,9 +224,15 @@ class Counted:
             raise
 
 
-def build(source: nn.Module | Path | str, limits: Limits, threads: int, method: str | None = None) -> Starlette:
+def build(
+    source: nn.Module | Path | str,
+    limits: Limits,
+    threads: int,
+    method: str | None = None,
+    quantize: str | None = None,
+) -> Starlette:
     """See :func:`rbm.serving.server.make_app`."""
-    service = Service(source, limits, threads, method)
+    service = Service(source, limits, threads, method, quantize)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rbm.nn.int8 import check_kind, dtype_of, quantized
 from rbm.nn.newer import SIGNStudent
 from rbm.nn.pretrained import STUDENT, read_description
 from rbm.serving.prediction import predict_probabilities
@@ -56,7 +57,7 @@ class ServedStudent:
 
     def probabilities(self, rows: Tensor) -> Tensor:
         """Float32 ``[B, C]`` of rows ``[B, in_channels]``."""
-        return predict_probabilities(self.module, rows.to(next(self.module.parameters()).dtype)).float()
+        return predict_probabilities(self.module, rows.to(dtype_of(self.module))).float()
 
     def info(self) -> dict[str, Any]:
         """What a client needs to know."""
@@ -81,24 +82,29 @@ class ServedStudent:
             )
 
 
-def open_student(source: nn.Module | Path | str, method: str | None = None) -> ServedStudent:
+def open_student(
+    source: nn.Module | Path | str, method: str | None = None, quantize: str | None = None
+) -> ServedStudent:
     """A student from its run folder, or as it is; it answers once here, so that its first client does not wait.
 
     Args:
         source: a run folder, a folder that ``save_pretrained`` wrote, or a student.
         method: whose student of a run folder; by default the one that it keeps.
+        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
 
     Raises:
         FileNotFoundError: no finished run.
-        ValueError: a corrupt file, encodings of another width than the student's, an answer that is not finite, or a
-            method that the run folder has no student of.
+        ValueError: a corrupt file, encodings of another width than the student's, an answer that is not finite, a
+            method that the run folder has no student of, or a student that ``quantize`` does not serve.
     """
+    check_kind(quantize)
     if isinstance(source, nn.Module):
         if method is not None:
             raise ValueError(f"method is {method!r}, but the student was given as an object; leave it out")
-        module, name, encodings, passed_on = source.eval(), type(source).__name__, None, None
+        module = source.eval() if quantize is None else quantized(source, quantize)
+        name, encodings, passed_on = type(source).__name__, None, None
     else:
-        module, encodings = load(source, method, quiet=True), load_encodings(source, method)
+        module, encodings = load(source, method, quantize=quantize, quiet=True), load_encodings(source, method)
         passed_on = encodings
         if isinstance(module, SIGNStudent):
             passed_on = load_encodings(source, method, passed_on=True)

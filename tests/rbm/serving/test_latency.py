@@ -109,6 +109,13 @@ def test_a_run_is_measured_on_its_own_graph(run, monkeypatch):
         assert row["calls"] == 5
 
 
+def test_weights_of_8_bits_are_timed_beside_float32(run):
+    found = measure_run(run, batch_sizes=(2,), repeats=2, quantize="int8")
+    assert [row["model"] for row in found["rows"]] == ["rbm", "float32", "one_expert", "teacher"]
+    assert [row["title"] for row in found["rows"]][:2] == ["RbM student, int8", "RbM student, float32"]
+    assert json.loads((run / "latency-int8.json").read_text()) == found
+
+
 def test_percentiles(run, monkeypatch):
     times = iter([np.arange(1.0, 101.0)] * 3)
     monkeypatch.setattr(measuring, "milliseconds", lambda *_, **__: next(times).tolist())

@@ -1,0 +1,209 @@
+// routed_matmul_int8: the whole layer at inference with experts of 8-bit integers. Rows are routed as they came; what the
+// experts multiply is rounded to 8 bits, row by row.
+#include "../routed_matmul_int8.h"
+
+#include <algorithm>
+#include <array>
+
+#include "../cosine_topk.h"
+#include "int8_tiles.h"
+#include "pairs.h"
+#include "routing.h"
+#include "shares.h"
+
+namespace rbm::cpu {
+namespace {
+
+// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of them.
+constexpr int64_t kRowsOfExpert = 256;
+
+struct Int8Layer {
+  Routing<float> routing;  // of all rows
+  bool is_routed;  // else there is one expert, and its gate is 1
+  const int8_t* experts;
+  int64_t panels, groups, outputs, chunk_rows;
+  float* y;  // [B, N], contiguous
+
+  int64_t panel_bytes() const { return (kHeadLines + groups) * kLineBytes; }
+  int64_t padded() const { return panels * kPanelColumns; }
+};
+
+// A thread's rows, quantised, and what is summed for them.
+struct Int8Product {
+  const uint8_t* numbers;  // [n, number_stride]
+  int64_t number_stride;
+  const float *row_scales, *gates;
+  const PairsByExpert* pairs;
+  float* sums;  // [n, padded], zeros
+};
+
+template <typename Kind, int kRows>
+void multiply_rows(Int8Tile tile, int64_t panels) {
+  constexpr int kAtOnce = Kind::panels_at_once(kRows);
+  const auto step = [&](int64_t done) {
+    panels -= done;
+    tile.panels += done * tile.panel_bytes;
+    for (int r = 0; r < kRows; ++r) tile.sums[r] += done * kPanelColumns;
+  };
+  for (; panels >= kAtOnce; step(kAtOnce)) Kind::template multiply<kRows, kAtOnce>(tile);
+  if constexpr (kAtOnce > 4) {
+    if (panels >= 4) Kind::template multiply<kRows, 4>(tile), step(4);
+  }
+  if constexpr (kAtOnce > 2) {
+    if (panels >= 2) Kind::template multiply<kRows, 2>(tile), step(2);
+  }
+  if constexpr (kAtOnce > 1) {
+    if (panels >= 1) Kind::template multiply<kRows, 1>(tile), step(1);
+  }
+}
+
+template <typename Kind>
+void multiply(const Int8Layer& layer, const Int8Product& p, int64_t first_panel, int64_t last_panel) {
+  constexpr int64_t kPanelsOfMany = Kind::panels_at_once(Kind::kMostRows);
+  for (int64_t expert = 0; expert < layer.routing.num_experts; ++expert) {
+    const Pair* const pairs = p.pairs->of(expert);
+    const int64_t count = p.pairs->count(expert), tiles = (count + Kind::kMostRows - 1) / Kind::kMostRows;
+    if (count == 0) continue;
+    // Tiles of nearly one height. One goes through all panels; several take some panels one after the other.
+    const int64_t height = count / tiles, higher = count % tiles;
+    const int64_t at_once = tiles == 1 ? last_panel - first_panel : kPanelsOfMany;
+    for (int64_t panel = first_panel; panel < last_panel; panel += at_once) {
+      const int64_t panels = std::min(at_once, last_panel - panel);
+      const Pair* of_tile = pairs;
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t rows = height + (i < higher);
+        Int8Tile tile;
+        tile.panel_bytes = layer.panel_bytes();
+        tile.panels = layer.experts + (expert * layer.panels + panel) * tile.panel_bytes;
+        tile.groups = layer.groups;
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t row = of_tile[r].row;
+          tile.rows[r] = p.numbers + row * p.number_stride;
+          tile.row_scales[r] = p.row_scales[row];
+          tile.gates[r] = p.gates[of_tile[r].index];
+          tile.sums[r] = p.sums + row * layer.padded() + panel * kPanelColumns;
+        }
+        of_tile += rows;
+        const auto of_height = [&]<int kRows>() {
+          if constexpr (kRows <= Kind::kMostRows) multiply_rows<Kind, kRows>(tile, panels);
+        };
+        switch (rows) {
+          case 6: of_height.template operator()<6>(); break;
+          case 5: of_height.template operator()<5>(); break;
+          case 4: of_height.template operator()<4>(); break;
+          case 3: of_height.template operator()<3>(); break;
+          case 2: of_height.template operator()<2>(); break;
+          default: of_height.template operator()<1>();
+        }
+      }
+    }
+  }
+}
+
+// Rows [begin, end), panels [first_panel, last_panel), by one thread.
+template <typename Kind>
+void serve(const Int8Layer& layer, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
+  const Routing<float>& all = layer.routing;
+  const int64_t most = std::min(end - begin, layer.chunk_rows), padded = layer.padded();
+  const int64_t number_stride = (all.features + kLineBytes - 1) / kLineBytes * kLineBytes;
+  const bool is_direct = padded == layer.outputs;
+  const auto floats = scratch<float>(most * (2 * all.top_k + 1) + routing_scratch<float>(all.num_experts));
+  const auto chosen = scratch<int32_t>(most * all.top_k);
+  const auto numbers = scratch<uint8_t>(most * number_stride);
+  std::unique_ptr<float[]> own_sums;
+  if (!is_direct) own_sums = scratch<float>(most * padded);
+  PairsByExpert pairs(most, all.top_k, all.num_experts);
+  for (int64_t first = begin; first < end; first += layer.chunk_rows) {
+    const int64_t rows = std::min(layer.chunk_rows, end - first);
+    float* const gates = floats.get();
+    float* const cosines = gates + rows * all.top_k;
+    float* const row_scales = cosines + rows * all.top_k;
+    if (!layer.is_routed) {
+      std::fill_n(gates, rows, 1.0f);
+      std::fill_n(chosen.get(), rows, 0);
+    } else {
+      Routing<float> routing = all;
+      routing.h += first * routing.row_stride;
+      routing.gates = gates;
+      routing.cosines = cosines;
+      routing.experts = chosen.get();
+      route_rows(routing, int64_t{0}, rows, row_scales + rows);
+    }
+    pairs.list(chosen.get(), 0, rows);
+    float* const sums = is_direct ? layer.y + first * padded : own_sums.get();
+    const int64_t column = first_panel * kPanelColumns, width = (last_panel - first_panel) * kPanelColumns;
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* const source = all.h + (first + row) * all.row_stride;
+      row_scales[row] = Kind::quantize(source, all.features, number_stride, numbers.get() + row * number_stride);
+      std::fill_n(sums + row * padded + column, width, 0.0f);
+    }
+    multiply<Kind>(layer, {numbers.get(), number_stride, row_scales, gates, &pairs, sums}, first_panel, last_panel);
+    if (is_direct) continue;
+    const int64_t columns = std::min(width, layer.outputs - column);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(sums + row * padded + column, columns, layer.y + (first + row) * layer.outputs + column);
+    }
+  }
+}
+
+}  // namespace
+
+Tensor routed_matmul_int8(
+    const Tensor& x_any, const std::optional<Tensor>& memory_any, const Tensor& experts_any, int64_t out_features, int64_t k,
+    double temperature) {
+  const Checks check("routed_matmul_int8");
+  check.dtype("x", x_any, {ScalarType::Float});
+  check.shape("x", x_any, {kAnySize, kAnySize}, "rows by features");
+  const int64_t rows = x_any.size(0), features = x_any.size(1);
+  if (features > kMostInt8Features) {
+    check.fail("x has ", features, " features, expected at most ", kMostInt8Features, ": their products are summed in int32");
+  }
+  if (memory_any) {
+    check_routing(check, "x", x_any, *memory_any, k, temperature);
+    check.dtype("memory", *memory_any, {ScalarType::Float});
+    check.same_device("memory", *memory_any, "x", x_any);
+  } else if (k != 1) {
+    check.fail("k is ", k, ", expected 1, since memory is None and there is one expert");
+  }
+  if (out_features < 0) check.fail("out_features is ", out_features, ", expected at least 0");
+  check.dtype("experts", experts_any, {ScalarType::Char});
+  const int64_t panels = panels_of(out_features), groups = groups_of(features);
+  check.shape(
+      "experts", experts_any, {memory_any ? memory_any->size(0) : 1, panels, kHeadLines + groups, kLineBytes},
+      "what quantize_experts returned for out_features, the features of x and the experts of memory");
+  check.same_device("experts", experts_any, "x", x_any);
+
+  Tensor y = new_tensor(ScalarType::Float, {rows, out_features});
+  if (rows == 0 || out_features == 0) return y;
+  const Tensor x = with_adjacent_features(x_any), experts = dense(experts_any);
+  const Tensor memory = memory_any ? dense(*memory_any) : x;
+  const int64_t num_experts = experts.size(0);
+  const auto inverse_norms = scratch<float>(num_experts);
+  std::unique_ptr<float[]> copies;
+  Int8Layer layer{
+      .routing{
+          .h = data<float>(x), .row_stride = x.stride(0), .memory = nullptr, .inverse_norms = nullptr,
+          .features = features, .num_experts = num_experts, .top_k = k, .temperature = 1, .gates = nullptr,
+          .experts = nullptr, .cosines = nullptr},
+      .is_routed = memory_any.has_value(),
+      .experts = data<int8_t>(experts),
+      .panels = panels,
+      .groups = groups,
+      .outputs = out_features,
+      .chunk_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),
+      .y = mutable_data<float>(y),
+  };
+  if (memory_any) layer.routing = routing_of<float>(x, memory, k, temperature, inverse_norms.get(), copies);
+  // Four products of 8 bits take the time of one of floats.
+  const int64_t routed = memory_any ? num_experts : 0;
+  const Call call;
+  const Split split = Split::of(call, rows, rows * (k * layer.padded() / 4 + routed) * features, out_features, panels);
+  with_int8_kind([&]<typename Kind>(Kind) {
+    split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
+      serve<Kind>(layer, begin, end, first_panel, last_panel);
+    });
+  });
+  return y;
+}
+
+}  // namespace rbm::cpu

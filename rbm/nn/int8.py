@@ -1,0 +1,156 @@
+"""Students whose weights are 8-bit integers: a quarter of the memory, for answering alone.
+
+Each output column of each expert has a scale of its own, and each row gets one as it comes. Products are summed in
+integers (:func:`rbm_kernels.routed_matmul_int8`); memory vectors, biases, gates and norms stay float32.
+"""
+
+import copy
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from rbm.nn.folded_weights import fold
+from rbm.nn.memory_router import Routing
+from rbm.nn.moe import MoELayer
+from rbm.nn.rbm_layer import FusedRbMLayer
+from rbm.nn.sparse_rows import Features, SparseRows, as_rows
+from rbm_kernels import cosine_topk, quantize_experts, routed_matmul_int8
+
+KINDS = ("int8",)
+_DENSE_NUMBERS = 2**22  # of sparse rows that are made dense at once: 16 MiB
+
+
+class Int8Layer(nn.Module):
+    """A linear layer, or a layer that routes by memory, with weights of 8 bits; from rows ``[..., in_features]``,
+    float32, to ``[..., out_features]``. It has no derivative.
+
+    Sparse rows become dense, some thousands at a time: an answer does not depend on how its row came.
+
+    Args:
+        weight: of its experts, attention and scale folded in, ``[E, out_features, in_features]``, float32.
+        bias: ``[E, out_features]``, or None.
+        memory: memory vectors ``[E, in_features]``, float32, or None for one expert that every row uses.
+        top_k: experts a row uses.
+        gate_temperature: divides the cosines before the softmax.
+
+    Attributes:
+        experts: int8, as :func:`rbm_kernels.quantize_experts` returned them.
+        memory: or None.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: numbers that are not finite.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        memory: Tensor | None = None,
+        top_k: int = 1,
+        gate_temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape[1:]
+        self.top_k, self.gate_temperature = top_k, gate_temperature
+        self.register_buffer("experts", quantize_experts(weight, bias))
+        self.register_buffer("memory", None if memory is None else memory.detach().clone())
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, layer: FusedRbMLayer | nn.Linear) -> "Int8Layer":
+        """What answers in the place of a trained layer."""
+        if isinstance(layer, FusedRbMLayer):
+            folded = fold(layer.weight, layer.bias, layer.attention, layer.log_scale)
+            return cls(*folded, layer.memory, layer.top_k, layer.gate_temperature)
+        return cls(layer.weight[None], None if layer.bias is None else layer.bias[None])
+
+    def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
+        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went,
+        which a linear layer cannot.
+
+        Raises:
+            TypeError: rows of another dtype.
+            ValueError: rows of another size.
+        """
+        if isinstance(h, Tensor) and h.layout is torch.strided and h.dim() == 2 and not return_routing:
+            return self._answer(h)
+        rows = as_rows(h)
+        if isinstance(rows, SparseRows):
+            return self._of_sparse(rows, return_routing)
+        flat, shape = rows.reshape(-1, rows.shape[-1]), rows.shape[:-1]
+        y = self._answer(flat).reshape(*shape, self.out_features)
+        if not return_routing:
+            return y
+        routing = cosine_topk(flat, self.memory, self.top_k, temperature=self.gate_temperature)
+        return y, Routing(*(part.reshape(*shape, self.top_k) for part in routing))
+
+    def _of_sparse(self, rows: SparseRows, return_routing: bool) -> Tensor | tuple[Tensor, Routing]:
+        count = max(1, _DENSE_NUMBERS // max(1, self.in_features))
+        starts = range(0, max(1, rows.shape[0]), count)
+        parts = [self(rows[first : first + count].to_dense(), return_routing=return_routing) for first in starts]
+        if not return_routing:
+            return torch.cat(parts)
+        answers, routings = zip(*parts, strict=True)
+        return torch.cat(answers), Routing(*map(torch.cat, zip(*routings, strict=True)))
+
+    def _answer(self, rows: Tensor) -> Tensor:
+        buffers = self._buffers  # a tenth of the time of attributes of a module
+        return routed_matmul_int8(
+            rows, buffers["memory"], buffers["experts"], self.out_features, self.top_k, self.gate_temperature
+        )
+
+    def extra_repr(self) -> str:
+        routes = "" if self.memory is None else f", num_experts={len(self.memory)}, top_k={self.top_k}"
+        return f"{self.in_features}, {self.out_features}{routes}, int8"
+
+
+def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
+    """A copy of a student in eval mode, for answering alone, whose linear layers and layers that route by memory have
+    weights of 8 bits.
+
+    Its rows and logits stay float32, and :func:`rbm.export_student` takes it. It is saved nowhere: what is saved is the
+    student that it was made of.
+
+    Args:
+        student: trained, float32.
+        kind: ``int8``.
+
+    Raises:
+        TypeError: parameters that are not float32.
+        ValueError: another kind, or a student without such layers: trees, or the mixtures of :mod:`rbm.nn.moe`.
+    """
+    check_kind(kind)
+    found = copy.deepcopy(student).eval()
+    if not _replace(found):
+        raise ValueError(
+            f"quantize is {kind!r}, but a {type(student).__name__} has no layer that 8 bits serve (linear layers and"
+            " FusedRbMLayer); leave it out"
+        )
+    found.__dict__["_arguments"] = None  # they rebuild no module of these weights
+    return found.requires_grad_(False)
+
+
+def check_kind(kind: str | None) -> None:
+    """Raise ValueError unless ``kind`` is None or one that :func:`quantized` knows."""
+    if kind not in (None, *KINDS):
+        raise ValueError(f"quantize is {kind!r}, expected {' or '.join(KINDS)}; leave it out for float32")
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """That of the rows which a module takes: its first parameter's, or buffer's; float32 where all are integers."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+
+
+def _replace(module: nn.Module) -> int:
+    """Put quantised layers in the place of a module's own; how many there were."""
+    count = 0
+    for name, child in module._modules.items():
+        if isinstance(child, FusedRbMLayer | nn.Linear):
+            module._modules[name] = Int8Layer.of(child)
+            count += 1
+        elif child is not None and not isinstance(child, MoELayer):
+            count += _replace(child)
+    return count

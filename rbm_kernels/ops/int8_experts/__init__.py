@@ -1,0 +1,5 @@
+"""Experts of 8-bit integers, a quarter of the bytes of float32, and a layer's answer with them."""
+
+from rbm_kernels.ops.int8_experts.op import quantize_experts, routed_matmul_int8
+
+__all__ = ["quantize_experts", "routed_matmul_int8"]

@@ -1,0 +1,137 @@
+"""``torch.ops.rbm.routed_matmul_int8``: schema, checks, fake implementation; how its experts are quantised."""
+
+import torch
+from torch import Tensor
+
+from rbm_kernels import checks
+from rbm_kernels._library import define, has_tangent, implement_everywhere, implement_fake, refuse_derivative
+from rbm_kernels.ops.cosine_topk.op import check_routing
+from rbm_kernels.ops.int8_experts import reference
+from rbm_kernels.ops.int8_experts.reference import COLUMNS, GROUP, HEAD, LINE
+
+define(
+    "routed_matmul_int8(Tensor x, Tensor? memory, Tensor experts, int out_features, int k=1, float temperature=1.0)"
+    " -> Tensor"
+)
+# The sum of so many products of 127 and 127 fits 32 bits.
+MOST_FEATURES = 2**17
+
+
+def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Round experts to 8-bit integers for :func:`routed_matmul_int8`, symmetrically, by output column of each expert.
+
+    ``weight[e, n]`` becomes ``round(weight[e, n] * 127 / m)`` with ``m`` its largest absolute value, and ``m / 127`` is
+    kept in float32. The form is the same on every processor.
+
+    Args:
+        weight: ``[E, N, D]``, float32; ``D`` at most 131,072.
+        bias: ``[E, N]``, float32, or None. It stays float32.
+
+    Returns:
+        int8 ``[E, ceil(N / 16), 3 + ceil(D / 4), 64]``, which holds weights, scales and biases.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: shapes that do not fit, or numbers that are not finite.
+    """
+    op = "quantize_experts"
+    checks.check_dtype(op, "weight", weight, (torch.float32,))
+    checks.check_shape(op, "weight", weight, (None, None, None), "experts by outputs by features")
+    _check_features(op, "weight", weight.shape[2])
+    checks.check_devices(op, weight=weight, bias=bias)
+    if bias is not None:
+        checks.check_dtype(op, "bias", bias, (torch.float32,))
+        checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and not tensor.isfinite().all():
+            raise ValueError(
+                f"rbm::{op}: {name} holds numbers that are not finite, and 8 bits have none such: train the model anew"
+            )
+    with torch.no_grad():
+        numbers, scale = reference.quantize(weight)
+        return reference.pack(numbers.to(torch.int8), scale.squeeze(-1), None if bias is None else bias.detach())
+
+
+def routed_matmul_int8(
+    x: Tensor, memory: Tensor | None, experts: Tensor, out_features: int, k: int = 1, temperature: float = 1.0
+) -> Tensor:
+    """Answer as :func:`rbm_kernels.routed_matmul` does (paper, Eqs. 3 and 5), with experts of 8-bit integers.
+
+    For inference. Rows are routed as they are; for the experts each row is rounded to integers from -127 to 127, scaled
+    by its own largest absolute value. Their products are summed in int32, without any rounding; scales, biases and
+    gates are applied in float32. A row's answer is the same, bit for bit, in every batch and on any number of threads.
+
+    Args:
+        x: rows ``[B, D]``, float32. ``B`` may be 0.
+        memory: memory vectors ``[E, D]``, float32; or None, where there is one expert, which every row uses: a linear
+            layer.
+        experts: what :func:`quantize_experts` returned for ``weight [E, N, D]`` and the bias.
+        out_features: ``N``.
+        k: experts a row uses, ``1 <= k <= E``.
+        temperature: divides the cosines before the softmax; positive.
+
+    Returns:
+        ``y [B, N]``, float32. A row with a number that is not finite gets NaN in all its outputs. A row without any
+        number as large as 1e-30 gets the biases.
+
+    Raises:
+        TypeError: a dtype that is not listed above.
+        ValueError: shapes that do not fit, ``k`` out of range, or a temperature that is not positive.
+        RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one.
+    """
+    if torch.compiler.is_compiling():
+        return torch.ops.rbm.routed_matmul_int8(x, memory, experts, out_features, k, temperature)
+    try:
+        if torch.is_inference_mode_enabled():
+            return _operator(x, memory, experts, out_features, k, temperature)
+        if torch.is_grad_enabled() or has_tangent(x, memory, experts):
+            return torch.ops.rbm.routed_matmul_int8(x, memory, experts, out_features, k, temperature)
+        # Past the refusal of derivatives, which is Python and costs more than routing one row.
+        with torch._C._AutoDispatchBelowAutograd():
+            return _operator(x, memory, experts, out_features, k, temperature)
+    except RuntimeError:
+        _check(x, memory, experts, out_features, k, temperature)
+        raise
+
+
+def _check_features(op: str, name: str, features: int) -> None:
+    if isinstance(features, int) and features > MOST_FEATURES:
+        raise ValueError(
+            f"rbm::{op}: {name} has {features} features, expected at most {MOST_FEATURES}: their products are summed in"
+            " int32"
+        )
+
+
+def _check(x, memory, experts, out_features, k=1, temperature=1.0) -> None:
+    op = "routed_matmul_int8"
+    checks.check_dtype(op, "x", x, (torch.float32,))
+    checks.check_shape(op, "x", x, (None, None), "rows by features")
+    _check_features(op, "x", x.shape[1])
+    if memory is not None:
+        check_routing(op, "x", x, memory, k, temperature)
+        checks.check_dtype(op, "memory", memory, (torch.float32,))
+    elif k != 1:
+        raise ValueError(f"rbm::{op}: k is {k}, expected 1, since memory is None and there is one expert")
+    checks.check_dtype(op, "experts", experts, (torch.int8,))
+    if out_features < 0:
+        raise ValueError(f"rbm::{op}: out_features is {out_features}, expected at least 0")
+    num_experts = 1 if memory is None else memory.shape[0]
+    shape = (num_experts, -(-out_features // COLUMNS), HEAD - (-x.shape[1] // GROUP), LINE)
+    why = "what quantize_experts returned for out_features, the features of x and the experts of memory"
+    checks.check_shape(op, "experts", experts, shape, why)
+
+
+@implement_everywhere("routed_matmul_int8")
+def _eager(x, memory, experts, out_features, k=1, temperature=1.0) -> Tensor:
+    _check(x, memory, experts, out_features, k, temperature)
+    return reference.routed_matmul_int8(x, memory, experts, out_features, k, temperature)
+
+
+def _fake(x, memory, experts, out_features, k=1, temperature=1.0) -> Tensor:
+    _check(x, memory, experts, out_features, k, temperature)
+    return x.new_empty((x.shape[0], out_features))
+
+
+implement_fake("routed_matmul_int8", _fake)
+refuse_derivative("routed_matmul_int8", "routed_matmul")
+_operator = torch.ops.rbm.routed_matmul_int8.default._op

@@ -1,0 +1,135 @@
+"""Students with weights of 8 bits: near the float32 ones, a quarter of the bytes, for every way to serve."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from saved_runs import save_run
+
+import rbm
+from rbm.nn.int8 import Int8Layer, dtype_of, quantized
+from rbm.nn.moe import MoEStudent
+from rbm.nn.sparse_rows import SparseRows
+from rbm.serving.export import export_student
+from rbm.serving.prediction import Predictor, predict_file
+from rbm.serving.server.student import open_student
+
+F, C = 200, 7
+
+
+@pytest.fixture(scope="module")
+def student():
+    return rbm.RbMStudent(F, 64, C, norm="batch", num_experts=6, top_k=2).eval()
+
+
+def bytes_of(module) -> int:
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+@torch.inference_mode()
+def assert_near(got, expected, tolerance=0.03):
+    """Of the largest logit, but for rows that rounding sends to another expert of a later layer."""
+    off = (got - expected).abs().amax(1)
+    assert (off <= tolerance * expected.abs().max()).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("kind", [rbm.RbMStudent, rbm.MLPStudent])
+@pytest.mark.parametrize("norm", ["none", "batch", "layer"])
+def test_answers_are_near_and_bytes_a_quarter(kind, norm):
+    student = kind(F, 128, C, norm=norm).eval()
+    x, small = torch.randn(300, F), quantized(student)
+    with torch.inference_mode():
+        assert_near(small(x), student(x))
+        assert torch.equal(torch.cat([small(row[None]) for row in x[:20]]), small(x)[:20])
+    assert bytes_of(small) < 0.3 * bytes_of(student)
+    assert not any(isinstance(layer, rbm.FusedRbMLayer | torch.nn.Linear) for layer in small.modules())
+    assert dtype_of(small) == torch.float32
+
+
+def test_the_student_stays_as_it_is(student):
+    before = copy.deepcopy(student.state_dict())
+    quantized(student)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in student.state_dict().items())
+    assert isinstance(student.layers[0], rbm.FusedRbMLayer)
+
+
+def test_rows_of_every_kind(student, monkeypatch):
+    """Sparse rows become dense, a part at a time; a row alone keeps its shape."""
+    x, small = torch.randn(50, F) * (torch.rand(50, F) < 0.1), quantized(student)
+    monkeypatch.setattr("rbm.nn.int8._DENSE_NUMBERS", 7 * F)
+    with torch.inference_mode():
+        expected = small(x)
+        for rows in (x.to_sparse_csr(), SparseRows(x[:, :150].to_sparse_csr(), x[:, 150:])):
+            assert torch.equal(small(rows), expected)
+            logits, trace = small(rows, return_trace=True)
+            assert torch.equal(logits, expected)
+            assert torch.equal(trace.routings[0].experts, student(x, return_trace=True)[1].routings[0].experts)
+        assert torch.equal(small.layers[0](x[3]), small.layers[0](x)[3])
+        assert small.layers[0](x.view(5, 10, F)).shape == (5, 10, 64)
+        with pytest.raises(ValueError, match="rows of x hold 3 numbers"):
+            small(x[:, :3])
+        with pytest.raises(TypeError, match="x has dtype float64, expected float32"):
+            small(x.double())
+
+
+def test_it_can_be_copied_and_pickled(student):
+    x, small = torch.randn(5, F), quantized(student)
+    with torch.inference_mode():
+        for other in (copy.deepcopy(small), pickle.loads(pickle.dumps(small))):
+            assert torch.equal(other(x), small(x))
+    assert "int8" in repr(small)
+
+
+def test_what_cannot_be_quantised():
+    with pytest.raises(ValueError, match=r"quantize is 'int8', but a MoEStudent has no layer that 8 bits serve"):
+        quantized(MoEStudent(4, 5, 3))
+    with pytest.raises(TypeError, match="weight has dtype float64, expected float32"):
+        quantized(rbm.MLPStudent(4, 5, 3).double())
+    broken = rbm.MLPStudent(4, 5, 3)
+    broken.layers[1].bias.data[2] = float("nan")
+    with pytest.raises(ValueError, match="bias holds numbers that are not finite"):
+        quantized(broken)
+
+
+def test_it_is_saved_nowhere(student, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(TypeError, match="was made from modules, or quantised"):
+        quantized(student).save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+def test_every_way_to_serve_a_run(tmp_path, command):
+    run = save_run(tmp_path / "run", F)
+    small, x = rbm.load(run, quantize="int8"), torch.randn(40, F)
+    assert isinstance(small.layers[0], Int8Layer)
+    with torch.inference_mode():
+        expected = small(x).softmax(-1)
+        assert not torch.equal(expected, rbm.load(run)(x).softmax(-1))
+    np.save(tmp_path / "x.npy", x.numpy())
+    predict_file(run, tmp_path / "x.npy", tmp_path / "y.npy", quantize="int8")
+    torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "y.npy")), expected, rtol=0, atol=1e-6)
+    for served in (open_student(run, quantize="int8"), open_student(rbm.load(run), quantize="int8")):
+        torch.testing.assert_close(served.probabilities(x.double()), expected, rtol=0, atol=1e-6)
+    assert isinstance(Predictor(run, quantize="int8").student.layers[1], Int8Layer)
+    status, out, _ = command("export", run, "--format", "torch-export", "--quantize", "int8")
+    assert status == 0
+    assert "student-int8.pt2" in out.replace("\n", "")
+    program = torch.export.load(run / "student-int8.pt2").module()
+    assert_near(program(x).softmax(-1), expected, tolerance=1e-3)
+    mlp = rbm.MLPStudent(1000, 256, C)
+    path = export_student(mlp, "torch-export", tmp_path / "mlp.pt2", quantize="int8")
+    assert path.stat().st_size < 0.35 * bytes_of(mlp)
+
+
+@pytest.mark.parametrize("arguments", [("predict", "{run}", "x.npy"), ("export", "{run}", "--format", "onnx")])
+def test_another_kind_is_refused(tmp_path, command, arguments):
+    save_run(tmp_path / "run", 4)
+    np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
+    here = {"{run}": tmp_path / "run", "x.npy": tmp_path / "x.npy"}
+    status, _, err = command(*(here.get(part, part) for part in arguments), "--quantize", "int4")
+    assert status != 0
+    assert "quantize is 'int4', expected int8; leave it out for float32" in err
+    with pytest.raises(ValueError, match="quantize is 'int4', expected int8"):
+        rbm.load(tmp_path / "run", quantize="int4")
