@@ -193,12 +193,14 @@ def distill(
                 encode(config.encoding)
             neighbors = uses_neighbor_labels(split, config)
             taught = config.updated({"distill": {"neighbors": neighbors}})
-            task, source = DistillationTask(split, outputs, taught, classes, encode, run, progress), "teacher"
+            task, source = DistillationTask(split, outputs, taught, classes, encode, run, progress, kept), "teacher"
             # The MLP on labels first, where others may learn from it.
             may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" else None
             for method in sorted(methods, key=lambda method: method != may_teach):
                 with timings.measured(method):
                     trained[method] = _train_student(METHODS[method], task)
+                if method in kept.taken:
+                    timings[method]["cached"] = True
                 if method == may_teach:
                     ask = partial(is_ahead_of_teacher, split, outputs, trained[method])
                     if broadcast_from_rank0(ask):

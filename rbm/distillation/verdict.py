@@ -12,12 +12,14 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
+from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import TrainedStudent
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.parameters import count_parameters
-from rbm.nn.sparse_rows import concat_columns
+from rbm.nn.sparse_rows import Rows, concat_columns
 from rbm.nn.students import predict
 
 LABELS_ALONE = "labels"  # the method that learns without a teacher
@@ -139,10 +141,13 @@ def _cheapest(best: str, behind: Mapping[str, Comparison], cost: Mapping[str, in
 def student_right(split: GraphSplit, trained: TrainedStudent) -> Tensor:
     """Whether a student is right on the validation nodes: bool ``[N_val]`` on the CPU."""
     nodes = split.observed_nodes.to(split.observed.val_mask.device)[split.observed.val_mask]
+    return answers_right(predict(trained.student, rows_of(split, trained.encodings, nodes)), split)
+
+
+def rows_of(split: GraphSplit, encodings: Encodings | None, nodes: Tensor) -> Rows | HalfPrecisionRows:
+    """What a student sees of nodes of the full graph, int64 ``[n]``: features, and beside them its encodings."""
     rows = split.full_rows[nodes]
-    if trained.encodings is not None:
-        rows = concat_columns(rows, trained.encodings.full[nodes.to(trained.encodings.full.device)])
-    return answers_right(predict(trained.student, rows), split)
+    return rows if encodings is None else concat_columns(rows, encodings.full[nodes.to(encodings.full.device)])
 
 
 def answers_right(logits: Tensor, split: GraphSplit) -> Tensor:
