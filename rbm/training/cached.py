@@ -23,7 +23,8 @@ def cached_phase(
     Args:
         phase: what is trained, such as ``"teacher"``; the beginning of the file's name.
         model: untrained. Afterwards it has the trained state, and is in eval mode.
-        settings, inputs: all that the trained state and the result depend on, see :meth:`Cache.tensors`.
+        settings: what the trained state and the result depend on, values that JSON can hold.
+        inputs: tensors that they depend on.
         train: trains ``model`` and returns its result, values that JSON can hold.
         cache: where it is looked for and kept.
         progress: told where nothing is trained.

@@ -52,8 +52,8 @@ class Search:
 
     Args:
         space: what may be chosen.
-        judge: trains a point on one half, ``judge(point, half) -> answers``: a character for each validation node, ``1``
-            right, ``0`` wrong, ``-`` not held out; empty where it cannot be trained.
+        judge: trains a point on one half, ``judge(point, half) -> answers``: a character for each validation node,
+            ``1`` right, ``0`` wrong, ``-`` not held out; empty where it cannot be trained.
         study: Optuna's, empty or of the same search.
         budget: seconds for all of it, and for the training of the choice after it.
         seed: of the proposals.
@@ -277,8 +277,8 @@ def accuracies(trial: "FrozenTrial | Trial") -> list[float]:
 def lead(first: list[str], second: list[str]) -> Lead:
     """Compare the answers of two trials on the same halves.
 
-    A node that several halves ask counts once, with the sum of its differences, since its answers are alike; on one half
-    this is McNemar's standard error of a difference of paired shares. One node is added to either side, as in
+    A node that several halves ask counts once, with the sum of its differences, since its answers are alike; on one
+    half this is McNemar's standard error of a difference of paired shares. One node is added to either side, as in
     :func:`rbm.distillation.verdict.compare`: one answer more must not be ahead by more than its error.
     """
     nodes = max(map(len, [*first, *second]))

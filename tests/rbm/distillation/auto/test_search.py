@@ -6,9 +6,11 @@ import pytest
 
 from rbm.config import Config
 from rbm.config.presets import preset_config
+from rbm.distillation import sentences
 from rbm.distillation.auto import search as search_module
 from rbm.distillation.auto.folder import new_study
 from rbm.distillation.auto.run import parse_budget
+from rbm.distillation.auto.run import told as told_of
 from rbm.distillation.auto.search import Search, lead, point_of, rows
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, Space
 from rbm.training.loop import OutOfTimeError
@@ -67,7 +69,7 @@ def test_finds_what_is_better():
 
 @pytest.mark.parametrize(("won", "lost", "leaves"), [(45, 30, True), (35, 30, False), (1, 0, False), (2, 0, True)])
 def test_leaves_what_was_given_for_more_than_a_standard_error(won, lost, leaves):
-    """The best trial is right on ``won`` nodes more and ``lost`` less, of 200: by how many it is ahead does not tell."""
+    """The best trial wins some nodes of 200 and loses others: the difference alone does not decide."""
 
     def judge(point, half):
         right = [node % 2 == 0 for node in range(200)]
@@ -82,6 +84,15 @@ def test_leaves_what_was_given_for_more_than_a_standard_error(won, lost, leaves)
     found = search.lead(search.best())
     assert found.gain == pytest.approx((won - lost) / 200)
     assert found.error == pytest.approx(((won + lost + 2 - (won - lost) ** 2 / 202) ** 0.5) / 200)
+
+
+@pytest.mark.parametrize(("gain", "told"), [(0.02, "2.00 points ahead, within its standard error of 2.50"), (0.03, "")])
+def test_the_verdict_says_why_the_settings_stayed(gain, told):
+    search = search_of()
+    search.run()
+    sentence = sentences._search(told_of(search) | {"gain": gain, "error": 0.025})
+    assert ("the best trial was" in sentence) == bool(told)
+    assert told in sentence
 
 
 def test_a_node_that_is_asked_twice_counts_once():
