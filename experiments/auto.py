@@ -29,6 +29,7 @@ import rbm
 from rbm.config.presets import preset_config
 from rbm.distillation.auto import run as auto_run
 from rbm.distillation.auto import search
+from rbm.distillation.verdict import Comparison, kept_student
 from rbm.experiments.results import made_by
 from rbm.training import loop
 from rbm.utils.files import as_json, write_csv, write_text
@@ -122,20 +123,25 @@ def searched(name: str, budget: str, seed: int, data: Data) -> auto_run.Chosen:
     )
 
 
-def trained(config: rbm.Config, name: str, seed: int, data: Data) -> dict[str, object]:
-    """What the run with a configuration comes to."""
+def trained(config: rbm.Config, told: dict[str, Any], name: str, seed: int, data: Data) -> dict[str, object]:
+    """What the run with a configuration comes to, after a search that told this."""
 
-    def train() -> dict[str, object]:
+    def train() -> dict[str, Any]:
         found = rbm.distill(data, config=config, cache=RUNS / f"cache-{name}-{seed}", measure_latency=False)
-        verdict = found.summary["verdict"]
-        return {
-            "kept": found.method,
-            "best_val": _percent(max(verdict["accuracy"][method] for method in METHODS)),
-            "kept_val": _percent(verdict["accuracy"][found.method]),
-            "kept_test": _percent(found.summary[found.method]["test_accuracy"]),
-        }
+        test = {method: found.summary[method]["test_accuracy"] for method in found.students}
+        return {"verdict": found.summary["verdict"], "test": test}
 
-    return Known(RUNS / f"trained-{name}-{seed}.json").get(config.to_yaml(), train)[0]
+    result = Known(RUNS / f"run-{name}-{seed}.json").get(config.to_yaml(), train)[0]
+    verdict, test = result["verdict"], result["test"]
+    behind = {method: Comparison(**each) for method, each in verdict["behind"].items()}
+    kept = kept_student(verdict["best"], behind, METHODS, verdict["cost"], auto_run.searched_for(told))
+    return {
+        "kept": kept,
+        "best_val": _percent(max(verdict["accuracy"][method] for method in METHODS)),
+        "kept_val": _percent(verdict["accuracy"][kept]),
+        "kept_test": _percent(test[kept]),
+        **{f"{method}_test": _percent(test[method]) for method in METHODS},
+    }
 
 
 def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object]:
@@ -145,7 +151,7 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
     if budget is not None:
         chosen = searched(name, budget, seed, data)
         config, found = chosen.config, chosen.told
-    result = trained(config, name, seed, data)
+    result = trained(config, found, name, seed, data)
     made = made_by(config, "rbm")
     return {
         "graph": name,
@@ -157,6 +163,7 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
         "held_out_before": _percent(found.get("given_accuracy")),
         "gain": _percent(found.get("gain")),
         "error": _percent(found.get("error")),
+        "errors": "" if budget is None else f"{found['errors']:.2f}",
         "teacher": config.teacher.name,
         "searched_for": (found.get("choice") or {}).get("method", ""),
         "changed": " ".join(f"{key}={value}" for key, value in found.get("changed", {}).items()),

@@ -20,7 +20,7 @@ from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.auto.folder import read_chosen
-from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, with_logits
+from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
@@ -209,10 +209,10 @@ def distill(
             trained = {method: trained[method] for method in methods}
             for each in trained.values():
                 each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
-            verdict = broadcast_from_rank0(
-                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors=neighbors, source=source)
-            )
-            if search := chosen.told if chosen else read_chosen(folder):
+            search = chosen.told if chosen else read_chosen(folder)
+            told = {"neighbors": neighbors, "source": source, "searched_for": searched_for(search)}
+            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, **told))
+            if search:
                 verdict["search"] = search
 
         name = config.teacher.name if teacher is None else "given"

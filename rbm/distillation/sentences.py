@@ -47,9 +47,10 @@ def _search(found: dict[str, Any]) -> str:
 def _stayed(found: dict[str, Any]) -> str:
     """Why these settings stay though a trial was ahead of them; a search of a former version does not tell."""
     gain, error = found.get("gain"), found.get("error")
-    if not gain or gain > error:
+    if not gain or gain > found["errors"] * error:
         return ""
-    return f"; the best trial was {100 * gain:.2f} points ahead, within its standard error of {100 * error:.2f}"
+    points = f"{100 * gain:.2f} points (standard error {100 * error:.2f})"
+    return f"; the best of {found['tried']} others was ahead by {points}, which may be chance"
 
 
 def _value(value: Any) -> str:
@@ -113,6 +114,8 @@ def _kept(verdict: dict[str, Any]) -> str:
     reason = "the best at validation"
     if verdict["asked_for"]:
         reason = "as asked for"
+    elif kept == verdict.get("searched_for") and kept != best:
+        reason = "whose settings the search chose, and behind the best by no more than chance"
     elif kept == LABELS_ALONE and kept != best:
         reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than half a point ahead of every student"
     elif kept != best:

@@ -19,7 +19,7 @@ from rbm.datasets import num_classes
 from rbm.datasets.splits import halved, split_for, split_graph, without_test_set
 from rbm.distillation.auto.folder import AutoFolder, describe, new_study, open_auto
 from rbm.distillation.auto.search import MOST_HALVES, Search, point_of, rows
-from rbm.distillation.auto.space import MODULE, Point, Space
+from rbm.distillation.auto.space import GIVEN, MODULE, Point, Space
 from rbm.distillation.result import Distillation
 from rbm.distillation.verdict import rows_of
 from rbm.nn.students import predict
@@ -206,8 +206,9 @@ def told(search: Search) -> dict[str, Any]:
         ``budget`` in seconds; ``trials``, ``complete`` and ``given_up``; ``halves`` of a complete trial; ``choice``,
         the point that was chosen, ``changed``, what of it differs from the start that it names, and its ``accuracy``;
         ``given_accuracy``, the best of the configuration that the search started from; ``gain``, what the best trial is
-        ahead of it, and the ``error`` of that (:class:`rbm.distillation.auto.search.Lead`). Accuracies are means over
-        halves, and None where no trial was complete.
+        ahead of it, and the ``error`` of that (:class:`rbm.distillation.auto.search.Lead`), and ``errors``, how many of
+        them the best of the points that were ``tried`` had to be ahead. Accuracies are means over halves, and None
+        where no trial was complete.
     """
     best, given, lead = search.choice(), search.given(), search.lead(search.best())
     choice = {} if best is None else point_of(best)
@@ -226,7 +227,15 @@ def told(search: Search) -> dict[str, Any]:
         "given_accuracy": None if given is None else given.value,
         "gain": None if lead is None else lead.gain,
         "error": None if lead is None else lead.error,
+        "tried": search.tried,
+        "errors": search.errors,
     }
+
+
+def searched_for(told: dict[str, Any] | None) -> str | None:
+    """The method that a search has found other settings for; None where it left them as they were."""
+    choice = (told or {}).get("choice")
+    return choice["method"] if choice and (choice["start"] != GIVEN or told["changed"]) else None
 
 
 def budget_in_seconds(auto: bool, budget: float | str | None, encodings: Sequence[Tensor]) -> float:

@@ -125,8 +125,8 @@ class Search:
         return lead(answers(trial), answers(given))
 
     def choice(self) -> "FrozenTrial | None":
-        """The best trial, if it is ahead of the given configuration by more than one standard error, or else the best
-        of that; None where none is complete.
+        """The best trial, if it is ahead of the given configuration by more than :attr:`errors` standard errors, or
+        else the best of that; None where none is complete.
 
         Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984) choose the simplest tree within
         one standard error of the best; here it is the settings that may rest on more evidence than a search, and the
@@ -134,7 +134,24 @@ class Search:
         """
         best = self.best()
         found = self.lead(best)
-        return best if found is None or found.gain > found.error else self.given()
+        return best if found is None or found.gain > self.errors * found.error else self.given()
+
+    @property
+    def tried(self) -> int:
+        """How many points other than the given configuration were judged."""
+        points = [point_of(trial) for trial in self.trials() if answers(trial)]
+        given = [point for point in self.starts if point["start"] == GIVEN]
+        return len({tuple(point.items()) for point in points if point not in given})
+
+    @property
+    def errors(self) -> float:
+        """Standard errors that the best of so many points must be ahead: 1 for a single one, 2.1 of ten, 2.6 of forty.
+
+        A single point that is no better is ahead by more than one error with a probability of 16 %. So is the best of
+        several with this number, if they were independent (Sidak, JASA 1967); they are alike, so it is less.
+        """
+        normal = statistics.NormalDist()
+        return normal.inv_cdf(normal.cdf(1) ** (1 / max(1, self.tried)))
 
     def _next(self) -> "Trial":
         """The trial to judge on one half more: every start on its first, then what is not judged to its end, then a new
