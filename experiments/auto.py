@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from optuna.trial import TrialState
 from rich.console import Console
 from torch_geometric.data import Data
 
@@ -29,10 +30,13 @@ import rbm
 from rbm.config.presets import preset_config
 from rbm.distillation.auto import run as auto_run
 from rbm.distillation.auto import search
+from rbm.distillation.auto.folder import new_study
+from rbm.distillation.auto.space import Space
 from rbm.distillation.verdict import Comparison, kept_student
 from rbm.experiments.results import made_by
 from rbm.training import loop
 from rbm.utils.files import as_json, write_csv, write_text
+from rbm.utils.studies import open_trials
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 from block_graphs import block_graph
@@ -123,15 +127,26 @@ def searched(name: str, budget: str, seed: int, data: Data) -> auto_run.Chosen:
     )
 
 
-def trained(config: rbm.Config, told: dict[str, Any], name: str, seed: int, data: Data) -> dict[str, object]:
-    """What the run with a configuration comes to, after a search that told this."""
+def best_point(folder: Path) -> dict[str, Any]:
+    """What the best complete trial of a search tried, chosen or not."""
+    with open_trials(folder / "auto.db", "delete the folder") as storage:
+        trials = new_study(storage).get_trials(states=(TrialState.COMPLETE,))
+    return search.point_of(max(trials, key=lambda trial: (trial.value, -trial.number)))
+
+
+def trained(config: rbm.Config, name: str, seed: int, data: Data) -> dict[str, Any]:
+    """Verdict and test accuracies of the run with a configuration."""
 
     def train() -> dict[str, Any]:
         found = rbm.distill(data, config=config, cache=RUNS / f"cache-{name}-{seed}", measure_latency=False)
         test = {method: found.summary[method]["test_accuracy"] for method in found.students}
         return {"verdict": found.summary["verdict"], "test": test}
 
-    result = Known(RUNS / f"run-{name}-{seed}.json").get(config.to_yaml(), train)[0]
+    return Known(RUNS / f"run-{name}-{seed}.json").get(config.to_yaml(), train)[0]
+
+
+def accuracies(result: dict[str, Any], told: dict[str, Any]) -> dict[str, object]:
+    """What a row says of a run, after a search that told this."""
     verdict, test = result["verdict"], result["test"]
     behind = {method: Comparison(**each) for method, each in verdict["behind"].items()}
     kept = kept_student(verdict["best"], behind, METHODS, verdict["cost"], auto_run.searched_for(told))
@@ -147,11 +162,17 @@ def trained(config: rbm.Config, told: dict[str, Any], name: str, seed: int, data
 def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object]:
     """The kept student of a search, or of the settings that it starts from."""
     data, began = graph_of(name, root, seed), CLOCK()
-    config, found = config_of(name, seed), {}
+    config, found, best = config_of(name, seed), {}, {}
     if budget is not None:
         chosen = searched(name, budget, seed, data)
-        config, found = chosen.config, chosen.told
-    result = trained(config, found, name, seed, data)
+        found = chosen.told
+        if found["choice"] is not None:
+            # The student of the best trial, chosen or not: what would the search have come to without its rule?
+            point = best_point(RUNS / f"{name}-{seed}-{budget}")
+            test = trained(Space(config, METHODS).config(point), name, seed, data)["test"]
+            tried = " ".join(f"{key}={value}" for key, value in point.items())
+            best = {"best_trial": tried, "best_trial_test": _percent(test[point["method"]])}
+        config = chosen.config
     made = made_by(config, "rbm")
     return {
         "graph": name,
@@ -167,7 +188,10 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
         "teacher": config.teacher.name,
         "searched_for": (found.get("choice") or {}).get("method", ""),
         "changed": " ".join(f"{key}={value}" for key, value in found.get("changed", {}).items()),
-        **result,
+        **accuracies(trained(config, name, seed, data), found),
+        "best_trial": "",
+        "best_trial_test": "",
+        **best,
         "seconds": f"{CLOCK() - began:.0f}",
         "load": f"{os.getloadavg()[1]:.1f}",
         **{key: made[key] for key in ("commit", "date", "threads")},
