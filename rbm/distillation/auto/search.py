@@ -184,16 +184,23 @@ class Search:
         if known := point_of(trial):
             return known
 
+        make = random_sampler if self._is_repeated(trial.number - 1) else sampler
+
         def choose(name: str, choices: tuple[Any, ...]) -> Any:
             # Seeded anew for each value, so that a trial that was cut short while it was drawn becomes the same one.
             seed = (1_000_003 * self.seed + 1_009 * trial.number + len(trial.params)) % 2**32
-            self.study.sampler = sampler(seed)
+            self.study.sampler = make(seed)
             return trial.suggest_categorical(name, choices)
 
         point = self.space.draw(choose)
         trial.set_user_attr("point", point)
         self._known = None
         return point
+
+    def _is_repeated(self, number: int) -> bool:
+        """Whether a trial has the point of one before it. On a few choices TPE soon proposes the best point alone."""
+        before = [point_of(trial) for trial in self.trials()[: number + 1]]
+        return bool(before) and before[-1] in before[:-1]
 
     def _settle(self, trial: "Trial") -> bool:
         """Report a trial's mean so far; whether that was its end, because it has all halves or is given up."""
@@ -274,6 +281,11 @@ class Search:
 def sampler(seed: int | None = None) -> "BaseSampler":
     """Values are proposed one by one, and by finished trials alone, whatever a version of Optuna does by default."""
     return import_optuna().samplers.TPESampler(seed=seed, multivariate=False, constant_liar=False)
+
+
+def random_sampler(seed: int) -> "BaseSampler":
+    """Values are drawn at random."""
+    return import_optuna().samplers.RandomSampler(seed=seed)
 
 
 def point_of(trial: "FrozenTrial | Trial") -> Point:

@@ -78,7 +78,7 @@ def test_leaves_what_was_given_for_more_than_chance(won, lost, leaves):
             right = [each != (node // 2 < (lost if each else won)) for node, each in enumerate(right)]
         return "".join("1" if each else "0" for each in right)
 
-    search = search_of(judge)
+    search = search_of(judge, budget=40.0)
     search.run()
     assert point_of(search.best())["teacher"] == "gcn"
     assert (search.choice().number == 0) != leaves, "the first trial has what was given"
@@ -91,7 +91,7 @@ def test_one_point_must_be_ahead_by_one_standard_error_and_the_best_of_many_by_m
     search = search_of(budget=1.0)
     search.run()
     assert search.errors == pytest.approx(1), "the given settings are not among those that were tried"
-    search = search_of()
+    search = search_of(budget=40.0)
     search.run()
     distinct = {tuple(point_of(trial).items()) for trial in search.trials()[2:]}
     assert search.tried == len(distinct) > 10
@@ -101,7 +101,7 @@ def test_one_point_must_be_ahead_by_one_standard_error_and_the_best_of_many_by_m
 
 @pytest.mark.parametrize(("gain", "told"), [(0.02, "ahead by 2.00 points (standard error 2.50), which"), (0.09, "")])
 def test_the_verdict_says_why_the_settings_stayed(gain, told):
-    search = search_of()
+    search = search_of(budget=12.0)
     search.run()
     sentence = sentences._search(told_of(search) | {"gain": gain, "error": 0.025})
     assert ("may be chance" in sentence) == bool(told)
@@ -228,6 +228,12 @@ def test_a_slow_teacher_does_not_have_the_whole_budget(monkeypatch):
     assert limits[10] == 10
     assert {row["accuracy"] for row in rows(search) if row["teacher"] == "gat"} == {"0.00000"}
     assert len(rows(search)) > 10, "it goes on"
+
+
+def test_a_larger_budget_is_used():
+    search = search_of(budget=130.0)
+    search.run()
+    assert search.spent() > 120, "it does not end because TPE proposes one point again and again"
 
 
 def test_ends_when_nothing_new_is_proposed(monkeypatch):
