@@ -161,11 +161,13 @@ def accuracies(result: dict[str, Any], told: dict[str, Any]) -> dict[str, object
 
 def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object]:
     """The kept student of a search, or of the settings that it starts from."""
-    data, began = graph_of(name, root, seed), CLOCK()
-    config, found, best = config_of(name, seed), {}, {}
+    data = graph_of(name, root, seed)
+    config, found, best, seconds = config_of(name, seed), {}, {}, ""
     if budget is not None:
         chosen = searched(name, budget, seed, data)
         found = chosen.told
+        with open(RUNS / f"{name}-{seed}-{budget}" / "auto.csv", newline="") as file:
+            seconds = f"{sum(float(trial['seconds']) for trial in csv.DictReader(file)):.0f}"
         if found["choice"] is not None:
             # The student of the best trial, chosen or not: what would the search have come to without its rule?
             point = best_point(RUNS / f"{name}-{seed}-{budget}")
@@ -192,7 +194,7 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
         "best_trial": "",
         "best_trial_test": "",
         **best,
-        "seconds": f"{CLOCK() - began:.0f}",
+        "seconds": seconds,
         "load": f"{os.getloadavg()[1]:.1f}",
         **{key: made[key] for key in ("commit", "date", "threads")},
     }
