@@ -73,7 +73,7 @@ def test_there_are_rows_of_every_cell():
     cells = committed()
     assert cells.keys() == set(made_graphs.grid())
     once = [cell for cell, rows in cells.items() if len(rows) < 2]
-    assert all(cell.degree == 5 and cell.homophily > 0.3 for cell in once), "the others have several seeds"
+    assert all(cell.degree != 20 and cell.homophily > 0.3 for cell in once), "the others have several seeds"
 
 
 @pytest.mark.parametrize("cell", committed(), ids=lambda cell: "-".join(map(str, cell)))
