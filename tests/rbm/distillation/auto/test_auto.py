@@ -179,7 +179,7 @@ def test_killed_and_resumed_ends_with_the_same_choice(small_graph, start, tmp_pa
             env={**os.environ, "PYTHONPATH": str(Path(rbm.__file__).parent.parent)},
             start_new_session=True,
         )
-        table, deadline = tmp_path / "run" / "auto.csv", time.monotonic() + 120
+        table, deadline = tmp_path / "run" / "auto.csv", time.monotonic() + 300
         try:
             while not table.is_file() or table.read_text().count("\n") < 4:
                 assert process.poll() is None, "it ended before it was killed"
