@@ -4,26 +4,93 @@ Each argument is GRAPH:BUDGET:SEED. A graph is a name, or `made-H`: a contextual
 in five classes, of whose edges the share H stays within a class. Rows go to `OUT/runs.csv`, and the trials of each
 search to `OUT/GRAPH-BUDGET-SEED.csv`; rows that are there are not made again, and a search that was killed goes on.
 
-    OMP_NUM_THREADS=1 python experiments/auto.py ROOT results/auto digits:2m:0 cora:5m:0 made-0.2:2m:0
+    OMP_NUM_THREADS=1 python experiments/auto.py ROOT results/auto digits:5m:0 digits:2m:0 made-0.1:10m:0
+
+A budget is one of processor seconds here, not of a clock on the wall: with one thread these are the same on a quiet
+machine, and on a busy one what fits into a budget does not change. Searches of one graph with several budgets make the
+trainings that they share once; each counts the seconds that these took.
 """
 
 import csv
+import hashlib
+import json
+import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from optuna.trial import TrialState
 from rich.console import Console
 from torch_geometric.data import Data
 
 import rbm
 from rbm.config.presets import preset_config
-from rbm.utils.files import write_csv
+from rbm.distillation.auto import run as auto_run
+from rbm.distillation.auto import search
+from rbm.distillation.auto.folder import new_study
+from rbm.distillation.auto.space import Space
+from rbm.distillation.verdict import Comparison, kept_student
+from rbm.experiments.results import made_by
+from rbm.training import loop
+from rbm.utils.files import as_json, write_csv, write_text
+from rbm.utils.studies import open_trials
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 from block_graphs import block_graph
 
 RUNS = Path("runs") / "auto"
+METHODS = ("mlp", "rbm")
+
+
+class ProcessorClock:
+    """Seconds of this process, and those of trainings that another search has made."""
+
+    def __init__(self) -> None:
+        self.replayed = 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() + self.replayed
+
+
+class Known:
+    """What was computed for one graph and seed, by a text that tells what it is: a JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found = json.loads(path.read_text()) if path.is_file() else {}
+
+    def get(self, what: str, compute: Callable[[], Any]) -> tuple[Any, bool]:
+        """What is known, or is now; and whether it was."""
+        name = hashlib.sha256(what.encode()).hexdigest()[:16]
+        if name in self.found:
+            return self.found[name], True
+        self.found[name] = compute()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, as_json(self.found))
+        return self.found[name], False
+
+
+CLOCK = ProcessorClock()
+
+
+class SharedJudge(auto_run.Judge):
+    """A judge that makes no training twice, whatever search asks for it."""
+
+    known: Known
+
+    def __call__(self, point: dict[str, Any], half: int) -> str:
+        def train() -> list[Any]:
+            began = CLOCK()
+            return [super(SharedJudge, self).__call__(point, half), CLOCK() - began]
+
+        (answers, seconds), before = SharedJudge.known.get(json.dumps([point, half], sort_keys=True), train)
+        if before:
+            CLOCK.replayed += seconds
+            loop.check_time("replayed", 0)  # it may be too slow for this budget
+        return answers
 
 
 def graph_of(name: str, root: str, seed: int) -> Data:
@@ -38,40 +105,98 @@ def config_of(name: str, seed: int) -> rbm.Config:
     return preset_config("clean", f"{name}.pt" if own else name).updated({"seed": seed})
 
 
-def run(name: str, budget: str, seed: int, root: str, *, auto: bool) -> dict[str, object]:
-    """A row: the kept student of a search, or of the settings that it starts from."""
-    kind = f"auto {budget}" if auto else "preset"
-    folder = RUNS / f"{name}-{seed}-{kind.replace(' ', '-')}"
-    searched = {"auto": True, "budget": budget} if auto else {}
-    resume = (folder / ("auto.yaml" if auto else "config.yaml")).is_file()
-    began = time.perf_counter()
-    found = rbm.distill(
-        graph_of(name, root, seed),
-        config=config_of(name, seed),
+def searched(name: str, budget: str, seed: int, data: Data) -> auto_run.Chosen:
+    """The search of ``rbm distill --auto``, in a run folder of its own."""
+    folder = RUNS / f"{name}-{seed}-{budget}"
+    SharedJudge.known = Known(RUNS / f"judged-{name}-{seed}.json")
+    return auto_run.choose(
+        rbm.distill,
+        data,
+        None,
+        config_of(name, seed),
+        teacher_name=None,
+        methods=METHODS,
+        run=METHODS,
+        budget=auto_run.parse_budget(budget),
         folder=folder,
-        resume=resume,
-        cache=RUNS / f"cache-{name}-{seed}-{kind.replace(' ', '-')}",
+        resume=(folder / "auto.yaml").is_file(),
+        overwrite=False,
+        cache=RUNS / f"cache-{name}-{seed}",
+        unseen_fraction=None,
         console=Console(stderr=True),
-        **searched,
     )
-    seconds = "" if resume else f"{time.perf_counter() - began:.0f}"
-    verdict = found.summary["verdict"]
-    search = verdict.get("search", {})
+
+
+def best_point(folder: Path) -> dict[str, Any]:
+    """What the best complete trial of a search tried, chosen or not."""
+    with open_trials(folder / "auto.db", "delete the folder") as storage:
+        trials = new_study(storage).get_trials(states=(TrialState.COMPLETE,))
+    return search.point_of(max(trials, key=lambda trial: (trial.value, -trial.number)))
+
+
+def trained(config: rbm.Config, name: str, seed: int, data: Data) -> dict[str, Any]:
+    """Verdict and test accuracies of the run with a configuration."""
+
+    def train() -> dict[str, Any]:
+        found = rbm.distill(data, config=config, cache=RUNS / f"cache-{name}-{seed}", measure_latency=False)
+        test = {method: found.summary[method]["test_accuracy"] for method in found.students}
+        return {"verdict": found.summary["verdict"], "test": test}
+
+    return Known(RUNS / f"run-{name}-{seed}.json").get(config.to_yaml(), train)[0]
+
+
+def accuracies(result: dict[str, Any], told: dict[str, Any]) -> dict[str, object]:
+    """What a row says of a run, after a search that told this."""
+    verdict, test = result["verdict"], result["test"]
+    behind = {method: Comparison(**each) for method, each in verdict["behind"].items()}
+    kept = kept_student(verdict["best"], behind, METHODS, verdict["cost"], auto_run.searched_for(told))
+    return {
+        "kept": kept,
+        "best_val": _percent(max(verdict["accuracy"][method] for method in METHODS)),
+        "kept_val": _percent(verdict["accuracy"][kept]),
+        "kept_test": _percent(test[kept]),
+        **{f"{method}_test": _percent(test[method]) for method in METHODS},
+    }
+
+
+def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object]:
+    """The kept student of a search, or of the settings that it starts from."""
+    data = graph_of(name, root, seed)
+    config, found, best, seconds = config_of(name, seed), {}, {}, ""
+    if budget is not None:
+        chosen = searched(name, budget, seed, data)
+        found = chosen.told
+        with open(RUNS / f"{name}-{seed}-{budget}" / "auto.csv", newline="") as file:
+            seconds = f"{sum(float(trial['seconds']) for trial in csv.DictReader(file)):.0f}"
+        if found["choice"] is not None:
+            # The student of the best trial, chosen or not: what would the search have come to without its rule?
+            point = best_point(RUNS / f"{name}-{seed}-{budget}")
+            test = trained(Space(config, METHODS).config(point), name, seed, data)["test"]
+            tried = " ".join(f"{key}={value}" for key, value in point.items())
+            best = {"best_trial": tried, "best_trial_test": _percent(test[point["method"]])}
+        config = chosen.config
+    made = made_by(config, "rbm")
     return {
         "graph": name,
         "seed": seed,
-        "run": kind,
-        "trials": search.get("trials", ""),
-        "halves": search.get("halves", ""),
-        "held_out": _percent(search.get("accuracy")),
-        "held_out_before": _percent(search.get("given_accuracy")),
-        "teacher": found.config.teacher.name,
-        "searched_for": (search.get("choice") or {}).get("method", ""),
-        "kept": found.method,
-        "best_val": _percent(max(verdict["accuracy"][method] for method in ("mlp", "rbm"))),
-        "kept_val": _percent(verdict["accuracy"][found.method]),
-        "kept_test": _percent(found.summary[found.method]["test_accuracy"]),
+        "run": "preset" if budget is None else f"auto {budget}",
+        "trials": found.get("trials", ""),
+        "halves": found.get("halves", ""),
+        "held_out": _percent(found.get("accuracy")),
+        "held_out_before": _percent(found.get("given_accuracy")),
+        "gain": _percent(found.get("gain")),
+        "error": _percent(found.get("error")),
+        "errors": "" if budget is None else f"{found['errors']:.2f}",
+        "teacher": config.teacher.name,
+        "searched_for": (found.get("choice") or {}).get("method", ""),
+        "changed": " ".join(f"{key}={value}" for key, value in found.get("changed", {}).items()),
+        **accuracies(trained(config, name, seed, data), found),
+        "best_trial": "",
+        "best_trial_test": "",
+        **best,
         "seconds": seconds,
+        "load": f"{os.getloadavg()[1]:.1f}",
+        **{key: made[key] for key in ("commit", "date", "threads")},
     }
 
 
@@ -80,21 +205,20 @@ def _percent(share: float | None) -> str:
 
 
 def main(root: str, out: str, *what: str) -> None:
+    auto_run.Judge, search._clock, loop._clock = SharedJudge, CLOCK, CLOCK
     table = Path(out) / "runs.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(table.open())) if table.is_file() else []
     for each in what:
         name, budget, seed = each.split(":")
-        for auto in (False, True):
-            kind = f"auto {budget}" if auto else "preset"
-            if any((row["graph"], row["seed"], row["run"]) == (name, seed, kind) for row in rows):
+        for searches in (None, budget):
+            kind = "preset" if searches is None else f"auto {budget}"
+            if any((made["graph"], made["seed"], made["run"]) == (name, seed, kind) for made in rows):
                 continue
-            rows.append(run(name, budget, int(seed), root, auto=auto))
+            rows.append({key: str(value) for key, value in row(name, searches, int(seed), root).items()})
             write_csv(table, rows)
-            if auto:
-                shutil.copy(
-                    RUNS / f"{name}-{seed}-auto-{budget}" / "auto.csv", table.parent / f"{name}-{budget}-{seed}.csv"
-                )
+            if searches is not None:
+                shutil.copy(RUNS / f"{name}-{seed}-{budget}" / "auto.csv", table.parent / f"{name}-{budget}-{seed}.csv")
 
 
 if __name__ == "__main__":

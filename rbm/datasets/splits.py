@@ -126,8 +126,10 @@ def without_test_set(
     return halved(observed, int(data.y.max()) + 1 if known is None else known, seed)
 
 
-def halved(observed: Data, num_classes: int, seed: int) -> Data:
+def halved(observed: Data, num_classes: int, seed: int, *, other: bool = False) -> Data:
     """What :func:`without_test_set` makes of an observed graph: each seed draws another half of its validation nodes.
+
+    ``other`` makes the half that was not drawn the test nodes; of an odd number of nodes it has one more.
 
     Raises:
         ValueError: there is one validation node alone.
@@ -140,7 +142,8 @@ def halved(observed: Data, num_classes: int, seed: int) -> Data:
     graph.num_classes = num_classes
     graph.y = graph.y.masked_fill(graph.test_mask, -1)
     graph.test_mask = torch.zeros_like(graph.val_mask)
-    graph.test_mask[validation[permutation[: validation.numel() // 2]]] = True
+    middle = validation.numel() // 2
+    graph.test_mask[validation[permutation[middle:] if other else permutation[:middle]]] = True
     graph.val_mask = graph.val_mask & ~graph.test_mask
     graph.unseen_fraction = 1.0
     return graph

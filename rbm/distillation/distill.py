@@ -20,7 +20,7 @@ from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.auto.folder import read_chosen
-from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, with_logits
+from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
@@ -193,12 +193,14 @@ def distill(
                 encode(config.encoding)
             neighbors = uses_neighbor_labels(split, config)
             taught = config.updated({"distill": {"neighbors": neighbors}})
-            task, source = DistillationTask(split, outputs, taught, classes, encode, run, progress), "teacher"
+            task, source = DistillationTask(split, outputs, taught, classes, encode, run, progress, kept), "teacher"
             # The MLP on labels first, where others may learn from it.
             may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" else None
             for method in sorted(methods, key=lambda method: method != may_teach):
                 with timings.measured(method):
                     trained[method] = _train_student(METHODS[method], task)
+                if method in kept.taken:
+                    timings[method]["cached"] = True
                 if method == may_teach:
                     ask = partial(is_ahead_of_teacher, split, outputs, trained[method])
                     if broadcast_from_rank0(ask):
@@ -207,10 +209,10 @@ def distill(
             trained = {method: trained[method] for method in methods}
             for each in trained.values():
                 each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
-            verdict = broadcast_from_rank0(
-                lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, neighbors=neighbors, source=source)
-            )
-            if search := chosen.told if chosen else read_chosen(folder):
+            search = chosen.told if chosen else read_chosen(folder)
+            told = {"neighbors": neighbors, "source": source, "searched_for": searched_for(search)}
+            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, **told))
+            if search:
                 verdict["search"] = search
 
         name = config.teacher.name if teacher is None else "given"

@@ -40,8 +40,17 @@ def _search(found: dict[str, Any]) -> str:
     return (
         f"Search: {trials} {'trials' if trials > 1 else 'trial'} within {budget}, {found['given_up']} given up early;"
         f" chosen: {_title(found['choice']['method'])} with {base}{but}; {found['accuracy']:.2%} on validation nodes"
-        f" held out ({halves}){before}. The best of many is an optimistic figure."
+        f" held out ({halves}){before}{_stayed(found)}. The best of many is an optimistic figure."
     )
+
+
+def _stayed(found: dict[str, Any]) -> str:
+    """Why these settings stay though a trial was ahead of them; a search of a former version does not tell."""
+    gain, error = found.get("gain"), found.get("error")
+    if not gain or gain > found["errors"] * error:
+        return ""
+    points = f"{100 * gain:.2f} points (standard error {100 * error:.2f})"
+    return f"; the best of {found['tried']} others was ahead by {points}, which may be chance"
 
 
 def _value(value: Any) -> str:
@@ -105,6 +114,8 @@ def _kept(verdict: dict[str, Any]) -> str:
     reason = "the best at validation"
     if verdict["asked_for"]:
         reason = "as asked for"
+    elif kept == verdict.get("searched_for") and kept != best:
+        reason = "whose settings the search chose, and behind the best by no more than chance"
     elif kept == LABELS_ALONE and kept != best:
         reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than half a point ahead of every student"
     elif kept != best:

@@ -80,6 +80,7 @@ class DistillationTask:
         encode: the columns that a section ``encoding`` asks for (None for none), computed once each.
         folder: where phases are kept and taken up again, or None.
         progress: where they are shown.
+        cache: has models that another run trained.
     """
 
     split: GraphSplit
@@ -89,6 +90,7 @@ class DistillationTask:
     encode: Callable[[EncodingConfig], Encodings | None]
     folder: RunFolder | None
     progress: Progress
+    cache: Cache = field(default_factory=Cache)
 
     def width(self, encodings: Encodings | None = None) -> int:
         """Columns of a student's input."""

@@ -12,12 +12,14 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
+from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import TrainedStudent
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.parameters import count_parameters
-from rbm.nn.sparse_rows import concat_columns
+from rbm.nn.sparse_rows import Rows, concat_columns
 from rbm.nn.students import predict
 
 LABELS_ALONE = "labels"  # the method that learns without a teacher
@@ -73,6 +75,7 @@ def judge(
     *,
     neighbors: bool = True,
     source: str = "teacher",
+    searched_for: str | None = None,
 ) -> dict[str, Any]:
     """The verdict on a run, as ``summary.json`` has it.
 
@@ -85,6 +88,7 @@ def judge(
         keep: the one to keep whatever validation says, or None.
         neighbors: whether students learned their neighbours' soft labels.
         source: whose soft labels they learned, ``"teacher"`` or :data:`LABELS_ALONE`.
+        searched_for: the method that a search has chosen the settings for, or None.
 
     Returns:
         ``homophily`` (its fields, or None where no edge tells it); ``nodes``, the validation nodes; ``accuracy`` of
@@ -92,7 +96,7 @@ def judge(
         the methods; ``behind``, for each other student the best one's :class:`Comparison` with it; ``kept``, and
         whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the
         columns of each student's rows, and ``beside``, what those behind the features are where these are stored hops;
-        ``neighbors`` and ``source``, as given.
+        ``neighbors``, ``source`` and ``searched_for``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
@@ -110,22 +114,32 @@ def judge(
         "teacher_gain": None if gain is None else gain._asdict(),
         "best": best,
         "behind": {method: each._asdict() for method, each in behind.items()},
-        "kept": keep or _kept(best, behind, methods, cost),
+        "kept": keep or kept_student(best, behind, methods, cost, searched_for),
         "asked_for": keep is not None,
         "cost": cost,
         "needs": {method: _needs(split, each) for method, each in trained.items()},
         "neighbors": neighbors,
         "source": source,
+        "searched_for": searched_for,
     }
 
 
-def _kept(best: str, behind: Mapping[str, Comparison], methods: Sequence[str], cost: Mapping[str, int]) -> str:
+def kept_student(
+    best: str,
+    behind: Mapping[str, Comparison],
+    methods: Sequence[str],
+    cost: Mapping[str, int],
+    searched_for: str | None = None,
+) -> str:
     """The student for predictions. Whoever asks for one method gets it; among several the user leaves the choice to
-    validation, and a student that a teacher misled must not come before an MLP that had none.
+    validation, and a student that a teacher misled must not come before an MLP that had none. The settings that a
+    search chose were judged with one method, and another must be better by more than chance.
     """
     alone = behind.get(LABELS_ALONE)
     if alone is not None and len(methods) > 1 and alone.difference < -MOST_LOST:
         return LABELS_ALONE
+    if searched_for == best or (searched_for in behind and behind[searched_for].is_chance):
+        return searched_for
     return _cheapest(best, {method: behind[method] for method in methods if method != best}, cost)
 
 
@@ -139,10 +153,13 @@ def _cheapest(best: str, behind: Mapping[str, Comparison], cost: Mapping[str, in
 def student_right(split: GraphSplit, trained: TrainedStudent) -> Tensor:
     """Whether a student is right on the validation nodes: bool ``[N_val]`` on the CPU."""
     nodes = split.observed_nodes.to(split.observed.val_mask.device)[split.observed.val_mask]
+    return answers_right(predict(trained.student, rows_of(split, trained.encodings, nodes)), split)
+
+
+def rows_of(split: GraphSplit, encodings: Encodings | None, nodes: Tensor) -> Rows | HalfPrecisionRows:
+    """What a student sees of nodes of the full graph, int64 ``[n]``: features, and beside them its encodings."""
     rows = split.full_rows[nodes]
-    if trained.encodings is not None:
-        rows = concat_columns(rows, trained.encodings.full[nodes.to(trained.encodings.full.device)])
-    return answers_right(predict(trained.student, rows), split)
+    return rows if encodings is None else concat_columns(rows, encodings.full[nodes.to(encodings.full.device)])
 
 
 def answers_right(logits: Tensor, split: GraphSplit) -> Tensor:

@@ -13,6 +13,7 @@ from rbm.datasets.splits import GraphSplit
 from rbm.teachers import LabelInput, LabelPropagation, Teacher, build_teacher
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 from rbm.teachers.training import build_teacher_trainer
+from rbm.training.cached import cached_phase
 from rbm.training.loop import Selection, check_time, fit_phase, split_accuracies, train_epoch
 from rbm.training.run_folder import RunFolder
 from rbm.utils.cache import Cache
@@ -92,20 +93,7 @@ def cached_teacher(
     progress: Progress,
 ) -> dict[str, Any]:
     """Train ``teacher`` by ``train()``, which returns its result, unless the cache holds one trained just so."""
-    known = True
-
-    def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
-        nonlocal known
-        known = False
-        result = train()
-        return teacher.state_dict(), result
-
-    state, result = cache.tensors_with_values("teacher", *_made_from(split, config), compute)
-    teacher.load_state_dict(state)
-    teacher.eval()
-    if known:
-        progress.say(f"teacher: trained before, taken from {cache.folder}")
-    return result
+    return cached_phase("teacher", teacher, *_made_from(split, config), train, cache, progress)
 
 
 def _made_from(split: GraphSplit, config: Config) -> tuple[dict[str, Any], list[Tensor]]:

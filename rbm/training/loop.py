@@ -22,6 +22,7 @@ from rbm.utils.progress import Progress
 from rbm.utils.timings import part_of_phase
 
 CHECKPOINT_SECONDS = 10.0
+_clock = time.monotonic
 _ends: ContextVar[float] = ContextVar("ends", default=float("inf"))
 
 
@@ -32,7 +33,7 @@ class OutOfTimeError(TimeoutError):
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Inside, trainings end by :class:`OutOfTimeError` after the epoch in which the time is over."""
-    token = _ends.set(time.monotonic() + seconds)
+    token = _ends.set(_clock() + seconds)
     try:
         yield
     finally:
@@ -237,7 +238,7 @@ def train_epoch(phase: str, trainer: Trainer, epoch: int) -> float:
 
 def check_time(phase: str, epoch: int) -> None:
     """Raise :class:`OutOfTimeError` where a :func:`time_limit` is over."""
-    if time.monotonic() > _ends.get():
+    if _clock() > _ends.get():
         raise OutOfTimeError(f"phase {phase!r} was cut short in epoch {epoch} by its limit of time")
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 _STUDY = "auto"
 BEGUN = "auto.yaml"
-_MAY_CHANGE = ("budget", "config.root")
+_MAY_CHANGE = ("budget", "config.root", "halves")
+_HALVES = "paired"  # a former version drew them otherwise, and kept no answers
 # An SQLite database, and the file beside it that a kill may leave.
 _FILES = ("auto.db", "auto.db-journal", "auto.csv")
 
@@ -55,6 +56,11 @@ class AutoFolder:
         if resume:
             known = read_begun(path)
             self.chosen = known.get("chosen") if (path / "config.yaml").is_file() else None
+            if self.chosen is None and known["search"].get("halves") != _HALVES:
+                raise ValueError(
+                    f"run folder {path} holds a search that a former version began, and judged in another way; use"
+                    " another --out, or --overwrite"
+                )
             _check_same(path, known["search"], description)
         else:
             self._write({})
@@ -147,7 +153,7 @@ def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> d
         budget: seconds.
         graph: a fingerprint of it.
     """
-    what = {"methods": list(space.methods), "run": list(run), "teacher": space.teacher}
+    what = {"halves": _HALVES, "methods": list(space.methods), "run": list(run), "teacher": space.teacher}
     if space.features_only:  # searches of before it was possible do not name it
         what["features_only"] = True
     return {**what, "budget": budget, "graph": graph, "config": asdict(space.given)}

@@ -20,6 +20,9 @@ from rbm.datasets.splits import halved, split_for, split_graph, without_test_set
 from rbm.distillation.auto.folder import AutoFolder, describe, new_study, open_auto
 from rbm.distillation.auto.search import MOST_HALVES, Search, point_of, rows
 from rbm.distillation.auto.space import GIVEN, MODULE, Point, Space
+from rbm.distillation.result import Distillation
+from rbm.distillation.verdict import rows_of
+from rbm.nn.students import predict
 from rbm.teachers.prepare import share_training
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import world_size
@@ -70,14 +73,15 @@ class Judge:
     teacher: nn.Module | None
     cache: Path | None = None
 
-    def __call__(self, point: Point, half: int) -> float:
-        """The share of right answers on the held-out nodes, at the epoch that the other half chose; 0 where the
-        values do not go together, the loss does not stay finite, or memory does not suffice.
+    def __call__(self, point: Point, half: int) -> str:
+        """Which held-out nodes a student answers right, at the epoch that the other half chose: a character for each
+        validation node, ``1`` right, ``0`` wrong, ``-`` not held out. Empty where the values do not go together, the
+        loss does not stay finite, or memory does not suffice.
         """
         try:
             config = replace(self.space.config(point), evaluate_on="test")  # the held-out half stands for the test set
         except ValueError:
-            return 0.0
+            return ""
         graph = self._half(config, half)
         trains_teacher = self.teacher is None and config.teacher.name != "logits"
         try:
@@ -93,11 +97,23 @@ class Judge:
                 console=None,
             )
         except (FloatingPointError, MemoryError, torch.OutOfMemoryError):
-            return 0.0
-        return result.summary[point["method"]]["test_accuracy"]
+            return ""
+        return self._answers(result, point["method"])
+
+    @torch.no_grad()
+    def _answers(self, result: Distillation, method: str) -> str:
+        split, validation = result.split, self.observed.val_mask
+        held_out = split.graph.test_mask
+        nodes = held_out.nonzero().flatten()
+        with fast_float32(validation.device):  # as in training
+            logits = predict(result.students[method], rows_of(split, result.encodings[method], nodes))
+        right = held_out.long()
+        right[nodes] += logits.argmax(-1) == split.graph.y[nodes]
+        return "".join("-01"[each] for each in right[validation].tolist())
 
     def _half(self, config: Config, half: int) -> Data:
-        return halved(self.observed, self.classes, config.seed + half)
+        """Halves come in pairs, one the rest of the other: two judge each validation node once, four twice."""
+        return halved(self.observed, self.classes, config.seed + half // 2, other=half % 2 == 1)
 
     def _share_teacher(self, config: Config, half: int) -> None:
         """In the transductive setting halves differ in which nodes choose the epoch and which judge: one training gives
@@ -189,11 +205,12 @@ def told(search: Search) -> dict[str, Any]:
     Returns:
         ``budget`` in seconds; ``trials``, ``complete`` and ``given_up``; ``halves`` of a complete trial; ``choice``,
         the point that was chosen, ``changed``, what of it differs from the start that it names, and its ``accuracy``;
-        ``given_accuracy``, the best of the configuration that the search started from. Accuracies are means over
-        halves, and None where no trial was complete.
+        ``given_accuracy``, the best of the configuration that the search started from; ``gain``, what the best trial is
+        ahead of it, and the ``error`` of that (:class:`rbm.distillation.auto.search.Lead`), and ``errors``, how many of
+        them the best of the points that were ``tried`` had to be ahead. Accuracies are means over halves, and None
+        where no trial was complete.
     """
-    best = search.choice()
-    given = search.best([point for point in search.starts if point["start"] == GIVEN])
+    best, given, lead = search.choice(), search.given(), search.lead(search.best())
     choice = {} if best is None else point_of(best)
     starts = {(point["start"], point["method"]): point for point in search.starts}
     before = starts[choice["start"], choice["method"]] if choice else {}
@@ -208,7 +225,17 @@ def told(search: Search) -> dict[str, Any]:
         "changed": {name: value for name, value in choice.items() if value != before[name]},
         "accuracy": None if best is None else best.value,
         "given_accuracy": None if given is None else given.value,
+        "gain": None if lead is None else lead.gain,
+        "error": None if lead is None else lead.error,
+        "tried": search.tried,
+        "errors": search.errors,
     }
+
+
+def searched_for(told: dict[str, Any] | None) -> str | None:
+    """The method that a search has found other settings for; None where it left them as they were."""
+    choice = (told or {}).get("choice")
+    return choice["method"] if choice and (choice["start"] != GIVEN or told["changed"]) else None
 
 
 def budget_in_seconds(auto: bool, budget: float | str | None, encodings: Sequence[Tensor]) -> float:

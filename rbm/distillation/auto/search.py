@@ -8,10 +8,13 @@ The time that a trial took is kept with it, and time that was spent is the sum o
 on with what was left of its budget. A proposal depends on the trials before it and on the seed alone.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from rbm.distillation.auto.space import GIVEN, Point, Space
 from rbm.training.loop import OutOfTimeError, time_limit
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-# Of accuracy: on a few hundred nodes less is chance, and the given settings may rest on more evidence than a search.
-LEAST_GAIN = 0.01
 MOST_HALVES = 4
 # Of the budget, what the starting points alone may take, by the time of their first halves.
 _FOR_STARTS = 0.6
@@ -34,12 +35,25 @@ _MOST_REPEATED = 20
 _clock = time.perf_counter
 
 
+class Lead(NamedTuple):
+    """Two complete trials on the same held-out nodes.
+
+    Attributes:
+        gain: the first's share of right answers less the second's.
+        error: its standard error.
+    """
+
+    gain: float
+    error: float
+
+
 class Search:
     """A search at work.
 
     Args:
         space: what may be chosen.
-        judge: trains a point on one half, ``judge(point, half) -> accuracy`` on the nodes of it that were held out.
+        judge: trains a point on one half, ``judge(point, half) -> answers``: a character for each validation node,
+            ``1`` right, ``0`` wrong, ``-`` not held out; empty where it cannot be trained.
         study: Optuna's, empty or of the same search.
         budget: seconds for all of it, and for the training of the choice after it.
         seed: of the proposals.
@@ -49,7 +63,7 @@ class Search:
     def __init__(
         self,
         space: Space,
-        judge: Callable[[Point, int], float],
+        judge: Callable[[Point, int], str],
         study: "Study",
         *,
         budget: float,
@@ -99,12 +113,45 @@ class Search:
         some = [trial for trial in complete if points is None or point_of(trial) in points]
         return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
 
+    def given(self) -> "FrozenTrial | None":
+        """The best complete trial of the given configuration; or None."""
+        return self.best([point for point in self.starts if point["start"] == GIVEN])
+
+    def lead(self, trial: "FrozenTrial | None") -> Lead | None:
+        """What a complete trial is ahead of the given configuration; None where either is not complete."""
+        given = self.given()
+        if trial is None or given is None or trial.state.name != "COMPLETE":
+            return None
+        return lead(answers(trial), answers(given))
+
     def choice(self) -> "FrozenTrial | None":
-        """The best trial, if it is ahead of the given configuration by more than :data:`LEAST_GAIN`, or else the best
-        of that; None where none is complete.
+        """The best trial, if it is ahead of the given configuration by more than :attr:`errors` standard errors, or
+        else the best of that; None where none is complete.
+
+        Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984) choose the simplest tree within
+        one standard error of the best; here it is the settings that may rest on more evidence than a search, and the
+        error is that of the difference on the same nodes.
         """
-        best, given = self.best(), self.best([point for point in self.starts if point["start"] == GIVEN])
-        return given if given is not None and best.value - given.value <= LEAST_GAIN else best
+        best = self.best()
+        found = self.lead(best)
+        return best if found is None or found.gain > self.errors * found.error else self.given()
+
+    @property
+    def tried(self) -> int:
+        """How many points other than the given configuration were judged."""
+        points = [point_of(trial) for trial in self.trials() if answers(trial)]
+        given = [point for point in self.starts if point["start"] == GIVEN]
+        return len({tuple(point.items()) for point in points if point not in given})
+
+    @property
+    def errors(self) -> float:
+        """Standard errors that the best of so many points must be ahead: 1 for a single one, 2.1 of ten, 2.6 of forty.
+
+        A single point that is no better is ahead by more than one error with a probability of 16 %. So is the best of
+        several with this number, if they were independent (Sidak, JASA 1967); they are alike, so it is less.
+        """
+        normal = statistics.NormalDist()
+        return normal.inv_cdf(normal.cdf(1) ** (1 / max(1, self.tried)))
 
     def _next(self) -> "Trial":
         """The trial to judge on one half more: every start on its first, then what is not judged to its end, then a new
@@ -137,16 +184,23 @@ class Search:
         if known := point_of(trial):
             return known
 
+        make = random_sampler if self._is_repeated(trial.number - 1) else sampler
+
         def choose(name: str, choices: tuple[Any, ...]) -> Any:
             # Seeded anew for each value, so that a trial that was cut short while it was drawn becomes the same one.
             seed = (1_000_003 * self.seed + 1_009 * trial.number + len(trial.params)) % 2**32
-            self.study.sampler = sampler(seed)
+            self.study.sampler = make(seed)
             return trial.suggest_categorical(name, choices)
 
         point = self.space.draw(choose)
         trial.set_user_attr("point", point)
         self._known = None
         return point
+
+    def _is_repeated(self, number: int) -> bool:
+        """Whether a trial has the point of one before it. On a few choices TPE soon proposes the best point alone."""
+        before = [point_of(trial) for trial in self.trials()[: number + 1]]
+        return bool(before) and before[-1] in before[:-1]
 
     def _settle(self, trial: "Trial") -> bool:
         """Report a trial's mean so far; whether that was its end, because it has all halves or is given up."""
@@ -177,18 +231,18 @@ class Search:
             limit = left if point in self.starts else min(left, self._longest())
             try:
                 with time_limit(limit):
-                    accuracy = self.judge(point, half)
+                    right = self.judge(point, half)
             except OutOfTimeError:
                 if limit == left:
                     raise
-                accuracy = 0.0  # it is too slow to be what this budget asks for
-            found = [accuracy, _clock() - began]
+                right = ""  # it is too slow to be what this budget asks for
+            found = [right, _clock() - began]
         trial.set_user_attr(f"half {half}", found)
         self._known = None
         return found[1]
 
-    def _judged_before(self, trial: "Trial", point: Point, half: int) -> list[float] | None:
-        """The accuracy of an earlier trial of the same point, in no time."""
+    def _judged_before(self, trial: "Trial", point: Point, half: int) -> list[Any] | None:
+        """The answers of an earlier trial of the same point, in no time."""
         for other in self.trials()[: trial.number]:
             if point_of(other) == point and f"half {half}" in other.user_attrs:
                 return [other.user_attrs[f"half {half}"][0], 0.0]
@@ -229,18 +283,47 @@ def sampler(seed: int | None = None) -> "BaseSampler":
     return import_optuna().samplers.TPESampler(seed=seed, multivariate=False, constant_liar=False)
 
 
+def random_sampler(seed: int) -> "BaseSampler":
+    """Values are drawn at random."""
+    return import_optuna().samplers.RandomSampler(seed=seed)
+
+
 def point_of(trial: "FrozenTrial | Trial") -> Point:
     """What a trial tries; empty where a kill came before it was drawn."""
     return trial.user_attrs.get("point", {})
 
 
-def accuracies(trial: "FrozenTrial | Trial") -> list[float]:
-    """On each half so far."""
+def answers(trial: "FrozenTrial | Trial") -> list[str]:
+    """On each half so far, as the judge gave them."""
     return [found[0] for found in _found(trial)]
 
 
+def accuracies(trial: "FrozenTrial | Trial") -> list[float]:
+    """On each half so far; 0 where a point could not be trained."""
+    return [each.count("1") / max(1, len(each) - each.count("-")) for each in answers(trial)]
+
+
+def lead(first: list[str], second: list[str]) -> Lead:
+    """Compare the answers of two trials on the same halves.
+
+    A node that several halves ask counts once, with the sum of its differences, since its answers are alike; on one
+    half this is McNemar's standard error of a difference of paired shares. One node is added to either side, as in
+    :func:`rbm.distillation.verdict.compare`: one answer more must not be ahead by more than its error.
+    """
+    nodes = max(map(len, [*first, *second]))
+    ours, theirs = (
+        np.frombuffer("".join(each.ljust(nodes, "-") for each in some).encode(), np.uint8).reshape(-1, nodes or 1)
+        for some in (first, second)
+    )
+    asked = (ours != ord("-")) | (theirs != ord("-"))
+    sums = ((ours == ord("1")).astype(int) - (theirs == ord("1"))).sum(0)
+    total, judged, counted = int(sums.sum()), max(1, int(asked.sum())), max(1, int(asked.any(0).sum()))
+    squares = int((sums**2).sum()) + 2 * (judged / counted) ** 2
+    return Lead(total / judged, math.sqrt(squares - total**2 / (counted + 2)) / judged)
+
+
 def rows(search: Search) -> list[dict[str, Any]]:
-    """A dictionary a trial, as ``auto.csv`` has it."""
+    """A dictionary a trial, as ``auto.csv`` has it; ``gain`` and ``error`` are those of a complete one's lead."""
     settings = dict.fromkeys(name for known in search.space.settings.values() for name in known)
     columns = ("start", "method", "teacher", "encoding", *settings)
     found = []
@@ -248,6 +331,7 @@ def rows(search: Search) -> list[dict[str, Any]]:
         point, known = point_of(trial), accuracies(trial)
         if not known:
             continue
+        ahead = search.lead(trial)
         found.append(
             {
                 "trial": trial.number,
@@ -255,14 +339,16 @@ def rows(search: Search) -> list[dict[str, Any]]:
                 "accuracy": f"{sum(known) / len(known):.5f}",
                 **{name: point.get(name, "") for name in columns},
                 **{f"half {half}": f"{known[half]:.5f}" if half < len(known) else "" for half in range(search.halves)},
+                "gain": "" if ahead is None else f"{ahead.gain:.5f}",
+                "error": "" if ahead is None else f"{ahead.error:.5f}",
                 "seconds": f"{_seconds(trial):.1f}",
             }
         )
     return found
 
 
-def _found(trial: "FrozenTrial | Trial") -> list[list[float]]:
-    """Accuracy and seconds on each half so far."""
+def _found(trial: "FrozenTrial | Trial") -> list[list[Any]]:
+    """Answers and seconds on each half so far."""
     attributes, found = trial.user_attrs, []
     while f"half {len(found)}" in attributes:
         found.append(attributes[f"half {len(found)}"])

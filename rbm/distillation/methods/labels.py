@@ -3,11 +3,11 @@
 It has the teacher's shape and settings. A teacher that is not ahead of it has nothing to teach.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rbm.config import Network
 from rbm.datasets.splits import GraphSplit
@@ -15,6 +15,7 @@ from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.students import MLPStudent
+from rbm.training.cached import cached_phase
 from rbm.training.loop import Accuracies
 from rbm.training.metrics import accuracy
 
@@ -62,4 +63,22 @@ def train_labels(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on the features of the labelled nodes."""
     network = replace(task.config.teacher, min_epochs=0)  # these are for soft labels, which nobody takes from it
     student = task.new_student(MLPStudent, network, hidden_channels=network.hidden_channels)
-    return TrainedStudent(student, task.fit("labels", LabelsTrainer(student, task.split, network), network), None)
+
+    def fit() -> dict[str, Any]:
+        return task.fit("labels", LabelsTrainer(student, task.split, network), network)
+
+    if task.folder is not None:  # it has every epoch, which the cache has not
+        return TrainedStudent(student, fit(), None)
+    settings, inputs = _made_from(task, network)
+    return TrainedStudent(
+        student, cached_phase("labels", student, settings, inputs, fit, task.cache, task.progress), None
+    )
+
+
+def _made_from(task: DistillationTask, network: Network) -> tuple[dict[str, Any], list[Tensor]]:
+    """What the MLP depends on: of the teacher neither its name nor its edges, so that trials of many share it."""
+    settings = {item.name: getattr(network, item.name) for item in fields(Network)}
+    graph, observed = task.split.graph, task.split.observed
+    inputs = [graph.x, graph.y, task.split.observed_nodes, task.split.unseen_nodes]
+    inputs += [observed.train_mask, observed.val_mask, observed.test_mask]
+    return settings | {"classes": task.classes, "seed": task.config.seed}, inputs

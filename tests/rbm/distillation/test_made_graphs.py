@@ -69,10 +69,11 @@ def mean(rows, model):
     return statistics.fmean(float(row[f"{model}_test"]) for row in rows)
 
 
-def test_there_are_rows_of_every_homophily():
+def test_there_are_rows_of_every_cell():
     cells = committed()
-    assert {cell.homophily for cell in cells} == {cell.homophily for cell in made_graphs.grid()}
-    assert all(len(cells[cell]) > 1 for cell in made_graphs.grid() if cell.homophily < 0.3), "several seeds"
+    assert cells.keys() == set(made_graphs.grid())
+    once = [cell for cell, rows in cells.items() if len(rows) < 2]
+    assert all(cell.degree != 20 and cell.homophily > 0.3 for cell in once), "the others have several seeds"
 
 
 @pytest.mark.parametrize("cell", committed(), ids=lambda cell: "-".join(map(str, cell)))
@@ -82,4 +83,7 @@ def test_the_committed_rows_hold_the_bars(cell):
     best = max(mean(rows, "mlp"), mean(rows, "rbm"))
     assert round(best - kept, 2) <= 100 * KEPT_BEHIND
     assert round(mean(rows, "mlp") - mean(rows, "rbm"), 2) <= 100 * RBM_BEHIND
-    assert {row["graph"] == "heterophilous" for row in rows} == {cell.homophily < 0.3}
+    for row in rows:
+        assert (row["graph"] == "heterophilous") == (float(row["share"]) < 0.3)
+        # A share of 0.3 is of all edges; of those that a run may count there may be a little less within a class.
+        assert cell.homophily == 0.3 or (float(row["share"]) < 0.3) == (cell.homophily < 0.3)

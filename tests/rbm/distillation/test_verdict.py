@@ -124,7 +124,14 @@ def test_the_mlp_of_labels_is_kept_where_a_teacher_misled_every_student(ahead, m
     behind = {"labels": Comparison(ahead, ahead - 0.03, ahead + 0.03, 0.5, 200)}
     if "cheap" in methods:
         behind["cheap"] = Comparison(0.1, 0.05, 0.15, 0.01, 200)
-    assert judging._kept("dear", behind, methods, {**COSTS, "labels": 1}) == kept
+    assert judging.kept_student("dear", behind, methods, {**COSTS, "labels": 1}) == kept
+
+
+@pytest.mark.parametrize(("low", "kept"), [(-0.01, "dearer"), (0.001, "cheap")])
+def test_the_student_that_a_search_was_for_is_kept_unless_another_is_better(low, kept):
+    behind = {"cheap": Comparison(0.004, -0.01, 0.02, 0.5, 200), "dearer": Comparison(0.03, low, 0.05, 0.5, 200)}
+    assert judging.kept_student("dear", behind, ["dear", "cheap", "dearer"], COSTS, "dearer") == kept
+    assert judging.kept_student("dear", behind, ["dear", "cheap", "dearer"], COSTS, "dear") == "dear"
 
 
 def test_keep(quick, small_graph, tmp_path):

@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from rbm.config import Config
 from rbm.config.presets import features_only
 from rbm.datasets.splits import split_graph
 from rbm.distillation.auto import run, search
-from rbm.distillation.auto.space import MODULE, Space
 from rbm.training.loop import OutOfTimeError, time_limit
 
 pytest.importorskip("optuna")
@@ -53,23 +51,6 @@ def test_never_looks_at_the_test_set(setting, small_graph, start):
     assert len({row["accuracy"] for row in before.trials}) > 1, "or equal rows would mean little"
 
 
-@pytest.mark.parametrize(
-    ("source", "teacher", "asked"), [("auto", None, True), ("teacher", None, False), ("auto", nn.Identity(), False)]
-)
-def test_a_trial_learns_from_whom_its_run_would(small_graph, start, source, teacher, asked):
-    """Under ``auto`` the MLP on labels is trained, which may teach; a trained module stays the teacher."""
-    told = []
-
-    def train(graph, teacher, *, config, labels_alone, methods, **options):
-        told.append((config.distill.source, labels_alone))
-        return SimpleNamespace(summary={methods[0]: {"test_accuracy": 0.5}})
-
-    space = Space(start.updated({"distill": {"source": source}}), ("mlp",), None if teacher is None else MODULE)
-    judge = run.Judge(train, small_graph, 3, space, teacher)
-    assert judge(space.starts()[0], 0) == 0.5
-    assert told == [(source, asked)]
-
-
 @pytest.mark.usefixtures("clock")
 def test_unseen_nodes_are_not_in_any_trial(small_graph, start, monkeypatch):
     seen, real = [], run.Judge.__call__
@@ -89,34 +70,17 @@ def test_unseen_nodes_are_not_in_any_trial(small_graph, start, monkeypatch):
 @pytest.mark.usefixtures("clock")
 def test_accuracies_are_those_of_distillations_on_halves(small_graph, start):
     found = distilled(small_graph, start)
-    complete = [row for row in found.trials if row["state"] == "complete"]
+    complete, told = [row for row in found.trials if row["state"] == "complete"], found.summary["verdict"]["search"]
     assert complete
-    best = max(complete, key=lambda row: (float(row["accuracy"]), -row["trial"]))  # a node is more than a point here
-    told = found.summary["verdict"]["search"]
+    best = max(complete, key=lambda row: (float(row["accuracy"]), -row["trial"]))
+    if float(best["gain"]) <= told["errors"] * float(best["error"]):  # the first two have the given settings
+        best = max(complete[:2], key=lambda row: (float(row["accuracy"]), -row["trial"]))
     assert f"{told['accuracy']:.5f}" == best["accuracy"]
     assert told["choice"]["teacher"] == best["teacher"] == found.config.teacher.name
     assert told["accuracy"] >= told["given_accuracy"]
     config = replace(found.config, evaluate_on="validation")  # its half is the first one of the same seed
     again = rbm.distill(small_graph, config=config, methods=[best["method"]], measure_latency=False)
     assert f"{again.summary[best['method']]['test_accuracy']:.5f}" == best["half 0"]
-
-
-@pytest.mark.parametrize(("name", "trained"), [("sage", search.MOST_HALVES), ("label_propagation", 1)])
-def test_one_training_gives_the_teachers_of_all_halves(name, trained, small_graph, start, tmp_path):
-    start = start.updated({"teacher": {"name": name}})
-    judge = run.Judge(rbm.distill, run._observed(small_graph, start, None), 3, run.Space(start, ("mlp",)), None)
-    point = judge.space.starts()[0]
-    assert replace(judge, cache=tmp_path)(point, 2) == judge(point, 2)
-    assert len(list(tmp_path.glob("teacher-*"))) == trained
-
-
-def test_halves_of_unseen_nodes_have_teachers_of_their_own(small_graph, start, tmp_path):
-    start = replace(start, setting="inductive")
-    judge = run.Judge(
-        rbm.distill, run._observed(small_graph, start, None), 3, run.Space(start, ("mlp",)), None, tmp_path
-    )
-    judge(judge.space.starts()[0], 1)
-    assert len(list(tmp_path.glob("teacher-*"))) == 1
 
 
 @pytest.mark.usefixtures("clock")
@@ -215,7 +179,7 @@ def test_killed_and_resumed_ends_with_the_same_choice(small_graph, start, tmp_pa
             env={**os.environ, "PYTHONPATH": str(Path(rbm.__file__).parent.parent)},
             start_new_session=True,
         )
-        table, deadline = tmp_path / "run" / "auto.csv", time.monotonic() + 120
+        table, deadline = tmp_path / "run" / "auto.csv", time.monotonic() + 300
         try:
             while not table.is_file() or table.read_text().count("\n") < 4:
                 assert process.poll() is None, "it ended before it was killed"
@@ -266,21 +230,6 @@ def test_features_only_leaves_encodings_out_of_the_search(small_graph, start, tm
     assert distilled(small_graph, start, budget=12, resume=True, **options).config == found.config
     with pytest.raises(ValueError, match=r"features_only \(was True, now absent\)"):
         distilled(small_graph, features_only(start), folder=tmp_path, methods=["mlp", "nosmog"], resume=True)
-
-
-def test_values_that_do_not_go_together_are_bad_not_fatal(small_graph, start, monkeypatch):
-    space = run.Space(start.updated({"rbm": {"top_k": 4, "num_experts": 8}}), ("rbm",))
-    judge = run.Judge(rbm.distill, run._observed(small_graph, start, None), 3, space, None)
-    good = space.starts()[0]
-    assert judge(good, 0) > 0
-    monkeypatch.setattr(run.Space, "config", lambda *_: start.updated({"rbm": {"top_k": 9}}))
-    assert judge(good, 0) == 0.0
-
-    def diverges(*_, **__):
-        raise FloatingPointError("the loss became nan")
-
-    monkeypatch.undo()
-    assert replace(judge, train=diverges)(good, 0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -337,6 +286,12 @@ def test_a_folder_holds_one_search(small_graph, start, tmp_path):
         distilled(small_graph, start, folder=tmp_path / "run")
     with pytest.raises(ValueError, match=r"other settings: mlp.max_epochs \(was 6, now 7\)"):
         distilled(small_graph, start.updated({"mlp": {"max_epochs": 7}}), folder=tmp_path / "run", resume=True)
+    file = tmp_path / "run" / "auto.yaml"
+    before = file.read_text()
+    file.write_text(before.replace("  halves: paired\n", ""))
+    with pytest.raises(ValueError, match="holds a search that a former version began"):
+        distilled(small_graph, start, folder=tmp_path / "run", resume=True)
+    file.write_text(before)
     other = small_graph.clone()
     other.x[0, 0] += 1
     with pytest.raises(ValueError, match=r"other settings: graph"):

@@ -1,15 +1,18 @@
 """The search by itself, with a judge that takes no time: what it tries and gives up, and that a kill costs nothing."""
 
 from contextlib import contextmanager
+from statistics import NormalDist
 
 import pytest
 
 from rbm.config import Config
 from rbm.config.presets import preset_config
+from rbm.distillation import sentences
 from rbm.distillation.auto import search as search_module
 from rbm.distillation.auto.folder import new_study
 from rbm.distillation.auto.run import parse_budget
-from rbm.distillation.auto.search import Search, point_of, rows
+from rbm.distillation.auto.run import told as told_of
+from rbm.distillation.auto.search import Search, lead, point_of, rows
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, Space
 from rbm.training.loop import OutOfTimeError
 from rbm.utils.studies import open_trials
@@ -20,11 +23,20 @@ pytestmark = pytest.mark.usefixtures("clock")
 METHODS = ("mlp", "rbm")
 
 
+def answers_of(share, half, nodes=2000):
+    """Answers of which this share is right, for the validation nodes that a half holds out."""
+    held_out = [node for node in range(nodes) if (node >> half // 2) % 2 == half % 2]
+    found = ["-"] * nodes
+    for place, node in enumerate(held_out):
+        found[node] = "1" if place < round(share * len(held_out)) else "0"
+    return "".join(found)
+
+
 def quality(point, half):
     """How good a point is, as if it were known: the teacher appnp and many labels, a little noise of the half."""
     good = {"teacher": "appnp", "distill.label_weight": 0.8, "encoding": "none", "mlp.dropout": 0.3}
     right = sum(point.get(name) == value for name, value in good.items())
-    return 0.6 + 0.05 * right + 0.001 * ((half + len(point["teacher"])) % 3)
+    return answers_of(0.6 + 0.05 * right + 0.001 * ((half + len(point["teacher"])) % 3), half)
 
 
 def search_of(judge=quality, study=None, budget=100.0, given=None, **options):
@@ -56,12 +68,52 @@ def test_finds_what_is_better():
     assert search.best().value > search.trials()[0].value + 0.05
 
 
-@pytest.mark.parametrize(("gain", "leaves"), [(0.009, False), (0.02, True)])
-def test_leaves_what_was_given_for_more_than_a_point(gain, leaves):
-    search = search_of(lambda point, half: 0.5 + gain * (point["teacher"] == "gcn"))
+@pytest.mark.parametrize(("won", "lost", "leaves"), [(60, 30, True), (45, 30, False), (2, 0, False), (12, 0, True)])
+def test_leaves_what_was_given_for_more_than_chance(won, lost, leaves):
+    """The best trial wins some nodes of 200 and loses others: the difference alone does not decide."""
+
+    def judge(point, half):
+        right = [node % 2 == 0 for node in range(200)]
+        if point["teacher"] == "gcn":
+            right = [each != (node // 2 < (lost if each else won)) for node, each in enumerate(right)]
+        return "".join("1" if each else "0" for each in right)
+
+    search = search_of(judge, budget=40.0)
     search.run()
     assert point_of(search.best())["teacher"] == "gcn"
     assert (search.choice().number == 0) != leaves, "the first trial has what was given"
+    found = search.lead(search.best())
+    assert found.gain == pytest.approx((won - lost) / 200)
+    assert found.error == pytest.approx(((won + lost + 2 - (won - lost) ** 2 / 202) ** 0.5) / 200)
+
+
+def test_one_point_must_be_ahead_by_one_standard_error_and_the_best_of_many_by_more():
+    search = search_of(budget=1.0)
+    search.run()
+    assert search.errors == pytest.approx(1), "the given settings are not among those that were tried"
+    search = search_of(budget=40.0)
+    search.run()
+    distinct = {tuple(point_of(trial).items()) for trial in search.trials()[2:]}
+    assert search.tried == len(distinct) > 10
+    below = NormalDist().cdf(search.errors)
+    assert below**search.tried == pytest.approx(NormalDist().cdf(1))
+
+
+@pytest.mark.parametrize(("gain", "told"), [(0.02, "ahead by 2.00 points (standard error 2.50), which"), (0.09, "")])
+def test_the_verdict_says_why_the_settings_stayed(gain, told):
+    search = search_of(budget=12.0)
+    search.run()
+    sentence = sentences._search(told_of(search) | {"gain": gain, "error": 0.025})
+    assert ("may be chance" in sentence) == bool(told)
+    assert told in sentence
+
+
+def test_a_node_that_is_asked_twice_counts_once():
+    once = lead(["1100"], ["0010"])
+    assert lead(["1100", "1100"], ["0010", "0010"]) == pytest.approx(once)
+    assert lead(["11--", "--00"], ["00--", "--10"]).gain == once.gain == 0.25
+    assert lead([""], ["01"]).gain == -0.5, "what could not be trained is wrong everywhere"
+    assert lead([""], [""]).gain == 0
 
 
 def test_the_worse_half_is_given_up_early():
@@ -176,6 +228,12 @@ def test_a_slow_teacher_does_not_have_the_whole_budget(monkeypatch):
     assert limits[10] == 10
     assert {row["accuracy"] for row in rows(search) if row["teacher"] == "gat"} == {"0.00000"}
     assert len(rows(search)) > 10, "it goes on"
+
+
+def test_a_larger_budget_is_used():
+    search = search_of(budget=130.0)
+    search.run()
+    assert search.spent() > 120, "it does not end because TPE proposes one point again and again"
 
 
 def test_ends_when_nothing_new_is_proposed(monkeypatch):
