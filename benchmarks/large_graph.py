@@ -1,12 +1,14 @@
 """A graph of ogbn-products' size, from files to one epoch of an RbM student: seconds of each stage, and peak memory.
 
     python -m benchmarks.large_graph --out benchmarks/results/large_graph.csv
-    python -m benchmarks.large_graph --shape ogbn-papers100M --fractions 64 32 --out benchmarks/results/papers100m.csv
+    python -m benchmarks.large_graph --shape ogbn-papers100M --fractions 64 32 16 --threads 1 --folder DISK \
+      --out benchmarks/results/papers100m.csv
 
 The graph is synthetic: 2,449,029 nodes with 100 features in float16, 62 million directed edges, half of them between
 nodes of one class, 47 classes, and logits of a teacher that is right three times in four. Fractions of it, 1/16 to 1,
 show how cost grows; fractions of ogbn-papers100M's shape (``SHAPES``) say what it would take. Each runs in a process of
-its own, so that its peak of resident memory (pages of mapped files are counted) is its own.
+its own, so that its peak of resident memory (pages of mapped files are counted) is its own. The files are taken out of
+the page cache before, so that what a stage reads of them comes from the disk, and is counted.
 """
 
 import argparse
@@ -59,7 +61,7 @@ SHAPES = {
 FRACTIONS = (16, 8, 4, 2, 1)
 COLUMNS = (
     *("date", "commit", "torch", "threads", "load", "fraction", "nodes", "edges"),
-    *("stage", "seconds", "processor_seconds", "peak_mib"),
+    *("stage", "seconds", "processor_seconds", "peak_mib", "read_mib"),
 )
 CHUNK = 2**20
 CONFIG = {
@@ -98,18 +100,30 @@ def write_graph(folder: Path, fraction: int, shape: Shape = SHAPES["ogbn-product
         begin += share
 
 
+def uncache(folder: Path) -> None:
+    """Take the files of a folder out of the page cache, where the system can."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def measure(folder: Path) -> list[dict]:
-    """All stages in this process: seconds, and the peak of resident memory so far."""
+    """All stages in this process: seconds, bytes read from disks, and the peak of resident memory so far."""
     stages: list[dict] = []
+    uncache(folder)
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
+        before = resource.getrusage(resource.RUSAGE_SELF)
         start, worked = time.perf_counter(), time.process_time()
         yield
         seconds, worked = time.perf_counter() - start, time.process_time() - worked
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        read = (after.ru_inblock - before.ru_inblock) * 512 / 2**20
         record = {"stage": name, "seconds": round(seconds, 3), "processor_seconds": round(worked, 3)}
-        stages.append({**record, "peak_mib": round(peak)})
+        stages.append({**record, "peak_mib": round(after.ru_maxrss / 1024), "read_mib": round(read)})
 
     torch.manual_seed(0)
     config = Config().updated(CONFIG)
@@ -174,6 +188,33 @@ def markdown(records: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def costs(records: list[dict], shape: Shape) -> str:
+    """A table of what a node costs at each size of a CSV file; and, as a model, what the whole shape would cost if each
+    further node cost as much as those between the smallest and the largest size did.
+    """
+    stages = list(dict.fromkeys(record["stage"] for record in records))
+    measured: dict[int, list[float]] = {}
+    for count in sorted({int(record["nodes"]) for record in records}):
+        own = [record for record in records if int(record["nodes"]) == count]
+        seconds = [sum(float(r["processor_seconds"]) for r in own if r["stage"] == stage) for stage in stages]
+        read, peak = sum(float(r["read_mib"]) for r in own), max(float(r["peak_mib"]) for r in own)
+        measured[count] = [*seconds, sum(seconds), read * 2**20, peak * 2**20]
+    lines = [f"| nodes | {' | '.join(stages)} | all | read | peak |", f"|{'---:|' * (len(stages) + 4)}"]
+    for count, values in measured.items():
+        *times, read, peak = (value / count for value in values)
+        cells = [f"{1e6 * second:.1f} µs" for second in times]
+        lines.append(f"| {count:,} | {' | '.join(cells)} | {read:,.0f} B | {peak:,.0f} B |")
+    smallest, largest = min(measured), max(measured)
+    if smallest < largest:
+        grown = (shape.nodes - largest) / (largest - smallest)
+        pairs = zip(measured[smallest], measured[largest], strict=True)
+        *times, read, peak = (last + grown * (last - first) for first, last in pairs)
+        cells = [f"{second / 60:,.0f} min" for second in times]
+        cells += [f"{read / 2**30:,.0f} GiB", f"{peak / 2**30:,.0f} GiB"]
+        lines.append(f"| {shape.nodes:,}, model | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn beside it")
@@ -215,6 +256,8 @@ def main() -> None:
             records = list(csv.DictReader(file))
         plot(records, arguments.out.with_suffix(".png"))
         print(markdown(records), end="")
+        if all(record["read_mib"] for record in records):
+            print(costs(records, SHAPES[arguments.shape]), end="")
 
 
 if __name__ == "__main__":
