@@ -1,9 +1,12 @@
 """Comparisons of versions by whole runs and by epochs: what tables take from rows, and the page from the table."""
 
 import csv
+import json
 from pathlib import Path
 
-from benchmarks import epoch_seconds, whole_run
+import rbm
+from benchmarks import epoch_seconds, patience, whole_run
+from rbm.config import Config
 
 
 def test_versions_are_compared_on_the_seeds_that_both_have():
@@ -30,3 +33,19 @@ def test_the_page_shows_the_rows_that_are_kept():
     # A phase that one version has alone is left out.
     kept = [row for row in rows if row["phase"] == "mlp" or row["version"] == "now"]
     assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])
+
+
+def test_a_replay_at_the_patience_of_a_run_is_the_run(small_graph, tmp_path):
+    """Its epochs, its choice among equal ones, and the epochs that cannot be chosen."""
+    config = Config().updated({name: {"max_epochs": 80, "patience": 10} for name in patience.PHASES})
+    config = config.updated({"rbm": {"pretrain_epochs": 4, "hidden_channels": 8}, "mlp": {"hidden_channels": 8}})
+    small_graph.y = small_graph.y.roll(1)  # nothing tells these classes: accuracy goes up and down
+    found = rbm.distill(small_graph, config=config, folder=tmp_path, measure_latency=False, plots=False)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for phase in patience.PHASES:
+        result = patience.replay(records, phase, config, 10).result
+        summary = found.summary[phase]
+        assert result.epochs < 80
+        assert (result.epochs, result.best_epoch) == (summary["epochs"], summary["best_epoch"])
+        assert result.test_accuracy == summary["test_accuracy"]
+        assert patience.replay(records, phase, config, 2).result.epochs < result.epochs
