@@ -124,6 +124,7 @@ def measure(folder: Path) -> list[dict]:
         read = (after.ru_inblock - before.ru_inblock) * 512 / 2**20
         record = {"stage": name, "seconds": round(seconds, 3), "processor_seconds": round(worked, 3)}
         stages.append({**record, "peak_mib": round(after.ru_maxrss / 1024), "read_mib": round(read)})
+        print(json.dumps(stages[-1]), file=sys.stderr, flush=True)  # a kill in a later stage does not lose it
 
     torch.manual_seed(0)
     config = Config().updated(CONFIG)
