@@ -26,6 +26,7 @@ from itertools import product
 from pathlib import Path
 
 from rbm.experiments.runner import parse_seeds
+from rbm.experiments.statistics import paired_test
 
 COLUMNS = (
     *("date", "commit", "version", "dataset", "setting", "seed", "seconds", "processor_seconds", "load"),
@@ -91,11 +92,36 @@ def markdown(records: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def against(records: list[dict], paper: list[dict], version: str) -> str:
+    """A version's accuracies beside those of the same seeds in ``results/paper.csv``, which the preset has as it is."""
+    preset = {"protocol": "rbm", "teacher": "sage", "preset": "clean", "variant": ""}
+    lines = [
+        f"| | seeds | validation: preset | {version} | difference | p | test: preset | {version} | difference | p |",
+        "|---|---:|" + "---:|" * 8,
+    ]
+    own = [record for record in records if record["version"] == version]
+    for dataset, setting in dict.fromkeys((record["dataset"], record["setting"]) for record in own):
+        here = [record for record in own if (record["dataset"], record["setting"]) == (dataset, setting)]
+        for name, title in (("teacher", "teacher"), ("mlp", "MLP"), ("rbm", "RbM")):
+            wanted = preset | {"dataset": dataset, "setting": setting, "method": name}
+            known = {int(row["seed"]): row for row in paper if all(row[key] == value for key, value in wanted.items())}
+            cells = []
+            for column, part in (("val", "val"), ("test_at_best_val", "test")):
+                new = {int(r["seed"]): float(r[f"{name}_{part}"]) for r in here if int(r["seed"]) in known}
+                old = {seed: float(known[seed][column]) for seed in new}
+                found = paired_test(new, old)
+                means = [f"{statistics.fmean(values.values()):.2%}" for values in (old, new)]
+                cells += [*means, f"{100 * found.difference:+.2f}", f"{found.p:.2f}"]
+            lines.append(f"| {dataset}, {setting}, {title} | {len(new)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "versions", nargs="+", metavar="NAME=FOLDER[,SETTING...]", help="a checkout with its libraries, and changes"
     )
+    parser.add_argument("--against", type=Path, help="results/paper.csv, for accuracies of the preset beside the last")
     parser.add_argument("--metrics", type=Path, help="folder to keep each run's metrics.jsonl in")
     parser.add_argument("--root", type=Path, required=True, help="folder of the datasets")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to append to")
@@ -140,6 +166,9 @@ def main() -> None:
             done.append(record)
             print(f"{name} {dataset} {setting} {seed}: {found['processor_seconds']} s", flush=True)
     print(markdown(done), end="")
+    if arguments.against:
+        with arguments.against.open(newline="") as file:
+            print(against(done, list(csv.DictReader(file)), list(trees)[-1]), end="")
 
 
 if __name__ == "__main__":

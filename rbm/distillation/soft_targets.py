@@ -167,14 +167,21 @@ class SoftTargets:
 
         A large table is aggregated in a few blocks of its columns: beside the sums, memory holds a block alone.
         """
-        count, columns, options = logs.shape[0], logs.shape[1] + 1, {"dtype": logs.dtype, "device": logs.device}
-        total = torch.empty(count, columns, **options)
+        (count, classes), options = logs.shape, {"dtype": logs.dtype, "device": logs.device}
+        total = torch.empty(count, classes + 1, **options)
         weights = pairs.neighbors.to(logs.dtype)
         blocks = 1 if total.nbytes <= TABLE_BYTES else _BLOCKS
-        for block in row_chunks(columns, math.ceil(columns / blocks)):
+        negative_entropy = torch.zeros(count, **options)  # the last column: that of the classes before it
+        for block in row_chunks(classes + 1, math.ceil((classes + 1) / blocks)):
             values = torch.empty(count, block.stop - block.start, **options)
             for rows in row_chunks(count, _CHUNK_NODES):
-                values[rows] = _with_negative_entropy(logs[rows])[:, block]
+                part = logs[rows, block.start : min(block.stop, classes)]
+                probabilities = part.exp()
+                # A class that the teacher rules out adds 0 * log 0 = 0.
+                negative_entropy[rows] += torch.where(probabilities > 0, probabilities * part, 0.0).sum(-1)
+                values[rows, : part.shape[1]] = probabilities
+                if block.stop > classes:
+                    values[rows, -1] = negative_entropy[rows]
                 total[rows, block] = pairs.own * values[rows]
             for rows, crow, edges in graph.node_chunks() if len(graph) else ():
                 shape = (rows.stop - rows.start, count)
@@ -185,14 +192,6 @@ class SoftTargets:
         """What ``nodes`` (int64 ``[B]``; all by default) add to the loss with student logits ``[B, C]``."""
         mass, constant = (self.mass, self.constant) if nodes is None else (self.mass[nodes], self.constant[nodes])
         return constant.sum() - (mass * log_probabilities(logits, temperature, mode)).sum()
-
-
-def _with_negative_entropy(logs: Tensor) -> Tensor:
-    """Probabilities, and in a last column the sum of their products with their logarithms: ``[B, C + 1]``."""
-    probabilities = logs.exp()
-    # A class that the teacher rules out adds 0 * log 0 = 0.
-    products = torch.where(probabilities > 0, probabilities * logs, 0.0)
-    return torch.cat([probabilities, products.sum(-1, keepdim=True)], dim=1)
 
 
 class LogProbabilities:
@@ -208,9 +207,24 @@ class LogProbabilities:
         self.logits, self.temperature, self.mode = logits, temperature, mode
         self.shape, self.dtype, self.device = logits.shape, logits.dtype, logits.device
 
-    def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        """``[B, C]`` of a slice or of integer indices."""
-        return log_probabilities(self.logits[rows], self.temperature, self.mode)
+    def __getitem__(self, index: slice | Tensor | tuple[slice, slice]) -> Tensor:
+        """``[B, C]`` of a slice of rows or of int64 indices; or a slice of rows and one of columns."""
+        if not isinstance(index, tuple):
+            return log_probabilities(self.logits[index], self.temperature, self.mode)
+        logits = self.logits[index]
+        if self.mode == "softmax":
+            return (logits / self.temperature).sub_(self.norms[index[0], None])
+        return (logits - self.norms[index[0], None]).div_(self.temperature)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """The logarithms of the sums that make probabilities of rows, ``[N]``: without them a part of the columns would
+        need all.
+        """
+        norms, divisor = torch.empty_like(self.logits[:, 0]), self.temperature if self.mode == "softmax" else 1.0
+        for rows in row_chunks(len(norms), _CHUNK_NODES):
+            norms[rows] = torch.logsumexp(self.logits[rows] / divisor, dim=-1)
+        return norms
 
 
 def teacher_log_probabilities(logits: Tensor, temperature: float, mode: str) -> Tensor | LogProbabilities:
