@@ -35,6 +35,16 @@ def test_the_page_shows_the_rows_that_are_kept():
     assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])
 
 
+def test_the_page_shows_the_narrow_teacher():
+    here, tables = Path(whole_run.__file__).parent, {}
+    for name, path in {"runs": "whole_run.csv", "patience": "patience.csv", "paper": "../../results/paper.csv"}.items():
+        with (here / "results" / path).open(newline="") as file:
+            tables[name] = list(csv.DictReader(file))
+    page = (here / "NOTES.md").read_text()
+    assert whole_run.against(tables["runs"], tables["paper"], "quarter") in page
+    assert patience.markdown(tables["patience"]) in page
+
+
 def test_a_replay_at_the_patience_of_a_run_is_the_run(small_graph, tmp_path):
     """Its epochs, its choice among equal ones, and the epochs that cannot be chosen."""
     config = Config().updated({name: {"max_epochs": 80, "patience": 10} for name in patience.PHASES})

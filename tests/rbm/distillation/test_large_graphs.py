@@ -222,6 +222,11 @@ def test_the_page_shows_the_committed_rows():
     assert {row["fraction"] for row in rows} == {"1/16", "1/8", "1/4", "1/2", "1/1"}
     assert max(int(row["peak_mib"]) for row in rows) < 12 * 1024
     assert large_graph.markdown(rows) in PAGE.read_text()
+    with (root / "results" / "papers100m.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert max(int(row["peak_mib"]) for row in rows) < 24 * 1024
+    assert large_graph.markdown(rows) in PAGE.read_text()
+    assert large_graph.costs(rows, large_graph.SHAPES["ogbn-papers100M"]) in PAGE.read_text()
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
