@@ -175,45 +175,56 @@ def plot(records: list[dict], path: Path) -> None:
 
 def markdown(records: list[dict]) -> str:
     """A table of the rows of a CSV file: a line a size with seconds of each stage, of all, of the processors, and peak
-    memory.
+    memory. Cells of stages that a size lacks, and of all where it lacks one, are empty.
     """
-    stages = list(dict.fromkeys(record["stage"] for record in records))
+    stages, sizes = _stages_and_sizes(records)
     lines = [f"| nodes | edges | {' | '.join(stages)} | all | processors | peak |", f"|{'---:|' * (len(stages) + 5)}"]
-    for count in sorted({int(record["nodes"]) for record in records}):
-        own = [record for record in records if int(record["nodes"]) == count]
-        seconds = [sum(float(record["seconds"]) for record in own if record["stage"] == stage) for stage in stages]
-        worked = sum(float(record["processor_seconds"]) for record in own)
-        times = " | ".join(f"{second:.1f} s" for second in [*seconds, sum(seconds), worked])
-        peak = max(float(record["peak_mib"]) for record in own) / 1024
-        lines.append(f"| {count:,} | {int(own[0]['edges']):,} | {times} | {peak:.1f} GiB |")
+    for count, own in sizes.items():
+        times = [f"{float(own[stage]['seconds']):.1f} s" if stage in own else "" for stage in stages]
+        whole = ["", ""]
+        if len(own) == len(stages):
+            kinds = ("seconds", "processor_seconds")
+            whole = [f"{sum(float(record[kind]) for record in own.values()):.1f} s" for kind in kinds]
+        peak = max(float(record["peak_mib"]) for record in own.values()) / 1024
+        edges = int(next(iter(own.values()))["edges"])
+        lines.append(f"| {count:,} | {edges:,} | {' | '.join([*times, *whole])} | {peak:.1f} GiB |")
     return "\n".join(lines) + "\n"
 
 
 def costs(records: list[dict], shape: Shape) -> str:
     """A table of what a node costs at each size of a CSV file; and, as a model, what the whole shape would cost if each
-    further node cost as much as those between the smallest and the largest size did.
+    further node cost as much as those between the smallest and the largest size did. A stage that one size alone has
+    grows with the nodes.
     """
-    stages = list(dict.fromkeys(record["stage"] for record in records))
-    measured: dict[int, list[float]] = {}
-    for count in sorted({int(record["nodes"]) for record in records}):
-        own = [record for record in records if int(record["nodes"]) == count]
-        seconds = [sum(float(r["processor_seconds"]) for r in own if r["stage"] == stage) for stage in stages]
-        read, peak = sum(float(r["read_mib"]) for r in own), max(float(r["peak_mib"]) for r in own)
-        measured[count] = [*seconds, sum(seconds), read * 2**20, peak * 2**20]
-    lines = [f"| nodes | {' | '.join(stages)} | all | read | peak |", f"|{'---:|' * (len(stages) + 4)}"]
-    for count, values in measured.items():
-        *times, read, peak = (value / count for value in values)
-        cells = [f"{1e6 * second:.1f} µs" for second in times]
-        lines.append(f"| {count:,} | {' | '.join(cells)} | {read:,.0f} B | {peak:,.0f} B |")
-    smallest, largest = min(measured), max(measured)
-    if smallest < largest:
-        grown = (shape.nodes - largest) / (largest - smallest)
-        pairs = zip(measured[smallest], measured[largest], strict=True)
-        *times, read, peak = (last + grown * (last - first) for first, last in pairs)
-        cells = [f"{second / 60:,.0f} min" for second in times]
-        cells += [f"{read / 2**30:,.0f} GiB", f"{peak / 2**30:,.0f} GiB"]
-        lines.append(f"| {shape.nodes:,}, model | {' | '.join(cells)} |")
+    stages, sizes = _stages_and_sizes(records)
+    columns: dict[str, dict[int, float]] = {stage: {} for stage in (*stages, "read", "peak")}
+    for count, own in sizes.items():
+        for stage, record in own.items():
+            columns[stage][count] = float(record["processor_seconds"])
+        columns["read"][count] = sum(float(record["read_mib"]) for record in own.values()) * 2**20
+        columns["peak"][count] = max(float(record["peak_mib"]) for record in own.values()) * 2**20
+    lines = [f"| nodes | {' | '.join(columns)} |", f"|{'---:|' * (len(columns) + 1)}"]
+    for count in sizes:
+        cells = [f"{1e6 * columns[s][count] / count:.1f} µs" if count in columns[s] else "" for s in stages]
+        cells += [f"{columns[name][count] / count:,.0f} B" for name in ("read", "peak")]
+        lines.append(f"| {count:,} | {' | '.join(cells)} |")
+    whole = {}
+    for name, known in columns.items():
+        least, most = min(known), max(known)
+        slope = (known[most] - known[least]) / (most - least) if least < most else known[most] / most
+        whole[name] = known[most] + slope * (shape.nodes - most)
+    cells = [f"{whole[stage] / 60:,.1f} min" for stage in stages]
+    cells += [f"{whole[name] / 2**30:,.0f} GiB" for name in ("read", "peak")]
+    lines.append(f"| {shape.nodes:,}, model | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _stages_and_sizes(records: list[dict]) -> tuple[list[str], dict[int, dict[str, dict]]]:
+    """The stages in their order; and for each number of nodes, ascending, its row of each stage that it has."""
+    sizes: dict[int, dict[str, dict]] = {count: {} for count in sorted({int(record["nodes"]) for record in records})}
+    for record in records:
+        sizes[int(record["nodes"])][record["stage"]] = record
+    return list(dict.fromkeys(record["stage"] for record in records)), sizes
 
 
 def main() -> None:

@@ -1,12 +1,16 @@
 """Comparisons of versions by whole runs and by epochs: what tables take from rows, and the page from the table."""
 
 import csv
-import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import rbm
+import pytest
+import torch
+
 from benchmarks import epoch_seconds, patience, whole_run
 from rbm.config import Config
+from rbm.training.loop import Accuracies, Trainer, fit_phase
+from rbm.utils.progress import Progress
 
 
 def test_versions_are_compared_on_the_seeds_that_both_have():
@@ -45,17 +49,41 @@ def test_the_page_shows_the_narrow_teacher():
     assert patience.markdown(tables["patience"]) in page
 
 
-def test_a_replay_at_the_patience_of_a_run_is_the_run(small_graph, tmp_path):
+class Scripted(Trainer):
+    """A training whose accuracies are known beforehand."""
+
+    def __init__(self, accuracies: list[Accuracies]) -> None:
+        self.model, self.accuracies = torch.nn.Linear(1, 1), iter(accuracies)
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def train_epoch(self, epoch: int) -> float:
+        return 0.0
+
+    def evaluate(self) -> Accuracies:
+        return next(self.accuracies)
+
+
+@pytest.mark.parametrize("phase", patience.PHASES)
+@pytest.mark.parametrize("select_pretraining", [False, True])
+def test_a_replay_is_what_a_training_selects(phase, select_pretraining):
     """Its epochs, its choice among equal ones, and the epochs that cannot be chosen."""
-    config = Config().updated({name: {"max_epochs": 80, "patience": 10} for name in patience.PHASES})
-    config = config.updated({"rbm": {"pretrain_epochs": 4, "hidden_channels": 8}, "mlp": {"hidden_channels": 8}})
-    small_graph.y = small_graph.y.roll(1)  # nothing tells these classes: accuracy goes up and down
-    found = rbm.distill(small_graph, config=config, folder=tmp_path, measure_latency=False, plots=False)
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    for phase in patience.PHASES:
-        result = patience.replay(records, phase, config, 10).result
-        summary = found.summary[phase]
-        assert result.epochs < 80
-        assert (result.epochs, result.best_epoch) == (summary["epochs"], summary["best_epoch"])
-        assert result.test_accuracy == summary["test_accuracy"]
-        assert patience.replay(records, phase, config, 2).result.epochs < result.epochs
+    config = Config().updated({name: {"max_epochs": 90, "min_epochs": 3} for name in patience.PHASES})
+    config = config.updated({"rbm": {"pretrain_epochs": 5, "select_pretraining": select_pretraining}})
+    values = torch.rand(95, generator=torch.Generator().manual_seed(0)).tolist()
+    values[1], values[20], values[23] = 3.0, 2.0, 2.0
+    accuracies = [Accuracies(0.5, value, value / 2) for value in values]
+    names = ("train_accuracy", "val_accuracy", "test_accuracy")
+    records = [
+        {"phase": phase, "epoch": epoch, **dict(zip(names, each, strict=True))} for epoch, each in enumerate(accuracies)
+    ]
+    records += [{**record, "phase": "other", "val_accuracy": 9.0} for record in records]
+    warmup = {"warmup": 5, "select_warmup": select_pretraining} if phase == "rbm" else {}
+    ends = []
+    for most in (4, 10):
+        network = replace(getattr(config, phase), patience=most)
+        wanted = fit_phase(phase, Scripted(accuracies), network, None, Progress(None), **warmup)
+        assert asdict(patience.replay(records, phase, config, most).result) == wanted
+        ends.append(wanted["epochs"])
+    assert ends[0] < ends[1] < 90
