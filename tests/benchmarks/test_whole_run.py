@@ -72,7 +72,7 @@ def test_a_replay_is_what_a_training_selects(phase, select_pretraining):
     config = Config().updated({name: {"max_epochs": 90, "min_epochs": 3} for name in patience.PHASES})
     config = config.updated({"rbm": {"pretrain_epochs": 5, "select_pretraining": select_pretraining}})
     values = torch.rand(95, generator=torch.Generator().manual_seed(0)).tolist()
-    values[1], values[20], values[23] = 3.0, 2.0, 2.0
+    values[3], values[20], values[23] = 3.0, 2.0, 2.0
     accuracies = [Accuracies(0.5, value, value / 2) for value in values]
     names = ("train_accuracy", "val_accuracy", "test_accuracy")
     records = [
