@@ -1,12 +1,14 @@
 """A graph of ogbn-products' size, from files to one epoch of an RbM student: seconds of each stage, and peak memory.
 
     python -m benchmarks.large_graph --out benchmarks/results/large_graph.csv
-    python -m benchmarks.large_graph --shape ogbn-papers100M --fractions 64 32 --out benchmarks/results/papers100m.csv
+    python -m benchmarks.large_graph --shape ogbn-papers100M --fractions 64 32 16 --threads 1 --folder DISK \
+      --out benchmarks/results/papers100m.csv
 
 The graph is synthetic: 2,449,029 nodes with 100 features in float16, 62 million directed edges, half of them between
 nodes of one class, 47 classes, and logits of a teacher that is right three times in four. Fractions of it, 1/16 to 1,
 show how cost grows; fractions of ogbn-papers100M's shape (``SHAPES``) say what it would take. Each runs in a process of
-its own, so that its peak of resident memory (pages of mapped files are counted) is its own.
+its own, so that its peak of resident memory (pages of mapped files are counted) is its own. The files are taken out of
+the page cache before, so that what a stage reads of them comes from the disk, and is counted.
 """
 
 import argparse
@@ -59,7 +61,7 @@ SHAPES = {
 FRACTIONS = (16, 8, 4, 2, 1)
 COLUMNS = (
     *("date", "commit", "torch", "threads", "load", "fraction", "nodes", "edges"),
-    *("stage", "seconds", "processor_seconds", "peak_mib"),
+    *("stage", "seconds", "processor_seconds", "peak_mib", "read_mib"),
 )
 CHUNK = 2**20
 CONFIG = {
@@ -98,18 +100,31 @@ def write_graph(folder: Path, fraction: int, shape: Shape = SHAPES["ogbn-product
         begin += share
 
 
+def uncache(folder: Path) -> None:
+    """Take the files of a folder out of the page cache, where the system can."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def measure(folder: Path) -> list[dict]:
-    """All stages in this process: seconds, and the peak of resident memory so far."""
+    """All stages in this process: seconds, bytes read from disks, and the peak of resident memory so far."""
     stages: list[dict] = []
+    uncache(folder)
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
+        before = resource.getrusage(resource.RUSAGE_SELF)
         start, worked = time.perf_counter(), time.process_time()
         yield
         seconds, worked = time.perf_counter() - start, time.process_time() - worked
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        read = (after.ru_inblock - before.ru_inblock) * 512 / 2**20
         record = {"stage": name, "seconds": round(seconds, 3), "processor_seconds": round(worked, 3)}
-        stages.append({**record, "peak_mib": round(peak)})
+        stages.append({**record, "peak_mib": round(after.ru_maxrss / 1024), "read_mib": round(read)})
+        print(json.dumps(stages[-1]), file=sys.stderr, flush=True)  # a kill in a later stage does not lose it
 
     torch.manual_seed(0)
     config = Config().updated(CONFIG)
@@ -160,18 +175,56 @@ def plot(records: list[dict], path: Path) -> None:
 
 def markdown(records: list[dict]) -> str:
     """A table of the rows of a CSV file: a line a size with seconds of each stage, of all, of the processors, and peak
-    memory.
+    memory. Cells of stages that a size lacks, and of all where it lacks one, are empty.
     """
-    stages = list(dict.fromkeys(record["stage"] for record in records))
+    stages, sizes = _stages_and_sizes(records)
     lines = [f"| nodes | edges | {' | '.join(stages)} | all | processors | peak |", f"|{'---:|' * (len(stages) + 5)}"]
-    for count in sorted({int(record["nodes"]) for record in records}):
-        own = [record for record in records if int(record["nodes"]) == count]
-        seconds = [sum(float(record["seconds"]) for record in own if record["stage"] == stage) for stage in stages]
-        worked = sum(float(record["processor_seconds"]) for record in own)
-        times = " | ".join(f"{second:.1f} s" for second in [*seconds, sum(seconds), worked])
-        peak = max(float(record["peak_mib"]) for record in own) / 1024
-        lines.append(f"| {count:,} | {int(own[0]['edges']):,} | {times} | {peak:.1f} GiB |")
+    for count, own in sizes.items():
+        times = [f"{float(own[stage]['seconds']):.1f} s" if stage in own else "" for stage in stages]
+        whole = ["", ""]
+        if len(own) == len(stages):
+            kinds = ("seconds", "processor_seconds")
+            whole = [f"{sum(float(record[kind]) for record in own.values()):.1f} s" for kind in kinds]
+        peak = max(float(record["peak_mib"]) for record in own.values()) / 1024
+        edges = int(next(iter(own.values()))["edges"])
+        lines.append(f"| {count:,} | {edges:,} | {' | '.join([*times, *whole])} | {peak:.1f} GiB |")
     return "\n".join(lines) + "\n"
+
+
+def costs(records: list[dict], shape: Shape) -> str:
+    """A table of what a node costs at each size of a CSV file; and, as a model, what the whole shape would cost if each
+    further node cost as much as those between the smallest and the largest size did. A stage that one size alone has
+    grows with the nodes.
+    """
+    stages, sizes = _stages_and_sizes(records)
+    columns: dict[str, dict[int, float]] = {stage: {} for stage in (*stages, "read", "peak")}
+    for count, own in sizes.items():
+        for stage, record in own.items():
+            columns[stage][count] = float(record["processor_seconds"])
+        columns["read"][count] = sum(float(record["read_mib"]) for record in own.values()) * 2**20
+        columns["peak"][count] = max(float(record["peak_mib"]) for record in own.values()) * 2**20
+    lines = [f"| nodes | {' | '.join(columns)} |", f"|{'---:|' * (len(columns) + 1)}"]
+    for count in sizes:
+        cells = [f"{1e6 * columns[s][count] / count:.1f} µs" if count in columns[s] else "" for s in stages]
+        cells += [f"{columns[name][count] / count:,.0f} B" for name in ("read", "peak")]
+        lines.append(f"| {count:,} | {' | '.join(cells)} |")
+    whole = {}
+    for name, known in columns.items():
+        least, most = min(known), max(known)
+        slope = (known[most] - known[least]) / (most - least) if least < most else known[most] / most
+        whole[name] = known[most] + slope * (shape.nodes - most)
+    cells = [f"{whole[stage] / 60:,.1f} min" for stage in stages]
+    cells += [f"{whole[name] / 2**30:,.0f} GiB" for name in ("read", "peak")]
+    lines.append(f"| {shape.nodes:,}, model | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _stages_and_sizes(records: list[dict]) -> tuple[list[str], dict[int, dict[str, dict]]]:
+    """The stages in their order; and for each number of nodes, ascending, its row of each stage that it has."""
+    sizes: dict[int, dict[str, dict]] = {count: {} for count in sorted({int(record["nodes"]) for record in records})}
+    for record in records:
+        sizes[int(record["nodes"])][record["stage"]] = record
+    return list(dict.fromkeys(record["stage"] for record in records)), sizes
 
 
 def main() -> None:
@@ -215,6 +268,8 @@ def main() -> None:
             records = list(csv.DictReader(file))
         plot(records, arguments.out.with_suffix(".png"))
         print(markdown(records), end="")
+        if all(record["read_mib"] for record in records):
+            print(costs(records, SHAPES[arguments.shape]), end="")
 
 
 if __name__ == "__main__":

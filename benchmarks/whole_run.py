@@ -1,11 +1,13 @@
-"""What ``rbm distill`` takes from a graph to a kept student: several versions of this package, in turns.
+"""What ``rbm distill`` takes from a graph to a kept student: several versions of this package, or settings, in turns.
 
     git worktree add /tmp/before COMMIT && cp rbm_kernels/lib/* /tmp/before/rbm_kernels/lib/
-    python -m benchmarks.whole_run before=/tmp/before now=. --root PATH --out benchmarks/results/whole_run.csv
+    python -m benchmarks.whole_run before=/tmp/before now=. quarter=.,teacher.hidden_channels=256 --root PATH \
+      --out benchmarks/results/whole_run.csv --metrics FOLDER
 
 Each run is a process of its own on one thread, with a run folder and a cache of its own, and without plots. Its
 processor seconds, which count the import of PyTorch too, depend little on what else the machine does; the phases'
 seconds in ``timings.json`` are the clock's. Rows are appended as runs end; those that the file has are not run again.
+``--metrics`` keeps the accuracies of every epoch, for :mod:`benchmarks.patience`.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,19 +26,23 @@ from itertools import product
 from pathlib import Path
 
 from rbm.experiments.runner import parse_seeds
+from rbm.experiments.statistics import paired_test
 
 COLUMNS = (
     *("date", "commit", "version", "dataset", "setting", "seed", "seconds", "processor_seconds", "load"),
     *("teacher_seconds", "students_seconds", "teacher_val", "teacher_test", "teacher_epochs", "kept"),
-    *("mlp_val", "mlp_test", "rbm_val", "rbm_test", "rbm_epochs"),
+    *("mlp_val", "mlp_test", "rbm_val", "rbm_test", "rbm_epochs", "mlp_epochs", "settings"),
 )
 KEY = ("version", "dataset", "setting", "seed")
 
 
-def run(tree: Path, dataset: str, setting: str, seed: int, root: Path, folder: Path) -> dict[str, object]:
-    """One run of a version's own code."""
+def run(
+    tree: Path, settings: list[str], dataset: str, setting: str, seed: int, root: Path, folder: Path
+) -> dict[str, object]:
+    """One run of a version's own code, with changes ``section.key=value`` to the preset."""
     command = [sys.executable, "-m", "rbm", "distill", "--dataset", dataset, "--setting", setting, "--seed", str(seed)]
     command += ["--root", str(root), "--out", str(folder / "run"), "--cache", str(folder / "cache"), "--no-plots"]
+    command += [part for change in settings for part in ("--set", change)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, env=environment, cwd=tree, stdout=subprocess.DEVNULL)
@@ -49,6 +56,8 @@ def run(tree: Path, dataset: str, setting: str, seed: int, root: Path, folder: P
         "students_seconds": round(sum(students), 3),
         "teacher_epochs": summary["teacher"]["epochs"],
         "rbm_epochs": summary["rbm"]["epochs"],
+        "mlp_epochs": summary["mlp"]["epochs"],
+        "settings": " ".join(settings),
         "kept": summary["verdict"]["kept"],
         **{
             f"{name}_{part}": round(summary[name][f"{part}_accuracy"], 5)
@@ -73,7 +82,8 @@ def markdown(records: list[dict]) -> str:
         first = None
         for version in versions:
             own = [record for record in here if record["version"] == version and str(record["seed"]) in seeds]
-            mean = {name: statistics.fmean(float(record[name]) for record in own) for name in COLUMNS if "_" in name}
+            means = [name for name in COLUMNS if name.endswith(("_val", "_test", "_seconds"))]
+            mean = {name: statistics.fmean(float(record[name]) for record in own) for name in means}
             used = mean["processor_seconds"]
             first = first or used
             parts = [f"{mean[f'{name}_{part}']:.2%}" for name in ("teacher", "mlp", "rbm") for part in ("val", "test")]
@@ -82,9 +92,37 @@ def markdown(records: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def against(records: list[dict], paper: list[dict], version: str) -> str:
+    """A version's accuracies beside those of the same seeds in ``results/paper.csv``, which the preset has as it is."""
+    preset = {"protocol": "rbm", "teacher": "sage", "preset": "clean", "variant": ""}
+    lines = [
+        f"| | seeds | validation: preset | {version} | difference | p | test: preset | {version} | difference | p |",
+        "|---|---:|" + "---:|" * 8,
+    ]
+    own = [record for record in records if record["version"] == version]
+    for dataset, setting in dict.fromkeys((record["dataset"], record["setting"]) for record in own):
+        here = [record for record in own if (record["dataset"], record["setting"]) == (dataset, setting)]
+        for name, title in (("teacher", "teacher"), ("mlp", "MLP"), ("rbm", "RbM")):
+            wanted = preset | {"dataset": dataset, "setting": setting, "method": name}
+            known = {int(row["seed"]): row for row in paper if all(row[key] == value for key, value in wanted.items())}
+            cells = []
+            for column, part in (("val", "val"), ("test_at_best_val", "test")):
+                new = {int(r["seed"]): float(r[f"{name}_{part}"]) for r in here if int(r["seed"]) in known}
+                old = {seed: float(known[seed][column]) for seed in new}
+                found = paired_test(new, old)
+                means = [f"{statistics.fmean(values.values()):.2%}" for values in (old, new)]
+                cells += [*means, f"{100 * found.difference:+.2f}", f"{found.p:.2f}"]
+            lines.append(f"| {dataset}, {setting}, {title} | {len(new)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="+", metavar="NAME=FOLDER", help="a checkout with its libraries")
+    parser.add_argument(
+        "versions", nargs="+", metavar="NAME=FOLDER[,SETTING...]", help="a checkout with its libraries, and changes"
+    )
+    parser.add_argument("--against", type=Path, help="results/paper.csv, for accuracies of the preset beside the last")
+    parser.add_argument("--metrics", type=Path, help="folder to keep each run's metrics.jsonl in")
     parser.add_argument("--root", type=Path, required=True, help="folder of the datasets")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to append to")
     parser.add_argument("--datasets", nargs="+", default=["amazon-photo"])
@@ -101,12 +139,17 @@ def main() -> None:
         for name, tree in trees.items():
             if (name, dataset, setting, str(seed)) in known:
                 continue
-            tree = Path(tree).resolve()
+            place, *settings = tree.split(",")
+            tree = Path(place).resolve()
             commit = subprocess.run(
                 ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
             ).stdout.strip()
             with tempfile.TemporaryDirectory() as folder:
-                found = run(tree, dataset, setting, seed, arguments.root.resolve(), Path(folder))
+                found = run(tree, settings, dataset, setting, seed, arguments.root.resolve(), Path(folder))
+                if arguments.metrics:
+                    arguments.metrics.mkdir(parents=True, exist_ok=True)
+                    kept = arguments.metrics / f"{name}_{dataset}_{setting}_{seed}.jsonl"
+                    shutil.copy(Path(folder) / "run" / "metrics.jsonl", kept)
             record = {
                 "date": datetime.now(tz=timezone.utc).date().isoformat(),
                 "commit": commit,
@@ -123,6 +166,9 @@ def main() -> None:
             done.append(record)
             print(f"{name} {dataset} {setting} {seed}: {found['processor_seconds']} s", flush=True)
     print(markdown(done), end="")
+    if arguments.against:
+        with arguments.against.open(newline="") as file:
+            print(against(done, list(csv.DictReader(file)), list(trees)[-1]), end="")
 
 
 if __name__ == "__main__":

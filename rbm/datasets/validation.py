@@ -5,6 +5,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from rbm.nn.sparse_rows import SparseRows
+from rbm.utils.chunks import rows_not_finite
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 # A table [nodes, classes] is made of any graph, and a layer of as many outputs.
@@ -80,7 +81,7 @@ def _check_features(data: Data) -> int:
     if x.dim() != 2 or 0 in x.shape:
         raise ValueError(f"data.x: got shape {list(x.shape)}, expected [nodes, features] with at least one of each")
     if x.layout == torch.strided:
-        bad = (~torch.isfinite(x)).any(dim=1).nonzero().flatten()
+        bad = rows_not_finite(x)
     else:
         rows = SparseRows(x)
         bad = rows.spread(torch.arange(x.size(0), device=x.device))[~torch.isfinite(rows.values)].unique()
@@ -99,8 +100,11 @@ def _check_edges(data: Data, num_nodes: int) -> None:
     if edges.dim() != 2 or edges.size(0) != 2:
         hint = "; use data.edge_index.t()" if edges.dim() == 2 and edges.size(1) == 2 else ""
         raise ValueError(f"data.edge_index: got shape {list(edges.shape)}, expected [2, edges]{hint}")
-    bad = ((edges < 0) | (edges >= num_nodes)).any(dim=0).nonzero().flatten()
-    if bad.numel():
+    if not edges.numel():
+        return
+    lowest, highest = edges.aminmax()
+    if lowest < 0 or highest >= num_nodes:
+        bad = ((edges < 0) | (edges >= num_nodes)).any(dim=0).nonzero().flatten()
         source, target = edges[:, bad[0]].tolist()
         raise ValueError(
             f"data.edge_index: {bad.numel()} of {edges.size(1)} edges point outside the graph (edge {_first(bad)}; "

@@ -10,8 +10,10 @@ forward a pair: :class:`SoftTargets` (the sums are one sparse product). The pair
 released code's way, where each pair has a forward and a dropout mask of its own.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -19,9 +21,13 @@ from torch import Tensor
 from torch_geometric.utils import remove_self_loops
 
 from rbm.nn.losses import log_probabilities
+from rbm.utils.chunks import row_chunks
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 _CHUNK_NODES = 2**18
+_CHUNK_EDGES = 2**23
+TABLE_BYTES = 2**28  # of a table of log-probabilities that is kept; and of what aggregates one at once
+_BLOCKS = 8  # of classes, in which larger tables are aggregated
 
 
 class Neighborhood:
@@ -32,25 +38,61 @@ class Neighborhood:
         num_nodes: ``N``.
 
     Attributes:
-        crow, sources: ``[N + 1]`` and ``[M']``: the sources of node ``v`` are ``sources[crow[v]:crow[v + 1]]``.
+        crow, sources: int64 ``[N + 1]`` and ``[M']``: the sources of node ``v`` are ``sources[crow[v]:crow[v + 1]]``,
+            in the order of their edges.
     """
 
     def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
-        edges, _ = remove_self_loops(edge_index)
-        targets, order = edges[1].sort(stable=True)
         self.num_nodes = num_nodes
-        self.sources = edges[0, order]
-        self.targets = targets
-        counts = torch.bincount(targets, minlength=num_nodes)
+        counts = edge_index.new_zeros(num_nodes)
+        for _, targets in self._edge_chunks(edge_index):
+            counts += torch.bincount(targets, minlength=num_nodes)
         self.crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        # A counting sort: a sort of all edges at once takes several times their memory.
+        self.sources, free = edge_index.new_empty(int(self.crow[-1])), self.crow[:-1].clone()
+        for sources, targets in self._edge_chunks(edge_index):
+            targets, order = targets.sort(stable=True)
+            groups, sizes = torch.unique_consecutive(targets, return_counts=True)
+            place = torch.arange(len(targets), device=targets.device)
+            place += (free[groups] - sizes.cumsum(0) + sizes).repeat_interleave(sizes, output_size=len(targets))
+            self.sources[place] = sources[order]
+            free[groups] += sizes
 
     def __len__(self) -> int:
         return self.sources.numel()
 
+    @cached_property
+    def targets(self) -> Tensor:
+        """The target of each of the ``sources``, int64 ``[M']``, ascending; made at its first use."""
+        return self.at_sources(torch.arange(self.num_nodes, device=self.crow.device))
+
+    def at_sources(self, values: Tensor) -> Tensor:
+        """``values [N]`` of each source's target, ``[M']``."""
+        return values.repeat_interleave(self.crow.diff(), output_size=len(self))
+
     def sums(self, weights: Tensor) -> Tensor:
         """Sum of ``weights [M']`` over the sources of each node, ``[N]``, in a fixed order."""
-        running = torch.cat([weights.new_zeros(1, dtype=torch.float64), weights.double().cumsum(0)])
-        return (running[self.crow[1:]] - running[self.crow[:-1]]).to(weights.dtype)
+        sums = weights.new_empty(self.num_nodes)
+        for rows, crow, edges in self.node_chunks():
+            running = weights[edges].double().cumsum(0)
+            running = torch.cat([running.new_zeros(1), running])
+            sums[rows] = (running[crow[1:]] - running[crow[:-1]]).to(weights.dtype)
+        return sums
+
+    def node_chunks(self) -> Iterator[tuple[slice, Tensor, slice]]:
+        """Slices of nodes whose sums are formed at once, which bounds the memory for intermediate results: the nodes,
+        the ``crow`` of the chunk alone, and its slice of ``sources``.
+        """
+        for rows in row_chunks(self.num_nodes, _CHUNK_NODES):
+            crow = self.crow[rows.start : rows.stop + 1]
+            yield rows, crow - crow[0], slice(int(crow[0]), int(crow[-1]))
+
+    @staticmethod
+    def _edge_chunks(edge_index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sources and targets of the edges without self-loops."""
+        for part in row_chunks(edge_index.shape[1], _CHUNK_EDGES):
+            sources, targets = remove_self_loops(edge_index[:, part])[0]
+            yield sources, targets
 
 
 class Pairs(NamedTuple):
@@ -87,10 +129,11 @@ def weigh_pairs(graph: Neighborhood, trust: Tensor | None, *, mean: str, draw: s
         # Their expected number stands for their number where all are weighed.
         total = count + float(drawn.sum())
         return Pairs(1.0 / total, drawn / total)
-    weights = (
-        _one_neighbor(graph, odds) if draw == "sample" else odds / graph.sums(odds)[graph.targets].clamp_min(1e-12)
-    )
-    return Pairs(1.0 / count, weights / count)
+    if draw == "sample":
+        return Pairs(1.0 / count, _one_neighbor(graph, odds) / count)
+    odds /= graph.at_sources(graph.sums(odds).clamp_min(1e-12))  # in place: of many edges each vector counts
+    odds /= count
+    return Pairs(1.0 / count, odds)
 
 
 def _one_neighbor(graph: Neighborhood, odds: Tensor) -> Tensor:
@@ -119,22 +162,30 @@ class SoftTargets:
     constant: Tensor
 
     @classmethod
-    def of(cls, pairs: Pairs, graph: Neighborhood, teacher_log_probabilities: Tensor) -> "SoftTargets":
-        """From the teacher's log-probabilities ``[N, C]``, as :func:`rbm.nn.losses.log_probabilities` gives them."""
-        logs = teacher_log_probabilities
-        values = logs.new_empty(logs.shape[0], logs.shape[1] + 1)
-        for rows in _chunks(graph.num_nodes):
-            probabilities = logs[rows].exp()
-            values[rows, :-1] = probabilities
-            # A class that the teacher rules out adds 0 * log 0 = 0.
-            values[rows, -1] = torch.where(probabilities > 0, probabilities * logs[rows], 0.0).sum(-1)
-        total = pairs.own * values
-        weights = pairs.neighbors.to(values.dtype)
-        for rows in _chunks(graph.num_nodes) if len(graph) else ():
-            crow = graph.crow[rows.start : rows.stop + 1]
-            edges = slice(int(crow[0]), int(crow[-1]))
-            shape = (rows.stop - rows.start, graph.num_nodes)
-            total[rows] += csr(crow - crow[0], graph.sources[edges], weights[edges], shape) @ values
+    def of(cls, pairs: Pairs, graph: Neighborhood, logs: "Tensor | LogProbabilities") -> "SoftTargets":
+        """From the teacher's log-probabilities ``[N, C]``, as :func:`teacher_log_probabilities` gives them.
+
+        A large table is aggregated in a few blocks of its columns: beside the sums, memory holds a block alone.
+        """
+        (count, classes), options = logs.shape, {"dtype": logs.dtype, "device": logs.device}
+        total = torch.empty(count, classes + 1, **options)
+        weights = pairs.neighbors.to(logs.dtype)
+        blocks = 1 if total.nbytes <= TABLE_BYTES else _BLOCKS
+        negative_entropy = torch.zeros(count, **options)  # the last column: that of the classes before it
+        for block in row_chunks(classes + 1, math.ceil((classes + 1) / blocks)):
+            values = torch.empty(count, block.stop - block.start, **options)
+            for rows in row_chunks(count, _CHUNK_NODES):
+                part = logs[rows, block.start : min(block.stop, classes)]
+                probabilities = part.exp()
+                # A class that the teacher rules out adds 0 * log 0 = 0.
+                negative_entropy[rows] += torch.where(probabilities > 0, probabilities * part, 0.0).sum(-1)
+                values[rows, : part.shape[1]] = probabilities
+                if block.stop > classes:
+                    values[rows, -1] = negative_entropy[rows]
+                total[rows, block] = pairs.own * values[rows]
+            for rows, crow, edges in graph.node_chunks() if len(graph) else ():
+                shape = (rows.stop - rows.start, count)
+                total[rows, block] += csr(crow, graph.sources[edges], weights[edges], shape) @ values
         return cls(total[:, :-1], total[:, -1])
 
     def loss(self, logits: Tensor, nodes: Tensor | None, temperature: float, mode: str) -> Tensor:
@@ -143,10 +194,45 @@ class SoftTargets:
         return constant.sum() - (mass * log_probabilities(logits, temperature, mode)).sum()
 
 
-def _chunks(num_nodes: int) -> Iterator[slice]:
-    """Slices of nodes whose sums are formed at once: the memory for intermediate results stays bounded."""
-    for start in range(0, num_nodes, _CHUNK_NODES):
-        yield slice(start, min(start + _CHUNK_NODES, num_nodes))
+class LogProbabilities:
+    """A teacher's log-probabilities that are computed when rows are asked for, from logits that may be a mapped file.
+
+    Args:
+        logits: ``[N, C]``.
+        temperature: as in :func:`rbm.nn.losses.log_probabilities`.
+        mode: likewise.
+    """
+
+    def __init__(self, logits: Tensor, temperature: float, mode: str) -> None:
+        self.logits, self.temperature, self.mode = logits, temperature, mode
+        self.shape, self.dtype, self.device = logits.shape, logits.dtype, logits.device
+
+    def __getitem__(self, index: slice | Tensor | tuple[slice, slice]) -> Tensor:
+        """``[B, C]`` of a slice of rows or of int64 indices; or a slice of rows and one of columns."""
+        if not isinstance(index, tuple):
+            return log_probabilities(self.logits[index], self.temperature, self.mode)
+        logits = self.logits[index]
+        if self.mode == "softmax":
+            return (logits / self.temperature).sub_(self.norms[index[0], None])
+        return (logits - self.norms[index[0], None]).div_(self.temperature)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """The logarithms of the sums that make probabilities of rows, ``[N]``: without them a part of the columns would
+        need all.
+        """
+        norms, divisor = torch.empty_like(self.logits[:, 0]), self.temperature if self.mode == "softmax" else 1.0
+        for rows in row_chunks(len(norms), _CHUNK_NODES):
+            norms[rows] = torch.logsumexp(self.logits[rows] / divisor, dim=-1)
+        return norms
+
+
+def teacher_log_probabilities(logits: Tensor, temperature: float, mode: str) -> Tensor | LogProbabilities:
+    """Log-probabilities of all nodes ``[N, C]``, arguments as for :class:`LogProbabilities`: computed once, or for a
+    large table in each use, so that memory does not hold it.
+    """
+    found = LogProbabilities(logits, temperature, mode)
+    return found if logits.nbytes > TABLE_BYTES else found[:]
 
 
 def list_pairs(pairs: Pairs, graph: Neighborhood) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.adversarial import pgd_perturb
 from rbm.distillation.batches import Batch, local_parts, node_batches, pair_batches
 from rbm.distillation.reliability import Reliability
-from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, weigh_pairs
+from rbm.distillation.soft_targets import Neighborhood, Pairs, SoftTargets, teacher_log_probabilities, weigh_pairs
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
 from rbm.nn.first_layer import FirstLayer
@@ -114,9 +114,12 @@ class StudentTrainer(NodeTrainer):
         distill = config.distill
         self.replicas = Replicas(model)
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
-        self.teacher_logs = losses.log_probabilities(
+        self.teacher_logs = teacher_log_probabilities(
             teacher_outputs.soft_labels, distill.temperature, distill.temperature_mode
         )
+        # A table of logits of all nodes is as large. An evaluation can do without, unless a subclass wants to see it.
+        makes_tables = isinstance(self.teacher_logs, Tensor)
+        self.evaluates_logits = makes_tables or type(self).on_epoch_end is not StudentTrainer.on_epoch_end
         self.reliability: Reliability | None = None
         if distill.neighbors:
             change = teacher_outputs.entropy_change(config.reliability, config.seed)
@@ -140,6 +143,16 @@ class StudentTrainer(NodeTrainer):
         logits[self.split.observed_nodes] = observed
         logits[self.split.unseen_nodes] = predict(self.model, self.unseen_x)
         return logits
+
+    @torch.no_grad()
+    def evaluate(self) -> Accuracies:
+        if self.evaluates_logits:
+            return super().evaluate()
+        rows = local_slice(self.full_x.shape[0])
+        answers = all_gather_rows(predict(self.model, self.full_x, rows, lambda logits: logits.argmax(-1)))
+        observed = answers[self.split.observed_nodes] if len(self.split.unseen_nodes) else answers
+        self._learn_reliability(observed)
+        return split_accuracies(observed, answers, self.split)
 
     def begin_epoch(self, epoch: int) -> None:
         """What a kind of student does before an epoch."""
@@ -174,8 +187,12 @@ class StudentTrainer(NodeTrainer):
         return float(all_reduce_sum(total) / world_size())
 
     def on_epoch_end(self, logits: Tensor) -> None:
+        self._learn_reliability(logits.argmax(-1))
+
+    def _learn_reliability(self, answers: Tensor) -> None:
+        """From the classes that the student gives the observed nodes, int64 ``[N_observed]``."""
         if self.reliability and self.reliability.is_due(self.epoch):
-            self.reliability.learn(logits.argmax(-1) == self.teacher_outputs.soft_labels.argmax(-1))
+            self.reliability.learn(answers == self.teacher_outputs.soft_labels.argmax(-1))
             # Machines may round a fit differently, and all ranks must draw the same neighbours from it.
             self.reliability.power = broadcast_from_rank0(lambda: self.reliability.power)
             self.pairs = None

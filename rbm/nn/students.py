@@ -8,7 +8,7 @@ They go to the Hugging Face Hub and come from there: see :mod:`rbm.nn.pretrained
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -312,13 +312,25 @@ class CoHOpStudent(HubMixin, nn.Module):
         return self.layers[1](dropout(hidden, self.dropout, self.training))
 
 
-def predict(student: nn.Module, x: Rows | HalfPrecisionRows, rows: slice | None = None) -> Tensor:
+def predict(
+    student: nn.Module,
+    x: Rows | HalfPrecisionRows,
+    rows: slice | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Logits of all rows of ``x [N, F]``, or of a slice of them; of many a chunk at a time, so that neither hidden
-    layers nor stored features of all of them need to fit into memory.
+    layers nor stored features of all of them need to fit into memory. ``reduce`` makes of each chunk's logits what is
+    wanted of them, such as classes, with as many rows.
     """
     count = x.shape[0]
-    rows = rows or slice(0, count)
+    rows, reduce = rows or slice(0, count), reduce or (lambda logits: logits)
     if rows == slice(0, count) and count <= CHUNK_ROWS:
-        return student(x)
-    starts = range(rows.start, max(rows.stop, rows.start + 1), CHUNK_ROWS)
-    return torch.cat([student(x[start : min(start + CHUNK_ROWS, rows.stop)]) for start in starts])
+        return reduce(student(x))
+    found: Tensor | None = None
+    for start in range(rows.start, max(rows.stop, rows.start + 1), CHUNK_ROWS):
+        stop = min(start + CHUNK_ROWS, rows.stop)
+        part = reduce(student(x[start:stop]))
+        if found is None:  # once: to join the parts at the end would take their memory twice
+            found = part.new_empty(rows.stop - rows.start, *part.shape[1:])
+        found[start - rows.start : stop - rows.start] = part
+    return found

@@ -13,6 +13,7 @@ from rbm.nn.sparse_rows import SparseRows, in_single_precision
 from rbm.teachers import edges_for, features_for
 from rbm.training.loop import Result, split_accuracies
 from rbm.training.metrics import evaluating
+from rbm.utils.chunks import rows_not_finite
 from rbm.utils.distributed import broadcast_from_rank0, once
 
 
@@ -144,9 +145,8 @@ def check_logits(logits: Tensor, nodes: int, classes: int) -> None:
             f"teacher logits have shape {shape}, expected [{nodes}, {classes}]: one row a node of the full graph,"
             " one column a class"
         )
-    if not torch.isfinite(logits).all():
-        row = int((~torch.isfinite(logits)).any(-1).nonzero()[0])
-        raise ValueError(f"teacher logits of node {row} are not finite; every node needs a finite row")
+    if len(bad := rows_not_finite(logits)):
+        raise ValueError(f"teacher logits of node {int(bad[0])} are not finite; every node needs a finite row")
 
 
 def _given_result(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class Accuracies(NamedTuple):
 
 
 def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> Accuracies:
-    """Train and validation accuracy on the observed graph; test accuracy on unseen nodes where there are any."""
+    """Train and validation accuracy on the observed graph; test accuracy on unseen nodes where there are any. Classes
+    serve in place of logits, see :func:`rbm.training.metrics.accuracy`.
+    """
     observed, full = split.observed, split.graph
     test = split.unseen_nodes if len(split.unseen_nodes) else full.test_mask
     return Accuracies(

@@ -12,11 +12,14 @@ from rbm.nn.sparse_rows import Features
 from rbm.nn.students import MixtureStudent
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of rows of ``logits [B, C]`` whose largest entry is the label, in [0, 1]; NaN for no rows."""
+def accuracy(answers: Tensor, labels: Tensor) -> float:
+    """Share of rows whose label is the answer, in [0, 1]; NaN for no rows. ``answers`` are logits ``[B, C]``, whose
+    largest entry counts, or classes, int64 ``[B]``.
+    """
     if labels.numel() == 0:
         return float("nan")
-    return (logits.argmax(dim=-1) == labels).sum().item() / labels.numel()
+    classes = answers if answers.dim() == 1 else answers.argmax(dim=-1)
+    return (classes == labels).sum().item() / labels.numel()
 
 
 def purity(groups: Tensor, labels: Tensor) -> float:

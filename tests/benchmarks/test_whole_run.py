@@ -1,9 +1,16 @@
 """Comparisons of versions by whole runs and by epochs: what tables take from rows, and the page from the table."""
 
 import csv
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks import epoch_seconds, whole_run
+import pytest
+import torch
+
+from benchmarks import epoch_seconds, patience, whole_run
+from rbm.config import Config
+from rbm.training.loop import Accuracies, Trainer, fit_phase
+from rbm.utils.progress import Progress
 
 
 def test_versions_are_compared_on_the_seeds_that_both_have():
@@ -30,3 +37,53 @@ def test_the_page_shows_the_rows_that_are_kept():
     # A phase that one version has alone is left out.
     kept = [row for row in rows if row["phase"] == "mlp" or row["version"] == "now"]
     assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])
+
+
+def test_the_page_shows_the_narrow_teacher():
+    here, tables = Path(whole_run.__file__).parent, {}
+    for name, path in {"runs": "whole_run.csv", "patience": "patience.csv", "paper": "../../results/paper.csv"}.items():
+        with (here / "results" / path).open(newline="") as file:
+            tables[name] = list(csv.DictReader(file))
+    page = (here / "NOTES.md").read_text()
+    assert whole_run.against(tables["runs"], tables["paper"], "quarter") in page
+    assert patience.markdown(tables["patience"]) in page
+
+
+class Scripted(Trainer):
+    """A training whose accuracies are known beforehand."""
+
+    def __init__(self, accuracies: list[Accuracies]) -> None:
+        self.model, self.accuracies = torch.nn.Linear(1, 1), iter(accuracies)
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def train_epoch(self, epoch: int) -> float:
+        return 0.0
+
+    def evaluate(self) -> Accuracies:
+        return next(self.accuracies)
+
+
+@pytest.mark.parametrize("phase", patience.PHASES)
+@pytest.mark.parametrize("select_pretraining", [False, True])
+def test_a_replay_is_what_a_training_selects(phase, select_pretraining):
+    """Its epochs, its choice among equal ones, and the epochs that cannot be chosen."""
+    config = Config().updated({name: {"max_epochs": 90, "min_epochs": 3} for name in patience.PHASES})
+    config = config.updated({"rbm": {"pretrain_epochs": 5, "select_pretraining": select_pretraining}})
+    values = torch.rand(95, generator=torch.Generator().manual_seed(0)).tolist()
+    values[3], values[20], values[23] = 3.0, 2.0, 2.0
+    accuracies = [Accuracies(0.5, value, value / 2) for value in values]
+    names = ("train_accuracy", "val_accuracy", "test_accuracy")
+    records = [
+        {"phase": phase, "epoch": epoch, **dict(zip(names, each, strict=True))} for epoch, each in enumerate(accuracies)
+    ]
+    records += [{**record, "phase": "other", "val_accuracy": 9.0} for record in records]
+    warmup = {"warmup": 5, "select_warmup": select_pretraining} if phase == "rbm" else {}
+    ends = []
+    for most in (4, 10):
+        network = replace(getattr(config, phase), patience=most)
+        wanted = fit_phase(phase, Scripted(accuracies), network, None, Progress(None), **warmup)
+        assert asdict(patience.replay(records, phase, config, most).result) == wanted
+        ends.append(wanted["epochs"])
+    assert ends[0] < ends[1] < 90

@@ -1,0 +1,90 @@
+"""What a training would have kept had it stopped earlier: replayed from the accuracies of its epochs.
+
+    python -m benchmarks.whole_run quarter=.,teacher.hidden_channels=256 --root PATH --out FILE --metrics FOLDER
+    python -m benchmarks.patience FOLDER --out benchmarks/results/patience.csv
+
+A shorter patience ends a training at an epoch that the longer one went through as well, so nothing is trained again.
+Each phase is replayed by itself: a student's teacher stays the one that it had. Chosen by validation alone.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+from pathlib import Path
+
+from torch import nn
+
+from rbm.config import Config
+from rbm.config.presets import preset_config
+from rbm.training.loop import Accuracies, Selection
+
+COLUMNS = ("version", "dataset", "setting", "seed", "phase", "patience", "epochs", "best_epoch", "val", "test")
+PATIENCE = (10, 20, 30, 40, 50)
+PHASES = ("teacher", "mlp", "rbm")
+
+
+def replay(records: list[dict], phase: str, config: Config, patience: int) -> Selection:
+    """What :func:`rbm.training.loop.fit` selects of a phase whose epochs are known: the lines of ``metrics.jsonl``."""
+    section = getattr(config, phase)
+    warmup = config.rbm.pretraining if phase == "rbm" else 0
+    selects_warmup = phase == "rbm" and section.select_pretraining
+    first = min(section.min_epochs + (0 if selects_warmup else warmup), warmup + section.max_epochs - 1)
+    selection, nothing = Selection(), nn.Module()
+    for record in (record for record in records if record["phase"] == phase):
+        epoch, accuracies = record["epoch"], (record[f"{part}_accuracy"] for part in ("train", "val", "test"))
+        selection.see(epoch, Accuracies(*accuracies), nothing, epoch >= first)
+        if selection.is_over(epoch, first, patience, warmup):
+            break
+    return selection
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    """A row a phase and patience, of a file ``VERSION_DATASET_SETTING_SEED.jsonl``."""
+    version, dataset, setting, seed = path.stem.rsplit("_", 3)
+    config, rows = preset_config("clean", dataset, setting), []
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for phase in PHASES:
+        for patience in PATIENCE:
+            result = replay(records, phase, config, patience).result
+            found = {"version": version, "dataset": dataset, "setting": setting, "seed": seed, "phase": phase}
+            found |= {"patience": patience, "epochs": result.epochs, "best_epoch": result.best_epoch}
+            rows.append({**found, "val": round(result.val_accuracy, 5), "test": round(result.test_accuracy, 5)})
+    return rows
+
+
+def markdown(records: list[dict]) -> str:
+    """Means over the seeds."""
+    lines = ["| | patience | seeds | epochs | validation | test |", "|---|---:|---:|---:|---:|---:|"]
+    runs = dict.fromkeys((r["version"], r["dataset"], r["setting"]) for r in records)
+    for version, dataset, setting in runs:
+        for phase in PHASES:
+            for patience in PATIENCE:
+                wanted = [version, dataset, setting, phase, str(patience)]
+                names = ("version", "dataset", "setting", "phase", "patience")
+                own = [record for record in records if [str(record[name]) for name in names] == wanted]
+                if not own:
+                    continue
+                epochs, val, test = (
+                    statistics.fmean(float(r[name]) for r in own) for name in ("epochs", "val", "test")
+                )
+                where = f"{dataset}, {setting}, {version}, {phase}"
+                lines.append(f"| {where} | {patience} | {len(own)} | {epochs:.0f} | {val:.2%} | {test:.2%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="metrics of whole runs, by benchmarks.whole_run --metrics")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    arguments = parser.parse_args()
+    rows = [row for path in sorted(arguments.folder.glob("*.jsonl")) for row in rows_of(path)]
+    with arguments.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(markdown(rows), end="")
+
+
+if __name__ == "__main__":
+    main()
