@@ -42,6 +42,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
         "residual_weight_decay": 0.0,
     },
     "distill": {"source": "teacher"},
+    "vqgraph": {"tokenizer": {"code_start": "random"}},
 }
 
 

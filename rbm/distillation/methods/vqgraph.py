@@ -47,6 +47,7 @@ from rbm.teachers import GCN
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, split_accuracies
+from rbm.training.metrics import evaluating
 
 _ROWS_AT_ONCE = 2**12
 
@@ -77,6 +78,15 @@ class Codebook(nn.Module):
             if self.training:
                 self._follow(unit, codes, nearest)
         return taken + (rows - rows.detach()), nearest
+
+    @torch.no_grad()
+    def start_from(self, rows: Tensor) -> None:
+        """Codes become rows of ``[N, D]``, drawn at random and brought to length one. Rows of zeros are left out, and
+        where there are fewer rows than codes, the other codes stay as they are.
+        """
+        rows = F.normalize(rows[rows.norm(dim=1) > 0])
+        drawn = torch.randperm(len(rows), device=rows.device)[: len(self.codes)]
+        self.codes[: len(drawn)] = rows[drawn]
 
     def _follow(self, unit: Tensor, codes: Tensor, nearest: Tensor) -> None:
         counts = torch.bincount(nearest, minlength=len(codes))
@@ -179,6 +189,9 @@ class TokenizerTrainer(NodeTrainer):
         if len(split.unseen_nodes):
             self.full_adjacency = GCN.adjacency(graph.edge_index, graph.num_nodes)
         self.edge_error = EdgeError(observed.edge_index, observed.num_nodes)
+        if config.code_start == "rows":
+            with evaluating(model), torch.no_grad():
+                model.codebook.start_from(model(self.rows, self.adjacency).rows)
 
     def train_epoch(self, epoch: int) -> float:
         self.optimizer.zero_grad()
