@@ -85,8 +85,8 @@ def main(root: str, out: str) -> None:
     if path.is_file():
         with path.open(newline="") as file:
             done = {(row["variant"], row["seed"]) for row in csv.DictReader(file)}
-    for seed in SEEDS:
-        for variant, (protocol, changes) in VARIANTS.items():
+    for variant, (protocol, changes) in VARIANTS.items():
+        for seed in SEEDS:
             if (variant, str(seed)) in done:
                 continue
             config = configuration(protocol, seed).updated({"vqgraph": {"tokenizer": changes}})

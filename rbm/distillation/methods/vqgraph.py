@@ -20,7 +20,8 @@ Each term of the student has a pass of its own, codes first, then GLNN's two.
 These are the losses of the released code (YangLing0818/VQGraph). Different from it:
 
 - The best epoch is that of the best validation accuracy; the code's, for seen nodes, that of the best *test* accuracy.
-- Codes are as wide as ``code_channels`` says, in the code as the features.
+- Codes are as wide as ``code_channels`` says, in the code as the features. They start as rows of the graph, in the code
+  (``code_start="random"``) as random unit vectors, most of which are no row's nearest.
 - Both soft assignments are softmaxes of cosines, over the codes that some node takes. The code compares the student by
   distances and the tokenizer by cosines, over all codes, and takes the tokenizer's probabilities for logarithms.
 - The smallest and the largest product are constants for the gradient.
@@ -53,7 +54,9 @@ _ROWS_AT_ONCE = 2**12
 
 
 class Codebook(nn.Module):
-    """Codes ``[K, D]``, which start on the unit sphere at random and follow the rows that take them.
+    """Codes ``[K, D]`` on the unit sphere, which follow the rows that take them.
+
+    They start at random; :meth:`start_from` puts them where rows are.
 
     Args:
         size, channels: K and D.
