@@ -80,9 +80,10 @@ class TINEDConfig(GLNNConfig):
     """Teacher injection and Dirichlet energies: see :mod:`rbm.distillation.methods.tined`.
 
     The student's width and layers are the teacher's: ``hidden_channels`` and ``num_layers`` are not read. What was
-    copied learns at ``injected_lr`` times ``lr``. The released code does not stop in the first 250 of 500 epochs: with
-    small rates the copied weights are long the best there is. ``energy_weight`` is the weight of the energies' step, ``energy_log``
-    compares logarithms of ratios and not the ratios, and ``energy_share`` of the edges are drawn for each.
+    copied learns at ``injected_lr`` times ``lr``. ``energy_weight`` is the weight of the energies' step, ``energy_log``
+    compares logarithms of ratios and not the ratios, and ``energy_share`` of the edges are drawn for each. ``patience``
+    is so large because the released code does not stop in the first 250 of its 500 epochs: at small rates the copied
+    weights are ahead of what is learned for a long time.
     """
 
     dropout: Probability = 0.0
