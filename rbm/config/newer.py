@@ -81,14 +81,11 @@ class TINEDConfig(GLNNConfig):
 
     The student's width and layers are the teacher's: ``hidden_channels`` and ``num_layers`` are not read. What was
     copied learns at ``injected_lr`` times ``lr``. ``energy_weight`` is the weight of the energies' step, ``energy_log``
-    compares logarithms of ratios and not the ratios, and ``energy_share`` of the edges are drawn for each. ``patience``
-    is so large because the released code does not stop in the first 250 of its 500 epochs: at small rates the copied
-    weights are ahead of what is learned for a long time.
+    compares logarithms of ratios and not the ratios, and ``energy_share`` of the edges are drawn for each.
     """
 
     dropout: Probability = 0.0
     max_epochs: Count = 500
-    patience: Count = 250
     lr: Positive = 0.005
     injected_lr: NonNegative = 0.1
     propagation_init: Literal["identity", "random"] = "identity"
