@@ -142,7 +142,7 @@ def test_rows_of_before_keep_their_fingerprints():
     changed = config.updated({"rbm": {"select_pretraining": True}})
     assert config_fingerprint(changed, "rbm") != config_fingerprint(config, "rbm")
     former = config.updated({"vqgraph": {"tokenizer": {"code_start": "random"}}})
-    assert config_fingerprint(former, "vqgraph") == "e9890c64034be0f8", "that of results/newer.csv"
+    assert config_fingerprint(former, "vqgraph") == "e9890c64034be0f8", "of its row at 7ba02e9"
     assert config_fingerprint(config, "vqgraph") != config_fingerprint(former, "vqgraph")
 
 
