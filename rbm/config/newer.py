@@ -109,7 +109,8 @@ class TINEDPlusConfig(TINEDConfig):
 class TokenizerConfig(Network):
     """The GNN with a codebook that teaches VQGraph's student: see :mod:`rbm.distillation.methods.vqgraph`.
 
-    ``codebook_size`` codes of ``code_channels`` numbers follow the rows that take them with ``decay``.
+    ``codebook_size`` codes of ``code_channels`` numbers follow the rows that take them with ``decay``. ``code_start``
+    says what they are before: unit vectors drawn at ``random``, as in the released code, or ``rows`` of the graph.
     ``node_weight``, ``edge_weight`` and ``commitment_weight`` are the weights of what codes lose of nodes and of edges,
     and of how far rows are from their codes, beside the labels.
     """
@@ -120,6 +121,7 @@ class TokenizerConfig(Network):
     code_channels: Width = 128
     codebook_size: Annotated[int, Field(ge=1, le=2**17)] = 5000
     decay: Probability = 0.8
+    code_start: Literal["random", "rows"] = "rows"
     node_weight: NonNegative = 0.001
     edge_weight: NonNegative = 0.03
     commitment_weight: NonNegative = 0.25

@@ -43,6 +43,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
         "reset_dead_experts": 0,
     },
     "distill": {"source": "teacher"},
+    "vqgraph": {"tokenizer": {"code_start": "random"}},
 }
 
 

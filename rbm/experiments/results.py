@@ -65,10 +65,18 @@ def config_fingerprint(config: Config, method: str) -> str:
     if "teacher" in read:
         read += config.teacher_sections
     kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
-    for name, former in LATER_SETTINGS.items():
-        if name in kept:
-            kept[name] = {key: value for key, value in kept[name].items() if key not in former or value != former[key]}
-    return fingerprint("config", {**kept, "root": ""})
+    return fingerprint("config", {**_without_former(kept, LATER_SETTINGS), "root": ""})
+
+
+def _without_former(values: dict[str, Any], former: dict[str, Any]) -> dict[str, Any]:
+    """Settings but for those with the value that all runs had before they came; sections may hold sections."""
+    kept = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            kept[key] = _without_former(value, former.get(key, {}))
+        elif key not in former or value != former[key]:
+            kept[key] = value
+    return kept
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,8 @@ Each term of the student has a pass of its own, codes first, then GLNN's two.
 These are the losses of the released code (YangLing0818/VQGraph). Different from it:
 
 - The best epoch is that of the best validation accuracy; the code's, for seen nodes, that of the best *test* accuracy.
-- Codes are as wide as ``code_channels`` says, in the code as the features.
+- Codes are as wide as ``code_channels`` says, in the code as the features. They start as rows of the graph, in the code
+  (``code_start="random"``) as random unit vectors, most of which are no row's nearest.
 - Both soft assignments are softmaxes of cosines, over the codes that some node takes. The code compares the student by
   distances and the tokenizer by cosines, over all codes, and takes the tokenizer's probabilities for logarithms.
 - The smallest and the largest product are constants for the gradient.
@@ -47,12 +48,15 @@ from rbm.teachers import GCN
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, split_accuracies
+from rbm.training.metrics import evaluating
 
 _ROWS_AT_ONCE = 2**12
 
 
 class Codebook(nn.Module):
-    """Codes ``[K, D]``, which start on the unit sphere at random and follow the rows that take them.
+    """Codes ``[K, D]`` on the unit sphere, which follow the rows that take them.
+
+    They start at random; :meth:`start_from` puts them where rows are.
 
     Args:
         size, channels: K and D.
@@ -77,6 +81,15 @@ class Codebook(nn.Module):
             if self.training:
                 self._follow(unit, codes, nearest)
         return taken + (rows - rows.detach()), nearest
+
+    @torch.no_grad()
+    def start_from(self, rows: Tensor) -> None:
+        """Codes become rows of ``[N, D]``, drawn at random and brought to length one. Rows of zeros are left out, and
+        where there are fewer rows than codes, the other codes stay as they are.
+        """
+        rows = F.normalize(rows[rows.norm(dim=1) > 0])
+        drawn = torch.randperm(len(rows), device=rows.device)[: len(self.codes)]
+        self.codes[: len(drawn)] = rows[drawn]
 
     def _follow(self, unit: Tensor, codes: Tensor, nearest: Tensor) -> None:
         counts = torch.bincount(nearest, minlength=len(codes))
@@ -179,6 +192,9 @@ class TokenizerTrainer(NodeTrainer):
         if len(split.unseen_nodes):
             self.full_adjacency = GCN.adjacency(graph.edge_index, graph.num_nodes)
         self.edge_error = EdgeError(observed.edge_index, observed.num_nodes)
+        if config.code_start == "rows":
+            with evaluating(model), torch.no_grad():
+                model.codebook.start_from(model(self.rows, self.adjacency).rows)
 
     def train_epoch(self, epoch: int) -> float:
         self.optimizer.zero_grad()

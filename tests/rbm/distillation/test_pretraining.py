@@ -141,6 +141,9 @@ def test_rows_of_before_keep_their_fingerprints():
     assert config_fingerprint(config, "mlp") == "56852095228aae36"
     changed = config.updated({"rbm": {"select_pretraining": True}})
     assert config_fingerprint(changed, "rbm") != config_fingerprint(config, "rbm")
+    former = config.updated({"vqgraph": {"tokenizer": {"code_start": "random"}}})
+    assert config_fingerprint(former, "vqgraph") == "e9890c64034be0f8", "of its row at 7ba02e9"
+    assert config_fingerprint(config, "vqgraph") != config_fingerprint(former, "vqgraph")
 
 
 def test_a_configuration_without_the_setting_is_of_an_earlier_run(tmp_path):

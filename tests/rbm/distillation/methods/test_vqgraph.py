@@ -14,6 +14,9 @@ from rbm.nn.students import MLPStudent
 SMALL = {"codebook_size": 9, "code_channels": 5, "hidden_channels": 7, "dropout": 0.0}
 
 
+START = ("random", "rows")
+
+
 def tokenizer_of(split, **options) -> TokenizerTrainer:
     config = TokenizerConfig(**SMALL, **options)
     torch.manual_seed(3)
@@ -113,6 +116,19 @@ def test_codes_follow_the_rows_that_take_them():
     still = book.eval().codes.clone()
     book(rows)
     assert torch.equal(book.codes, still)
+
+
+def test_codes_start_as_rows_of_the_graph(split):
+    book = Codebook(5, 3, 0.8)
+    before = book.codes.clone()
+    rows = torch.tensor([[0.0, 3.0, 4.0], [0.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
+    book.start_from(rows)
+    assert sorted(book.codes[:2].tolist()) == sorted(F.normalize(rows[[0, 2]]).tolist()), "a row of zeros is none"
+    assert torch.equal(book.codes[2:], before[2:])
+    book.start_from(torch.randn(40, 3))
+    torch.testing.assert_close(book.codes.norm(dim=1), torch.ones(5))
+    taken = {start: len(tokenizer_of(split, code_start=start).tokens()[0].nearest.unique()) for start in START}
+    assert taken["rows"] == SMALL["codebook_size"] > taken["random"], "each code is a row, which takes it"
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -1,0 +1,106 @@
+"""How many codes of VQGraph's tokenizer are in use, and what its validation accuracy has to do with them.
+
+Cora, 5,000 codes, half of the validation nodes standing for the test set (``evaluate_on: validation``). A row a
+tokenizer: the codes that the rows of the observed nodes take before training and at the best epoch, and the accuracies
+there. ``replaced`` gives codes that almost no row takes a row's place after every step, as the library does from which
+the released code has its codebook, and as the released code does not. What OUT holds already is not run again.
+
+    python experiments/vqgraph_codes.py ROOT results/vqgraph_codes.csv
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import rbm
+from rbm.config import Config, TokenizerConfig
+from rbm.config.presets import preset_config
+from rbm.datasets.splits import split_for
+from rbm.distillation.methods.vqgraph import Codebook, Tokenizer, TokenizerTrainer
+from rbm.training.loop import fit
+from rbm.utils.progress import Progress
+
+# Below this running mean of the rows that take it, a code takes a row's place.
+IDLE = 0.2
+# Codes as wide as the features, which are as stored; training them takes too long for a search on a CPU.
+RELEASED = {"code_channels": 1433, "lr": 1e-4, "code_start": "random"}
+VARIANTS = {
+    "random": ("rbm", {"code_start": "random"}),
+    "rows": ("rbm", {"code_start": "rows"}),
+    "rows, replaced": ("rbm", {"code_start": "rows"}),
+    "random, dropout 0.5": ("rbm", {"code_start": "random", "dropout": 0.5}),
+    "rows, dropout 0.5": ("rbm", {"code_start": "rows", "dropout": 0.5}),
+    "as released, untrained": ("cpf", RELEASED),
+}
+SEEDS = (0, 1)
+
+
+class ReplacingCodebook(Codebook):
+    """Codes that few rows take become rows of the step."""
+
+    taken: Tensor
+
+    def _follow(self, unit: Tensor, codes: Tensor, nearest: Tensor) -> None:
+        super()._follow(unit, codes, nearest)
+        counts = torch.bincount(nearest, minlength=len(codes)).float()
+        self.taken = getattr(self, "taken", torch.ones(len(codes))).lerp(counts, 1 - self.decay)
+        idle = (self.taken < IDLE).nonzero().flatten()
+        rows = unit[unit.norm(dim=1) > 0]
+        self.codes[idle] = rows[torch.randint(len(rows), (len(idle),))]
+        self.taken[idle] = 1.0
+
+
+def configuration(protocol: str, seed: int) -> Config:
+    return preset_config("clean", "cora", protocol=protocol).updated({"seed": seed, "evaluate_on": "validation"})
+
+
+def figures(config: Config, tokenizer: TokenizerConfig, root: str, variant: str) -> dict[str, object]:
+    """Those of a tokenizer; of one that is not trained the codes before training alone."""
+    split = split_for(config, rbm.load_dataset("cora", root, protocol=config.protocol, seed=config.seed))
+    torch.manual_seed(config.seed)
+    model = Tokenizer(split.graph.num_features, split.graph.num_classes, tokenizer)
+    trainer = TokenizerTrainer(model, split, tokenizer)
+    if "replaced" in variant:
+        model.codebook.__class__ = ReplacingCodebook
+    model.eval()  # codes stand still
+    before = len(trainer.tokens()[0].nearest.unique())
+    if "untrained" in variant:
+        return {"codes_before": before, **dict.fromkeys(("codes", "val", "held_out", "best_epoch", "epochs"), "")}
+    result = fit(
+        "tokenizer", trainer, max_epochs=tokenizer.max_epochs, patience=tokenizer.patience, progress=Progress(None)
+    )
+    return {
+        "codes_before": before,
+        "codes": len(trainer.tokens()[0].nearest.unique()),
+        "val": f"{result.val_accuracy:.4f}",
+        "held_out": f"{result.test_accuracy:.4f}",
+        "best_epoch": result.best_epoch,
+        "epochs": result.epochs,
+    }
+
+
+def main(root: str, out: str) -> None:
+    path, done = Path(out), set()
+    if path.is_file():
+        with path.open(newline="") as file:
+            done = {(row["variant"], row["seed"]) for row in csv.DictReader(file)}
+    for variant, (protocol, changes) in VARIANTS.items():
+        for seed in SEEDS:
+            if (variant, str(seed)) in done:
+                continue
+            config = configuration(protocol, seed).updated({"vqgraph": {"tokenizer": changes}})
+            found = figures(config, config.vqgraph.tokenizer, root, variant)
+            row = {"protocol": protocol, "variant": variant, "seed": seed, **found}
+            new = not path.is_file()
+            with path.open("a", newline="") as file:
+                writer = csv.DictWriter(file, row, lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
