@@ -1,4 +1,4 @@
-"""Answers a second and latency of one row at a time, from one thread of a process and from eight.
+"""Answers a second and latency of one row at a time, from one thread of a process, from two and from eight.
 
     python -m benchmarks.serving_threads --out benchmarks/results/serving_threads.csv
 
@@ -24,7 +24,7 @@ COLUMNS = (
     *(*MACHINE, "stolen", "student", "threads", "round"),
     *("answers", "answers_per_second", "p50_us", "p99_us", "cpu_us"),
 )
-THREADS = (1, 8)
+THREADS = (1, 2, 8)
 STUDENTS = {"rbm": rbm.RbMStudent, "mlp": rbm.MLPStudent}
 CASES = [{"student": student, "threads": threads} for student in STUDENTS for threads in THREADS]
 TITLES = ("student", "threads", "answers a second", "of one thread's", "p50", "p99", "p99 / p50", "processor time")
