@@ -13,6 +13,7 @@ seconds in ``timings.json`` are the clock's. Rows are appended as runs end; thos
 import argparse
 import csv
 import json
+import math
 import os
 import resource
 import shutil
@@ -111,7 +112,8 @@ def against(records: list[dict], paper: list[dict], version: str) -> str:
                 old = {seed: float(known[seed][column]) for seed in new}
                 found = paired_test(new, old)
                 means = [f"{statistics.fmean(values.values()):.2%}" for values in (old, new)]
-                cells += [*means, f"{100 * found.difference:+.2f}", f"{found.p:.2f}"]
+                p = "" if math.isnan(found.p) else f"{found.p:.2f}"  # differences that are all the same
+                cells += [*means, f"{100 * found.difference:+.2f}", p]
             lines.append(f"| {dataset}, {setting}, {title} | {len(new)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
