@@ -6,9 +6,10 @@
 // every processor. The rows' numbers and all weights are between -127 and 127.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "vectors.h"
 

@@ -28,4 +28,4 @@ def test_table():
     ]
     lines = serving_threads.markdown(records).splitlines()
     assert lines[2] == "| rbm | 1 | 100 | 1.00 | 10 µs | 25 µs | 2.5 | 10 µs |"
-    assert lines[3] == "| rbm | 8 | 800 | 8.00 | 10 µs | 200 µs | 20.0 | 10 µs |"
+    assert lines[4] == "| rbm | 8 | 800 | 8.00 | 10 µs | 200 µs | 20.0 | 10 µs |"
