@@ -219,6 +219,32 @@ def refuse_derivative(name: str, differentiable: str) -> None:
     LIBRARY.impl(name, refusing, "Autograd", with_keyset=True)
 
 
+def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Callable[..., Tensor]:
+    """What the public function of an operator calls, with all arguments by position, where no derivative is wanted.
+
+    It goes past the operator's derivative, which is Python and costs more than routing one row; inference mode is past
+    it already. ``refuses`` is for an operator of :func:`refuse_derivative`: that is to see the arguments wherever one
+    may be wanted, and raises. Implementations in C++ raise nothing but RuntimeError. For speed ``check``, which takes
+    the operator's arguments and may raise, looks at them only once one has.
+    """
+    packet = getattr(torch.ops.rbm, name)
+    operator = packet.default._op  # the overload's own function: the object around it takes a tenth of a microsecond
+
+    def call(*args) -> Tensor:
+        try:
+            if torch.is_inference_mode_enabled():
+                return operator(*args)
+            if refuses and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
+                return packet(*args)
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*args)
+        except RuntimeError:
+            check(*args)
+            raise
+
+    return call
+
+
 def has_tangent(*args) -> bool:
     """Whether forward-mode differentiation (``torch.func.jvp``, dual numbers) is under way, and of one of ``args``."""
     if forward_ad._current_level < 0:

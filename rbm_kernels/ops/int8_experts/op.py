@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import define, has_tangent, implement_everywhere, implement_fake, refuse_derivative
+from rbm_kernels._library import define, implement_everywhere, implement_fake, inference_call, refuse_derivative
 from rbm_kernels.ops.cosine_topk.op import check_routing
 from rbm_kernels.ops.int8_experts import reference
 from rbm_kernels.ops.int8_experts.reference import COLUMNS, GROUP, HEAD, LINE
@@ -81,17 +81,7 @@ def routed_matmul_int8(
     """
     if torch.compiler.is_compiling():
         return torch.ops.rbm.routed_matmul_int8(x, memory, experts, out_features, k, temperature)
-    try:
-        if torch.is_inference_mode_enabled():
-            return _operator(x, memory, experts, out_features, k, temperature)
-        if torch.is_grad_enabled() or has_tangent(x, memory, experts):
-            return torch.ops.rbm.routed_matmul_int8(x, memory, experts, out_features, k, temperature)
-        # Past the refusal of derivatives, which is Python and costs more than routing one row.
-        with torch._C._AutoDispatchBelowAutograd():
-            return _operator(x, memory, experts, out_features, k, temperature)
-    except RuntimeError:
-        _check(x, memory, experts, out_features, k, temperature)
-        raise
+    return _call(x, memory, experts, out_features, k, temperature)
 
 
 def _check_features(op: str, name: str, features: int) -> None:
@@ -134,4 +124,4 @@ def _fake(x, memory, experts, out_features, k=1, temperature=1.0) -> Tensor:
 
 implement_fake("routed_matmul_int8", _fake)
 refuse_derivative("routed_matmul_int8", "routed_matmul")
-_operator = torch.ops.rbm.routed_matmul_int8.default._op
+_call = inference_call("routed_matmul_int8", _check, refuses=True)

@@ -6,9 +6,9 @@ from torch import Tensor
 from rbm_kernels import checks
 from rbm_kernels._library import (
     LIBRARY,
-    has_tangent,
     implement_everywhere,
     implement_fake,
+    inference_call,
     refuse_derivative,
 )
 from rbm_kernels.ops.cosine_topk.op import check_routing
@@ -75,17 +75,7 @@ def routed_matmul_packed(
         RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one; or ``packed`` was made
             on another processor.
     """
-    try:
-        if torch.is_inference_mode_enabled():
-            return _operator(x, memory, packed, out_features, k, temperature)
-        if torch.is_grad_enabled() or has_tangent(x, memory, packed):
-            return torch.ops.rbm.routed_matmul_packed(x, memory, packed, out_features, k, temperature)
-        # Past the refusal of derivatives, which is Python and costs more than routing one row.
-        with torch._C._AutoDispatchBelowAutograd():
-            return _operator(x, memory, packed, out_features, k, temperature)
-    except RuntimeError:
-        _check(x, memory, packed, out_features, k, temperature)
-        raise
+    return _call(x, memory, packed, out_features, k, temperature)
 
 
 def _check_pack(weight: Tensor, bias: Tensor | None) -> None:
@@ -132,5 +122,4 @@ def _fake(x, memory, packed, out_features, k, temperature=1.0) -> Tensor:
 implement_fake("routed_matmul_packed", _fake)
 refuse_derivative("pack_experts", "routed_matmul")
 refuse_derivative("routed_matmul_packed", "routed_matmul")
-# The overload's own function: the object around it takes a tenth of a microsecond.
-_operator = torch.ops.rbm.routed_matmul_packed.default._op
+_call = inference_call("routed_matmul_packed", _check, refuses=True)

@@ -11,6 +11,7 @@ from rbm_kernels._library import (
     implement_cuda,
     implement_everywhere,
     implement_fake,
+    inference_call,
 )
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.cosine_topk.op import check_routing
@@ -58,16 +59,7 @@ def routed_matmul(
         return expert_matmul(x, weight, bias, gates.to(checks.accumulation_dtype(x)), experts)
     if torch.compiler.is_compiling():
         return torch.ops.rbm.routed_matmul(x, memory, weight, bias, k, temperature)
-    try:
-        # Past the derivative, which is Python and costs more than routing one row. Inference mode is past it already.
-        if torch.is_inference_mode_enabled():
-            return _operator(x, memory, weight, bias, k, temperature)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _operator(x, memory, weight, bias, k, temperature)
-    except RuntimeError:
-        # An implementation in C++ raises nothing else. For speed arguments are looked at here only once it has.
-        _check(x, memory, weight, bias, k, temperature)
-        raise
+    return _call(x, memory, weight, bias, k, temperature)
 
 
 def _check(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float = 1.0) -> None:
@@ -104,4 +96,4 @@ def _two_operators(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
 
 implement_fake("routed_matmul", _fake)
 implement_autograd_by_others("routed_matmul", _two_operators)
-_operator = torch.ops.rbm.routed_matmul.default
+_call = inference_call("routed_matmul", _check)
