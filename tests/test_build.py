@@ -1,6 +1,5 @@
 """The build: what the binaries need, what they say of themselves, what a failing build or a missing library says."""
 
-import importlib.util
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import load_script
 
 import rbm_kernels
 from rbm_kernels import _native
@@ -112,12 +112,9 @@ def test_one_version():
 def test_setup_changes_no_flag(monkeypatch, tmp_path):
     """The shell and pip make the same binaries: setup.py may choose the Python and the place, and nothing else."""
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
-    spec = importlib.util.spec_from_file_location("rbm_setup", ROOT / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     from setuptools import Distribution
 
-    command = module.CMakeBuild(Distribution())
+    command = load_script("setup.py").CMakeBuild(Distribution())
     command.build_temp = str(tmp_path)
     arguments = command._configure_arguments(ROOT / "rbm_kernels")
     definitions = {argument.split("=")[0] for argument in arguments if argument.startswith("-D")}

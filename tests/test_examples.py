@@ -1,26 +1,16 @@
 """The examples do what they print."""
 
-import importlib.util
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import ROOT, load_script
 
 
 def test_digits_in_four_orientations(tmp_path, capsys):
-    example = load("rotated_digits")
+    example = load_script("examples/rotated_digits.py")
     found = example.main(tmp_path, epochs=20, seed=0)
     assert found["nn.Linear"] < 0.8 < found["a hidden layer"]
     assert found["FusedRbMLayer"] > found["a hidden layer"] + 0.005
@@ -45,8 +35,8 @@ def test_digits_in_four_orientations(tmp_path, capsys):
 def test_a_transformer_of_experts_is_trained_observed_compiled_exported_and_served(tmp_path, capsys):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
-    assert len((EXAMPLES / "digits_transformer.py").read_text().splitlines()) < 120
-    found = load("digits_transformer").main(tmp_path, epochs=2, seed=0, backend="eager")
+    assert len((ROOT / "examples" / "digits_transformer.py").read_text().splitlines()) < 120
+    found = load_script("examples/digits_transformer.py").main(tmp_path, epochs=2, seed=0, backend="eager")
     assert found["trained"] > 0.3  # chance is 0.1; 30 epochs are in docs/layer.md
     assert found["compiled"] == found["served"] == found["trained"]
     printed = capsys.readouterr().out

@@ -1,7 +1,6 @@
 """What a release consists of: tags of wheels, a package without libraries, the workflows and their scripts."""
 
 import ast
-import importlib.util
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scripts import load_script
 
 from tests import versions
 
@@ -34,10 +34,7 @@ def package_setup(monkeypatch):
         monkeypatch.delenv("RBM_BUILD", raising=False)
         if build is not None:
             monkeypatch.setenv("RBM_BUILD", build)
-        spec = importlib.util.spec_from_file_location("rbm_setup", ROOT / "setup.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module, passed
+        return load_script("setup.py"), passed
 
     return read
 

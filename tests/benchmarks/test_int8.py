@@ -1,8 +1,9 @@
 """Weights of 8 bits beside float32: both are timed, and the page shows the rows that are kept, accuracies too."""
 
 import csv
-import importlib.util
 from pathlib import Path
+
+from scripts import load_script
 
 import rbm
 from benchmarks import int8
@@ -32,7 +33,4 @@ def test_the_page_shows_the_rows_that_are_kept():
     times = rows("benchmarks/results/int8.csv")
     assert int8.markdown(times) in page
     assert all(row["processor"] in page and row["arithmetic"] in page for row in times)
-    spec = importlib.util.spec_from_file_location("int8_accuracies", ROOT / "experiments" / "int8.py")
-    experiment = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(experiment)
-    assert experiment.markdown(rows("results/int8.csv")) in page
+    assert load_script("experiments/int8.py").markdown(rows("results/int8.csv")) in page

@@ -198,7 +198,7 @@ def test_rows_do_not_depend_on_their_neighbours():
 
 
 @pytest.mark.parametrize("rows", [3, FEW, 2000])
-def test_threads_do_not_change_a_bit(rows):
+def test_threads_do_not_change_a_bit(threads, rows):
     """More than is promised (the same bits for the same number of threads), but rows and features are never split."""
     *arguments, memory = problem((rows, 70, 90, 6, 3), torch.float32)
 
@@ -207,14 +207,10 @@ def test_threads_do_not_change_a_bit(rows):
         back = ops.cosine_topk_backward(routed[0], routed[2], arguments[0], memory, *routed)
         return *everything(*arguments), *routed, back, *ops.expert_order(arguments[4], 6, 16)
 
-    threads = torch.get_num_threads()
     results = []
-    try:
-        for count in (1, 2, 2, 3):
-            torch.set_num_threads(count)
-            results.append(run())
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 2, 3):
+        threads(count)
+        results.append(run())
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 

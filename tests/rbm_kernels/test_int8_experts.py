@@ -1,32 +1,21 @@
 """Experts of 8-bit integers: sums equal to the last integer, answers as the eager reference says, in every batch."""
 
 import pytest
+import routed_problems
 import torch
+from routed_problems import of_other_strides, problem
 
 from rbm_kernels import quantize_experts, routed_matmul, routed_matmul_int8
 from rbm_kernels.ops.int8_experts import reference
 
 NAN, INF = float("nan"), float("inf")
 # Each shape exists for a reason: (B, D, N, E, k)
-SHAPES = {
+SHAPES = routed_problems.SHAPES | {
     "whole lines and panels": (40, 32, 128, 8, 3),
     "every number of panels at once": (13, 20, 16 * 15, 3, 2),
-    "a last layer": (90, 12, 10, 8, 3),
     "nothing is a multiple": (25, 9, 49, 4, 2),
-    "one output": (25, 7, 1, 4, 2),
     "one feature": (25, 1, 17, 4, 2),
-    "one row": (1, 50, 70, 8, 3),
-    "more rows than are routed at once": (900, 6, 5, 2, 2),
-    "one expert": (13, 4, 3, 1, 1),
-    "no rows": (0, 5, 4, 3, 2),
-    "no features": (5, 0, 4, 3, 2),
-    "no outputs": (5, 4, 0, 3, 2),
 }
-
-
-def problem(shape):
-    b, d, n, e, k = shape
-    return torch.randn(b, d), torch.randn(e, d), torch.randn(e, n, d) / max(1, d) ** 0.5, torch.randn(e, n), k
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -124,28 +113,23 @@ def test_the_form_holds_what_it_was_given():
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_any_batch_and_number_of_threads_give_the_same_bits(number):
-    before = torch.get_num_threads()
+def test_any_batch_and_number_of_threads_give_the_same_bits(threads, number):
     x, memory, weight, bias, k = problem((70, 900, 112, 8, 3))
     experts = quantize_experts(weight, bias)
-    try:
-        torch.set_num_threads(1)
-        alone = routed_matmul_int8(x, memory, experts, 112, k)
-        torch.set_num_threads(number)
-        for size in (1, 2, 7, 19, 70):
-            parts = [routed_matmul_int8(part, memory, experts, 112, k) for part in x.split(size)]
-            assert torch.equal(torch.cat(parts), alone)
-    finally:
-        torch.set_num_threads(before)
+    threads(1)
+    alone = routed_matmul_int8(x, memory, experts, 112, k)
+    threads(number)
+    for size in (1, 2, 7, 19, 70):
+        parts = [routed_matmul_int8(part, memory, experts, 112, k) for part in x.split(size)]
+        assert torch.equal(torch.cat(parts), alone)
 
 
 def test_rows_of_any_stride():
     x, memory, weight, bias, k = problem((20, 12, 5, 4, 2))
-    experts, wide = quantize_experts(weight, bias), torch.randn(40, 24)
+    experts = quantize_experts(weight, bias)
     expected = routed_matmul_int8(x, memory, experts, 5, k)
     apart = experts.transpose(1, 3).contiguous().transpose(1, 3)
-    for rows in (wide[::2, :12], wide[::2, ::2], wide.T[:12, :20].T):
-        rows.copy_(x)
+    for rows in of_other_strides(x):
         assert torch.equal(routed_matmul_int8(rows, memory.T.contiguous().T, apart, 5, k), expected)
 
 

@@ -125,20 +125,16 @@ def test_zero_rows_count_and_point_nowhere(device):
 
 
 @pytest.mark.native
-def test_thread_count_does_not_matter():
+def test_thread_count_does_not_matter(threads):
     arguments = make((3000, 37, 8, 3))
     memory = torch.randn(8, 37)
     results = []
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3, 7):
-            torch.set_num_threads(count)
-            statistics = memory_statistics(*arguments)
-            moved = memory.clone()
-            memory_update_(moved, *statistics, 0.9)
-            results.append((*statistics, moved))
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3, 7):
+        threads(count)
+        statistics = memory_statistics(*arguments)
+        moved = memory.clone()
+        memory_update_(moved, *statistics, 0.9)
+        results.append((*statistics, moved))
     for result in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 

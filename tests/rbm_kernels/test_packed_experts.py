@@ -4,7 +4,9 @@ import os
 import threading
 
 import pytest
+import routed_problems
 import torch
+from routed_problems import of_other_strides, problem
 
 from rbm_kernels import pack_experts, quantize_experts, routed_matmul_int8, routed_matmul_packed
 from rbm_kernels.ops.packed_experts import reference as packed_reference
@@ -12,39 +14,17 @@ from rbm_kernels.ops.routed_matmul import reference
 
 DTYPES = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 8e-3}
 # Each shape exists for a reason: (B, D, N, E, k)
-SHAPES = {
+SHAPES = routed_problems.SHAPES | {
     "whole panels, one block": (40, 32, 128, 8, 3),
     "several blocks of the features": (30, 2100, 20, 3, 2),
-    "a last layer": (90, 12, 10, 8, 3),
     "every width of the last panel": (25, 9, 64 + 49, 4, 2),
-    "one output": (25, 9, 1, 4, 2),
-    "one row": (1, 50, 70, 8, 3),
-    "more rows than a panel of them": (900, 6, 5, 2, 2),
     "all experts": (9, 4, 3, 3, 3),
-    "one expert": (13, 4, 3, 1, 1),
-    "no rows": (0, 5, 4, 3, 2),
-    "no features": (5, 0, 4, 3, 2),
-    "no outputs": (5, 4, 0, 3, 2),
 }
-
-
-def problem(shape, dtype):
-    b, d, n, e, k = shape
-    memory = torch.randn(e, d, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-    weight = torch.randn(e, n, d, dtype=torch.float64) / max(1, d) ** 0.5
-    return torch.randn(b, d).to(dtype), memory, weight.to(dtype), torch.randn(e, n).to(dtype), k
 
 
 def exact(x, memory, weight, bias, k, temperature):
     wide = (t if t is None else t.double() for t in (x, memory, weight, bias))
     return reference.routed_matmul(*wide, k, temperature)
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,10 +109,9 @@ def test_what_is_not_finite_stays_with_its_expert():
 
 def test_rows_of_any_stride():
     x, memory, weight, bias, k = problem((20, 12, 5, 4, 2), torch.float32)
-    packed, wide = pack_experts(weight, bias), torch.randn(40, 24)
+    packed = pack_experts(weight, bias)
     expected = routed_matmul_packed(x, memory, packed, 5, k)
-    for rows in (wide[::2, :12], wide[::2, ::2], wide.T[:12, :20].T):
-        rows.copy_(x)
+    for rows in of_other_strides(x):
         assert torch.equal(routed_matmul_packed(rows, memory.T.contiguous().T, packed, 5, k), expected)
     turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.equal(pack_experts(turned, bias.T.contiguous().T), packed)

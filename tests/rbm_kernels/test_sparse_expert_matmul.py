@@ -99,21 +99,17 @@ def test_strided_arguments():
         assert leaves[0].grad.shape == candidate.shape
 
 
-def test_same_bits_from_any_number_of_threads():
+def test_same_bits_from_any_number_of_threads(threads):
     _, arguments = make((700, 300, 140, 8, 3, 0.05), torch.float32)
     grad = torch.randn(700, 140)
     *parts, weight, _, scale, gates, experts = arguments
     weight_arguments = (grad, *parts, weight, scale, gates, experts)
     seen = []
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 1, 2, 2, 5):
-            torch.set_num_threads(count)
-            y = torch.ops.rbm.sparse_expert_matmul(*arguments)
-            grad_gates = torch.ops.rbm.sparse_expert_matmul_backward_gates(grad, *arguments)
-            seen.append([y, grad_gates, *torch.ops.rbm.sparse_expert_matmul_backward_weight(*weight_arguments)])
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 1, 2, 2, 5):
+        threads(count)
+        y = torch.ops.rbm.sparse_expert_matmul(*arguments)
+        grad_gates = torch.ops.rbm.sparse_expert_matmul_backward_gates(grad, *arguments)
+        seen.append([y, grad_gates, *torch.ops.rbm.sparse_expert_matmul_backward_weight(*weight_arguments)])
     for other in seen[1:]:
         assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
 

@@ -3,16 +3,14 @@
 import pytest
 import torch
 from killed_runs import killed_and_resumed
+from trained_rbm import trained
 
 import rbm
 from rbm.config import Config
 from rbm.config.presets import preset_config
-from rbm.datasets.splits import split_graph
 from rbm.distillation.experts import SharedExpert, expert_parameters, mean_expert, pull_together
-from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.distillation.trainer import StudentTrainer
 from rbm.experiments.results import config_fingerprint
-from rbm.teachers.outputs import outputs_from_logits
 
 SHAPE = {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "pretrain_epochs": 4, "max_epochs": 6, "dropout": 0.2}
 QUICK = {"teacher": {"hidden_channels": 16, "max_epochs": 5}, "rbm": SHAPE, "encoding": {"deepwalk": False}}
@@ -21,19 +19,6 @@ QUICK = {"teacher": {"hidden_channels": 16, "max_epochs": 5}, "rbm": SHAPE, "enc
 @pytest.fixture
 def quick() -> Config:
     return Config().updated(QUICK)
-
-
-def trained(graph, config, epochs: int) -> RbMTrainer:
-    torch.manual_seed(0)
-    split = split_graph(graph)
-    student = rbm.RbMStudent.from_config(config.rbm, in_channels=12, out_channels=3)
-    trainer = RbMTrainer(student, split, outputs_from_logits(torch.randn(60, 3), split), config)
-    for epoch in range(epochs):
-        student.train()
-        trainer.train_epoch(epoch)
-        student.eval()
-        trainer.evaluate()
-    return trainer
 
 
 def spread(trainer) -> float:

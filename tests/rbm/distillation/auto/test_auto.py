@@ -165,33 +165,29 @@ rbm.distill(graph, config=Config.from_yaml(sys.argv[2]), auto=True, budget=int(s
 
 
 @pytest.mark.usefixtures("clock")
-def test_killed_and_resumed_ends_with_the_same_choice(small_graph, start, tmp_path):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the process that is killed: sums are then in one order
+def test_killed_and_resumed_ends_with_the_same_choice(small_graph, start, tmp_path, threads):
+    threads(1)  # as in the process that is killed: sums are then in one order
+    whole = distilled(small_graph, start, budget=12)
+    torch.save(small_graph, tmp_path / "graph.pt")
+    (tmp_path / "start.yaml").write_text(start.to_yaml())
+    arguments = ["graph.pt", "start.yaml", "run", "12"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(rbm.__file__).parent.parent)},
+        start_new_session=True,
+    )
+    table, deadline = tmp_path / "run" / "auto.csv", time.monotonic() + 300
     try:
-        whole = distilled(small_graph, start, budget=12)
-        torch.save(small_graph, tmp_path / "graph.pt")
-        (tmp_path / "start.yaml").write_text(start.to_yaml())
-        arguments = ["graph.pt", "start.yaml", "run", "12"]
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(rbm.__file__).parent.parent)},
-            start_new_session=True,
-        )
-        table, deadline = tmp_path / "run" / "auto.csv", time.monotonic() + 300
-        try:
-            while not table.is_file() or table.read_text().count("\n") < 4:
-                assert process.poll() is None, "it ended before it was killed"
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        assert not (tmp_path / "run" / "config.yaml").exists(), "killed in its search"
-        found = distilled(small_graph, start, budget=12, folder=tmp_path / "run", resume=True)
+        while not table.is_file() or table.read_text().count("\n") < 4:
+            assert process.poll() is None, "it ended before it was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     finally:
-        torch.set_num_threads(threads)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "run" / "config.yaml").exists(), "killed in its search"
+    found = distilled(small_graph, start, budget=12, folder=tmp_path / "run", resume=True)
     assert found.trials == whole.trials
     assert found.config == whole.config
     assert apart_from_time(found) == apart_from_time(whole)
