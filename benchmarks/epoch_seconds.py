@@ -10,7 +10,6 @@ method ``labels`` it is the mean of five times as many, all counted: some ask fo
 """
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -96,6 +95,8 @@ def main() -> None:
         where = (arguments.dataset, arguments.worker, arguments.root)
         print(json.dumps(measure(*where, arguments.epochs, arguments.phases)))
         return
+    from rbm.utils.files import append_csv, read_csv  # not for workers, whose package may be an older one
+
     for turn in range(arguments.rounds):
         for setting in arguments.settings:
             for name, folder in (version.split("=", 1) for version in arguments.versions):
@@ -120,15 +121,9 @@ def main() -> None:
                 }
                 found = json.loads(done.stdout.splitlines()[-1])
                 rows = [{**fixed, "phase": p, "processor_seconds": round(s, 4)} for p, s in found.items()]
-                new = not arguments.out.exists()
-                with arguments.out.open("a", newline="") as file:
-                    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                    if new:
-                        writer.writeheader()
-                    writer.writerows(rows)
+                append_csv(arguments.out, rows, COLUMNS)
                 print(name, setting, found, flush=True)
-    with arguments.out.open(newline="") as file:
-        print(markdown(list(csv.DictReader(file))), end="")
+    print(markdown(read_csv(arguments.out)), end="")
 
 
 if __name__ == "__main__":

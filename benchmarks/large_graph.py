@@ -12,7 +12,6 @@ the page cache before, so that what a stage reads of them comes from the disk, a
 """
 
 import argparse
-import csv
 import json
 import os
 import resource
@@ -36,6 +35,7 @@ from rbm.datasets import validate_data
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.teachers.outputs import outputs_from_logits
+from rbm.utils.files import append_csv, read_csv
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -257,15 +257,9 @@ def main() -> None:
             print(f"{record['nodes']:>9,} nodes  {record['stage']:<15} {record['seconds']:>8.1f} s", end="")
             print(f"  {record['peak_mib']:>6} MiB")
         if arguments.out:
-            new = not arguments.out.exists()
-            with arguments.out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                if new:
-                    writer.writeheader()
-                writer.writerows(records)
+            append_csv(arguments.out, records, COLUMNS)
     if arguments.out:
-        with arguments.out.open() as file:
-            records = list(csv.DictReader(file))
+        records = read_csv(arguments.out)
         plot(records, arguments.out.with_suffix(".png"))
         print(markdown(records), end="")
         if all(record["read_mib"] for record in records):

@@ -8,7 +8,6 @@ Each phase is replayed by itself: a student's teacher stays the one that it had.
 """
 
 import argparse
-import csv
 import json
 import statistics
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from rbm.config import Config
 from rbm.config.presets import preset_config
 from rbm.training.loop import Accuracies, Selection
+from rbm.utils.files import write_csv
 
 COLUMNS = ("version", "dataset", "setting", "seed", "phase", "patience", "epochs", "best_epoch", "val", "test")
 PATIENCE = (10, 20, 30, 40, 50)
@@ -79,10 +79,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
     arguments = parser.parse_args()
     rows = [row for path in sorted(arguments.folder.glob("*.jsonl")) for row in rows_of(path)]
-    with arguments.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(arguments.out, rows, COLUMNS)
     print(markdown(rows), end="")
 
 

@@ -8,7 +8,6 @@ weights. The student routes from the first epoch on, from random memory vectors:
 """
 
 import argparse
-import csv
 import json
 import os
 import resource
@@ -27,6 +26,7 @@ from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.teachers.outputs import outputs_from_logits
 from rbm.training.loop import Selection
+from rbm.utils.files import append_csv
 
 COLUMNS = ("date", "commit", "torch", "threads", "load", "features", "process", "epoch", "seconds", "peak_mib", "loss")
 KINDS = {"sparse": "always", "dense": "never"}
@@ -53,16 +53,6 @@ def measure(kind: str, root: str, epochs: int) -> list[dict]:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         measured.append({"epoch": epoch, "seconds": round(seconds, 4), "peak_mib": round(peak), "loss": loss})
     return measured[1:]
-
-
-def append(out: Path, records: list[dict]) -> None:
-    """Add rows to a CSV file as soon as they are measured."""
-    new = not out.exists()
-    with out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(records)
 
 
 def main() -> None:
@@ -102,7 +92,7 @@ def main() -> None:
             print(f"{kind}: {', '.join(str(epoch['seconds']) for epoch in measured)} s", file=sys.stderr)
             records.extend(measured)
             if arguments.out:
-                append(arguments.out, measured)
+                append_csv(arguments.out, measured, COLUMNS)
     for kind in KINDS:
         own = [record for record in records if record["features"] == kind]
         median = statistics.median(record["seconds"] for record in own)

@@ -11,7 +11,6 @@ seconds in ``timings.json`` are the clock's. Rows are appended as runs end; thos
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from rbm.experiments.runner import parse_seeds
 from rbm.experiments.statistics import paired_test
+from rbm.utils.files import append_csv, read_csv
 
 COLUMNS = (
     *("date", "commit", "version", "dataset", "setting", "seed", "seconds", "processor_seconds", "load"),
@@ -132,10 +132,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=parse_seeds, default="0-9")
     arguments = parser.parse_args()
     trees = dict(version.split("=", 1) for version in arguments.versions)
-    done = []
-    if arguments.out.exists():
-        with arguments.out.open(newline="") as file:
-            done = list(csv.DictReader(file))
+    done = read_csv(arguments.out)
     known = {tuple(record[name] for name in KEY) for record in done}
     for seed, dataset, setting in product(arguments.seeds, arguments.datasets, arguments.settings):
         for name, tree in trees.items():
@@ -159,18 +156,12 @@ def main() -> None:
                 **dict(zip(KEY, (name, dataset, setting, seed), strict=True)),
                 **found,
             }
-            new = not arguments.out.exists()
-            with arguments.out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                if new:
-                    writer.writeheader()
-                writer.writerow(record)
+            append_csv(arguments.out, [record], COLUMNS)
             done.append(record)
             print(f"{name} {dataset} {setting} {seed}: {found['processor_seconds']} s", flush=True)
     print(markdown(done), end="")
     if arguments.against:
-        with arguments.against.open(newline="") as file:
-            print(against(done, list(csv.DictReader(file)), list(trees)[-1]), end="")
+        print(against(done, read_csv(arguments.against), list(trees)[-1]), end="")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ machine, and on a busy one what fits into a budget does not change. Searches of 
 trainings that they share once; each counts the seconds that these took.
 """
 
-import csv
 import hashlib
 import json
 import os
@@ -35,7 +34,7 @@ from rbm.distillation.auto.space import Space
 from rbm.distillation.verdict import Comparison, kept_student
 from rbm.experiments.results import made_by
 from rbm.training import loop
-from rbm.utils.files import as_json, write_csv, write_text
+from rbm.utils.files import as_json, read_csv, write_csv, write_text
 from rbm.utils.studies import open_trials
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
@@ -166,8 +165,8 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
     if budget is not None:
         chosen = searched(name, budget, seed, data)
         found = chosen.told
-        with open(RUNS / f"{name}-{seed}-{budget}" / "auto.csv", newline="") as file:
-            seconds = f"{sum(float(trial['seconds']) for trial in csv.DictReader(file)):.0f}"
+        trials = read_csv(RUNS / f"{name}-{seed}-{budget}" / "auto.csv")
+        seconds = f"{sum(float(trial['seconds']) for trial in trials):.0f}"
         if found["choice"] is not None:
             # The student of the best trial, chosen or not: what would the search have come to without its rule?
             point = best_point(RUNS / f"{name}-{seed}-{budget}")
@@ -208,7 +207,7 @@ def main(root: str, out: str, *what: str) -> None:
     auto_run.Judge, search._clock, loop._clock = SharedJudge, CLOCK, CLOCK
     table = Path(out) / "runs.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
-    rows = list(csv.DictReader(table.open())) if table.is_file() else []
+    rows = read_csv(table)
     for each in what:
         name, budget, seed = each.split(":")
         for searches in (None, budget):

@@ -6,7 +6,6 @@ students 128 wide, half of the validation nodes. A row a student; what OUT holds
     python experiments/experts_start.py ROOT results/experts_start.csv [CACHE]
 """
 
-import csv
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +14,7 @@ import rbm
 from rbm.config import Config
 from rbm.experiments.runner import Experiment
 from rbm.training.run_folder import read_metrics
+from rbm.utils.files import append_csv, read_csv
 
 VARIANTS = ("today", "start 1", "pull 1")
 SEEDS = (2, 3)
@@ -48,19 +48,13 @@ def turning_points(config: Config, root: str, cache: Path) -> dict[str, object]:
 
 def main(root: str, out: str, cache: str = "cache") -> None:
     path = Path(out)
-    done = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-    known = {(row["dataset"], row["variant"], row["seed"]) for row in done}
+    known = {(row["dataset"], row["variant"], row["seed"]) for row in read_csv(path)}
     experiment = Experiment.from_yaml(Path(__file__).parent / "searches" / "experts_shortlist.yaml")
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not done:
-            writer.writeheader()
-        for task in experiment.tasks():
-            about = {"dataset": task.dataset, "variant": task.variant, "seed": str(task.seed)}
-            if task.seed in SEEDS and task.variant in VARIANTS and tuple(about.values()) not in known:
-                writer.writerow({**about, **turning_points(experiment.config(task), root, Path(cache))})
-                file.flush()
-                print(*about.values(), flush=True)
+    for task in experiment.tasks():
+        about = {"dataset": task.dataset, "variant": task.variant, "seed": str(task.seed)}
+        if task.seed in SEEDS and task.variant in VARIANTS and tuple(about.values()) not in known:
+            append_csv(path, [about | turning_points(experiment.config(task), root, Path(cache))], COLUMNS)
+            print(*about.values(), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ holds already is not run again. Shares in per cent.
 """
 
 import copy
-import csv
 import itertools
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 import rbm
 from rbm.config.presets import preset_config
 from rbm.distillation.distill import Distillation
+from rbm.utils.files import append_csv, read_csv
 
 START = {"init_scale": 1.0, "init_attention": 1.0, "select_pretraining": True}
 COLUMNS = (
@@ -83,25 +83,19 @@ def figures(result: Distillation, method: str) -> dict[str, str]:
 
 def main(root: str, out: str, cache: str = "cache") -> None:
     path = Path(out)
-    done = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-    known = {(row["dataset"], row["setting"], row["seed"]) for row in done}
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not done:
-            writer.writeheader()
-        for run in itertools.product(range(5), ("cora", "citeseer"), ("inductive", "transductive")):
-            seed, dataset, setting = run
-            if (dataset, setting, str(seed)) in known:
-                continue
-            config = preset_config("clean", dataset, setting).updated(
-                {"seed": seed, "evaluate_on": "validation", "rbm": {"hidden_channels": 128} | START}
-            )
-            data = rbm.load_dataset(dataset, root, seed=seed)
-            result = rbm.distill(data, config=config, labels_alone=False, cache=cache, measure_latency=False)
-            about = {"dataset": dataset, "setting": setting, "seed": str(seed)}
-            writer.writerows([about | figures(result, method) for method in ("mlp", "rbm")])
-            file.flush()
-            print(*about.values(), flush=True)
+    known = {(row["dataset"], row["setting"], row["seed"]) for row in read_csv(path)}
+    for run in itertools.product(range(5), ("cora", "citeseer"), ("inductive", "transductive")):
+        seed, dataset, setting = run
+        if (dataset, setting, str(seed)) in known:
+            continue
+        config = preset_config("clean", dataset, setting).updated(
+            {"seed": seed, "evaluate_on": "validation", "rbm": {"hidden_channels": 128} | START}
+        )
+        data = rbm.load_dataset(dataset, root, seed=seed)
+        result = rbm.distill(data, config=config, labels_alone=False, cache=cache, measure_latency=False)
+        about = {"dataset": dataset, "setting": setting, "seed": str(seed)}
+        append_csv(path, [about | figures(result, method) for method in ("mlp", "rbm")], COLUMNS)
+        print(*about.values(), flush=True)
 
 
 if __name__ == "__main__":

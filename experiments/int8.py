@@ -9,7 +9,6 @@ already is not measured again, and a run that RUNS holds already is not trained 
 the bytes are those of all that ``state_dict`` holds. Test nodes choose nothing here: both are the same student.
 """
 
-import csv
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from rbm.distillation.run_graph import split_of_run
 from rbm.experiments.results import made_by
 from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.serving.prediction import predict_probabilities
+from rbm.utils.files import append_csv, read_csv
 
 DATASETS = ("cora", "citeseer", "amazon-photo", "amazon-computers", "academic-cs", "academic-physics")
 METHODS = ("mlp", "rbm")
@@ -76,26 +76,19 @@ def markdown(rows: list[dict[str, str]]) -> str:
 
 def main(root: str, out: str, runs: str = "runs/int8", *datasets: str) -> None:
     path = Path(out)
-    known = (
-        {(row["dataset"], row["method"]) for row in csv.DictReader(path.open(newline=""))} if path.exists() else set()
-    )
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not known:
-            writer.writeheader()
-        for dataset in datasets or DATASETS:
-            run = Path(runs) / dataset
-            if not (run / "summary.json").exists():
-                data = rbm.load_dataset(dataset, root, seed=0)
-                config = preset_config("clean", dataset)
-                rbm.distill(data, config=config, methods=[*METHODS], folder=run, measure_latency=False)
-            for method in METHODS:
-                if (dataset, method) in known:
-                    continue
-                row = {"dataset": dataset, "method": method, "seed": 0, **figures(run, method, root)}
-                writer.writerow(row)
-                file.flush()
-                print(row, flush=True)
+    known = {(row["dataset"], row["method"]) for row in read_csv(path)}
+    for dataset in datasets or DATASETS:
+        run = Path(runs) / dataset
+        if not (run / "summary.json").exists():
+            data = rbm.load_dataset(dataset, root, seed=0)
+            config = preset_config("clean", dataset)
+            rbm.distill(data, config=config, methods=[*METHODS], folder=run, measure_latency=False)
+        for method in METHODS:
+            if (dataset, method) in known:
+                continue
+            row = {"dataset": dataset, "method": method, "seed": 0, **figures(run, method, root)}
+            append_csv(path, [row], COLUMNS)
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

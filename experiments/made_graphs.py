@@ -9,7 +9,6 @@ percent; the file is taken up again where a kill left it.
 """
 
 import argparse
-import csv
 import itertools
 import statistics
 import time
@@ -24,6 +23,7 @@ from torch_geometric.data import Data
 import rbm
 from rbm.config import Config, parse_assignments
 from rbm.experiments.results import made_by
+from rbm.utils.files import append_csv, read_csv
 
 # Mean degree -> shares of edges within a class.
 HOMOPHILY = {5: (0.1, 0.25, 0.5, 0.9), 20: (0.1, 0.3, 0.5, 0.9), 60: (0.1, 0.25, 0.5, 0.9)}
@@ -87,14 +87,6 @@ def run(cell: Cell, seed: int, config: Config, cache: Path | None = None) -> dic
     }
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a file; none where there is no file."""
-    if not path.is_file():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def show(rows: list[dict[str, str]], variant: str) -> None:
     """Print a variant as a Markdown table: test accuracies, means over seeds, and what the bars look at."""
     groups = defaultdict(list)
@@ -120,27 +112,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cells whose name holds this, such as dense-0.1")
     parser.add_argument("--show", action="store_true", help="print a table of what there is, and run nothing")
     options = parser.parse_args()
-    rows = read(options.out)
+    rows = read_csv(options.out)
     if options.show:
         show(rows, options.variant)
         return
     base = Config().updated(parse_assignments(options.settings))
     known = {tuple(row[name] for name in COLUMNS[:5]) for row in rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not rows:
-            writer.writeheader()
-        for seed, cell in itertools.product(range(options.seeds), grid()):
-            key = (cell.features, str(cell.homophily), str(cell.degree), options.variant, str(seed))
-            if key in known or options.only not in "-".join(key[:3]):
-                continue
-            torch.manual_seed(seed)
-            row = run(cell, seed, base.updated({"seed": seed}), options.cache)
-            writer.writerow({**row, "variant": options.variant})
-            file.flush()
-            tests = " ".join(f"{model} {row[f'{model}_test']}" for model in MODELS)
-            print(" ".join(key), f"{tests} kept {row['kept']} {row['seconds']} s", flush=True)
+    for seed, cell in itertools.product(range(options.seeds), grid()):
+        key = (cell.features, str(cell.homophily), str(cell.degree), options.variant, str(seed))
+        if key in known or options.only not in "-".join(key[:3]):
+            continue
+        torch.manual_seed(seed)
+        row = run(cell, seed, base.updated({"seed": seed}), options.cache)
+        append_csv(options.out, [{**row, "variant": options.variant}], COLUMNS)
+        tests = " ".join(f"{model} {row[f'{model}_test']}" for model in MODELS)
+        print(" ".join(key), f"{tests} kept {row['kept']} {row['seconds']} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the released code has its codebook, and as the released code does not. What OUT 
     python experiments/vqgraph_codes.py ROOT results/vqgraph_codes.csv
 """
 
-import csv
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from rbm.config.presets import preset_config
 from rbm.datasets.splits import split_for
 from rbm.distillation.methods.vqgraph import Codebook, Tokenizer, TokenizerTrainer
 from rbm.training.loop import fit
+from rbm.utils.files import append_csv, read_csv
 from rbm.utils.progress import Progress
 
 # Below this running mean of the rows that take it, a code takes a row's place.
@@ -83,23 +83,15 @@ def figures(config: Config, tokenizer: TokenizerConfig, root: str, variant: str)
 
 
 def main(root: str, out: str) -> None:
-    path, done = Path(out), set()
-    if path.is_file():
-        with path.open(newline="") as file:
-            done = {(row["variant"], row["seed"]) for row in csv.DictReader(file)}
+    path = Path(out)
+    done = {(row["variant"], row["seed"]) for row in read_csv(path)}
     for variant, (protocol, changes) in VARIANTS.items():
         for seed in SEEDS:
             if (variant, str(seed)) in done:
                 continue
             config = configuration(protocol, seed).updated({"vqgraph": {"tokenizer": changes}})
             found = figures(config, config.vqgraph.tokenizer, root, variant)
-            row = {"protocol": protocol, "variant": variant, "seed": seed, **found}
-            new = not path.is_file()
-            with path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, row, lineterminator="\n")
-                if new:
-                    writer.writeheader()
-                writer.writerow(row)
+            append_csv(path, [{"protocol": protocol, "variant": variant, "seed": seed, **found}])
 
 
 if __name__ == "__main__":

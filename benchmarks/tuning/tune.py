@@ -8,7 +8,6 @@ with the same file takes up where the first ended. ``--table FILE`` keeps what i
 the times of all candidates behind each. ``--dry-run`` stops before the GPU is needed.
 """
 
-import csv
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from benchmarks.measure.device import HERE, Device, Gpu
 from benchmarks.measure.precision import multiplying_as
 from benchmarks.tuning.measuring import Call, Clock, cuda_clock, disagreement, sets_beyond_the_cache
 from benchmarks.tuning.tunables import TUNABLES, Candidate, Tunable
+from rbm.utils.files import append_csv, read_csv
 from rbm_kernels._ahead_of_time import Compiled, compile_launches
 
 # float16 shares the tables' rows with bfloat16; a served batch is small.
@@ -64,11 +64,8 @@ class Outcomes:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._made = made_by()
-        self._known: dict[tuple, dict[str, str]] = {}
-        if path is not None and path.exists():
-            with path.open(newline="") as file:
-                for line in csv.DictReader(file):
-                    self._known[tuple(line[name] for name in _KEY)] = line
+        lines = [] if path is None else read_csv(path)
+        self._known = {tuple(line[name] for name in _KEY): line for line in lines}
 
     def of(self, tunable: Tunable, case: Case, architecture: int, candidate: Candidate) -> dict[str, str] | None:
         """The line of a candidate under this version of Triton."""
@@ -84,14 +81,8 @@ class Outcomes:
         self._known[tuple(written[name] for name in _KEY)] = written
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         columns = [field.name for field in fields(Outcome)] + [name for name in self._made if name != "triton"]
-        is_new = not self._path.exists()
-        with self._path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerow({**self._made, **written})
+        append_csv(self._path, [{**self._made, **written}], columns)
 
     def _outcome(self, tunable, case, architecture, candidate, status, **numbers) -> Outcome:
         # A tile's claim of programs follows from the others: it does not tell two candidates apart.

@@ -15,7 +15,7 @@ import torch_geometric
 from rbm.config import LATER_SETTINGS, Config
 from rbm.distillation.registry import METHODS
 from rbm.utils.cache import fingerprint
-from rbm.utils.files import disk_errors, read_text, write_text
+from rbm.utils.files import append_csv, read_text, write_text
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
 ACCURACIES = ("test_at_best_val", "val", "test_max")
@@ -133,14 +133,8 @@ def row_key(row: dict[str, str]) -> tuple[str, ...]:
 
 def append_rows(path: Path, rows: list[dict[str, str]]) -> None:
     """Add rows to a file that :func:`read_rows` has read, or begin one."""
-    is_new = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not is_new:
+    if path.exists():
         text = read_text(path)
         if (whole := _whole_lines(text)) != text:
             write_text(path, whole)
-    with disk_errors(path), open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
+    append_csv(path, rows, COLUMNS)

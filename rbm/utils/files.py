@@ -182,6 +182,23 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[s
     write_text(path, text.getvalue())
 
 
+def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> None:
+    """Add rows to the end of a file, or begin one with a header; the columns are those of the first row where none are
+    given. A row that was written stays, whatever happens to the process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path), open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, rows[0] if columns is None else columns, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a file under their header; none where there is no file."""
+    return list(csv.DictReader(io.StringIO(read_text(path), newline=""))) if path.exists() else []
+
+
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 

@@ -7,7 +7,6 @@ equally good differ by half a point or more; so here a bar is broken where the d
 chance. Means over seeds are held to the bars themselves, in the committed rows.
 """
 
-import importlib.util
 import os
 import statistics
 from collections import defaultdict
@@ -15,15 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import load_script
 
 import rbm
 from rbm.config import Config
 from rbm.distillation.verdict import compare
+from rbm.utils.files import read_csv
 
 ROOT = Path(__file__).parents[3]
-_found = importlib.util.spec_from_file_location("made_graphs", ROOT / "experiments" / "made_graphs.py")
-made_graphs = importlib.util.module_from_spec(_found)
-_found.loader.exec_module(made_graphs)
+made_graphs = load_script("experiments/made_graphs.py")
 Cell = made_graphs.Cell
 
 CORNER = [Cell("dense", 0.1, 60), Cell("sparse", 0.25, 5), Cell("dense", 0.9, 5)]
@@ -58,7 +57,7 @@ def committed():
     ``labels teach`` are the rows.
     """
     cells = defaultdict(dict)
-    for row in made_graphs.read(ROOT / "results" / "made_graphs.csv"):
+    for row in read_csv(ROOT / "results" / "made_graphs.csv"):
         runs = cells[Cell(row["features"], float(row["homophily"]), int(row["degree"]))]
         if row["variant"] == "labels teach" or (row["variant"] == "after" and row["seed"] not in runs):
             runs[row["seed"]] = row

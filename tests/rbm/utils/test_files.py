@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rbm.utils.files import read_yaml, same_file, write_atomically
+from rbm.utils.files import append_csv, read_csv, read_yaml, same_file, write_atomically
 
 
 def test_a_folder_is_refused_before_anything_is_written(tmp_path):
@@ -49,6 +49,18 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failing):
     with pytest.raises((KeyboardInterrupt, OSError)):
         write_atomically(tmp_path / "out.csv", write)
     assert not list(tmp_path.iterdir())
+
+
+def test_rows_are_added_under_one_header(tmp_path):
+    path = tmp_path / "new" / "rows.csv"
+    assert read_csv(path) == []
+    append_csv(path, [{"name": "a, b\nc", "count": 1}])
+    append_csv(path, [{"count": 2, "name": "d"}, {"count": 3, "name": "e"}], ("name", "count"))
+    assert path.read_bytes().startswith(b"name,count\n")
+    assert [tuple(row.values()) for row in read_csv(path)] == [("a, b\nc", "1"), ("d", "2"), ("e", "3")]
+    (tmp_path / "empty.csv").touch()
+    append_csv(tmp_path / "empty.csv", [{"name": "a"}])
+    assert read_csv(tmp_path / "empty.csv") == [{"name": "a"}]
 
 
 def test_same_file(tmp_path):
