@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
-from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
+from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, check_sizes, draw_experts
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm_kernels import expert_matmul
 from rbm_kernels.ops.expert_matmul.op import order_for
@@ -92,32 +92,29 @@ class RbMFeedForward(MemoryRouter):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        out_features = in_features if out_features is None else out_features
-        for name, size in (("hidden_features", hidden_features), ("out_features", out_features)):
-            if size < 1:
-                raise ValueError(f"{name} is {size}, expected at least 1")
+        check_sizes(hidden_features=hidden_features)
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout is {dropout}, expected at least 0 and below 1")
         factory = {"device": device, "dtype": dtype}
         super().__init__(
             in_features,
+            in_features if out_features is None else out_features,
             num_experts,
             top_k,
+            dropout=dropout,
             decay=decay,
             gate_temperature=gate_temperature,
+            detach_gates=detach_gates,
             normalize_memory=normalize_memory,
             normalize_memory_input=normalize_memory_input,
             **factory,
         )
-        self.hidden_features, self.out_features = hidden_features, out_features
-        self.activation, self.dropout, self.detach_gates = activation, dropout, detach_gates
+        self.hidden_features, self.activation = hidden_features, activation
         wide = ACTIVATIONS[activation][1] * hidden_features
         self.weight_in = nn.Parameter(torch.empty(num_experts, wide, in_features, **factory))
         self.bias_in = nn.Parameter(torch.empty(num_experts, wide, **factory)) if bias else None
-        self.weight_out = nn.Parameter(torch.empty(num_experts, out_features, hidden_features, **factory))
-        self.bias_out = nn.Parameter(torch.empty(num_experts, out_features, **factory)) if bias else None
+        self.weight_out = nn.Parameter(torch.empty(num_experts, self.out_features, hidden_features, **factory))
+        self.bias_out = nn.Parameter(torch.empty(num_experts, self.out_features, **factory)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

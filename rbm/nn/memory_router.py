@@ -31,10 +31,13 @@ class MemoryRouter(nn.Module):
 
     Args:
         in_features: size of a row.
+        out_features: size of an output row.
         num_experts: ``E``.
         top_k: experts a row uses, at most ``num_experts``.
+        dropout: probability in [0, 1), of what a layer applies it to.
         decay: share of the old memory in each update, in [0, 1]. The attribute may be changed during training.
         gate_temperature: divides the cosines before the softmax.
+        detach_gates: let no gradient of the output reach the row through the gates.
         normalize_memory: give the old memory unit length before averaging.
         normalize_memory_input: average rows of unit length.
         device: of the memory.
@@ -52,8 +55,6 @@ class MemoryRouter(nn.Module):
         ValueError: ``top_k > num_experts``, or a number out of its range.
     """
 
-    out_features: int  # of the layer, as is the next
-    detach_gates: bool
     track_memory: bool = True
     track_usage: bool = False
     _accumulates: bool = False
@@ -61,28 +62,32 @@ class MemoryRouter(nn.Module):
     def __init__(
         self,
         in_features: int,
+        out_features: int,
         num_experts: int,
         top_k: int,
         *,
+        dropout: float,
         decay: float,
         gate_temperature: float,
+        detach_gates: bool,
         normalize_memory: bool,
         normalize_memory_input: bool,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("in_features", in_features), ("num_experts", num_experts)):
-            if size < 1:
-                raise ValueError(f"{name} is {size}, expected at least 1")
+        check_sizes(in_features=in_features, out_features=out_features, num_experts=num_experts)
         if not 1 <= top_k <= num_experts:
             raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout is {dropout}, expected at least 0 and below 1")
         if not 0.0 <= decay <= 1.0:
             raise ValueError(f"decay is {decay}, expected between 0 and 1")
         if not gate_temperature > 0.0:
             raise ValueError(f"gate_temperature is {gate_temperature}, expected a positive number")
-        self.in_features, self.num_experts, self.top_k = in_features, num_experts, top_k
-        self.decay, self.gate_temperature = decay, gate_temperature
+        self.in_features, self.out_features = in_features, out_features
+        self.num_experts, self.top_k, self.dropout = num_experts, top_k, dropout
+        self.decay, self.gate_temperature, self.detach_gates = decay, gate_temperature, detach_gates
         self.normalize_memory, self.normalize_memory_input = normalize_memory, normalize_memory_input
 
         memory_dtype = torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
@@ -287,6 +292,13 @@ def accumulate_memory(model: nn.Module) -> Iterator[None]:
         for layer in routed_layers(model).values():
             stack.enter_context(layer.accumulate_memory())
         yield
+
+
+def check_sizes(**sizes: int) -> None:
+    """ValueError with the argument's name where a size is below one."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}, expected at least 1")
 
 
 @torch.no_grad()

@@ -90,25 +90,23 @@ class FusedRbMLayer(MemoryRouter):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if out_features < 1:
-            raise ValueError(f"out_features is {out_features}, expected at least 1")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout is {dropout}, expected at least 0 and below 1")
         for name, positive in (("init_scale", init_scale), ("init_attention", init_attention)):
             if not positive > 0.0:
                 raise ValueError(f"{name} is {positive}, expected a positive number")
         factory = {"device": device, "dtype": dtype}
         super().__init__(
             in_features,
+            out_features,
             num_experts,
             top_k,
+            dropout=dropout,
             decay=decay,
             gate_temperature=gate_temperature,
+            detach_gates=detach_gates,
             normalize_memory=normalize_memory,
             normalize_memory_input=normalize_memory_input,
             **factory,
         )
-        self.out_features, self.dropout, self.detach_gates = out_features, dropout, detach_gates
         self.init_scale, self.init_attention = init_scale, init_attention
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, **factory))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features, **factory)) if bias else None
