@@ -24,7 +24,6 @@ from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk
 from rbm.nn.students import RbMStudent
 from rbm.training.loop import Accuracies
 from rbm.training.metrics import accuracy
-from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 
 START = {"init_scale": 1.0, "init_attention": 1.0, "select_pretraining": True}
 WALKS = {"encoding": {"deepwalk": True}}
@@ -174,29 +173,13 @@ class ApartStudent(RbMStudent):
         *,
         encoded: int,
         routed_by: str,
-        num_layers: int = 2,
-        num_experts: int = NUM_EXPERTS,
-        top_k: int = TOP_K,
-        norm: str = "none",
-        dropout: float = 0.0,
-        dropout_first_layer: bool = True,
-        **layer_options,
+        **options,
     ) -> None:
-        super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
-            num_layers=num_layers,
-            num_experts=num_experts,
-            top_k=top_k,
-            norm=norm,
-            dropout=dropout,
-            dropout_first_layer=dropout_first_layer,
-            **layer_options,
-        )
+        super().__init__(in_channels, hidden_channels, out_channels, **options)
         whole = self.layers[0]
-        options = {"dropout": whole.dropout, **layer_options}
-        first = ApartLayer(in_channels, whole.out_features, num_experts, top_k, **options)
+        of_stack = ("num_layers", "norm", "dropout_first_layer")
+        of_layer = {name: value for name, value in options.items() if name not in of_stack}
+        first = ApartLayer(in_channels, whole.out_features, **of_layer | {"dropout": whole.dropout})
         first.load_state_dict(whole.state_dict())
         first.encoded, first.routed_by = encoded, routed_by
         self.layers[0] = first

@@ -89,11 +89,11 @@ class HubMixin:
         """A student with the settings of a section of the configuration, such as ``config.rbm``.
 
         Args:
-            section: a dataclass; its fields that are arguments of the student, or of its layers, are taken.
+            section: a dataclass; its fields that are arguments of the student, its bases or its layers are taken.
             further: what the section does not say, ``in_channels`` and ``out_channels``; or what shall differ from it.
         """
-        makers = [cls.__init__, *([] if cls.layer_type is None else [cls.layer_type.__init__])]
-        known = {name for maker in makers for name in inspect.signature(maker).parameters}
+        makers = [*cls.__mro__, *([] if cls.layer_type is None else [cls.layer_type])]
+        known = {name for maker in makers for name in inspect.signature(maker.__init__).parameters}
         taken = {item.name: getattr(section, item.name) for item in fields(section) if item.name in known}
         return cls(**taken | further)
 

@@ -2,13 +2,12 @@
 ``experiments/experts_used.py`` does to a trained student.
 """
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from scripts import load_script
+from trained_rbm import trained
 
 import rbm
 from rbm.config import Config
@@ -17,23 +16,14 @@ from rbm.distillation.registry import METHODS
 from rbm.nn.pretrained import STUDENTS
 from rbm.teachers.outputs import outputs_from_logits
 
-EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 SHAPE = {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "pretrain_epochs": 3, "max_epochs": 4}
-
-
-def module(name):
-    found = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
-    made = importlib.util.module_from_spec(found)
-    sys.modules[name] = made
-    found.loader.exec_module(made)
-    return made
 
 
 @pytest.fixture(scope="module")
 def plugin():
     """The file's module; what it registered is taken back, so that other tests see the package alone."""
     before = dict(METHODS), dict(STUDENTS)
-    yield module("expert_candidates")
+    yield load_script("experiments/expert_candidates.py")
     for registry, entries in zip((METHODS, STUDENTS), before, strict=True):
         registry.clear()
         registry.update(entries)
@@ -46,21 +36,8 @@ def quick(plugin) -> Config:
     )
 
 
-def trained(kind, graph, config, epochs, outputs=None):
-    torch.manual_seed(0)
-    split = split_graph(graph)
-    student = rbm.RbMStudent.from_config(config.rbm, in_channels=12, out_channels=3)
-    trainer = kind(student, split, outputs or outputs_from_logits(torch.randn(60, 3), split), config)
-    for epoch in range(epochs):
-        student.train()
-        trainer.train_epoch(epoch)
-        student.eval()
-        trainer.evaluate()
-    return trainer
-
-
 def test_low_rank_experts_differ_by_their_rank(plugin, small_graph, quick):
-    trainer = trained(plugin.LowRankTrainer, small_graph, quick.updated({"rbm": {"hidden_channels": 16}}), 3)
+    trainer = trained(small_graph, quick.updated({"rbm": {"hidden_channels": 16}}), 3, plugin.LowRankTrainer)
     trainer.model.train()
     trainer.begin_epoch(3)
     first, shared = trainer.model.layers[0], trainer.shared_expert.shared[0]
@@ -119,6 +96,14 @@ def test_router_and_experts_see_columns_of_their_own(plugin, routed_by, sparse):
     torch.testing.assert_close(routing.cosines, cosines.topk(2).values)
 
 
+def test_a_student_takes_the_settings_that_its_base_knows(plugin, quick):
+    settings = quick.updated({"rbm": {"num_layers": 3, "norm": "layer", "top_k": 1}}).rbm
+    student = plugin.ApartStudent.from_config(settings, in_channels=9, out_channels=3, encoded=4, routed_by="features")
+    assert [type(norm) for norm in student.norms] == [torch.nn.LayerNorm] * 2
+    assert [(layer.out_features, layer.top_k) for layer in student.layers] == [(8, 1), (8, 1), (3, 1)]
+    assert student.layers[0].init_scale == 1.0
+
+
 def test_the_memory_of_a_router_is_placed_by_its_own_columns(plugin):
     student = plugin.ApartStudent(9, 8, 3, encoded=4, routed_by="encodings", num_experts=2, top_k=1).eval()
     x = torch.randn(20, 9)
@@ -129,7 +114,7 @@ def test_the_memory_of_a_router_is_placed_by_its_own_columns(plugin):
 
 
 def test_agreement_is_asked_of_nodes_that_do_not_teach(plugin, small_graph, quick):
-    trainer = trained(plugin.AgreementTrainer, small_graph, quick, 2)
+    trainer = trained(small_graph, quick, 2, plugin.AgreementTrainer)
     asked = small_graph.val_mask
     assert not trainer.targets.mass[asked].any()
     assert trainer.targets.mass[~asked].sum(-1).gt(0).all()
@@ -151,13 +136,13 @@ def test_what_is_more_likely_wrong_than_right_teaches_nobody(plugin, small_graph
     logits, wrong = unsure_where_wrong(small_graph)
     outputs = outputs_from_logits(logits, split_graph(small_graph))
     quick = quick.updated({"distill": {"neighbors": True}})
-    cut = trained(plugin.CutTrainer, small_graph, quick, 1, outputs)
+    cut = trained(small_graph, quick, 1, plugin.CutTrainer, outputs)
     chance = plugin.chance_of_being_right(logits, small_graph)
     assert torch.equal(chance < 0.5, wrong)
     assert cut.pairs.neighbors[wrong[cut.graph.sources]].sum() == 0
     assert cut.pairs.neighbors[~wrong[cut.graph.sources]].gt(0).all()
     alone = replace(cut.config.distill, neighbors=False)
-    without = trained(plugin.CutTrainer, small_graph, replace(quick, distill=alone), 1, outputs)
+    without = trained(small_graph, replace(quick, distill=alone), 1, plugin.CutTrainer, outputs)
     assert torch.equal(without.targets.mass.sum(-1) == 0, wrong)
     torch.testing.assert_close(without.targets.mass[~wrong], logits[~wrong].softmax(-1) / 60)
 
@@ -179,7 +164,7 @@ def test_each_trains_in_the_main_job(plugin, small_graph, quick, name):
 
 
 def test_what_is_done_to_a_trained_student():
-    used = module("experts_used")
+    used = load_script("experiments/experts_used.py")
     torch.manual_seed(0)
     student, x = rbm.RbMStudent(6, 8, 3, num_experts=4, top_k=2).eval(), torch.randn(20, 6)
     with torch.no_grad():
