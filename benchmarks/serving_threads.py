@@ -81,7 +81,7 @@ def markdown(records: list[dict]) -> str:
     for case in CASES:
         rate, p50, p99, used = medians(records, case, ("answers_per_second", "p50_us", "p99_us", "cpu_us"))
         rate_of_one = rate if case["threads"] == THREADS[0] else rate_of_one
-        times = (f"{p50:.0f} µs", f"{p99:.0f} µs", f"{p99 / p50:.1f}", f"{used:.0f} µs")
+        times = (f"{p50:.0f} µs", f"{p99:,.0f} µs", f"{p99 / p50:.1f}", f"{used:.0f} µs")
         rows.append((*case.values(), f"{rate:,.0f}", f"{rate / rate_of_one:.2f}", *times))
     return table(TITLES, rows, left=TITLES[:1])
 

@@ -5,15 +5,16 @@ compares each page with what the results give.
 """
 
 import csv
-import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure.shapes import REFERENCE, Shape
-from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, RUNS, Figures, human, markdown, significant
+from benchmarks.measure.shapes import CORA, REFERENCE, Shape
+from benchmarks.report import accuracies
+from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
+from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, markdown, significant
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
@@ -24,8 +25,6 @@ NOT_MEASURED = (
     "Nothing has been measured on a GPU yet: `bash benchmarks/gpu.sh OUT_DIR` measures it, and `OUT_DIR/results.csv`,\n"
     "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.report.tables`.\n"
 )
-# Seeds that took no part in choosing these variants (docs/experts.md).
-JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "shared, routed lr 0.1")
 PEERS = ("eager", "eager compiled", "split", "sorted")
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 # By name, not by benchmarks.peers.libraries: a summary is read also where the operators' libraries did not build.
@@ -84,6 +83,32 @@ def one_node() -> str:
     return markdown(["one node", "RbM student", "MLP of one expert's width", "GraphSAGE, with neighbourhood"], rows)
 
 
+def threads_of_one_row() -> str:
+    """``serving_threads.csv``: one row at a time, from several threads."""
+    from benchmarks.serving_threads import markdown  # not needed where no graph library is
+    from rbm.utils.files import read_csv
+
+    return markdown(read_csv(RESULTS / "serving_threads.csv")) + "\n"
+
+
+def cpu_ffn() -> str:
+    """The feed-forward block beside its peers, and what each saves for its backward pass."""
+    cpu, shape = Figures(CPU), Shape(CORA)
+    peers = {
+        "rbm, rows copied": "rows copied for each expert",
+        "torch.nn.Linear, k I": "one dense pair of `k` widths",
+        "grouped_mm": "`grouped_mm`",
+        "eager": "eager",
+    }
+    times = [
+        [metric, *cpu.cells([*peers], "ffn", shape, metric, dtype="float32")]
+        for metric in ("forward", "forward + backward")
+    ]
+    saved = [cpu.of("ffn", shape, name, "saved bytes", "float32") for name in ("rbm", *peers)]
+    table = [*times, ["saved for backward", *("" if size is None else f"{size / 1e6:.0f} MB" for size in saved)]]
+    return markdown(["", "`RbMFeedForward`", *peers.values()], table)
+
+
 def epoch() -> str:
     """An epoch of distillation, one forward a node against one a pair."""
     cpu, table = Figures(CPU), []
@@ -104,121 +129,6 @@ def epoch_shares() -> str:
         for metric, of in found.items()
     ]
     return markdown(["share of an epoch", *EPOCHS.values()], table)
-
-
-def experiment(name: str) -> str:
-    """What ``results/NAME.csv`` comes to, beside the paper's figures."""
-    from rbm.experiments.results import read_rows  # not needed where no graph library is
-    from rbm.experiments.tables import main_table
-
-    rows = [row for row in read_rows(RUNS / f"{name}.csv") if (row["teacher"], row["variant"]) == ("sage", "")]
-    return main_table(rows) if rows else ""
-
-
-def accuracy() -> str:
-    """The rows of ``paper`` under the paper's protocol, without the columns of the paper's figures."""
-    rows = [line.strip("| ").split(" | ") for line in experiment("paper").replace("*", "").splitlines()]
-    kept = [cells[:3] + cells[5:] for cells in rows[2:] if not cells[0].endswith(")")]
-    return markdown(["dataset", "setting", "seeds", "RbM", "MLP", "teacher", "RbM - MLP", "p"], kept, 2)
-
-
-def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
-    """What each kind of student of ``results/searches/NAME.csv`` gains over one of them; of all variants by default."""
-    from rbm.experiments.comparisons import gains_table
-    from rbm.experiments.results import read_rows
-
-    rows = [row for name in names for row in read_rows(RUNS / "searches" / f"{name}.csv")]
-    return gains_table([row for row in rows if not variants or row["variant"] in ("", *variants)], against)
-
-
-def bar() -> str:
-    """How near each student of the searches comes to the bar of docs/experts.md."""
-    from benchmarks.report.bars import HEADER, against_the_mlp
-    from rbm.experiments.results import read_rows
-
-    return markdown(HEADER, against_the_mlp(lambda name: read_rows(RUNS / "searches" / f"{name}.csv")), 2)
-
-
-def experts_used() -> str:
-    """``results/experts_used.csv``: what routing is worth, and what teachers leave to learn; means over its seeds."""
-    found = defaultdict(list)
-    with (RUNS / "experts_used.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            found[row["dataset"], row["setting"], row["method"]].append(row)
-    columns = {
-        "teacher": "teacher",
-        "held_out": "student",
-        "mean_expert": "mean expert",
-        "other_expert": "wrong experts",
-        "agreement_observed": "agrees with the teacher",
-        "agreement_held_out": "agrees, held out",
-        "where_teacher_is_right": "right where the teacher is",
-        "where_teacher_is_wrong": "right where it is not",
-    }
-    table = []
-    for (dataset, setting, method), rows in found.items():
-        cells = [
-            f"{sum(float(row[name]) for row in rows) / len(rows):.1f}" if rows[0][name] else "" for name in columns
-        ]
-        table.append([f"{dataset} {setting}", method, str(len(rows)), *cells])
-    return markdown(["", "", "seeds", *columns.values()], table, 2)
-
-
-def routing_start() -> str:
-    """``results/experts_start.csv``: validation accuracies where routing begins, means over its graphs and seeds."""
-    from rbm.utils.files import read_text
-
-    found = defaultdict(list)
-    for row in csv.DictReader(read_text(RUNS / "experts_start.csv").splitlines()):
-        found[row["variant"]].append(row)
-    columns = ("val_last_pretraining", "val_first_routed", "val_tenth_routed", "val_best")
-    table = []
-    for variant, rows in found.items():
-        means = [100 * sum(float(row[name]) for row in rows) / len(rows) for name in columns]
-        epochs = sorted(int(row["best_epoch"]) for row in rows)
-        cells = [f"{mean:.2f}" for mean in means]
-        table.append([variant, str(len(rows)), *cells, f"{epochs[0]} to {epochs[-1]}"])
-    header = ["", "runs", "last of pretraining", "first routed", "tenth routed", "best", "best epoch"]
-    return markdown(header, table)
-
-
-def students() -> str:
-    """The paper's main table on the graphs where every student has run, over the seeds that all of them have."""
-    from rbm.experiments.paper_tables import read_table, render
-    from rbm.experiments.results import read_rows
-
-    table, runs = read_table("main"), defaultdict(dict)
-    for row in read_rows(RUNS / "paper.csv"):
-        if (row["teacher"], row["protocol"], row["variant"]) == ("sage", "rbm", ""):
-            runs[row["dataset"], row["setting"], row["seed"]][row["method"]] = row
-    methods = {column.method for column in table.columns.values()}
-    return render(table, [row for run in runs.values() if methods <= run.keys() for row in run.values()])
-
-
-def newer() -> str:
-    """Students and alternatives since 2024 beside ours, on the graphs and seeds that have run."""
-    from rbm.experiments.paper_tables import read_table, render
-    from rbm.experiments.results import read_rows
-
-    return render(read_table("newer"), read_rows(RUNS / "newer.csv"))
-
-
-def newer_serving() -> str:
-    """What each needs to answer for an unseen node of Cora, how many numbers it holds, and the time of one answer."""
-    from rbm.experiments.paper_tables import read_table
-
-    found = json.loads((RUNS / "newer_latency.json").read_text())
-    taken = {row["model"]: human(row["p50_ms"] / 1e3) for row in found["rows"]}
-    table = []
-    for title, column in read_table("newer").columns.items():
-        if not column.variant and column.method in taken:
-            size = f"{found['parameters'][column.method]:,}"
-            table.append([title, column.sees, size, taken[column.method]])
-            if column.method == "sign":
-                table.append(
-                    [f"{title}, new node", "features, and what its neighbours have stored", size, taken["new_nodes"]]
-                )
-    return markdown(["", "sees when it answers", "parameters", "one node"], table, 2)
 
 
 def cpu_experts() -> str:
@@ -305,6 +215,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-layer": cpu_layer,
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
+    "serving-threads": threads_of_one_row,
+    "cpu-ffn": cpu_ffn,
     "epoch": epoch,
     "epoch-shares": epoch_shares,
     "cpu-experts": cpu_experts,
@@ -312,24 +224,24 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-libraries": gpu_libraries,
     "gpu-kernels": gpu_kernels,
     "launches": launches,
-    "accuracy": accuracy,
+    "accuracy": accuracies.accuracy,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
-    "students": students,
-    "newer": newer,
-    "newer-serving": newer_serving,
+    "students": accuracies.students,
+    "newer": accuracies.newer,
+    "newer-serving": accuracies.newer_serving,
     "experts-unseen": partial(gains, "mlp", "experts_unseen"),
     "experts-shortlist": partial(gains, "mlp", "experts_shortlist"),
     "experts-joint-mlp": partial(gains, "mlp", *JOINT, variants=SHORTLIST),
     "experts-joint-today": partial(gains, "rbm, today", *JOINT, variants=SHORTLIST),
     "experts-joint-alike": partial(gains, "rbm, pull 1", *JOINT, variants=SHORTLIST),
-    "experts-start": routing_start,
+    "experts-start": accuracies.routing_start,
     "experts-full-mlp": partial(gains, "mlp", "experts_full"),
     "experts-full-today": partial(gains, "rbm, today", "experts_full"),
     "experts-untried-mlp": partial(gains, "mlp", "experts_untried"),
     "experts-untried-start": partial(gains, "start_1", "experts_untried"),
-    "experts-bar": bar,
-    "experts-used": experts_used,
+    "experts-bar": accuracies.bar,
+    "experts-used": accuracies.experts_used,
 }
 
 

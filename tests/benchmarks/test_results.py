@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.measure.harness import Results
-from benchmarks.measure.shapes import REFERENCE, Shape
+from benchmarks.measure.shapes import CORA, REFERENCE, Shape
 from benchmarks.report import headline, overview, plot, regression, summary, tables
 
 LAYER = Shape(64)
@@ -90,6 +90,15 @@ def test_tables_take_their_cells_from_results(tmp_path, monkeypatch):
     assert filled.startswith("before\n<!-- table: cpu-layer -->\n|")
     assert "\n<!-- end -->\nafter\n" in filled
     assert tables.fill(filled) == filled
+
+
+def test_a_block_stands_beside_its_peers(tmp_path, monkeypatch):
+    figures = {("rbm", "forward seconds"): 1e-3, ("eager", "forward seconds"): 4e-3, ("rbm", "saved bytes"): 2e6}
+    figures["torch.nn.Linear, k I", "forward seconds"] = 9e-4
+    monkeypatch.setattr(tables, "CPU", write(tmp_path / "cpu.csv", figures, "ffn", Shape(CORA)))
+    page = tables.fill("<!-- table: cpu-ffn -->\n<!-- end -->\n")
+    assert "| forward | 1.0 ms |  | 0.90 x |  | 4.0 x |\n" in page
+    assert "| saved for backward | 2 MB |  |  |  |  |\n" in page
 
 
 def test_graphs_are_compared_with_graphs(tmp_path, monkeypatch):
