@@ -1,13 +1,12 @@
 """The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from torch import Tensor, nn
@@ -17,29 +16,25 @@ from rbm.config import Config
 from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
-from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
-from rbm.distillation.latency import student_latency, teacher_latency
+from rbm.distillation.finish import draw_run, measure_latencies, summary_of, write_run, write_timings
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import named_after_graph, save_graph
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
-from rbm.distillation.summary import results_markdown
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.verdict import LABELS_ALONE, judge
-from rbm.nn.parameters import count_parameters
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import check_logits
 from rbm.teachers.prepare import prepare_teacher
-from rbm.training.run_folder import RunFolder, SavedStudent, open_run, read_metrics, save_students
+from rbm.training.run_folder import open_run
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
-from rbm.utils.files import as_json, first_line
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, watched_console
 from rbm.utils.repeatable import deterministic
@@ -224,7 +219,7 @@ def distill(
             split=split,
             encodings={method: each.encodings for method, each in trained.items()},
             summary={
-                **_summary(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
+                **summary_of(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
                 "verdict": verdict,
             },
             timings=timings,
@@ -233,16 +228,16 @@ def distill(
         )
         if measure_latency and is_main_process():
             with timings.measured("latency"):
-                _measure_latencies(found)
+                measure_latencies(found)
         if run:
             with timings.measured("saving"):
                 save_graph(run, config, data, unseen_fraction, progress)
-                _write(run, found, trained)
-            _write_timings(run, timings)
+                write_run(run, found, trained)
+            write_timings(run, timings)
             if plots or (plots is None and os.environ.get("RBM_PLOTS") != "0"):
                 with timings.measured("report"):
-                    _draw(run, found, progress)
-                _write_timings(run, timings)
+                    draw_run(run, found, progress)
+                write_timings(run, timings)
         else:
             timings.end()
     return found
@@ -308,83 +303,3 @@ def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
 
 def _sizes(graph: Data, classes: int) -> str:
     return f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {graph.num_features:,} features, {classes} classes"
-
-
-def _summary(
-    config: Config,
-    graph: Data,
-    classes: int,
-    teacher: dict[str, Any],
-    module: nn.Module | None,
-    trained: dict[str, TrainedStudent],
-) -> dict[str, Any]:
-    return {
-        **{name: getattr(config, name) for name in ("dataset", "setting", "protocol", "preset", "seed")},
-        "nodes": graph.num_nodes,
-        "edges": graph.num_edges,
-        "features": graph.num_features,
-        "classes": classes,
-        "teacher": {**teacher, **_parameters(module)},
-        # The MLP of labels alone stands beside the teacher.
-        **{
-            method: {**trained[method].result, **_parameters(trained[method].student)}
-            for method in sorted(trained, key=LABELS_ALONE.__ne__)
-        },
-    }
-
-
-def _parameters(model: nn.Module | None) -> dict[str, Any]:
-    total, active = (None, None) if model is None else count_parameters(model)
-    return {"parameters": total, "active_parameters": active}
-
-
-def _measure_latencies(found: Distillation) -> None:
-    """Add the milliseconds of predictions to the timings."""
-    for method, student in found.students.items():
-        one, every = student_latency(student, found.student_inputs(method))
-        found.timings[method] |= {"one_node_ms": one, "all_nodes_ms": every}
-    if found.teacher is not None:
-        num_layers = found.config.teacher.num_layers
-        one, every = teacher_latency(found.teacher, found.split.graph, num_layers=num_layers)
-        found.timings["teacher"] |= {"one_node_ms": one, "all_nodes_ms": every}
-
-
-def _write(run: RunFolder, found: Distillation, trained: dict[str, TrainedStudent]) -> None:
-    """Write all students, which of them is kept for predictions, and the results of the run."""
-    saved, files = {}, {}
-    for method, each in trained.items():
-        run.save_phase(method, each.student, each.result)
-        name = None
-        if each.encodings is not None:  # methods that ask for the same columns have the same object
-            name = files.setdefault(id(each.encodings), f"encodings-{method}" if files else "encodings")
-            tensors = {"encodings": each.encodings.full}
-            if isinstance(each.encodings, StoredHops):
-                tensors["features"] = each.encodings.features
-            run.save_tensors(name, tensors)
-        saved[method] = SavedStudent(each.student, name)
-    save_students(run.path, found.method, saved)
-    run.write_text("summary.json", as_json(found.summary))
-    run.write_text("results.md", results_markdown(found.summary, found.timings))
-
-
-def _write_timings(run: RunFolder, timings: Timings) -> None:
-    timings.end()
-    run.write_text("timings.json", as_json(timings))
-
-
-def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
-    try:
-        write()
-    except Exception as error:
-        text = "%s: %s could not be written (%s: %s); the run is complete without, and rbm report writes it again"
-        logging.getLogger("rbm").warning(text, folder, what, type(error).__name__, first_line(error))
-
-
-def _draw(run: RunFolder, found: Distillation, progress: Progress) -> None:
-    """Write what is drawn of a run. It is complete without, and stays so whatever goes wrong here."""
-    from rbm.distillation.report.pictures import write_plots  # Matplotlib takes a while to import
-    from rbm.distillation.report.write import write_report
-
-    with progress.step("plots and report"):
-        _drawn(lambda: write_plots(found, read_metrics(run.path), run.path), "plots", run.path)
-        _drawn(lambda: write_report(found, run.path), "report.html", run.path)

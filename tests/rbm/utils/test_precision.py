@@ -83,10 +83,10 @@ def test_training_uses_it_and_predictions_do_not(faster, monkeypatch, small_grap
 
         return call
 
-    import rbm.distillation.distill as module
+    from rbm.distillation import finish
     from rbm.teachers import prepare
 
     monkeypatch.setattr(prepare, "build_teacher_trainer", note("training", prepare.build_teacher_trainer))
-    monkeypatch.setattr(module, "student_latency", note("latency", module.student_latency))
+    monkeypatch.setattr(finish, "student_latency", note("latency", finish.student_latency))
     distill(small_graph, config=QUICK, methods=["mlp"])
     assert seen == {"training": "medium", "latency": "highest"}

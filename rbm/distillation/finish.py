@@ -1,0 +1,104 @@
+"""The end of a run: its summary, the times of predictions, its files, plots and report."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch_geometric.data import Data
+
+from rbm.config import Config
+from rbm.datasets.encodings.hops import StoredHops
+from rbm.distillation.latency import student_latency, teacher_latency
+from rbm.distillation.result import Distillation
+from rbm.distillation.summary import results_markdown
+from rbm.distillation.task import TrainedStudent
+from rbm.distillation.verdict import LABELS_ALONE
+from rbm.nn.parameters import count_parameters
+from rbm.training.run_folder import RunFolder, SavedStudent, read_metrics, save_students
+from rbm.utils.files import as_json, first_line
+from rbm.utils.progress import Progress
+from rbm.utils.timings import Timings
+
+
+def summary_of(
+    config: Config,
+    graph: Data,
+    classes: int,
+    teacher: dict[str, Any],
+    module: nn.Module | None,
+    trained: dict[str, TrainedStudent],
+) -> dict[str, Any]:
+    """What ``summary.json`` says of a run, the graph, the teacher and all students; the verdict comes on top."""
+    return {
+        **{name: getattr(config, name) for name in ("dataset", "setting", "protocol", "preset", "seed")},
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "features": graph.num_features,
+        "classes": classes,
+        "teacher": {**teacher, **_parameters(module)},
+        # The MLP of labels alone stands beside the teacher.
+        **{
+            method: {**trained[method].result, **_parameters(trained[method].student)}
+            for method in sorted(trained, key=LABELS_ALONE.__ne__)
+        },
+    }
+
+
+def _parameters(model: nn.Module | None) -> dict[str, Any]:
+    total, active = (None, None) if model is None else count_parameters(model)
+    return {"parameters": total, "active_parameters": active}
+
+
+def measure_latencies(found: Distillation) -> None:
+    """Add the milliseconds of predictions to the timings."""
+    for method, student in found.students.items():
+        one, every = student_latency(student, found.student_inputs(method))
+        found.timings[method] |= {"one_node_ms": one, "all_nodes_ms": every}
+    if found.teacher is not None:
+        num_layers = found.config.teacher.num_layers
+        one, every = teacher_latency(found.teacher, found.split.graph, num_layers=num_layers)
+        found.timings["teacher"] |= {"one_node_ms": one, "all_nodes_ms": every}
+
+
+def write_run(run: RunFolder, found: Distillation, trained: dict[str, TrainedStudent]) -> None:
+    """Write all students, which of them is kept for predictions, and the results of the run."""
+    saved, files = {}, {}
+    for method, each in trained.items():
+        run.save_phase(method, each.student, each.result)
+        name = None
+        if each.encodings is not None:  # methods that ask for the same columns have the same object
+            name = files.setdefault(id(each.encodings), f"encodings-{method}" if files else "encodings")
+            tensors = {"encodings": each.encodings.full}
+            if isinstance(each.encodings, StoredHops):
+                tensors["features"] = each.encodings.features
+            run.save_tensors(name, tensors)
+        saved[method] = SavedStudent(each.student, name)
+    save_students(run.path, found.method, saved)
+    run.write_text("summary.json", as_json(found.summary))
+    run.write_text("results.md", results_markdown(found.summary, found.timings))
+
+
+def write_timings(run: RunFolder, timings: Timings) -> None:
+    """Write how long everything took so far."""
+    timings.end()
+    run.write_text("timings.json", as_json(timings))
+
+
+def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
+    try:
+        write()
+    except Exception as error:
+        text = "%s: %s could not be written (%s: %s); the run is complete without, and rbm report writes it again"
+        logging.getLogger("rbm").warning(text, folder, what, type(error).__name__, first_line(error))
+
+
+def draw_run(run: RunFolder, found: Distillation, progress: Progress) -> None:
+    """Write the plots and the report of a run. It is complete without, and stays so whatever goes wrong here."""
+    from rbm.distillation.report.pictures import write_plots  # Matplotlib takes a while to import
+    from rbm.distillation.report.write import write_report
+
+    with progress.step("plots and report"):
+        _drawn(lambda: write_plots(found, read_metrics(run.path), run.path), "plots", run.path)
+        _drawn(lambda: write_report(found, run.path), "report.html", run.path)
