@@ -41,5 +41,5 @@ def test_import_brings_no_graph_library():
         "TreesStudent",
     }
     program = f"import sys, rbm, rbm_kernels; assert not {needless} & set(sys.modules)"
-    program += f"; from rbm.nn.pretrained import STUDENTS; assert {students} <= set(STUDENTS)"
+    program += f"; from rbm.nn.saved_student import STUDENTS; assert {students} <= set(STUDENTS)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -26,7 +26,7 @@ from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.distillation.soft_targets import Neighborhood
 from rbm.nn.int8 import quantized
 from rbm.nn.newer import SIGNStudent
-from rbm.nn.pretrained import STUDENT, read_description
+from rbm.nn.saved_student import STUDENT, read_description
 from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
 from rbm.training.run_files import file_of, list_file

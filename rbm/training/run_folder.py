@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from rbm.config import Config
 from rbm.datasets.encodings import hops
 from rbm.nn.int8 import check_kind, quantized
-from rbm.nn.pretrained import STUDENT, HubMixin, describe, fill, find_student, read_description, rebuild
+from rbm.nn.pretrained import HubMixin
+from rbm.nn.saved_student import STUDENT, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.utils.files import disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import is_free, only_process

@@ -153,7 +153,7 @@ def _make_run(folder: Path) -> None:
 
 
 def _make_hub(folder: Path) -> None:
-    from rbm.nn.pretrained import describe
+    from rbm.nn.saved_student import describe
     from rbm.utils.files import write_json
     from rbm.utils.tensor_files import sealed
 

@@ -6,7 +6,7 @@ from rbm.config import Config
 from rbm.datasets.encodings import Encodings
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
-from rbm.nn.pretrained import STUDENT, find_student, read_description
+from rbm.nn.saved_student import STUDENT, find_student, read_description
 from rbm.teachers.outputs import outputs_from_module
 from rbm.training.run_folder import load, load_encodings
 from rbm.utils.files import read_json

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rbm.nn.int8 import check_kind, dtype_of, quantized
 from rbm.nn.newer import SIGNStudent
-from rbm.nn.pretrained import STUDENT, read_description
+from rbm.nn.saved_student import STUDENT, read_description
 from rbm.serving.prediction import predict_probabilities
 from rbm.training.run_folder import load, load_encodings
 

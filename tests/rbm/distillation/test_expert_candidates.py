@@ -13,7 +13,7 @@ import rbm
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
 from rbm.distillation.registry import METHODS
-from rbm.nn.pretrained import STUDENTS
+from rbm.nn.saved_student import STUDENTS
 from rbm.teachers.outputs import outputs_from_logits
 
 SHAPE = {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "pretrain_epochs": 3, "max_epochs": 4}

@@ -18,7 +18,7 @@ from rbm.experiments.results import COLUMNS, append_rows, config_fingerprint, re
 from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
 from rbm.experiments.statistics import Summary, paired_test
 from rbm.experiments.tables import Group, group_rows, main_table, paper_tables, percent, variants_table
-from rbm.nn.pretrained import STUDENTS
+from rbm.nn.saved_student import STUDENTS
 from rbm.teachers import prepare
 from rbm.utils.plugins import load_plugin
 

@@ -12,7 +12,7 @@ import torch
 import rbm
 from rbm.config import Config
 from rbm.distillation.registry import METHODS
-from rbm.nn.pretrained import read_description
+from rbm.nn.saved_student import read_description
 from rbm.training.run_folder import RunFolder, load_encodings
 
 RUNS = Path(__file__).parent.parent / "runs_of_0_1_0"

@@ -1,0 +1,181 @@
+"""Saved students: the class and the arguments that a file describes, checked, and the weights that fill them.
+
+``config.json`` and ``model.safetensors`` describe one student, as on the Hugging Face Hub (:mod:`rbm.nn.pretrained`);
+the ``student.json`` of a run folder describes all students of the run.
+"""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbm.utils.files import first_line, read_json
+from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+STUDENT = "student.json"  # in a run folder, in the place of config.json
+ENCODED = "encoding_columns"  # in either: HubMixin.encodings, where it is not 0
+# Classes that a saved student may have, by name. ``import rbm`` registers this package's; a plugin registers its own.
+STUDENTS: dict[str, type[nn.Module]] = {}
+
+
+def describe(student: nn.Module, **further: Any) -> dict[str, Any]:
+    """What :func:`rebuild` reads: class, arguments, a checksum of these, and the version that wrote it; ``further``
+    keys are for others.
+    """
+    from rbm_kernels import __version__
+
+    name, arguments = type(student).__name__, student.arguments
+    checksum = _checksum(name, arguments)
+    if student.encodings:
+        further = {**further, ENCODED: student.encodings}
+    return {**further, "class": name, "arguments": arguments, "checksum": checksum, "rbm_version": __version__}
+
+
+def _checksum(name: str, arguments: dict[str, Any]) -> str:
+    return fingerprint("student", [name, arguments])
+
+
+def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
+    """The files of a saved student: its description and its weights.
+
+    A run folder describes its students in ``student.json``, by the methods whose weights are meant; any other folder
+    has ``config.json`` and ``model.safetensors``, as on the Hub.
+
+    Args:
+        folder: where they are.
+        method: whose student of a run folder is meant; by default the one that it keeps for predictions.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: ``student.json`` names no method, or the folder holds no student of ``method``.
+    """
+    config, weights = folder / CONFIG, folder / WEIGHTS
+    if (folder / STUDENT).is_file() or not config.is_file():
+        config = folder / STUDENT
+        if not config.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {STUDENT}: it is no run folder, or its run is not finished; and no {CONFIG}, as"
+                " save_pretrained writes it"
+            )
+        weights = folder / f"{read_description(config, method)['method']}.safetensors"
+    elif method is not None:
+        raise ValueError(f"method is {method!r}, but {folder} is no run folder and holds one student; leave it out")
+    if not weights.is_file():
+        raise FileNotFoundError(f"{folder} holds no {weights.name}: its student was not written to the end")
+    return config, weights
+
+
+def read_description(config: Path, method: str | None = None) -> dict[str, Any]:
+    """What the ``student.json`` of a run folder says of a student: the keys of :func:`describe` and its ``method``.
+
+    Args:
+        config: the file.
+        method: whose student; by default the one that the folder keeps for predictions.
+
+    Raises:
+        ValueError: the file describes no student, or none of ``method``.
+    """
+    try:
+        content = read_json(config)
+        kept, others = content["method"], content.get("students", {})
+        names = [kept, *others]
+        if not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError(f"its method is {kept!r}")
+        if method not in (None, *names):
+            raise _UnknownMethodError(
+                f"method is {method!r}, but {config.parent} describes the students {', '.join(names)}; name one of"
+                " them, or train it"
+            )
+        described = content if method in (None, kept) else others[method]
+        if others and "encodings" not in described:
+            raise KeyError("encodings")
+        return {**described, "method": method or kept}
+    except _UnknownMethodError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise _undescribed(config, error) from error
+
+
+class _UnknownMethodError(ValueError):
+    """A method whose student a run folder does not hold."""
+
+
+def rebuild(
+    config: Path, weights: Path, kind: type[nn.Module] | None = None, *, method: str | None = None
+) -> nn.Module:
+    """The student that a description and its weights make, in eval mode, on the CPU; of the students that a run folder
+    describes, that of ``method``.
+
+    Raises:
+        ValueError: a file is corrupt, they do not belong together, or the class is not ``kind``.
+    """
+    kind, arguments, encodings = _described(config, kind, method)
+    tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # a phase's file is this package's own
+    try:
+        # Each layer has a tensor at least: an impossible number of layers would take forever to build.
+        counts = [arguments.get(name) for name in ("num_layers", "members")]
+        if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
+            raise ValueError(f"they ask for more layers than the {len(tensors)} tensors of {weights} make")
+        if kind.__module__.startswith("rbm."):  # a class of others need not know what a meta tensor is
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # nothing is copied
+                _load_state(kind(**arguments), tensors, weights)
+        student = kind(**arguments)
+    except _UnfitError:
+        raise
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"{config} holds arguments that {kind.__name__} does not take: {first_line(error)}") from error
+    if encodings:
+        if not encodings < getattr(student, "in_channels", 0):
+            raise _undescribed(config, ValueError(f"its {ENCODED} are {encodings}, and a row has fewer numbers"))
+        student.encodings = encodings
+    fill(student, tensors, weights)
+    return student.eval()
+
+
+class _UnfitError(ValueError):
+    """Weights that do not fit a module."""
+
+
+def fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Load the tensors of a file into a module; ValueError where they do not fit it, or are not finite."""
+    check_finite(path, tensors)
+    _load_state(module, tensors, path)
+
+
+def _load_state(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise _UnfitError(f"{path} does not fit {type(module).__name__}: {error}") from error
+
+
+def _undescribed(config: Path, error: Exception) -> ValueError:
+    reason = f"nothing is known of {error}" if isinstance(error, KeyError) else str(error)
+    return ValueError(f"{config} does not describe a student of this package: {reason}")
+
+
+def _described(
+    config: Path, kind: type[nn.Module] | None, method: str | None
+) -> tuple[type[nn.Module], dict[str, Any], int]:
+    """Class, arguments, and how many columns of a row are encodings."""
+    try:
+        content = read_description(config, method) if config.name == STUDENT else read_json(config)
+        name, arguments = content["class"], dict(content["arguments"])
+        known, encodings = STUDENTS[name] if kind is None else kind, content.get(ENCODED, 0)
+        if type(encodings) is not int or encodings < 0:
+            raise ValueError(f"its {ENCODED} are {encodings!r}, expected a whole number from 0")
+    except (ValueError, KeyError, TypeError) as error:
+        raise _undescribed(config, error) from error
+    if name != known.__name__:
+        raise ValueError(f"{config} describes a {name}, expected a {known.__name__}; rbm.hub.load takes any")
+    if content.get("checksum") not in (None, _checksum(name, arguments)):
+        raise ValueError(
+            f"{config} is damaged: its content is not what was written (its checksum differs); restore it, or remove"
+            " the line of the checksum where it was changed on purpose"
+        )
+    return known, arguments, encodings
