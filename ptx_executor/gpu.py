@@ -1,4 +1,4 @@
-"""A GPU that is not there: Triton compiles for it, and what it would launch is executed here.
+"""A stand-in for a GPU: Triton compiles for it, and its launches are executed on the CPU.
 
 Triton's own way of launching is used, from ``kernel[grid](...)`` on, and its driver is replaced for the whole process.
 Kernels that were imported under ``TRITON_INTERPRET`` are not compiled at all. So this belongs into a process of its

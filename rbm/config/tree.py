@@ -1,4 +1,4 @@
-"""The whole tree: one run."""
+"""The configuration of one run: all sections in one tree, read from YAML and written to it."""
 
 from dataclasses import asdict, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Inputs disturbed where it hurts most: projected gradient ascent, as NOSMOG and the RbM code augment with it."""
+"""Adversarial features by projected gradient ascent, with which NOSMOG and the RbM code augment their training."""
 
 from collections.abc import Callable
 

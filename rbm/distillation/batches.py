@@ -1,4 +1,4 @@
-"""How an epoch is cut into forwards, what each of them weighs, and which part of it is a rank's."""
+"""The batches of an epoch: their rows, their weights, and the rows of each that belong to a rank."""
 
 import math
 from collections.abc import Iterable, Iterator

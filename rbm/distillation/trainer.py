@@ -1,4 +1,4 @@
-"""What one epoch of a student is: the steps that :func:`rbm.training.loop.fit` repeats.
+"""One epoch of a student: the steps that :func:`rbm.training.loop.fit` repeats.
 
 :class:`StudentTrainer` is the recipe that RbM shares with the plain MLP and the vanilla mixture of experts, which add
 to it what is theirs. Baselines with a recipe of their own (:mod:`rbm.distillation.methods`) build on

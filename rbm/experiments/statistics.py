@@ -1,4 +1,4 @@
-"""What many runs come to: means over seeds, and whether differences between methods are more than chance."""
+"""Statistics of many runs: means over seeds, and whether differences between methods are more than chance."""
 
 import statistics
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Students on the Hugging Face Hub, or in a folder laid out as there: what every student inherits.
+"""Students on the Hugging Face Hub or in a folder of the same layout: the base class of all students.
 
 Such a folder holds ``config.json`` (class and arguments), ``model.safetensors``, and ``README.md``, the model card.
 Loading from a folder needs nothing more than this package; the card and the Hub need ``huggingface_hub``

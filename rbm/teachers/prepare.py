@@ -1,4 +1,4 @@
-"""From what a user names or gives to a teacher's outputs: build it, train it or find it trained, and ask it once."""
+"""The outputs of the teacher that a user names or gives: built, trained or taken from the cache, evaluated once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""What one epoch of a teacher is: a step on the whole observed graph, or one for each batch of its training nodes."""
+"""One epoch of a teacher: a step on the whole observed graph, or one for each batch of its training nodes."""
 
 import torch
 from torch import Tensor, nn

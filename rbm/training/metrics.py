@@ -1,4 +1,4 @@
-"""How right a model is, and a place to ask it in. How fast it is: :mod:`rbm.serving.latency`."""
+"""Accuracy, purity of groups, and the load of experts; for times see :mod:`rbm.serving.latency`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,1 +1,1 @@
-"""Files, caches, progress bars, processes: what every other room stands on. Nothing here knows a model."""
+"""Files, caches, progress bars, processes. All other folders import from this one, which imports from none of them."""

@@ -1,4 +1,4 @@
-"""Products of float32 matrices on a CPU, at the speed that it has."""
+"""Faster float32 products on AMD's CPUs: by oneDNN in the place of MKL, where it is as exact."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

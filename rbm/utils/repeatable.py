@@ -1,4 +1,4 @@
-"""The same seed, the same numbers."""
+"""Deterministic kernels and a random state of its own for a run: the same seed gives the same numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

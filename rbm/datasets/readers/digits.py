@@ -1,4 +1,4 @@
-"""A graph that needs no files."""
+"""The graph ``digits``: scikit-learn's images of digits, which need no files."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Where raw files lie, and how they get there."""
+"""The folders of raw files, and how missing files are downloaded."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""A search at work, as the runners of its trials see it."""
+"""A search that is under way: what the functions that run its trials are given."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From an application to a process: its socket, its signals, its end."""
+"""The server as a process: its socket, its signals, and how it stops."""
 
 import asyncio
 import contextlib
