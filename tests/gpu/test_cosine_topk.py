@@ -3,14 +3,10 @@
 import pytest
 import torch
 from on_gpu import (
+    OperatorOnGpu,
     check_compiled,
     check_devices,
-    check_graph,
-    check_no_wait,
     check_peak,
-    check_repeats,
-    check_second_device,
-    check_side_stream,
     float32_products,
     full_only,
     same_bits,
@@ -178,27 +174,14 @@ ROWS = [pytest.param(5_000, 12, marks=pytest.mark.core), *full_only((169_343, 12
 
 @pytest.mark.parametrize(("full", "small"), ROWS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *full_only(torch.float32)], ids=str)
-class TestOperator:
-    """What holds for each operator, whatever it computes."""
+class TestOperator(OperatorOnGpu):
+    @pytest.fixture
+    def call(self):
+        return step
 
     @pytest.fixture
     def draw(self, full, small, dtype, gpu):
         return lambda seed: drawn(gpu, gpu.size(full, small), 64, 8, dtype, seed)
-
-    def test_repeats(self, draw, gpu):
-        check_repeats(step, draw, gpu.size(20, 3))
-
-    def test_graph_with_new_inputs(self, draw, gpu):
-        check_graph(gpu, step, draw)
-
-    def test_waits_for_nothing(self, draw, gpu):
-        check_no_wait(gpu, step, draw)
-
-    def test_side_stream(self, draw, gpu):
-        check_side_stream(gpu, step, draw)
-
-    def test_second_device(self, draw, gpu):
-        check_second_device(gpu, step, draw)
 
     def test_peak_memory(self, draw, gpu):
         """Three results of B k elements of 4 bytes and grad_h, of B D; for the backward pass two gradients of gates

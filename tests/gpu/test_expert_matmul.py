@@ -7,14 +7,10 @@ import torch
 from matmul_on_gpu import DTYPES, NAMES, by_operators, by_reference, check, check_operators
 from matmul_problems import check_error, in_float64, problem
 from on_gpu import (
+    OperatorOnGpu,
     check_compiled,
     check_devices,
-    check_graph,
-    check_no_wait,
     check_peak,
-    check_repeats,
-    check_second_device,
-    check_side_stream,
     float32_products,
     full_only,
     same_bits,
@@ -236,33 +232,20 @@ def step(x, weight, bias, gates, experts, grad):
 
 
 @pytest.mark.parametrize(("shape", "precision"), DRAWN)
-class TestOperator:
-    """What holds for each operator, whatever it computes."""
-
+class TestOperator(OperatorOnGpu):
     @pytest.fixture(autouse=True)
     def _products(self, precision):
         with float32_products("tf32" if precision == "tf32" else "ieee"):
             yield
 
     @pytest.fixture
+    def call(self):
+        return step
+
+    @pytest.fixture
     def draw(self, shape, precision, gpu):
         shape = gpu.size(shape, (12, 16, 12, 3, 2))
         return lambda seed: problem(shape, DTYPES[precision], seed, device=gpu.name)
-
-    def test_repeats(self, draw, gpu):
-        check_repeats(step, draw, gpu.size(20, 3))
-
-    def test_graph_with_new_inputs(self, draw, gpu):
-        check_graph(gpu, step, draw)
-
-    def test_waits_for_nothing(self, draw, gpu):
-        check_no_wait(gpu, step, draw)
-
-    def test_side_stream(self, draw, gpu):
-        check_side_stream(gpu, step, draw)
-
-    def test_second_device(self, draw, gpu):
-        check_second_device(gpu, step, draw)
 
 
 @pytest.mark.parametrize("shape", [(18_333, 128, 128, 8, 3), *full_only([18_333, 128, 128, 64, 3])], ids=str)

@@ -5,13 +5,9 @@ from itertools import combinations
 import pytest
 import torch
 from on_gpu import (
+    OperatorOnGpu,
     check_compiled,
-    check_graph,
-    check_no_wait,
     check_peak,
-    check_repeats,
-    check_second_device,
-    check_side_stream,
     full_only,
 )
 
@@ -146,9 +142,7 @@ WAYS = [
 
 @pytest.mark.core
 @pytest.mark.parametrize(("rows", "num_experts", "k", "block_m"), WAYS)
-class TestOperator:
-    """What holds for each operator, whatever it computes."""
-
+class TestOperator(OperatorOnGpu):
     @pytest.fixture
     def draw(self, rows, num_experts, k, gpu):
         return lambda seed: (random_sets(gpu, gpu.size(rows, min(rows, 600)), num_experts, k, seed),)
@@ -156,21 +150,6 @@ class TestOperator:
     @pytest.fixture
     def call(self, num_experts, block_m):
         return lambda experts: torch.ops.rbm.expert_order(experts, num_experts, block_m)
-
-    def test_repeats(self, call, draw, gpu):
-        check_repeats(call, draw, gpu.size(20, 3))
-
-    def test_graph_with_new_inputs(self, call, draw, gpu):
-        check_graph(gpu, call, draw)
-
-    def test_waits_for_nothing(self, call, draw, gpu):
-        check_no_wait(gpu, call, draw)
-
-    def test_side_stream(self, call, draw, gpu):
-        check_side_stream(gpu, call, draw)
-
-    def test_second_device(self, call, draw, gpu):
-        check_second_device(gpu, call, draw)
 
     def test_peak_memory(self, call, draw, num_experts, block_m, gpu):
         """Results; ranks of at most 8 bytes, a second order of 4, and 128 counts of 4 a multiprocessor, here 256."""

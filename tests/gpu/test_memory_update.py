@@ -7,14 +7,11 @@ tests/rbm_kernels/test_memory_update.py. In the rehearsal librbm_cpu takes the p
 import pytest
 import torch
 from on_gpu import (
+    OperatorOnGpu,
     check_compiled,
     check_devices,
-    check_graph,
-    check_no_wait,
     check_peak,
     check_repeats,
-    check_second_device,
-    check_side_stream,
     full_only,
 )
 
@@ -109,25 +106,20 @@ def test_reference_shape(dtype, gpu):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *full_only(torch.bfloat16)], ids=str)
-class TestOperator:
-    """What holds for each operator, whatever it computes."""
+class TestOperator(OperatorOnGpu):
+    test_repeats = None  # test_same_bits_every_run does this
+
+    @pytest.fixture
+    def call(self):
+        return step
 
     @pytest.fixture
     def draw(self, dtype, gpu):
         return lambda seed: drawn(gpu, gpu.size(20_000, 60), 64, 8, 3, dtype, seed)
 
     @pytest.mark.core
-    def test_graph_with_new_inputs(self, draw, gpu):
-        check_graph(gpu, step, draw)
-
-    def test_waits_for_nothing(self, draw, gpu):
-        check_no_wait(gpu, step, draw)
-
-    def test_side_stream(self, draw, gpu):
-        check_side_stream(gpu, step, draw)
-
-    def test_second_device(self, draw, gpu):
-        check_second_device(gpu, step, draw)
+    def test_graph_with_new_inputs(self, call, draw, gpu):
+        super().test_graph_with_new_inputs(call, draw, gpu)
 
     def test_peak_memory(self, draw, gpu):
         """Sums, totals and a copy of the memory; partial sums of a wave of blocks, two a multiprocessor.

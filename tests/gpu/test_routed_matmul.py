@@ -3,14 +3,10 @@
 import pytest
 import torch
 from on_gpu import (
+    OperatorOnGpu,
     check_compiled,
     check_devices,
-    check_graph,
-    check_no_wait,
     check_peak,
-    check_repeats,
-    check_second_device,
-    check_side_stream,
     full_only,
     same_bits,
 )
@@ -139,9 +135,7 @@ DRAWN = [
 
 @pytest.mark.parametrize("shape", DRAWN)
 @pytest.mark.parametrize("precision", ["bfloat16", *full_only("ieee")])
-class TestOperator:
-    """What holds for each operator, whatever it computes."""
-
+class TestOperator(OperatorOnGpu):
     @pytest.fixture
     def draw(self, shape, precision, gpu):
         return lambda seed: problem(gpu, gpu.size(shape, (5, 16, 12, 4)), DTYPES[precision], seed)
@@ -153,21 +147,6 @@ class TestOperator:
                 return (routed_matmul(*arguments, 3),)
 
         return call
-
-    def test_repeats(self, call, draw, gpu):
-        check_repeats(call, draw, gpu.size(20, 3))
-
-    def test_graph_with_new_inputs(self, call, draw, gpu):
-        check_graph(gpu, call, draw)
-
-    def test_waits_for_nothing(self, call, draw, gpu):
-        check_no_wait(gpu, call, draw)
-
-    def test_side_stream(self, call, draw, gpu):
-        check_side_stream(gpu, call, draw)
-
-    def test_second_device(self, call, draw, gpu):
-        check_second_device(gpu, call, draw)
 
     def test_peak_memory(self, call, draw, gpu):
         """Up to 64 rows the result alone; beyond, the routing (12 bytes a choice) and the order of rows beside it."""

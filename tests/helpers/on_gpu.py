@@ -204,6 +204,25 @@ def check_peak(gpu: Gpu, call: Call, draw: Draw, allowed: int) -> None:
     assert peak <= allowed + 64 * 512, f"{peak:,} bytes at once, {allowed:,} allowed"
 
 
+class OperatorOnGpu:
+    """Tests of what holds for each operator, whatever it computes: for classes with fixtures ``call`` and ``draw``."""
+
+    def test_repeats(self, call, draw, gpu):
+        check_repeats(call, draw, gpu.size(20, 3))
+
+    def test_graph_with_new_inputs(self, call, draw, gpu):
+        check_graph(gpu, call, draw)
+
+    def test_waits_for_nothing(self, call, draw, gpu):
+        check_no_wait(gpu, call, draw)
+
+    def test_side_stream(self, call, draw, gpu):
+        check_side_stream(gpu, call, draw)
+
+    def test_second_device(self, call, draw, gpu):
+        check_second_device(gpu, call, draw)
+
+
 def check_compiled(gpu: Gpu, call: Call, draw: Draw) -> None:
     """``torch.compile(fullgraph=True)`` gives the bits of the call itself, for a second set of arguments too."""
     torch._dynamo.reset()
