@@ -1,6 +1,6 @@
 """One epoch of distillation on Coauthor Physics, sparse features against dense ones: seconds and peak memory.
 
-    python benchmarks/sparse_epoch.py --root ../shared/data --out benchmarks/results/sparse_epoch.csv
+    python -m benchmarks.sparse_epoch --root ../shared/data --out benchmarks/results/sparse_epoch.csv
 
 Each measurement runs in a process of its own, so that its peak of resident memory is its own; the two kinds take turns.
 An epoch is what ``rbm distill`` repeats: a training step on all 34,493 nodes, evaluation, and a copy of the best
@@ -15,11 +15,11 @@ import statistics
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 
+from benchmarks.measure.harness import machine
 from rbm import RbMStudent, load_dataset
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
@@ -69,18 +69,11 @@ def main() -> None:
         print(json.dumps(measure(arguments.worker, arguments.root, arguments.epochs)))
         return
 
-    fixed = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
-        "torch": torch.__version__,
-        "threads": arguments.threads,
-    }
+    fixed = {**{name: machine()[name] for name in ("date", "commit", "torch")}, "threads": arguments.threads}
     records = []
     for process in range(arguments.processes):
         for kind in KINDS:
-            command = [sys.executable, __file__, "--worker", kind, "--root", arguments.root]
+            command = [sys.executable, "-m", "benchmarks.sparse_epoch", "--worker", kind, "--root", arguments.root]
             command += ["--epochs", str(arguments.epochs), "--threads", str(arguments.threads)]
             # Threads that wait must not spin: on a machine that others use as well they would take the core from the
             # thread that they wait for, several hundred times an epoch.
