@@ -161,7 +161,7 @@ class MemoryConfiguration(Tunable):
     """How the sums of the memory update are cut; there is no table, a person puts the outcome into the rule."""
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
-        """Tiles of rows by experts, of all features up to 256; warps, stages, programs: chunks are one wave."""
+        """Tiles of rows by experts, of all features up to 256; warps, stages, programs: shares are one wave."""
         here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
         machine = here or Machine(architecture, 132)
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
@@ -172,9 +172,9 @@ class MemoryConfiguration(Tunable):
             if (block_m < 16) != (case.precision == "float64"):  # which has no matrix instruction here
                 continue
             tiles = triton.cdiv(case.in_features, found[0].block_d) * triton.cdiv(case.num_experts, block_e)
-            chunks = max(1, min(triton.cdiv(case.rows, block_m), programs * machine.multiprocessors // tiles))
+            shares = max(1, min(triton.cdiv(case.rows, block_m), programs * machine.multiprocessors // tiles))
             cut = {"block_m": block_m, "block_e": block_e, "num_warps": warps, "num_stages": stages}
-            found.append(found[0]._replace(**cut, programs=programs, tiles=tiles, chunks=chunks))
+            found.append(found[0]._replace(**cut, programs=programs, tiles=tiles, shares=shares))
         return list(dict.fromkeys(found))
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:

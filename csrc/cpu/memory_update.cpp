@@ -1,4 +1,4 @@
-// The memory update on the CPU: one pass over the rows, in chunks whose number depends on the shapes alone. Each chunk sums
+// The memory update on the CPU: one pass over the rows, in shares whose number depends on the shapes alone. Each share sums
 // into its own partial result and the partial results are added in order, so the same bits come out of any number of threads.
 #include "../memory_update.h"
 
@@ -15,14 +15,14 @@ namespace {
 
 using torch::headeronly::Half;
 
-// Sums of this many rows are added to a chunk's result: the rounding error of a long chunk grows with its number of tiles
+// Sums of this many rows are added to a share's result: the rounding error of a long share grows with its number of tiles
 // and not with its number of rows.
 constexpr int64_t kTileRows = 256;
 constexpr int64_t kBlockFeatures = 128;
 
 // A partial result holds num_experts x features sums and then num_experts totals.
 template <typename T, typename Acc>
-struct Chunk {
+struct Share {
   const T* h;
   int64_t row_stride;
   const Acc* gates;
@@ -32,12 +32,12 @@ struct Chunk {
   bool normalize;
   Acc* tile;     // a partial result
   Acc* row;      // features
-  Acc* partial;  // a partial result: what the chunk sums to
+  Acc* partial;  // a partial result: what the share sums to
 };
 
-// Rows are few: at least 128 a chunk, and 16 for each expert, so that partial results take at most a sixteenth of the
-// elements of h. Rows are many: at most 64 chunks, so that they take at most 64 times the result.
-int64_t count_chunks(int64_t rows, int64_t num_experts) {
+// Rows are few: at least 128 a share, and 16 for each expert, so that partial results take at most a sixteenth of the
+// elements of h. Rows are many: at most 64 shares, so that they take at most 64 times the result.
+int64_t count_shares(int64_t rows, int64_t num_experts) {
   return std::clamp<int64_t>(rows / std::max<int64_t>(128, 16 * num_experts), rows > 0 ? 1 : 0, 64);
 }
 
@@ -63,52 +63,52 @@ RBM_INLINE Acc squared_norm(const Acc* row, int64_t stride, int64_t features, Ac
 }
 
 template <int kBytes, typename T, typename Acc>
-RBM_INLINE void sum_chunk_lanes(const Chunk<T, Acc>& c) {
-  const int64_t result_size = c.num_experts * (c.features + 1);
-  Acc* const tile_total = c.tile + c.num_experts * c.features;
-  std::fill_n(c.partial, result_size, Acc(0));
+RBM_INLINE void sum_share_lanes(const Share<T, Acc>& s) {
+  const int64_t result_size = s.num_experts * (s.features + 1);
+  Acc* const tile_total = s.tile + s.num_experts * s.features;
+  std::fill_n(s.partial, result_size, Acc(0));
 
-  for (int64_t tile_begin = c.begin; tile_begin < c.end; tile_begin += kTileRows) {
-    std::fill_n(c.tile, result_size, Acc(0));
-    for (int64_t b = tile_begin; b < std::min(tile_begin + kTileRows, c.end); ++b) {
-      const T* const __restrict source = c.h + b * c.row_stride;
+  for (int64_t tile_begin = s.begin; tile_begin < s.end; tile_begin += kTileRows) {
+    std::fill_n(s.tile, result_size, Acc(0));
+    for (int64_t b = tile_begin; b < std::min(tile_begin + kTileRows, s.end); ++b) {
+      const T* const __restrict source = s.h + b * s.row_stride;
       const Acc* __restrict row;
       if constexpr (std::is_same_v<T, Acc>) {
         row = source;
       } else {
-        Acc* const __restrict converted = c.row;
-        for (int64_t d = 0; d < c.features; ++d) converted[d] = static_cast<Acc>(source[d]);
+        Acc* const __restrict converted = s.row;
+        for (int64_t d = 0; d < s.features; ++d) converted[d] = static_cast<Acc>(source[d]);
         row = converted;
       }
-      const Acc square = squared_norm(row, 1, c.features);
-      const Acc* const gates = c.gates + b * c.top_k;
-      if (!std::isfinite(square) || !all_finite(gates, c.top_k)) continue;
-      const Acc scale = c.normalize ? 1 / std::max(std::sqrt(square), static_cast<Acc>(kNormEps)) : 1;
+      const Acc square = squared_norm(row, 1, s.features);
+      const Acc* const gates = s.gates + b * s.top_k;
+      if (!std::isfinite(square) || !all_finite(gates, s.top_k)) continue;
+      const Acc scale = s.normalize ? 1 / std::max(std::sqrt(square), static_cast<Acc>(kNormEps)) : 1;
 
-      for (int64_t j = 0; j < c.top_k; ++j) {
-        const int64_t expert = c.experts[b * c.top_k + j];
+      for (int64_t j = 0; j < s.top_k; ++j) {
+        const int64_t expert = s.experts[b * s.top_k + j];
         const Acc weight = std::exp(gates[j]);
         const Acc row_weight = weight * scale;
-        Acc* const __restrict sum = c.tile + expert * c.features;
+        Acc* const __restrict sum = s.tile + expert * s.features;
 #pragma omp simd
-        for (int64_t d = 0; d < c.features; ++d) sum[d] += row_weight * row[d];
+        for (int64_t d = 0; d < s.features; ++d) sum[d] += row_weight * row[d];
         tile_total[expert] += weight;
       }
     }
 #pragma omp simd
-    for (int64_t i = 0; i < result_size; ++i) c.partial[i] += c.tile[i];
+    for (int64_t i = 0; i < result_size; ++i) s.partial[i] += s.tile[i];
   }
 }
 
-RBM_DISPATCH(sum_chunk)
+RBM_DISPATCH(sum_share)
 
-// result[i] = the sum over chunks of partials[chunk][i], the chunks in order.
+// result[i] = the sum over shares of partials[share][i], the shares in order.
 template <typename Acc>
-void add_partials(const Acc* partials, int64_t chunks, int64_t stride, Acc* result, int64_t size) {
+void add_partials(const Acc* partials, int64_t shares, int64_t stride, Acc* result, int64_t size) {
   torch::stable::parallel_for(0, size, kGrainMultiplications, [&](int64_t begin, int64_t end) {
     std::fill(result + begin, result + end, Acc(0));
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const Acc* const partial = partials + chunk * stride;
+    for (int64_t share = 0; share < shares; ++share) {
+      const Acc* const partial = partials + share * stride;
       for (int64_t i = begin; i < end; ++i) result[i] += partial[i];
     }
   });
@@ -117,37 +117,37 @@ void add_partials(const Acc* partials, int64_t chunks, int64_t stride, Acc* resu
 template <typename T, typename Acc>
 void sum_rows(const Tensor& h, const Tensor& gates, const Tensor& experts, bool normalize, Tensor& weighted_sum, Tensor& total) {
   const int64_t rows = h.size(0), features = h.size(1), top_k = gates.size(1), num_experts = total.size(0);
-  const int64_t chunks = count_chunks(rows, num_experts);
-  const int64_t chunk_rows = chunks > 0 ? (rows + chunks - 1) / chunks : 0;
+  const int64_t shares = count_shares(rows, num_experts);
+  const int64_t share_rows = shares > 0 ? (rows + shares - 1) / shares : 0;
   const int64_t result_size = num_experts * (features + 1);
-  const auto partials = scratch<Acc>(chunks * result_size);
+  const auto partials = scratch<Acc>(shares * result_size);
 
-  torch::stable::parallel_for(0, chunks, 1, [&](int64_t first, int64_t last) {
+  torch::stable::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
     const auto tile = scratch<Acc>(result_size);
     const auto row = scratch<Acc>(features);
-    for (int64_t chunk = first; chunk < last; ++chunk) {
-      const int64_t begin = std::min(chunk * chunk_rows, rows);
-      sum_chunk(Chunk<T, Acc>{
+    for (int64_t share = first; share < last; ++share) {
+      const int64_t begin = std::min(share * share_rows, rows);
+      sum_share(Share<T, Acc>{
           .h = data<T>(h),
           .row_stride = h.stride(0),
           .gates = data<Acc>(gates),
           .experts = data<int32_t>(experts),
           .begin = begin,
-          .end = std::min(begin + chunk_rows, rows),
+          .end = std::min(begin + share_rows, rows),
           .features = features,
           .top_k = top_k,
           .num_experts = num_experts,
           .normalize = normalize,
           .tile = tile.get(),
           .row = row.get(),
-          .partial = partials.get() + chunk * result_size,
+          .partial = partials.get() + share * result_size,
       });
     }
   });
 
   const int64_t sums = num_experts * features;
-  add_partials(partials.get(), chunks, result_size, mutable_data<Acc>(weighted_sum), sums);
-  add_partials(partials.get() + sums, chunks, result_size, mutable_data<Acc>(total), num_experts);
+  add_partials(partials.get(), shares, result_size, mutable_data<Acc>(weighted_sum), sums);
+  add_partials(partials.get() + sums, shares, result_size, mutable_data<Acc>(total), num_experts);
 }
 
 template <typename Acc>

@@ -5,7 +5,7 @@ Words for parts of the work, alike in every folder:
 - *program*: what a launch has many of, each on one multiprocessor; CUDA's word, and ptx_executor's, is block.
 - *tile*: the part of a result that a program computes at once, of rows by columns or by experts.
 - *slice*: the part of the dimension summed over that is multiplied at once.
-- *share*: the rows whose sums one program forms, later added to those of others; a chunk in the memory update.
+- *share*: the rows whose sums one program forms, later added to those of others.
 - *pass*: one walk over all rows, for some columns of their experts or for their lengths.
 - ``BLOCK_M`` and its like, constants of a kernel: sides of a tile or of a slice.
 """

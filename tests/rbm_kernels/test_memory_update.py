@@ -16,7 +16,7 @@ SHAPES = {
     "one row": (1, 5, 3, 2),
     "one of each": (1, 1, 1, 1),
     "prime width": (40, 1433, 8, 3),
-    "several chunks and tiles": (2100, 12, 8, 3),
+    "several shares and tiles": (2100, 12, 8, 3),
     "wider than a block of the GPU": (70, 2056, 3, 2),
     "an odd width of that kind": (33, 2051, 9, 2),
     "more experts than rows": (20, 24, 64, 8),

@@ -16,16 +16,16 @@ MOVED_FEATURES = 1024
 
 
 class Configuration(NamedTuple):
-    """How ``memory_statistics`` is cut: tile sizes, warps, stages, tiles of columns and experts, chunks of rows.
+    """How ``memory_statistics`` is cut: tile sizes, warps, stages, tiles of columns and experts, shares of rows.
 
     Attributes:
         block_m, block_d, block_e: rows, features and experts of a tile.
         programs: how many a multiprocessor holds.
         shared_by: how many have its registers between them; None leaves their number to ptxas.
-        tiles: of features and experts; programs that share a chunk of the rows.
-        chunks: partial results, each of them a chunk of the rows.
+        tiles: of features and experts; programs over one share of the rows.
+        shares: partial results, each of them a share of the rows.
         norm_block: rows and features of a tile of the kernel of norms, for rows wider than ``block_d``.
-        reduce_block: chunks and sums of a tile of the kernel that adds the partial results.
+        reduce_block: shares and sums of a tile of the kernel that adds the partial results.
     """
 
     block_m: int
@@ -36,7 +36,7 @@ class Configuration(NamedTuple):
     programs: int
     shared_by: int | None
     tiles: int
-    chunks: int
+    shares: int
     norm_block: tuple[int, int]
     reduce_block: tuple[int, int]
 
@@ -60,9 +60,9 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
     # On sm_100 float32 rows on their way while others are added up spill 8 bytes with Triton 3.6.
     waits = machine.architecture // 10 == 10 and dtype == torch.float32 and features <= block_d and block_e <= 16
     tiles = max(1, -(-features // block_d)) * -(-num_experts // block_e)
-    # One wave, so that partial results stay few: E D numbers for each chunk.
-    chunks = max(1, min(-(-rows // block_m), programs * machine.multiprocessors // tiles))
-    added = min(32, _power_of_2(chunks))
+    # One wave, so that partial results stay few: E D numbers for each share.
+    shares = max(1, min(-(-rows // block_m), programs * machine.multiprocessors // tiles))
+    added = min(32, _power_of_2(shares))
     return Configuration(
         block_m,
         block_d,
@@ -73,7 +73,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         # ptxas fits four of bfloat16 by spilling 8 bytes.
         shared_by=programs if machine.architecture // 10 == 10 else None,
         tiles=tiles,
-        chunks=chunks,
+        shares=shares,
         norm_block=(8, 256),
         reduce_block=(added, (512 if dtype == torch.float64 else 1024) // added),
     )

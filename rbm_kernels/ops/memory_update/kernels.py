@@ -1,7 +1,7 @@
 """The memory update in Triton, for GPUs on which librbm_cuda does not serve. Two stages, no atomics.
 
-The sums are a matrix product: rows, transposed, by their weights. A program adds up one chunk of the rows; then the
-chunks' sums are added in their order.
+The sums are a matrix product: rows, transposed, by their weights. A program adds up one share of the rows; then the
+shares' sums are added in their order.
 """
 
 import struct
@@ -55,13 +55,13 @@ def memory_statistics_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Sums over chunks of the rows: ``h [B, D]``, ``gates``, ``experts [B, K]`` -> ``partials [chunks, E D + E]``.
+    """Sums over shares of the rows: ``h [B, D]``, ``gates``, ``experts [B, K]`` -> ``partials [shares, E D + E]``.
 
-    Chunk c is the tiles c, c + chunks, ... of BLOCK_M rows each. ``squares_ptr`` has the squared lengths ``[B]`` where
+    Share s is the tiles s, s + shares, ... of BLOCK_M rows each. ``squares_ptr`` has the squared lengths ``[B]`` where
     rows are wider than BLOCK_D, else it is None.
     """
     dtype = partials_ptr.dtype.element_ty
-    # Programs of one chunk stand side by side: they read the same rows, those of one tile of columns the same bytes.
+    # Programs of one share stand side by side: they read the same rows, those of one tile of columns the same bytes.
     first_column = tl.program_id(0) // tl.cdiv(E, BLOCK_E) * BLOCK_D
     experts = tl.program_id(0) % tl.cdiv(E, BLOCK_E) * BLOCK_E + tl.arange(0, BLOCK_E)
     rows = tl.arange(0, BLOCK_M)
@@ -170,15 +170,15 @@ def _weighted_sum(b_h, b_weights):
 
 @triton.jit
 def memory_statistics_reduce_kernel(
-    partials_ptr, weighted_sum_ptr, total_ptr, chunks, sums_size, size, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr
+    partials_ptr, weighted_sum_ptr, total_ptr, shares, sums_size, size, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """``partials [chunks, size]`` added in one order -> ``weighted_sum`` (the first ``sums_size``) and ``total``."""
+    """``partials [shares, size]`` added in one order -> ``weighted_sum`` (the first ``sums_size``) and ``total``."""
     places = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_sums = tl.zeros((BLOCK_P, BLOCK_N), partials_ptr.dtype.element_ty)
-    for start in tl.range(0, chunks, BLOCK_P):
-        b_chunk = start + tl.arange(0, BLOCK_P)
-        m_partials = (b_chunk < chunks)[:, None] & (places < size)[None, :]
-        b_sums += tl.load(partials_ptr + (b_chunk.to(tl.int64)[:, None] * size + places[None, :]), m_partials, 0.0)
+    for start in tl.range(0, shares, BLOCK_P):
+        b_share = start + tl.arange(0, BLOCK_P)
+        m_partials = (b_share < shares)[:, None] & (places < size)[None, :]
+        b_sums += tl.load(partials_ptr + (b_share.to(tl.int64)[:, None] * size + places[None, :]), m_partials, 0.0)
     b_sum = tl.sum(b_sums, 0)
     tl.store(weighted_sum_ptr + places, b_sum, mask=places < sums_size)
     tl.store(total_ptr + (places - sums_size), b_sum, mask=(places >= sums_size) & (places < size))
@@ -241,9 +241,9 @@ def _square_norm(memory_ptr, D, stride, factor, BLOCK: tl.constexpr):
 
 
 class _Launches(NamedTuple):
-    """Partial sums by chunk, and the launches that make and add them; ``norms`` where rows are wider than a tile."""
+    """Partial sums by share, and the launches that make and add them; ``norms`` where rows are wider than a tile."""
 
-    chunks: int
+    shares: int
     size: int
     norms: Callable[..., None] | None
     sums: Callable[..., None]
@@ -264,13 +264,13 @@ def memory_statistics(
     launches = _prepare_statistics(rows, features, num_experts, experts.shape[1], h.dtype, normalize, machine)
     weighted_sum = torch.empty((num_experts, features), dtype=dtype, device=device)
     total = torch.empty((num_experts,), dtype=dtype, device=device)
-    partials = torch.empty((launches.chunks, launches.size), dtype=dtype, device=device)
+    partials = torch.empty((launches.shares, launches.size), dtype=dtype, device=device)
     squares = None
     if launches.norms is not None:
         squares = torch.empty((rows,), dtype=dtype, device=device)
         launches.norms(h, squares, rows, h.stride(0))
     launches.sums(h, gates.contiguous(), experts.contiguous(), squares, partials, rows, h.stride(0))
-    launches.reduce(partials, weighted_sum, total, launches.chunks, num_experts * features, launches.size)
+    launches.reduce(partials, weighted_sum, total, launches.shares, num_experts * features, launches.size)
     return weighted_sum, total
 
 
@@ -291,12 +291,12 @@ def _prepare_statistics(
             num_warps=4,
         )
     return _Launches(
-        chunks=config.chunks,
+        shares=config.shares,
         size=size,
         norms=norms,
         sums=launcher(
             memory_statistics_kernel,
-            (config.tiles, config.chunks),
+            (config.tiles, config.shares),
             D=features,
             E=num_experts,
             K=k,
