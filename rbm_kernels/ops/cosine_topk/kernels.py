@@ -220,29 +220,9 @@ def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tupl
     if rows == 0:
         return gates, experts, cosines
     h, memory = addressable(h), addressable(memory)
-    launch = _prepare_forward(rows, features, memory.shape[0], k, h.dtype, machine_of(device))
+    launch = _prepare(False, rows, features, memory.shape[0], k, h.dtype, machine_of(device))
     launch(h, memory, gates, experts, cosines, rows, h.stride(0), memory.stride(0), temperature)
     return gates, experts, cosines
-
-
-@prepared
-def _prepare_forward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dtype, machine: Machine):
-    config = configuration(rows, features, num_experts, dtype, machine, backward=False)
-    return launcher(
-        cosine_topk_fwd_kernel,
-        (config.programs,),
-        D=features,
-        E=num_experts,
-        K=k,
-        EPS=EPS,
-        BLOCK_M=config.block_m,
-        BLOCK_D=config.block_d,
-        BLOCK_E=config.block_e,
-        BLOCK_K=triton.next_power_of_2(k),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        programs=config.shared_by,
-    )
 
 
 def backward(
@@ -263,7 +243,7 @@ def backward(
     if grad_gates is None and grad_cosines is None:
         return grad_h.zero_()
     h, memory = addressable(h), addressable(memory)
-    launch = _prepare_backward(rows, features, memory.shape[0], experts.shape[1], h.dtype, machine_of(h.device))
+    launch = _prepare(True, rows, features, memory.shape[0], experts.shape[1], h.dtype, machine_of(h.device))
     launch(
         None if grad_gates is None else grad_gates.contiguous(),
         None if grad_cosines is None else grad_cosines.contiguous(),
@@ -282,10 +262,10 @@ def backward(
 
 
 @prepared
-def _prepare_backward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dtype, machine: Machine):
-    config = configuration(rows, features, num_experts, dtype, machine, backward=True)
+def _prepare(backward: bool, rows: int, features: int, num_experts: int, k: int, dtype: torch.dtype, machine: Machine):
+    config = configuration(rows, features, num_experts, dtype, machine, backward=backward)
     return launcher(
-        cosine_topk_bwd_kernel,
+        cosine_topk_bwd_kernel if backward else cosine_topk_fwd_kernel,
         (config.programs,),
         D=features,
         E=num_experts,
@@ -294,6 +274,7 @@ def _prepare_backward(rows: int, features: int, num_experts: int, k: int, dtype:
         BLOCK_M=config.block_m,
         BLOCK_D=config.block_d,
         BLOCK_E=config.block_e,
+        **({} if backward else {"BLOCK_K": triton.next_power_of_2(k)}),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         programs=config.shared_by,
