@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from rbm_kernels import checks
 from rbm_kernels._library import define, implement_everywhere, implement_fake, inference_call, refuse_derivative
@@ -79,7 +80,7 @@ def routed_matmul_int8(
         ValueError: shapes that do not fit, ``k`` out of range, or a temperature that is not positive.
         RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return torch.ops.rbm.routed_matmul_int8(x, memory, experts, out_features, k, temperature)
     return _call(x, memory, experts, out_features, k, temperature)
 
