@@ -25,7 +25,7 @@ from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 
-from rbm.experiments.runner import parse_seeds
+from rbm.experiments.experiment import parse_seeds
 from rbm.experiments.statistics import paired_test
 from rbm.utils.files import append_csv, read_csv
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import rbm
 from rbm.config import Config
-from rbm.experiments.runner import Experiment
+from rbm.experiments.experiment import Experiment
 from rbm.training.run_folder import read_metrics
 from rbm.utils.files import append_csv, read_csv
 

@@ -176,7 +176,7 @@ def _report(result, path) -> None:
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
-    from rbm.experiments.runner import Experiment, parse_seeds
+    from rbm.experiments.experiment import Experiment, parse_seeds
     from rbm.utils.distributed import launched
 
     if launched() > 1:

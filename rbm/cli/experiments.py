@@ -22,7 +22,7 @@ def experiment(
     jobs: Jobs = 1,
 ) -> None:
     """Run all that a file describes and the CSV file does not hold yet; a run that was killed goes on."""
-    from rbm.experiments.runner import Experiment
+    from rbm.experiments.experiment import Experiment
 
     run_and_show(Experiment.from_yaml(file), out or Path("results") / f"{file.stem}.csv", root, cache, jobs)
 
@@ -51,9 +51,10 @@ def reproduce(
     from dataclasses import replace
 
     from rbm.experiments.analysis import STUDIES, study
+    from rbm.experiments.experiment import parse_seeds
     from rbm.experiments.paper_tables import read_table, render, write_outputs
     from rbm.experiments.results import read_rows
-    from rbm.experiments.runner import parse_seeds, run_experiment
+    from rbm.experiments.runner import run_experiment
 
     command = f"rbm {' '.join(sys.argv[1:])}"
     if table in STUDIES:

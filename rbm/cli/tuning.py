@@ -61,7 +61,7 @@ def tune(
 
     The same command goes on where a search was killed, and with more --trials where it was done.
     """
-    from rbm.experiments.runner import parse_seeds
+    from rbm.experiments.experiment import parse_seeds
     from rbm.experiments.tuning.run import tune as search
     from rbm.experiments.tuning.space import read_space
 

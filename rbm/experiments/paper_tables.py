@@ -14,7 +14,7 @@ import yaml
 
 from rbm.config import SETTINGS
 from rbm.datasets.registry import short_name
-from rbm.experiments.runner import Experiment
+from rbm.experiments.experiment import Experiment
 from rbm.experiments.statistics import Summary, median_scores, skillings_mack
 from rbm.experiments.tables import Group, group_rows, paper_tables, percent
 from rbm.utils.files import write_text
@@ -59,7 +59,7 @@ class Table:
         return self.name if self.protocol == "rbm" else f"{self.name}-{self.protocol}"
 
     def experiments(self, **common: Any) -> list[Experiment]:
-        """What fills the table; ``common`` are further arguments of :class:`~rbm.experiments.runner.Experiment`."""
+        """What fills the table; ``common`` are further arguments of :class:`~rbm.experiments.experiment.Experiment`."""
         alike: dict[str, list[Column]] = {}
         for column in self.columns.values():
             if column.method != "teacher":

@@ -264,7 +264,7 @@ def _make_config(folder: Path) -> None:
 
 
 def _experiment(path: Path) -> Any:
-    from rbm.experiments.runner import Experiment
+    from rbm.experiments.experiment import Experiment
 
     return Experiment.from_yaml(path)
 

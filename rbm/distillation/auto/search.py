@@ -8,15 +8,13 @@ The time that a trial took is kept with it, and time that was spent is the sum o
 on with what was left of its budget. A proposal depends on the trials before it and on the seed alone.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rbm.distillation.auto.space import GIVEN, Point, Space
+from rbm.distillation.auto.trials import Lead, accuracies, answers, lead, point_of, seconds_of, seconds_of_halves
 from rbm.training.loop import OutOfTimeError, time_limit
 from rbm.utils.studies import import_optuna
 
@@ -33,18 +31,6 @@ _FOR_ONE = 1 / 8
 # So many proposals one after another that had all been judged before: there is hardly anything left to try.
 _MOST_REPEATED = 20
 _clock = time.perf_counter
-
-
-class Lead(NamedTuple):
-    """Two complete trials on the same held-out nodes.
-
-    Attributes:
-        gain: the first's share of right answers less the second's.
-        error: its standard error.
-    """
-
-    gain: float
-    error: float
 
 
 class Search:
@@ -100,7 +86,7 @@ class Search:
 
     def spent(self) -> float:
         """Seconds of all trainings so far."""
-        return sum(map(_seconds, self.trials()))
+        return sum(map(seconds_of, self.trials()))
 
     @property
     def halves(self) -> int:
@@ -265,14 +251,14 @@ class Search:
 
     def _longest(self) -> float:
         """Seconds that a training other than the starts' may take: one slow teacher must not have the whole budget."""
-        starts = [taken for trial in self.trials() if point_of(trial) in self.starts for taken in _times(trial)]
-        return max(_FOR_ONE * self.budget, 2 * max(starts))
+        starts = [trial for trial in self.trials() if point_of(trial) in self.starts]
+        return max(_FOR_ONE * self.budget, 2 * max(taken for trial in starts for taken in seconds_of_halves(trial)))
 
     def _usual(self, method: str) -> float:
         """Median seconds of a method's trainings; of all, where it has had none."""
         by_method: dict[str, list[float]] = {}
         for trial in self.trials():
-            times = [taken for taken in _times(trial) if taken]
+            times = [taken for taken in seconds_of_halves(trial) if taken]
             by_method.setdefault(point_of(trial).get("method", ""), []).extend(times)
         known = by_method.get(method) or [taken for times in by_method.values() for taken in times]
         return statistics.median(known)
@@ -286,40 +272,6 @@ def sampler(seed: int | None = None) -> "BaseSampler":
 def random_sampler(seed: int) -> "BaseSampler":
     """Values are drawn at random."""
     return import_optuna().samplers.RandomSampler(seed=seed)
-
-
-def point_of(trial: "FrozenTrial | Trial") -> Point:
-    """What a trial tries; empty where a kill came before it was drawn."""
-    return trial.user_attrs.get("point", {})
-
-
-def answers(trial: "FrozenTrial | Trial") -> list[str]:
-    """On each half so far, as the judge gave them."""
-    return [found[0] for found in _found(trial)]
-
-
-def accuracies(trial: "FrozenTrial | Trial") -> list[float]:
-    """On each half so far; 0 where a point could not be trained."""
-    return [each.count("1") / max(1, len(each) - each.count("-")) for each in answers(trial)]
-
-
-def lead(first: list[str], second: list[str]) -> Lead:
-    """Compare the answers of two trials on the same halves.
-
-    A node that several halves ask counts once, with the sum of its differences, since its answers are alike; on one
-    half this is McNemar's standard error of a difference of paired shares. One node is added to either side, as in
-    :func:`rbm.distillation.verdict.compare`: one answer more must not be ahead by more than its error.
-    """
-    nodes = max(map(len, [*first, *second]))
-    ours, theirs = (
-        np.frombuffer("".join(each.ljust(nodes, "-") for each in some).encode(), np.uint8).reshape(-1, nodes or 1)
-        for some in (first, second)
-    )
-    asked = (ours != ord("-")) | (theirs != ord("-"))
-    sums = ((ours == ord("1")).astype(int) - (theirs == ord("1"))).sum(0)
-    total, judged, counted = int(sums.sum()), max(1, int(asked.sum())), max(1, int(asked.any(0).sum()))
-    squares = int((sums**2).sum()) + 2 * (judged / counted) ** 2
-    return Lead(total / judged, math.sqrt(squares - total**2 / (counted + 2)) / judged)
 
 
 def rows(search: Search) -> list[dict[str, Any]]:
@@ -341,23 +293,7 @@ def rows(search: Search) -> list[dict[str, Any]]:
                 **{f"half {half}": f"{known[half]:.5f}" if half < len(known) else "" for half in range(search.halves)},
                 "gain": "" if ahead is None else f"{ahead.gain:.5f}",
                 "error": "" if ahead is None else f"{ahead.error:.5f}",
-                "seconds": f"{_seconds(trial):.1f}",
+                "seconds": f"{seconds_of(trial):.1f}",
             }
         )
     return found
-
-
-def _found(trial: "FrozenTrial | Trial") -> list[list[Any]]:
-    """Answers and seconds on each half so far."""
-    attributes, found = trial.user_attrs, []
-    while f"half {len(found)}" in attributes:
-        found.append(attributes[f"half {len(found)}"])
-    return found
-
-
-def _times(trial: "FrozenTrial") -> list[float]:
-    return [each[1] for each in _found(trial)]
-
-
-def _seconds(trial: "FrozenTrial") -> float:
-    return sum(_times(trial))

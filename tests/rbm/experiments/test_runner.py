@@ -13,9 +13,10 @@ import pytest
 from rbm.config import PROTOCOLS
 from rbm.distillation.registry import METHODS
 from rbm.experiments import runner as experiments
+from rbm.experiments.experiment import Experiment, parse_seeds
 from rbm.experiments.paper_tables import read_table, table_names
 from rbm.experiments.results import COLUMNS, append_rows, config_fingerprint, read_rows
-from rbm.experiments.runner import Experiment, check_rows, parse_seeds, run_experiment
+from rbm.experiments.runner import check_rows, run_experiment
 from rbm.experiments.statistics import Summary, paired_test
 from rbm.experiments.tables import Group, group_rows, main_table, paper_tables, percent, variants_table
 from rbm.nn.saved_student import STUDENTS

@@ -1,0 +1,154 @@
+"""What an experiment is: the runs that a file asks for, each a task with a configuration."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
+from rbm.config.presets import preset_config
+from rbm.datasets import dataset_name
+from rbm.distillation.distill import DEFAULT_METHODS
+from rbm.distillation.registry import METHODS
+from rbm.utils.files import read_yaml
+
+MOST_SEEDS = 10_000
+_LISTS = ("datasets", "settings", "methods")
+
+
+def _is_list_of(values: Any, kind: type) -> bool:
+    return isinstance(values, tuple) and values != () and all(type(value) is kind for value in values)
+
+
+def _is_tree(variants: Any) -> bool:
+    """Whether there is a variant, and each is named and has settings."""
+    parts = list(variants.items()) if isinstance(variants, dict) else []
+    return parts != [] and all(isinstance(name, str) and isinstance(changes, dict) for name, changes in parts)
+
+
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_LISTS, (lambda value: _is_list_of(value, str), "a list of names, not empty")),
+    "seeds": (lambda value: _is_list_of(value, int), "a list of numbers, not empty"),
+    **dict.fromkeys(("preset", "protocol", "teacher"), (lambda value: isinstance(value, str), "a name")),
+    "changes": (lambda value: isinstance(value, dict), "sections with settings"),
+    "variants": (_is_tree, "sections with settings by name"),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run: every combination of the lists.
+
+    Attributes:
+        datasets: names, see :func:`rbm.load_dataset`.
+        settings: ``transductive``, ``inductive``.
+        methods: of ``rbm.distillation.registry.METHODS``; the teacher's row comes with any of them.
+        seeds: of splits, initialisation and dropout.
+        preset, protocol, teacher: as for ``rbm distill``.
+        changes: settings for all runs, after the preset's.
+        variants: further changes by name; every variant is run. The default is one without a name.
+    """
+
+    datasets: tuple[str, ...] = ("digits",)
+    settings: tuple[str, ...] = ("transductive",)
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    seeds: tuple[int, ...] = (0,)
+    preset: str = "clean"
+    protocol: str = "rbm"
+    teacher: str = "sage"
+    changes: dict[str, Any] = field(default_factory=dict)
+    variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+    _configs: dict[tuple[str, str, str], Config] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, (fits, expected) in _TYPES.items():
+            if not fits(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+        object.__setattr__(self, "datasets", tuple(dataset_name(name) for name in self.datasets))
+        for name, known in (("settings", SETTINGS), ("methods", METHODS)):
+            if unknown := [value for value in getattr(self, name) if value not in known]:
+                raise ValueError(f"{name} holds {unknown[0]!r}, expected some of {', '.join(known)}")
+        for name, known in (("preset", PRESETS), ("protocol", PROTOCOLS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        if changed := [name for name, changes in self.variants.items() if "teacher" in changes]:
+            raise ValueError(
+                f"variant {changed[0]!r} changes the teacher, which all variants share; put that into changes, in a"
+                " file of its own"
+            )
+        for task in self.tasks():
+            self.config(task)
+
+    @classmethod
+    def from_yaml(cls, path: Path | str) -> "Experiment":
+        """Read an experiment file: the attributes as keys, ``seeds`` also as text such as ``0-9``.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: no YAML, an unknown key, or a value that does not fit; before anything runs.
+        """
+        content = read_yaml("experiment file", path)
+        known = {item.name for item in fields(cls) if item.init}
+        if not isinstance(content, dict) or not set(content) <= known:
+            given = sorted(set(content) - known) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"{path} holds {given}, expected the keys {', '.join(sorted(known))}")
+        if "seeds" in content:
+            content["seeds"] = parse_seeds(content["seeds"])
+        lists = {key: tuple(content[key]) for key in _LISTS if isinstance(content.get(key), list)}
+        try:
+            return cls(**{**content, **lists})
+        except ValueError as error:
+            raise ValueError(f"experiment file {path}: {error}") from error
+
+    def tasks(self) -> Iterator["Task"]:
+        """One for each dataset, setting, variant and seed; seeds turn slowest, so that rows fill evenly."""
+        for seed in self.seeds:
+            for dataset in self.datasets:
+                for setting in self.settings:
+                    for variant in self.variants:
+                        yield Task(dataset, setting, variant, seed)
+
+    def config(self, task: "Task") -> Config:
+        """The whole configuration of a task."""
+        key = (task.dataset, task.setting, task.variant)
+        if key not in self._configs:
+            config = preset_config(self.preset, task.dataset, task.setting, self.teacher, self.protocol)
+            for changes in (self.changes, self.variants[task.variant]):
+                config = config.updated(changes)
+            self._configs[key] = config
+        return replace(self._configs[key], seed=task.seed)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One graph, one split, one teacher, and the students that learn from it."""
+
+    dataset: str
+    setting: str
+    variant: str
+    seed: int
+
+
+def parse_seeds(text: str | int | list[int]) -> tuple[int, ...]:
+    """``"0-9"``, ``"0,3,7-9"``, ``5`` or a list of numbers; each counts once.
+
+    Raises:
+        ValueError: anything else, no seed at all, more than :data:`MOST_SEEDS`, or one that is not below 2^31.
+    """
+    parts = [str(text)] if type(text) is int else text.split(",") if isinstance(text, str) else text
+    if not isinstance(parts, list) or not all(type(part) in (int, str) for part in parts):
+        raise ValueError(f"seeds is {text!r}, expected numbers and ranges such as 0-9 or 0,3,7-9")
+    ranges = []
+    for part in parts:
+        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", str(part), re.ASCII)
+        if found is None:
+            raise ValueError(f"seeds is {text!r}, expected numbers below 2^31 and ranges such as 0-9 or 0,3,7-9")
+        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
+    count, largest = sum(map(len, ranges)), max((each.stop - 1 for each in ranges), default=0)
+    if not 0 < count <= MOST_SEEDS or largest >= 2**31:
+        raise ValueError(
+            f"seeds is {text!r}, which names {count:,} seeds, up to {largest}; expected 1 to {MOST_SEEDS:,}, below"
+            " 2^31, such as 0-9"
+        )
+    return tuple(dict.fromkeys(seed for each in ranges for seed in each))
