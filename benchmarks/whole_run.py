@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=parse_seeds, default="0-9")
     arguments = parser.parse_args()
     trees = dict(version.split("=", 1) for version in arguments.versions)
-    done = read_csv(arguments.out)
+    done = read_csv(arguments.out, missing_ok=True)
     known = {tuple(record[name] for name in KEY) for record in done}
     for seed, dataset, setting in product(arguments.seeds, arguments.datasets, arguments.settings):
         for name, tree in trees.items():

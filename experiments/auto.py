@@ -207,7 +207,7 @@ def main(root: str, out: str, *what: str) -> None:
     auto_run.Judge, search._clock, loop._clock = SharedJudge, CLOCK, CLOCK
     table = Path(out) / "runs.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
-    rows = read_csv(table)
+    rows = read_csv(table, missing_ok=True)
     for each in what:
         name, budget, seed = each.split(":")
         for searches in (None, budget):

@@ -48,7 +48,7 @@ def turning_points(config: Config, root: str, cache: Path) -> dict[str, object]:
 
 def main(root: str, out: str, cache: str = "cache") -> None:
     path = Path(out)
-    known = {(row["dataset"], row["variant"], row["seed"]) for row in read_csv(path)}
+    known = {(row["dataset"], row["variant"], row["seed"]) for row in read_csv(path, missing_ok=True)}
     experiment = Experiment.from_yaml(Path(__file__).parent / "searches" / "experts_shortlist.yaml")
     for task in experiment.tasks():
         about = {"dataset": task.dataset, "variant": task.variant, "seed": str(task.seed)}

@@ -83,7 +83,7 @@ def figures(result: Distillation, method: str) -> dict[str, str]:
 
 def main(root: str, out: str, cache: str = "cache") -> None:
     path = Path(out)
-    known = {(row["dataset"], row["setting"], row["seed"]) for row in read_csv(path)}
+    known = {(row["dataset"], row["setting"], row["seed"]) for row in read_csv(path, missing_ok=True)}
     for run in itertools.product(range(5), ("cora", "citeseer"), ("inductive", "transductive")):
         seed, dataset, setting = run
         if (dataset, setting, str(seed)) in known:

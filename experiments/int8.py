@@ -76,7 +76,7 @@ def markdown(rows: list[dict[str, str]]) -> str:
 
 def main(root: str, out: str, runs: str = "runs/int8", *datasets: str) -> None:
     path = Path(out)
-    known = {(row["dataset"], row["method"]) for row in read_csv(path)}
+    known = {(row["dataset"], row["method"]) for row in read_csv(path, missing_ok=True)}
     for dataset in datasets or DATASETS:
         run = Path(runs) / dataset
         if not (run / "summary.json").exists():

@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cells whose name holds this, such as dense-0.1")
     parser.add_argument("--show", action="store_true", help="print a table of what there is, and run nothing")
     options = parser.parse_args()
-    rows = read_csv(options.out)
+    rows = read_csv(options.out, missing_ok=True)
     if options.show:
         show(rows, options.variant)
         return

@@ -84,7 +84,7 @@ def figures(config: Config, tokenizer: TokenizerConfig, root: str, variant: str)
 
 def main(root: str, out: str) -> None:
     path = Path(out)
-    done = {(row["variant"], row["seed"]) for row in read_csv(path)}
+    done = {(row["variant"], row["seed"]) for row in read_csv(path, missing_ok=True)}
     for variant, (protocol, changes) in VARIANTS.items():
         for seed in SEEDS:
             if (variant, str(seed)) in done:

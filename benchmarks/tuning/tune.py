@@ -64,7 +64,7 @@ class Outcomes:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._made = made_by()
-        lines = [] if path is None else read_csv(path)
+        lines = [] if path is None else read_csv(path, missing_ok=True)
         self._known = {tuple(line[name] for name in _KEY): line for line in lines}
 
     def of(self, tunable: Tunable, case: Case, architecture: int, candidate: Candidate) -> dict[str, str] | None:

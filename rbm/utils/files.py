@@ -194,9 +194,11 @@ def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[
         writer.writerows(rows)
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a file under their header; none where there is no file."""
-    return list(csv.DictReader(io.StringIO(read_text(path), newline=""))) if path.exists() else []
+def read_csv(path: Path, *, missing_ok: bool = False) -> list[dict[str, str]]:
+    """The rows of a file under their header; with ``missing_ok`` none where there is no file."""
+    if missing_ok and not path.exists():
+        return []
+    return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
 
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

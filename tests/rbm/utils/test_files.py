@@ -53,7 +53,9 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failing):
 
 def test_rows_are_added_under_one_header(tmp_path):
     path = tmp_path / "new" / "rows.csv"
-    assert read_csv(path) == []
+    assert read_csv(path, missing_ok=True) == []
+    with pytest.raises(FileNotFoundError, match=r"rows\.csv does not exist"):
+        read_csv(path)
     append_csv(path, [{"name": "a, b\nc", "count": 1}])
     append_csv(path, [{"count": 2, "name": "d"}, {"count": 3, "name": "e"}], ("name", "count"))
     assert path.read_bytes().startswith(b"name,count\n")
