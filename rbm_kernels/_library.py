@@ -220,12 +220,17 @@ def refuse_derivative(name: str, differentiable: str) -> None:
 
 
 def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Callable[..., Tensor]:
-    """What the public function of an operator calls, with all arguments by position, where no derivative is wanted.
+    """A function that calls an operator of inference, its arguments by position, where no derivative is wanted.
 
-    It goes past the operator's derivative, which is Python and costs more than routing one row; inference mode is past
-    it already. ``refuses`` is for an operator of :func:`refuse_derivative`: that is to see the arguments wherever one
-    may be wanted, and raises. Implementations in C++ raise nothing but RuntimeError. For speed ``check``, which takes
-    the operator's arguments and may raise, looks at them only once one has.
+    It goes past the operator's derivative, which is Python and takes longer than routing one row. In inference mode
+    PyTorch does so by itself.
+
+    Args:
+        name: of the operator.
+        check: takes the operator's arguments and raises for bad ones. It runs only where the operator has raised a
+            RuntimeError, the only error that C++ can raise: to check each call would take too long.
+        refuses: whether the derivative is one of :func:`refuse_derivative`. It is then called wherever gradients are
+            enabled or forward mode is under way, and decides.
     """
     packet = getattr(torch.ops.rbm, name)
     operator = packet.default._op  # the overload's own function: the object around it takes a tenth of a microsecond
