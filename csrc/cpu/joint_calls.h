@@ -6,6 +6,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -122,8 +123,17 @@ class JointCalls {
     leader->become(JointCall::kLeads);
   }
 
+  // Processors that this process may use.
+  static int64_t processors() {
+#if defined(__linux__)
+    cpu_set_t usable;
+    if (sched_getaffinity(0, sizeof(usable), &usable) == 0) return CPU_COUNT(&usable);
+#endif
+    return std::max<int64_t>(1, std::thread::hardware_concurrency());
+  }
+
   std::mutex mutex_;
-  const int64_t places_ = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t places_ = processors();
   int64_t running_ = 0;
   JointCall *first_ = nullptr, *last_ = nullptr;
 };

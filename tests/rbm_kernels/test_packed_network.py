@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import threading
 
 import pytest
@@ -102,9 +103,11 @@ def test_threads_that_ask_at_once_get_their_own_answers():
 
     def ask(number: int) -> None:
         network, answers, size = networks[number % 2], expected[number % 2], (1, 1, 3, 8)[number % 4]
-        for i in itertools.islice(itertools.cycle(range(0, 64 - size, 5)), 150):
-            if not torch.equal(packed_network(x[i : i + size], *network), answers[i : i + size]):
-                wrong.append(number)
+        wrong.extend(
+            number
+            for i in itertools.islice(itertools.cycle(range(0, 64 - size, 5)), 150)
+            if not torch.equal(packed_network(x[i : i + size], *network), answers[i : i + size])
+        )
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4 * (os.cpu_count() or 1))]
     for thread in threads:
@@ -147,23 +150,23 @@ def test_no_other_bytes_are_taken_for_a_network():
     """Each number of the head, replaced by others, is refused or harmless: nothing is read beyond the bytes."""
     layers = [routed(4, 3, **norm("affine", 3)), in_8_bits(learned(3, 2))]
     packed, x, fields = pack_network(layers), torch.randn(3, 4), len(form.StoredLayer._fields)
+    refused = r"rbm::packed_network: (network|x has shape|out_features)"
     for place in range(2 + 2 * fields):
         for number in (-(2**63), -1, 0, 1, 3, 64, 2**31, 2**62, 2**63 - 1):
             bad = packed.clone()
             bad[8 * place : 8 * place + 8] = torch.tensor([number]).view(torch.uint8)
             try:
-                assert packed_network(x, bad, 2).shape == (3, 2)
+                shape = packed_network(x, bad, 2).shape
             except (RuntimeError, ValueError) as error:
-                assert "rbm::packed_network: " in str(error)
+                shape = (3, 2) if re.match(refused, str(error)) else str(error)
+            assert shape == (3, 2)
     for size in (0, 15, 16, 300, len(packed) - 64):
-        with pytest.raises(
-            (RuntimeError, ValueError), match="network (is too short|begins with|has a part|has another)"
-        ):
+        with pytest.raises((RuntimeError, ValueError), match=refused):
             packed_network(x, packed[:size], 2)
 
 
 BAD = {
-    "no layers": (lambda: [], ValueError, "layers is empty"),
+    "no layers": (list, ValueError, "layers is empty"),
     "sizes": (lambda: [linear(D, H), linear(H + 1, N)], ValueError, "takes 41 features, expected 40"),
     "dtype": (
         lambda: [linear(D, N)._replace(weight=torch.zeros(1, N, D).double())],
