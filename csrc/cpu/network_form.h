@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "../checks.h"
 #include "int8_tiles.h"

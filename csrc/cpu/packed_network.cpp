@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "int8_layer.h"
-#include "joint_calls.h"
 #include "network_form.h"
 #include "packed_layer.h"
 
@@ -15,20 +14,12 @@ namespace {
 
 // Rows that pass through all layers together: what is between two layers stays in cache, whatever the batch.
 constexpr int64_t kRowsAtOnce = 4096;
-// Calls of so many rows are joined with others; larger ones use the processor well by themselves.
-constexpr int64_t kRowsOfJoint = 8;
 
 struct Answers {
   const float* x;
   int64_t x_stride, rows;
   float* y;  // [rows, y_stride]
   int64_t y_stride;
-};
-
-struct FewRows : JointCall {
-  FewRows(const void* key, const Answers& answers) : JointCall(key, answers.rows), answers(answers) {}
-
-  const Answers answers;
 };
 
 // A norm over the outputs and ReLU, row by row, in place. Loops that the compiler vectorises: a row's numbers are the same in
@@ -127,25 +118,6 @@ void answer_network(const StoredNetwork& network, const Answers& all) {
   }
 }
 
-// The rows of several calls as one batch.
-void answer_jointly(const StoredNetwork& network, JointCall& leader) {
-  const Answers& own = static_cast<FewRows&>(leader).answers;
-  if (leader.next == nullptr) return answer_network(network, own);
-  const int64_t features = network.layer(0).inputs, outputs = own.y_stride;
-  const auto x = scratch<float>(kMostJoined * features), y = scratch<float>(kMostJoined * outputs);
-  int64_t rows = 0;
-  const auto each = [&](const auto& act) {
-    rows = 0;
-    for (JointCall* call = &leader; call != nullptr; call = call->next) {
-      const Answers& a = static_cast<FewRows*>(call)->answers;
-      for (int64_t row = 0; row < a.rows; ++row) act(a.x + row * a.x_stride, a.y + row * outputs, rows++);
-    }
-  };
-  each([&](const float* from, float*, int64_t row) { std::copy_n(from, features, x.get() + row * features); });
-  answer_network(network, {x.get(), features, rows, y.get(), outputs});
-  each([&](const float*, float* to, int64_t row) { std::copy_n(y.get() + row * outputs, outputs, to); });
-}
-
 }  // namespace
 
 Tensor packed_network(const Tensor& x_any, const Tensor& bytes, int64_t out_features) {
@@ -162,13 +134,7 @@ Tensor packed_network(const Tensor& x_any, const Tensor& bytes, int64_t out_feat
   if (out_features != outputs) check.fail("out_features is ", out_features, ", expected ", outputs, ", the network's");
   const Tensor x = with_adjacent_features(x_any);
   Tensor y = new_tensor(ScalarType::Float, {x.size(0), outputs});
-  const Answers answers{data<float>(x), x.stride(0), x.size(0), mutable_data<float>(y), outputs};
-  if (answers.rows > kRowsOfJoint) {
-    answer_network(network, answers);
-  } else if (answers.rows > 0) {
-    FewRows call(data<uint8_t>(bytes), answers);
-    JointCalls::here().answer(call, [&](JointCall& leader) { answer_jointly(network, leader); });
-  }
+  answer_network(network, {data<float>(x), x.stride(0), x.size(0), mutable_data<float>(y), outputs});
   return y;
 }
 

@@ -1,9 +1,6 @@
-"""A packed network: the answers of its layers one by one, in every batch the same, whoever else asks."""
+"""A packed network: the answers of its layers one by one, in every batch the same."""
 
-import itertools
-import os
 import re
-import threading
 
 import pytest
 import torch
@@ -63,7 +60,7 @@ def test_answers(network):
     y = packed_network(x, packed, outputs)
     expected = reference.packed_network(x, reference.pack_network(layers))
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
-    for size in (1, 2, 9):  # fewer than are joined, and more
+    for size in (1, 2, 9):
         parts = [packed_network(part, packed, outputs) for part in x.split(size)]
         assert torch.equal(torch.cat(parts), y)
     for rows in (torch.randn(37, 2 * D)[::5, :D], x.T.contiguous().T):
@@ -93,56 +90,6 @@ def test_what_is_not_finite_stays_in_its_row():
     y = packed_network(x, packed, N)
     assert y[4].isnan().all()
     assert torch.equal(y[[i for i in range(9) if i != 4]], expected[[i for i in range(9) if i != 4]])
-
-
-def test_threads_that_ask_at_once_get_their_own_answers():
-    """More than there are processors, of two networks, with one row and several: calls are joined."""
-    networks = [(pack_network([routed(D, H, relu=True), routed(H, n)]), n) for n in (N, 3)]
-    x, wrong = torch.randn(64, D), []
-    expected = [packed_network(x, *network) for network in networks]
-
-    def ask(number: int) -> None:
-        network, answers, size = networks[number % 2], expected[number % 2], (1, 1, 3, 8)[number % 4]
-        wrong.extend(
-            number
-            for i in itertools.islice(itertools.cycle(range(0, 64 - size, 5)), 150)
-            if not torch.equal(packed_network(x[i : i + size], *network), answers[i : i + size])
-        )
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4 * (os.cpu_count() or 1))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_waits_for_no_thread_of_its_parent():
-    packed, x, end = pack_network([routed(D, 512), linear(512, N)]), torch.randn(8, D), threading.Event()
-    expected = packed_network(x, packed, N)
-
-    def ask() -> None:
-        while not end.is_set():
-            packed_network(x, packed, N)
-
-    threads = [threading.Thread(target=ask) for _ in range(4 * (os.cpu_count() or 1))]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3):
-            child = os.fork()
-            if child == 0:
-                import signal
-
-                signal.alarm(20)
-                os._exit(0 if torch.equal(packed_network(x, packed, N), expected) else 1)
-            assert os.waitpid(child, 0)[1] == 0
-    finally:
-        end.set()
-        for thread in threads:
-            thread.join()
 
 
 @pytest.mark.native

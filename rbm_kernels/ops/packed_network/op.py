@@ -45,8 +45,7 @@ def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
     """Answer rows by all layers of a packed network, in one call.
 
     For inference on a CPU, where the weights do not change from call to call. Python's lock is given up once. A row's
-    answer is the same, bit for bit, in every batch and on any number of threads: so where more threads than processors
-    call with up to 8 rows each, calls that wait for a processor are answered together.
+    answer is the same, bit for bit, in every batch and on any number of threads.
 
     Args:
         x: rows ``[B, D]``, float32. ``B`` may be 0.
