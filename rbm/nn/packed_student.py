@@ -3,7 +3,7 @@
 The weights of all layers are packed at the first answer and kept until one of them changes. An answer is that of the
 layers one by one, which also serve where this does not: while gradients are enabled, in training, for sparse rows and
 for other precisions, under autocast and ``torch.func``, in compiled and exported programs, where a layer has hooks or
-counts its rows, and for layers of other classes.
+counts its rows, for layers of other classes, and in a package without compiled libraries.
 """
 
 from collections.abc import Callable
@@ -125,7 +125,9 @@ def _pack(student: nn.Module) -> Packed:
                     continue
                 # The alias keeps the memory: no other tensor can come to stand at its address.
                 tensors.append((owned, name, tensor, tensor._version, tensor.data_ptr(), tensor.detach()))
-    layers = _network_layers(student) if watched else None
+    # The eager reference takes longer than the layers do.
+    is_compiled = torch._C._dispatch_has_kernel_for_dispatch_key("rbm::packed_network", "CPU")
+    layers = _network_layers(student) if watched and is_compiled else None
     return Packed(
         network=None if layers is None else pack_network(layers),
         in_features=student.in_channels,

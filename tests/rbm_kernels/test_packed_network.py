@@ -52,6 +52,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
 def test_answers(network):
     layers = network()
@@ -68,6 +69,7 @@ def test_answers(network):
     assert packed_network(x[:0], packed, outputs).shape == (0, outputs)
 
 
+@pytest.mark.native
 def test_more_rows_than_pass_at_once_on_several_threads():
     layers, before = [routed(9, 33, **norm("layer", 33)), linear(33, 5)], torch.get_num_threads()
     x, packed = torch.randn(9000, 9), pack_network(layers)
@@ -82,6 +84,7 @@ def test_more_rows_than_pass_at_once_on_several_threads():
         torch.set_num_threads(before)
 
 
+@pytest.mark.native
 def test_what_is_not_finite_stays_in_its_row():
     layers = [routed(D, H, relu=True), linear(H, N)]
     x, packed = torch.randn(9, D), pack_network(layers)

@@ -15,6 +15,7 @@ from rbm.nn.moe import MoEStudent
 from rbm.nn.reference import ReferenceRbMLayer
 from rbm.nn.students import MLPStudent, RbMStudent
 
+pytestmark = pytest.mark.native
 F, H, C = 30, 24, 5
 STUDENTS = {
     "rbm": RbMStudent,
