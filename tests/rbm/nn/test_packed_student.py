@@ -209,8 +209,6 @@ CHANGES = {
     "temperature": lambda s: setattr(s.layers[0], "gate_temperature", 0.05),
     "k": lambda s: setattr(s.layers[0], "top_k", 1),
     "a step": step,
-    "a new layer": lambda s: s.layers.__setitem__(1, rbm.FusedRbMLayer(H, C).eval()),
-    "new layers": lambda s: setattr(s, "layers", make().layers),
     "state_dict": lambda s: s.load_state_dict(make().state_dict()),
     "behind": write_behind,
 }
@@ -226,6 +224,17 @@ def test_notices(change, calls):
     torch.testing.assert_close(y, one_by_one(student, x), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(y, before), "a change that changes nothing would test nothing"
     assert calls == [20, 20]
+
+
+@torch.no_grad()
+def test_notices_another_layer():
+    """Made before the first answer: ``eval()`` of any layer lets what is kept be made anew."""
+    student, x, layer, layers = make(), torch.randn(20, F), rbm.FusedRbMLayer(H, C).eval(), make().layers
+    for change in (lambda: student.layers.__setitem__(1, layer), lambda: setattr(student, "layers", layers)):
+        before = student(x)
+        change()
+        torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(student(x), before)
 
 
 @torch.no_grad()
