@@ -30,6 +30,7 @@ inline std::string dtype_name(ScalarType dtype) {
     case ScalarType::BFloat16: return "bfloat16";
     case ScalarType::Half: return "float16";
     case ScalarType::Char: return "int8";
+    case ScalarType::Byte: return "uint8";
     case ScalarType::Int: return "int32";
     case ScalarType::Long: return "int64";
     default: return torch::headeronly::toString(dtype);

@@ -8,6 +8,7 @@
 ``routed_matmul``         the first and the third in one call, for inference
 ``routed_matmul_packed``  the same with experts packed before (``pack_experts``), on a CPU
 ``routed_matmul_int8``    the same with experts of 8-bit integers (``quantize_experts``)
+``packed_network``        all layers of a network that serves, in one call (``pack_network``), on a CPU
 ``memory_update_``        move the memory vectors towards the rows routed to them
                           (``memory_statistics`` first)
 ========================  =======================================================================
@@ -26,6 +27,7 @@ from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 from rbm_kernels.ops.int8_experts import quantize_experts, routed_matmul_int8
 from rbm_kernels.ops.memory_update import memory_statistics, memory_update_
 from rbm_kernels.ops.packed_experts import pack_experts, routed_matmul_packed
+from rbm_kernels.ops.packed_network import NetworkLayer, pack_network, packed_network
 from rbm_kernels.ops.routed_matmul import routed_matmul
 from rbm_kernels.ops.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
 
@@ -36,12 +38,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ExpertOrder",
+    "NetworkLayer",
     "cosine_topk",
     "expert_matmul",
     "expert_order",
     "memory_statistics",
     "memory_update_",
     "pack_experts",
+    "pack_network",
+    "packed_network",
     "quantize_experts",
     "routed_matmul",
     "routed_matmul_int8",

@@ -6,8 +6,7 @@
 
 #include "../cosine_topk.h"
 #include "../expert_matmul.h"
-#include "packed_experts.h"
-#include "routing.h"
+#include "packed_layer.h"
 #include "shares.h"
 
 namespace rbm::cpu {
@@ -15,15 +14,6 @@ namespace {
 
 // Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of them.
 constexpr int64_t kRowsOfExpert = 256;
-
-template <typename T>
-struct Layer {
-  using Acc = Accumulation<T>;
-  Routing<T> routing;  // of all rows; gates, experts and cosines are each thread's own
-  PackedExperts<T> experts;
-  int64_t padded, panel_rows;
-  T* y;  // [B, N], contiguous
-};
 
 // What a thread writes to, for as many rows as it takes at once.
 template <typename T>
@@ -35,88 +25,116 @@ struct Workplace {
   PairsByExpert pairs;
   bool is_direct;  // sums are the result itself
 
-  Workplace(const Layer<T>& layer, int64_t rows)
+  Workplace(const PackedLayer<T>& layer, int64_t rows, int64_t padded)
       : gates(scratch<Acc>(2 * rows * layer.routing.top_k)),
         work(scratch<Acc>(routing_scratch<T>(layer.routing.num_experts))),
         chosen(scratch<int32_t>(rows * layer.routing.top_k)),
         pairs(rows, layer.routing.top_k, layer.routing.num_experts),
-        is_direct(!kConverts && layer.padded == layer.experts.outputs) {
-    if (!is_direct) sums = scratch<Acc>(rows * layer.padded);
-    if (kConverts) converted = scratch<Acc>(rows * layer.routing.features);
+        is_direct(!kConverts && padded <= layer.y_stride) {
+    if (!is_direct) sums = scratch<Acc>(rows * padded);
+    if (kConverts) converted = scratch<Acc>(rows * layer.experts.features);
   }
 };
 
 // Rows [begin, end), panels of columns [first_panel, last_panel), by one thread.
 template <typename T>
-void serve(const Layer<T>& layer, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel, int64_t width) {
+void serve(
+    const PackedLayer<T>& layer, const PackedSizes& sizes, int64_t begin, int64_t end, int64_t first_panel,
+    int64_t last_panel) {
   using Acc = Accumulation<T>;
-  const int64_t outputs = layer.experts.outputs;
-  Workplace<T> own(layer, std::min(end - begin, layer.panel_rows));
-  for (int64_t first = begin; first < end; first += layer.panel_rows) {
-    const int64_t rows = std::min(layer.panel_rows, end - first);
-    Routing<T> routing = layer.routing;
-    routing.h += first * routing.row_stride;
-    routing.gates = own.gates.get();
-    routing.cosines = own.gates.get() + rows * routing.top_k;
-    routing.experts = own.chosen.get();
-    route_rows(routing, 0, rows, own.work.get());
+  const int64_t outputs = layer.experts.outputs, features = layer.experts.features, padded = sizes.padded(outputs);
+  const int64_t num_experts = layer.experts.num_experts, top_k = layer.routing.top_k;
+  const int64_t most = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / top_k);
+  Workplace<T> own(layer, std::min(end - begin, most), padded);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t rows = std::min(most, end - first);
+    if (layer.is_routed) {
+      Routing<T> routing = layer.routing;
+      routing.h += first * routing.row_stride;
+      routing.gates = own.gates.get();
+      routing.cosines = own.gates.get() + rows * top_k;
+      routing.experts = own.chosen.get();
+      route_rows(routing, 0, rows, own.work.get());
+    } else {
+      std::fill_n(own.gates.get(), rows, Acc(1));
+      std::fill_n(own.chosen.get(), rows, 0);
+    }
     own.pairs.list(own.chosen.get(), 0, rows);
     PackedProduct<T> product{
         .rows = nullptr,
-        .row_stride = routing.features,
+        .row_stride = features,
         .experts = layer.experts,
         .gates = own.gates.get(),
         .pairs = &own.pairs,
         .count = rows,
-        .sums = nullptr,
-        .sum_stride = layer.padded,
+        .sums = own.sums.get(),
+        .sum_stride = padded,
     };
     if constexpr (Workplace<T>::kConverts) {
       for (int64_t row = 0; row < rows; ++row) {
-        const T* const source = routing.h + row * routing.row_stride;
-        Acc* const target = own.converted.get() + row * routing.features;
-        for (int64_t d = 0; d < routing.features; ++d) target[d] = static_cast<Acc>(source[d]);
+        const T* const source = layer.x + (first + row) * layer.x_stride;
+        Acc* const target = own.converted.get() + row * features;
+        for (int64_t d = 0; d < features; ++d) target[d] = static_cast<Acc>(source[d]);
       }
       product.rows = own.converted.get();
     } else {
-      product.rows = routing.h;
-      product.row_stride = routing.row_stride;
-      if (own.is_direct) product.sums = layer.y + first * outputs;
+      product.rows = layer.x + first * layer.x_stride;
+      product.row_stride = layer.x_stride;
+      if (own.is_direct) {
+        product.sums = layer.y + first * layer.y_stride;
+        product.sum_stride = layer.y_stride;
+      }
     }
-    if (!own.is_direct) product.sums = own.sums.get();
     multiply_packed(product, first_panel, last_panel);
     if (own.is_direct) continue;
-    const int64_t column = first_panel * width, columns = std::min(last_panel * width, outputs) - column;
+    const int64_t column = first_panel * sizes.width, columns = std::min(last_panel * sizes.width, outputs) - column;
     for (int64_t row = 0; row < rows; ++row) {
-      const Acc* const source = own.sums.get() + row * layer.padded + column;
-      T* const target = layer.y + (first + row) * outputs + column;
+      const Acc* const source = own.sums.get() + row * padded + column;
+      T* const target = layer.y + (first + row) * layer.y_stride + column;
       for (int64_t c = 0; c < columns; ++c) target[c] = static_cast<T>(source[c]);
     }
   }
 }
 
+}  // namespace
+
+template <typename T>
+void answer(const PackedLayer<T>& layer, int64_t rows) {
+  const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
+  const PackedExperts<T>& experts = layer.experts;
+  const int64_t routed = layer.is_routed ? experts.num_experts : 0, panels = sizes.panels(experts.outputs);
+  const int64_t multiplications = rows * (layer.routing.top_k * sizes.padded(experts.outputs) + routed) * experts.features;
+  const Call call;
+  const Split split = Split::of(call, rows, multiplications, experts.outputs, panels);
+  split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
+    serve(layer, sizes, begin, end, first_panel, last_panel);
+  });
+}
+template void answer(const PackedLayer<double>&, int64_t);
+template void answer(const PackedLayer<float>&, int64_t);
+template void answer(const PackedLayer<BFloat16>&, int64_t);
+
+namespace {
+
 template <typename T>
 Tensor route_and_multiply(
     const Tensor& x, const Tensor& memory, const Tensor& packed, int64_t outputs, int64_t k, double temperature) {
-  using Acc = Accumulation<T>;
-  const PackedSizes sizes = PackedSizes::of<Acc>();
-  const int64_t rows = x.size(0), features = x.size(1), num_experts = packed.size(0), panels = sizes.panels(outputs);
+  const int64_t rows = x.size(0), num_experts = packed.size(0);
   Tensor y = new_tensor(x.scalar_type(), {rows, outputs});
   if (rows == 0 || outputs == 0) return y;
-  const auto inverse_norms = scratch<Acc>(num_experts);
-  std::unique_ptr<Acc[]> copies;
-  const Layer<T> layer{
-      .routing = routing_of<T>(x, memory, k, temperature, inverse_norms.get(), copies),
-      .experts{data<T>(packed), num_experts, features, outputs},
-      .padded = sizes.padded(outputs),
-      .panel_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),
-      .y = mutable_data<T>(y),
-  };
-  const Call call;
-  const Split split = Split::of(call, rows, rows * (k * layer.padded + num_experts) * features, outputs, panels);
-  split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
-    serve(layer, begin, end, first_panel, last_panel, sizes.width);
-  });
+  const auto inverse_norms = scratch<Accumulation<T>>(num_experts);
+  std::unique_ptr<Accumulation<T>[]> copies;
+  answer(
+      PackedLayer<T>{
+          .x = data<T>(x),
+          .x_stride = x.stride(0),
+          .routing = routing_of<T>(x, memory, k, temperature, inverse_norms.get(), copies),
+          .is_routed = true,
+          .experts{data<T>(packed), num_experts, x.size(1), outputs},
+          .y = mutable_data<T>(y),
+          .y_stride = outputs,
+      },
+      rows);
   return y;
 }
 

@@ -6,9 +6,9 @@
 #include <array>
 
 #include "../cosine_topk.h"
+#include "int8_layer.h"
 #include "int8_tiles.h"
 #include "pairs.h"
-#include "routing.h"
 #include "shares.h"
 
 namespace rbm::cpu {
@@ -17,12 +17,17 @@ namespace {
 // Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of them.
 constexpr int64_t kRowsOfExpert = 256;
 
-struct Int8Layer {
-  Routing<float> routing;  // of all rows
-  bool is_routed;  // else there is one expert, and its gate is 1
-  const int8_t* experts;
-  int64_t panels, groups, outputs, chunk_rows;
-  float* y;  // [B, N], contiguous
+// A layer, and what follows from its sizes.
+struct Int8Work {
+  const Int8Layer& layer;
+  int64_t num_experts, panels, groups, chunk_rows;
+
+  explicit Int8Work(const Int8Layer& of)
+      : layer(of),
+        num_experts(of.routing.num_experts),
+        panels(panels_of(of.outputs)),
+        groups(groups_of(of.features)),
+        chunk_rows(std::max(kRowsOfExpert, kRowsOfExpert * num_experts / of.routing.top_k)) {}
 
   int64_t panel_bytes() const { return (kHeadLines + groups) * kLineBytes; }
   int64_t padded() const { return panels * kPanelColumns; }
@@ -34,7 +39,8 @@ struct Int8Product {
   int64_t number_stride;
   const float *row_scales, *gates;
   const PairsByExpert* pairs;
-  float* sums;  // [n, padded], zeros
+  float* sums;  // [n, sum_stride], zeros
+  int64_t sum_stride;
 };
 
 template <typename Kind, int kRows>
@@ -58,9 +64,9 @@ void multiply_rows(Int8Tile tile, int64_t panels) {
 }
 
 template <typename Kind>
-void multiply(const Int8Layer& layer, const Int8Product& p, int64_t first_panel, int64_t last_panel) {
+void multiply(const Int8Work& work, const Int8Product& p, int64_t first_panel, int64_t last_panel) {
   constexpr int64_t kPanelsOfMany = Kind::panels_at_once(Kind::kMostRows);
-  for (int64_t expert = 0; expert < layer.routing.num_experts; ++expert) {
+  for (int64_t expert = 0; expert < work.num_experts; ++expert) {
     const Pair* const pairs = p.pairs->of(expert);
     const int64_t count = p.pairs->count(expert), tiles = (count + Kind::kMostRows - 1) / Kind::kMostRows;
     if (count == 0) continue;
@@ -73,15 +79,15 @@ void multiply(const Int8Layer& layer, const Int8Product& p, int64_t first_panel,
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t rows = height + (i < higher);
         Int8Tile tile;
-        tile.panel_bytes = layer.panel_bytes();
-        tile.panels = layer.experts + (expert * layer.panels + panel) * tile.panel_bytes;
-        tile.groups = layer.groups;
+        tile.panel_bytes = work.panel_bytes();
+        tile.panels = work.layer.experts + (expert * work.panels + panel) * tile.panel_bytes;
+        tile.groups = work.groups;
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t row = of_tile[r].row;
           tile.rows[r] = p.numbers + row * p.number_stride;
           tile.row_scales[r] = p.row_scales[row];
           tile.gates[r] = p.gates[of_tile[r].index];
-          tile.sums[r] = p.sums + row * layer.padded() + panel * kPanelColumns;
+          tile.sums[r] = p.sums + row * p.sum_stride + panel * kPanelColumns;
         }
         of_tile += rows;
         const auto of_height = [&]<int kRows>() {
@@ -102,27 +108,28 @@ void multiply(const Int8Layer& layer, const Int8Product& p, int64_t first_panel,
 
 // Rows [begin, end), panels [first_panel, last_panel), by one thread.
 template <typename Kind>
-void serve(const Int8Layer& layer, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
-  const Routing<float>& all = layer.routing;
-  const int64_t most = std::min(end - begin, layer.chunk_rows), padded = layer.padded();
-  const int64_t number_stride = (all.features + kLineBytes - 1) / kLineBytes * kLineBytes;
-  const bool is_direct = padded == layer.outputs;
-  const auto floats = scratch<float>(most * (2 * all.top_k + 1) + routing_scratch<float>(all.num_experts));
-  const auto chosen = scratch<int32_t>(most * all.top_k);
+void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
+  const Int8Layer& layer = work.layer;
+  const int64_t top_k = layer.routing.top_k, most = std::min(end - begin, work.chunk_rows);
+  const int64_t number_stride = (layer.features + kLineBytes - 1) / kLineBytes * kLineBytes;
+  const bool is_direct = work.padded() <= layer.y_stride;
+  const int64_t sum_stride = is_direct ? layer.y_stride : work.padded();
+  const auto floats = scratch<float>(most * (2 * top_k + 1) + routing_scratch<float>(work.num_experts));
+  const auto chosen = scratch<int32_t>(most * top_k);
   const auto numbers = scratch<uint8_t>(most * number_stride);
   std::unique_ptr<float[]> own_sums;
-  if (!is_direct) own_sums = scratch<float>(most * padded);
-  PairsByExpert pairs(most, all.top_k, all.num_experts);
-  for (int64_t first = begin; first < end; first += layer.chunk_rows) {
-    const int64_t rows = std::min(layer.chunk_rows, end - first);
+  if (!is_direct) own_sums = scratch<float>(most * sum_stride);
+  PairsByExpert pairs(most, top_k, work.num_experts);
+  for (int64_t first = begin; first < end; first += work.chunk_rows) {
+    const int64_t rows = std::min(work.chunk_rows, end - first);
     float* const gates = floats.get();
-    float* const cosines = gates + rows * all.top_k;
-    float* const row_scales = cosines + rows * all.top_k;
+    float* const cosines = gates + rows * top_k;
+    float* const row_scales = cosines + rows * top_k;
     if (!layer.is_routed) {
       std::fill_n(gates, rows, 1.0f);
       std::fill_n(chosen.get(), rows, 0);
     } else {
-      Routing<float> routing = all;
+      Routing<float> routing = layer.routing;
       routing.h += first * routing.row_stride;
       routing.gates = gates;
       routing.cosines = cosines;
@@ -130,23 +137,38 @@ void serve(const Int8Layer& layer, int64_t begin, int64_t end, int64_t first_pan
       route_rows(routing, int64_t{0}, rows, row_scales + rows);
     }
     pairs.list(chosen.get(), 0, rows);
-    float* const sums = is_direct ? layer.y + first * padded : own_sums.get();
+    float* const sums = is_direct ? layer.y + first * sum_stride : own_sums.get();
     const int64_t column = first_panel * kPanelColumns, width = (last_panel - first_panel) * kPanelColumns;
     for (int64_t row = 0; row < rows; ++row) {
-      const float* const source = all.h + (first + row) * all.row_stride;
-      row_scales[row] = Kind::quantize(source, all.features, number_stride, numbers.get() + row * number_stride);
-      std::fill_n(sums + row * padded + column, width, 0.0f);
+      const float* const source = layer.x + (first + row) * layer.x_stride;
+      row_scales[row] = Kind::quantize(source, layer.features, number_stride, numbers.get() + row * number_stride);
+      std::fill_n(sums + row * sum_stride + column, width, 0.0f);
     }
-    multiply<Kind>(layer, {numbers.get(), number_stride, row_scales, gates, &pairs, sums}, first_panel, last_panel);
+    const Int8Product product{numbers.get(), number_stride, row_scales, gates, &pairs, sums, sum_stride};
+    multiply<Kind>(work, product, first_panel, last_panel);
     if (is_direct) continue;
     const int64_t columns = std::min(width, layer.outputs - column);
     for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(sums + row * padded + column, columns, layer.y + (first + row) * layer.outputs + column);
+      std::copy_n(sums + row * sum_stride + column, columns, layer.y + (first + row) * layer.y_stride + column);
     }
   }
 }
 
 }  // namespace
+
+void answer(const Int8Layer& layer, int64_t rows) {
+  const Int8Work work(layer);
+  // Four products of 8 bits take the time of one of floats.
+  const int64_t routed = layer.is_routed ? work.num_experts : 0;
+  const int64_t multiplications = rows * (layer.routing.top_k * work.padded() / 4 + routed) * layer.features;
+  const Call call;
+  const Split split = Split::of(call, rows, multiplications, layer.outputs, work.panels);
+  with_int8_kind([&]<typename Kind>(Kind) {
+    split.run(rows, work.panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
+      serve<Kind>(work, begin, end, first_panel, last_panel);
+    });
+  });
+}
 
 Tensor routed_matmul_int8(
     const Tensor& x_any, const std::optional<Tensor>& memory_any, const Tensor& experts_any, int64_t out_features, int64_t k,
@@ -177,32 +199,21 @@ Tensor routed_matmul_int8(
   if (rows == 0 || out_features == 0) return y;
   const Tensor x = with_adjacent_features(x_any), experts = dense(experts_any);
   const Tensor memory = memory_any ? dense(*memory_any) : x;
-  const int64_t num_experts = experts.size(0);
-  const auto inverse_norms = scratch<float>(num_experts);
+  const auto inverse_norms = scratch<float>(experts.size(0));
   std::unique_ptr<float[]> copies;
-  Int8Layer layer{
-      .routing{
-          .h = data<float>(x), .row_stride = x.stride(0), .memory = nullptr, .inverse_norms = nullptr,
-          .features = features, .num_experts = num_experts, .top_k = k, .temperature = 1, .gates = nullptr,
-          .experts = nullptr, .cosines = nullptr},
-      .is_routed = memory_any.has_value(),
-      .experts = data<int8_t>(experts),
-      .panels = panels,
-      .groups = groups,
-      .outputs = out_features,
-      .chunk_rows = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / k),
-      .y = mutable_data<float>(y),
-  };
-  if (memory_any) layer.routing = routing_of<float>(x, memory, k, temperature, inverse_norms.get(), copies);
-  // Four products of 8 bits take the time of one of floats.
-  const int64_t routed = memory_any ? num_experts : 0;
-  const Call call;
-  const Split split = Split::of(call, rows, rows * (k * layer.padded() / 4 + routed) * features, out_features, panels);
-  with_int8_kind([&]<typename Kind>(Kind) {
-    split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
-      serve<Kind>(layer, begin, end, first_panel, last_panel);
-    });
-  });
+  answer(
+      Int8Layer{
+          .x = data<float>(x),
+          .x_stride = x.stride(0),
+          .features = features,
+          .routing = memory_any ? routing_of<float>(x, memory, k, temperature, inverse_norms.get(), copies) : no_routing<float>(),
+          .is_routed = memory_any.has_value(),
+          .experts = data<int8_t>(experts),
+          .outputs = out_features,
+          .y = mutable_data<float>(y),
+          .y_stride = out_features,
+      },
+      rows);
   return y;
 }
 

@@ -35,7 +35,16 @@ struct Routing {
   Acc* gates;        // [B, k]
   int32_t* experts;  // [B, k]
   Acc* cosines;      // [B, k]
+  bool over_all = false;  // whether gates are shares of a softmax over all experts
 };
+
+// That of a layer that routes nothing: it has one expert.
+template <typename T>
+Routing<T> no_routing() {
+  return {
+      .h = nullptr, .row_stride = 0, .memory = nullptr, .inverse_norms = nullptr, .features = 0, .num_experts = 1, .top_k = 1,
+      .temperature = 1, .gates = nullptr, .experts = nullptr, .cosines = nullptr};
+}
 
 // Rows are chosen for as many at once as a vector has lanes: one lane is one row.
 constexpr int64_t kMostLanes = 64 / static_cast<int64_t>(sizeof(float));
@@ -153,6 +162,16 @@ RBM_INLINE void choose(const Routing<T>& r, int64_t b, int64_t rows, const Accum
       chosen[i * r.top_k + j] = cosine_lanes[i];
       gates[i * r.top_k + j] = gate_lanes[i];
       experts[i * r.top_k + j] = static_cast<int32_t>(place_lanes[i]);
+    }
+  }
+  if (r.over_all) {
+    total = typename L::Vector{};
+    for (int64_t e = 0; e < r.num_experts; ++e) {
+      typename L::Vector gate;
+      L::load(gate, cosines + e * L::kCount);
+      gate = (gate - first) / r.temperature;
+      exponential<kBytes, Acc>(gate);
+      total += gate;
     }
   }
   alignas(kBytes) Acc totals[L::kCount];

@@ -61,16 +61,15 @@ class FoldedExperts(NamedTuple):
     def of(cls, layer: nn.Module, dtype: torch.dtype | None) -> tuple["FoldedExperts", bool]:
         """Fold the experts of ``layer``, and say whether the result may be kept.
 
-        It may not where a change would go unseen (see :func:`_is_watched`; reparametrised parameters are none of the
+        It may not where a change would go unseen (see :func:`is_watched`; reparametrised parameters are none of the
         layer's, distributed ones no plain tensors), nor where the numbers are not there yet: while a CUDA graph is
         captured.
         """
-        _count_steps()
         # Versions before numbers: where another thread writes meanwhile, what is kept is known to be old.
-        steps, keep, sources = _steps, not _capturing(), []
+        now, keep, sources = steps(), not _capturing(), []
         parameters = [getattr(layer, name) for name in _NAMES]
         for name, parameter in zip(_NAMES, parameters, strict=True):
-            if layer._parameters.get(name) is not parameter or not (parameter is None or _is_watched(parameter)):
+            if layer._parameters.get(name) is not parameter or not (parameter is None or is_watched(parameter)):
                 keep = False
             elif parameter is None:
                 sources.append((name, None, 0, 0, None))
@@ -83,7 +82,7 @@ class FoldedExperts(NamedTuple):
         is_packed = keep and dtype is None and weight.device.type == "cpu" and weight.dtype in _PACKED
         if is_packed:
             weight, bias = pack_experts(weight, bias), None
-        return cls(weight, bias, is_packed, dtype, steps, tuple(sources)), keep
+        return cls(weight, bias, is_packed, dtype, now, tuple(sources)), keep
 
     def are_of(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
         """Whether these parameters, unchanged, gave these experts. Every answer of a layer asks: four tensors, 1 µs."""
@@ -97,20 +96,27 @@ class FoldedExperts(NamedTuple):
         return True
 
 
-def _count_steps() -> None:
-    """Begin to count; the second time and later do nothing."""
+def steps() -> int:
+    """Steps of any optimizer, and calls of :func:`forget`, since this was first asked."""
     global _steps
     if _steps < 0:
         _steps = 0
         register_optimizer_step_post_hook(_count)
+    return _steps
+
+
+def forget() -> None:
+    """Let all that is kept of any weights be made anew."""
+    _count()
 
 
 def _count(*_) -> None:
     global _steps
-    _steps += 1
+    if _steps >= 0:
+        _steps += 1
 
 
-def _is_watched(parameter: Tensor) -> bool:
+def is_watched(parameter: Tensor) -> bool:
     """Whether every change counts in the version: not in inference mode, nor where another process writes to the
     memory, nor of what a transformation of ``torch.func`` wraps, which is another tensor's view for one call.
     """

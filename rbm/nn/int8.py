@@ -15,7 +15,7 @@ from rbm.nn.memory_router import Routing
 from rbm.nn.moe import MoELayer
 from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm.nn.sparse_rows import Features, SparseRows, as_rows
-from rbm_kernels import cosine_topk, quantize_experts, routed_matmul_int8
+from rbm_kernels import NetworkLayer, cosine_topk, quantize_experts, routed_matmul_int8
 
 KINDS = ("int8",)
 _DENSE_NUMBERS = 2**22  # of sparse rows that are made dense at once: 16 MiB
@@ -86,6 +86,11 @@ class Int8Layer(nn.Module):
         routing = cosine_topk(flat, self.memory, self.top_k, temperature=self.gate_temperature)
         return y, Routing(*(part.reshape(*shape, self.top_k) for part in routing))
 
+    def network_layer(self) -> NetworkLayer:
+        """Its answer as :func:`rbm_kernels.packed_network` takes it."""
+        sizes = (self.out_features, self.in_features)
+        return NetworkLayer(self.experts, None, *sizes, self.memory, self.top_k, self.gate_temperature)
+
     def _of_sparse(self, rows: SparseRows, return_routing: bool) -> Tensor | tuple[Tensor, Routing]:
         count = max(1, _DENSE_NUMBERS // max(1, self.in_features))
         starts = range(0, max(1, rows.shape[0]), count)
@@ -122,14 +127,14 @@ def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
         ValueError: another kind, or a student without such layers: trees, or the mixtures of :mod:`rbm.nn.moe`.
     """
     check_kind(kind)
-    found = copy.deepcopy(student).eval()
+    found = copy.deepcopy(student)
     if not _replace(found):
         raise ValueError(
             f"quantize is {kind!r}, but a {type(student).__name__} has no layer that 8 bits serve (linear layers and"
             " FusedRbMLayer); leave it out"
         )
     found.__dict__["_arguments"] = None  # they rebuild no module of these weights
-    return found.requires_grad_(False)
+    return found.eval().requires_grad_(False)
 
 
 def check_kind(kind: str | None) -> None:

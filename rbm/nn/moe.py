@@ -22,7 +22,7 @@ from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, lin
 from rbm.nn.students import MixtureStudent, layer_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum
-from rbm_kernels import expert_matmul
+from rbm_kernels import NetworkLayer, expert_matmul
 
 
 class MoELayer(nn.Module):
@@ -100,6 +100,19 @@ class MoELayer(nn.Module):
             for i, (start, end) in enumerate(itertools.pairwise(ends))
         ]
         return torch.cat(parts)
+
+    def network_layer(self) -> NetworkLayer:
+        """Its answer as :func:`rbm_kernels.packed_network` takes it."""
+        return NetworkLayer(
+            *fold(self.weight, self.bias, None, self.log_scale),
+            self.out_features,
+            self.in_features,
+            self.addresses.T,
+            self.top_k,
+            1 / input_scale(None, self.log_temperature).item(),
+            (self.router.weight, self.router.bias),
+            self.gates_over == "all",
+        )
 
     @torch.no_grad()
     def clone_expert(self, expert: int = 0) -> None:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from rbm.nn import sparse_rows as sparse
-from rbm.nn.folded_weights import FoldedExperts, fold, input_scale
+from rbm.nn.folded_weights import FoldedExperts, fold, forget, input_scale
 from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
-from rbm_kernels import cosine_topk, expert_matmul, routed_matmul, routed_matmul_packed
+from rbm_kernels import NetworkLayer, cosine_topk, expert_matmul, routed_matmul, routed_matmul_packed
 
 
 class FusedRbMLayer(MemoryRouter):
@@ -164,6 +164,7 @@ class FusedRbMLayer(MemoryRouter):
         Either way folded experts that were kept are forgotten.
         """
         self._folded = None
+        forget()  # by a student around it
         return super().train(mode)
 
     def extra_repr(self) -> str:
@@ -172,6 +173,14 @@ class FusedRbMLayer(MemoryRouter):
             f"bias={self.bias is not None}, input_attention={self.attention is not None}, decay={self.decay}, "
             f"dropout={self.dropout}"
         )
+
+    def network_layer(self) -> NetworkLayer | None:
+        """Its answer as :func:`rbm_kernels.packed_network` takes it; None while it counts its rows."""
+        if self.track_usage:
+            return None
+        weight, bias = self._fold(None)
+        sizes = (self.out_features, self.in_features)
+        return NetworkLayer(weight, bias, *sizes, self.memory, self.top_k, self.gate_temperature)
 
     @property
     def _dtype(self) -> torch.dtype:

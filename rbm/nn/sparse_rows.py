@@ -192,6 +192,11 @@ class Linear(nn.Linear):
     def forward(self, rows: Rows) -> Tensor:
         return linear(rows, self.weight, self.bias)
 
+    def network_layer(self) -> rbm_kernels.NetworkLayer:
+        """Its answer as :func:`rbm_kernels.packed_network` takes it."""
+        bias = None if self.bias is None else self.bias[None]
+        return rbm_kernels.NetworkLayer(self.weight[None], bias, self.out_features, self.in_features)
+
 
 def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`rbm_kernels.cosine_topk`. Gates and cosines carry a gradient to dense columns."""

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout
 from rbm.nn.half_rows import HalfPrecisionRows
+from rbm.nn.packed_student import PackedMixin
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.sparse_rows import Features, Linear, Rows, SparseRows, as_rows
@@ -54,6 +55,11 @@ class BatchNorm(nn.BatchNorm1d):
         if self.training and x.shape[0] < 2:
             return self._forward_running(x)
         return super().forward(x)
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """What it multiplies by and adds in eval mode, ``[channels]`` each."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        return scale, self.bias - self.running_mean * scale
 
     def _forward_running(self, x: Tensor) -> Tensor:
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
@@ -109,7 +115,7 @@ def _trace(routings: list[Routing], outputs: list[Tensor]) -> Trace:
     return Trace(routings, hidden[0], hidden[-1])
 
 
-class MLPStudent(HubMixin, nn.Module):
+class MLPStudent(PackedMixin, HubMixin, nn.Module):
     """Multi-layer perceptron: linear, norm, ReLU, dropout; the last layer plain.
 
     Args:
@@ -142,6 +148,10 @@ class MLPStudent(HubMixin, nn.Module):
         """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about. ``first`` is the first layer's
         output where it is known.
         """
+        if not (self.training or return_trace or torch.is_grad_enabled()) and first is None:
+            answer = self._answer_at_once(x)
+            if answer is not None:
+                return answer
         x, outputs = rows_for(self, x), []
         for i, layer in enumerate(self.layers):
             if i > 0:
@@ -171,7 +181,7 @@ class EnsembleStudent(HubMixin, nn.Module):
         return votes.logsumexp(0) - math.log(len(self.members))
 
 
-class MixtureStudent(HubMixin, nn.Module):
+class MixtureStudent(PackedMixin, HubMixin, nn.Module):
     """Stack of mixture layers: layer, norm, ReLU; the last layer plain.
 
     A layer has ``in_features``, ``num_experts``, ``top_k``, ``weight [E, N, D]``, ``bias [E, N]``, and methods
@@ -199,6 +209,10 @@ class MixtureStudent(HubMixin, nn.Module):
         """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about. ``first`` is what the first layer
         gives, with its routing, where it is known.
         """
+        if not (self.training or return_trace or self.pretraining or torch.is_grad_enabled()) and first is None:
+            answer = self._answer_at_once(x)
+            if answer is not None:
+                return answer
         x, routings, outputs = rows_for(self, x), [], []
         for i, layer in enumerate(self.layers):
             if i > 0:

@@ -150,6 +150,12 @@ def check_routed_matmul(case: Case) -> None:
         packed = rbm_kernels.pack_experts(weight, bias)
         y = rbm_kernels.routed_matmul_packed(x, memory, packed, case.n, case.k, temperature=case.temperature)
         compare_elements(y[good], expected[good], bound[good], unit, dtype, case.d + case.k)
+        if dtype == torch.float32 and min(case.d, case.n) > 0:
+            layer = rbm_kernels.NetworkLayer(weight, bias, case.n, case.d, memory, case.k, case.temperature)
+            network = rbm_kernels.pack_network([layer])
+            torch.testing.assert_close(
+                rbm_kernels.packed_network(x, network, case.n), y, rtol=0, atol=0, equal_nan=True
+            )
     if dtype == memory.dtype == torch.float32:
         small = rbm_kernels.quantize_experts(weight, bias)
         y = rbm_kernels.routed_matmul_int8(x, memory, small, case.n, case.k, temperature=case.temperature)

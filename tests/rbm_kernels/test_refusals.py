@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rbm_kernels import expert_order, memory_statistics, memory_update_
+from rbm_kernels import NetworkLayer, expert_order, memory_statistics, memory_update_, pack_network
 
 B, D, N, E, K = 5, 4, 3, 4, 2
 REFUSED = (ValueError, TypeError, RuntimeError)
@@ -30,6 +30,7 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
     fits = max(b, d, n, e) < 2**30
     packed = torch.ops.rbm.pack_experts(weight, None) if fits else of(torch.randn, e, d + 1, n)
     int8 = torch.zeros((), dtype=torch.int8).expand(e, -(-n // 16), 3 - (-d // 4), 64)
+    layer = NetworkLayer(torch.randn(1, n, d), None, n, d) if fits else NetworkLayer(torch.randn(1, 1, 1), None, 1, 1)
     rows = {"crow": crow, "col": torch.zeros_like(values, dtype=torch.int32), "values": values}
     pairs = {"gates": gates, "experts": experts}
     return {
@@ -44,6 +45,7 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
         "pack_experts": {"weight": weight, "bias": bias},
         "routed_matmul_packed": {"x": x, "memory": memory, "packed": packed, "out_features": n, "k": k},
         "routed_matmul_int8": {"x": x, "memory": memory, "experts": int8, "out_features": n, "k": k},
+        "packed_network": {"x": x, "network": pack_network([layer]), "out_features": n},
         "sparse_expert_matmul": rows | {"weight": weight, "bias": bias, "scale": scale, **pairs},
         "sparse_expert_matmul_backward_gates": {"grad": grad}
         | rows
@@ -101,6 +103,7 @@ SIZES = {
     "pack_experts": "dne",
     "routed_matmul_packed": "bde",
     "routed_matmul_int8": "be",
+    "packed_network": "bd",
     "sparse_expert_matmul": "bdnek",
     "sparse_expert_matmul_backward_gates": "bdnek",
     "sparse_expert_matmul_backward_weight": "bdnek",

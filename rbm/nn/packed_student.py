@@ -1,0 +1,180 @@
+"""Students that answer by one operator on a CPU, :func:`rbm_kernels.packed_network`, instead of one for each layer.
+
+The weights of all layers are packed at the first answer and kept until one of them changes. An answer is that of the
+layers one by one, which also serve where this does not: while gradients are enabled, in training, for sparse rows and
+for other precisions, under autocast and ``torch.func``, in compiled and exported programs, where a layer has hooks or
+counts its rows, for layers of other classes, and in a package without compiled libraries.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as global_hooks
+
+from rbm.nn import folded_weights as folding
+from rbm_kernels import NetworkLayer, pack_network, packed_network
+
+# What a layer can be set to between two answers. Its sizes cannot.
+_SETTINGS = ("training", "top_k", "gate_temperature", "track_usage", "gates_over", "eps", "forward")
+
+
+class Packed(NamedTuple):
+    """A packed network and what it was made of, as it was then."""
+
+    network: Tensor | None  # None where the layers answer one by one
+    in_features: int
+    out_features: int
+    steps: int
+    children: tuple[tuple[dict, str, nn.Module], ...]
+    tensors: tuple[tuple[dict, str, Tensor, int, int, Tensor], ...]
+    settings: tuple[tuple[dict, ...], tuple[str, ...], list]
+    hooks: tuple[dict, ...]
+
+    def is_of_today(self) -> bool:
+        """Whether nothing has changed since. Every answer asks: 3 µs for a student of two layers."""
+        if folding.steps() != self.steps or any(self.hooks):
+            return False
+        for children, name, child in self.children:
+            if children.get(name) is not child:
+                return False
+        for tensors, name, tensor, version, address, _ in self.tensors:
+            if tensors.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
+                return False
+        owners, names, values = self.settings
+        return [*map(dict.get, owners, names)] == values
+
+
+class PackedMixin:
+    """Of a student with ``layers`` and ``norms``, ReLU after each norm, and a plain last layer."""
+
+    _packed: Packed | None = None
+
+    def _answer_at_once(self, x: Any) -> Tensor | None:
+        """Logits ``[B, C]`` of rows ``[B, F]``; None where the layers have to answer one by one."""
+        if torch.compiler.is_compiling() or not _is_served_row(x):
+            return None
+        packed = self._packed
+        if packed is None or not packed.is_of_today():
+            if any(_hooks(self)):
+                return None
+            packed = self._packed = _pack(self)
+        if packed.network is None or x.shape[1] != packed.in_features:
+            return None
+        return packed_network(x, packed.network, packed.out_features)
+
+    def train(self, mode: bool = True) -> "PackedMixin":
+        """As :meth:`torch.nn.Module.train`. What was packed is forgotten."""
+        self._packed = None
+        return super().train(mode)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "PackedMixin":
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict:
+        # A copy has parameters of its own, whose versions begin anew and say nothing of the original's.
+        return {**self.__dict__, "_packed": None}
+
+
+def _is_served_row(x: Any) -> bool:
+    """Whether these are dense rows of float32 on a CPU, outside of autocast and transformations."""
+    return (
+        type(x) is Tensor
+        and x.is_cpu
+        and x.dtype is torch.float32
+        and x.layout is torch.strided
+        and x.dim() == 2
+        and not torch._C._is_any_autocast_enabled()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
+
+
+def _parts(student: nn.Module) -> list[nn.Module]:
+    modules = student._modules
+    return [part for name in ("layers", "norms") for part in modules[name].modules()]
+
+
+def _hooks(student: nn.Module) -> tuple[dict, ...]:
+    everywhere = (global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks)
+    return everywhere + tuple(
+        hooks for part in _parts(student) for hooks in (part._forward_hooks, part._forward_pre_hooks)
+    )
+
+
+@torch.no_grad()
+def _pack(student: nn.Module) -> Packed:
+    # Versions before numbers: where another thread writes meanwhile, what is kept is known to be old.
+    steps, watched, tensors = folding.steps(), True, []
+    parts = _parts(student)
+    children = [(parent._modules, name, child) for parent in parts for name, child in parent._modules.items()]
+    settings = [(part.__dict__, name) for part in parts if not isinstance(part, nn.ModuleList) for name in _SETTINGS]
+    owners, names = zip(*settings, strict=True)
+    values = [*map(dict.get, owners, names)]
+    children += [(student._modules, name, student._modules[name]) for name in ("layers", "norms")]
+    for part in parts:
+        for owned in (part._parameters, part._buffers):
+            for name, tensor in owned.items():
+                if tensor is None or name in part._non_persistent_buffers_set:
+                    continue
+                if not folding.is_watched(tensor):
+                    watched = False
+                    continue
+                # The alias keeps the memory: no other tensor can come to stand at its address.
+                tensors.append((owned, name, tensor, tensor._version, tensor.data_ptr(), tensor.detach()))
+    # The eager reference takes longer than the layers do.
+    is_compiled = torch._C._dispatch_has_kernel_for_dispatch_key("rbm::packed_network", "CPU")
+    layers = _network_layers(student) if watched and is_compiled else None
+    return Packed(
+        network=None if layers is None else pack_network(layers),
+        in_features=student.in_channels,
+        out_features=0 if layers is None else layers[-1].out_features,
+        steps=steps,
+        children=tuple(children),
+        tensors=tuple(tensors),
+        settings=(owners, names, values),
+        hooks=_hooks(student),
+    )
+
+
+def _network_layers(student: nn.Module) -> list[NetworkLayer] | None:
+    """What the operator is to compute; None where it cannot."""
+    layers, norms, found = [*student.layers], [*student.norms], []
+    if len(norms) != len(layers) - 1:
+        return None
+    for i, layer in enumerate(layers):
+        # The class's own method: a class derived from it may have another forward.
+        described = type(layer).__dict__.get("network_layer")
+        if described is None or "forward" in layer.__dict__ or layer.training:
+            return None
+        network_layer = described(layer)
+        if network_layer is not None and i < len(norms):
+            network_layer = _with_norm(network_layer, norms[i])
+        if network_layer is None or not _is_served(network_layer):
+            return None
+        found.append(network_layer)
+    return found
+
+
+def _with_norm(layer: NetworkLayer, norm: nn.Module) -> NetworkLayer | None:
+    if norm.training or "forward" in norm.__dict__:
+        return None
+    if type(norm) is nn.Identity:
+        return layer._replace(relu=True)
+    if type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None:
+        return layer._replace(norm="layer", scale=norm.weight, shift=norm.bias, eps=norm.eps, relu=True)
+    described = type(norm).__dict__.get("affine")
+    if described is None:
+        return None
+    scale, shift = described(norm)
+    return layer._replace(norm="affine", scale=scale, shift=shift, relu=True)
+
+
+def _is_served(layer: NetworkLayer) -> bool:
+    tensors = [layer.bias, layer.memory, layer.scale, layer.shift, *(layer.router or ())]
+    if layer.weight.dtype != torch.int8:
+        tensors.append(layer.weight)
+    return all(t is None or (t.dtype == torch.float32 and t.is_cpu) for t in tensors) and layer.weight.is_cpu

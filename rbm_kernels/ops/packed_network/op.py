@@ -1,0 +1,145 @@
+"""``torch.ops.rbm.packed_network``: schema, checks, fake implementation; how its networks are packed."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rbm_kernels import checks
+from rbm_kernels._library import LIBRARY, has_tangent, implement_everywhere, implement_fake, refuse_derivative
+from rbm_kernels.ops.int8_experts.reference import COLUMNS, GROUP, HEAD, LINE
+from rbm_kernels.ops.packed_experts import pack_experts
+from rbm_kernels.ops.packed_network import reference
+from rbm_kernels.ops.packed_network.form import NORMS, NetworkLayer, read, write
+
+# No tag that says that it may stand in a compiled graph: what is packed depends on the processor that runs it.
+LIBRARY.define("packed_network(Tensor x, Tensor network, int out_features) -> Tensor")
+
+
+@torch.no_grad()
+def pack_network(layers: Sequence[NetworkLayer]) -> Tensor:
+    """Pack a network for :func:`packed_network`, in this process, on the device of its weights.
+
+    What is packed is a copy, for the vectors of this processor: keep it in memory, never in a file, and pack anew after
+    a change.
+
+    Args:
+        layers: in order; each takes what the one before it gives. All tensors are float32, but for int8 weights.
+
+    Returns:
+        uint8 ``[S]``.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: no layer; sizes of zero or that do not fit, ``k`` out of range, a temperature that is not positive,
+            or a norm of another name.
+    """
+    if not layers:
+        raise ValueError("rbm::pack_network: layers is empty, expected at least one")
+    for i, layer in enumerate(layers):
+        _check_layer(f"layers[{i}]", layer, layers[i - 1] if i else None)
+    return write(layers, pack_experts)
+
+
+def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
+    """Answer rows by all layers of a packed network, in one call.
+
+    For inference on a CPU, where the weights do not change from call to call. Python's lock is given up once. A row's
+    answer is the same, bit for bit, in every batch and on any number of threads.
+
+    Args:
+        x: rows ``[B, D]``, float32. ``B`` may be 0.
+        network: what :func:`pack_network` returned.
+        out_features: ``N``, outputs of the last layer.
+
+    Returns:
+        ``y [B, N]``, float32.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: shapes that do not fit.
+        RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one; or ``network`` was
+            packed on another processor, or is something else.
+    """
+    try:
+        if torch.is_inference_mode_enabled():
+            return _operator(x, network, out_features)
+        if torch.is_grad_enabled() or has_tangent(x, network):
+            return torch.ops.rbm.packed_network(x, network, out_features)
+        # Past the refusal of derivatives, which is Python and costs a tenth of an answer.
+        with torch._C._AutoDispatchBelowAutograd():
+            return _operator(x, network, out_features)
+    except RuntimeError:
+        _check(x, network, out_features)
+        raise
+
+
+def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) -> None:
+    op, n, d = "pack_network", layer.out_features, layer.in_features
+    if min(n, d) < 1:
+        raise ValueError(f"rbm::{op}: {name} is from {d} features to {n}, expected at least 1 of either")
+    if before is not None and before.out_features != d:
+        raise ValueError(f"rbm::{op}: {name} takes {d} features, expected {before.out_features}, the outputs before it")
+    shapes = {"bias": (layer.bias, (None, n)), "scale": (layer.scale, (n,)), "shift": (layer.shift, (n,))}
+    checks.check_dtype(op, f"{name}.weight", layer.weight, (torch.float32, torch.int8))
+    if layer.weight.dtype == torch.int8:
+        shape = (None, -(-n // COLUMNS), HEAD - (-d // GROUP), LINE)
+        checks.check_shape(op, f"{name}.weight", layer.weight, shape, "what quantize_experts returned")
+        if layer.bias is not None:
+            raise ValueError(f"rbm::{op}: {name}.bias is a tensor, expected None: int8 weights hold the bias")
+    else:
+        checks.check_shape(op, f"{name}.weight", layer.weight, (None, n, d), "experts by outputs by features")
+    experts = layer.weight.shape[0]
+    checks.check_num_experts(op, experts)
+    shapes["bias"] = (layer.bias, (experts, n))
+    features = d
+    if layer.router is not None:
+        features = layer.router[0].shape[0]
+        shapes |= {"router[0]": (layer.router[0], (features, d)), "router[1]": (layer.router[1], (features,))}
+    shapes["memory"] = (layer.memory, (experts, features))
+    for part, (tensor, shape) in shapes.items():
+        if tensor is not None:
+            checks.check_dtype(op, f"{name}.{part}", tensor, (torch.float32,))
+            checks.check_shape(op, f"{name}.{part}", tensor, shape, "as the layer's sizes say")
+    checks.check_top_k(op, layer.k, experts)
+    if layer.memory is None and (experts > 1 or layer.router is not None):
+        raise ValueError(f"rbm::{op}: {name}.memory is None, expected [{experts}, {features}], to route rows by")
+    if not layer.temperature > 0.0:
+        raise ValueError(f"rbm::{op}: {name}.temperature is {layer.temperature}, expected a positive number")
+    if layer.norm not in NORMS:
+        raise ValueError(f"rbm::{op}: {name}.norm is {layer.norm!r}, expected one of {', '.join(NORMS)}")
+    if layer.norm != "none" and (layer.scale is None or layer.shift is None):
+        raise ValueError(f"rbm::{op}: {name}.norm is {layer.norm!r} without scale or shift, expected [{n}] of either")
+
+
+def _check_tensors(x: Tensor, network: Tensor) -> None:
+    op = "packed_network"
+    checks.check_dtype(op, "x", x, (torch.float32,))
+    checks.check_shape(op, "x", x, (None, None), "rows by features")
+    checks.check_dtype(op, "network", network, (torch.uint8,))
+    checks.check_shape(op, "network", network, (None,), "what pack_network returned")
+
+
+def _check(x: Tensor, network: Tensor, out_features: int) -> None:
+    _check_tensors(x, network)
+    op, layers = "packed_network", read(network)
+    checks.check_shape(op, "x", x, (None, layers[0].inputs), "rows by the network's features")
+    if out_features != layers[-1].outputs:
+        raise ValueError(f"rbm::{op}: out_features is {out_features}, expected {layers[-1].outputs}, the network's")
+
+
+@implement_everywhere("packed_network")
+def _eager(x, network, out_features) -> Tensor:
+    _check(x, network, out_features)
+    return reference.packed_network(x, network)
+
+
+def _fake(x, network, out_features) -> Tensor:
+    _check_tensors(x, network)
+    return x.new_empty((x.shape[0], out_features))
+
+
+implement_fake("packed_network", _fake)
+refuse_derivative("packed_network", "routed_matmul")
+# The overload's own function: the object around it takes a tenth of a microsecond.
+_operator = torch.ops.rbm.packed_network.default._op

@@ -1,0 +1,277 @@
+"""Students that answer by one operator: as their layers one by one do, never by weights that have changed since."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import rbm
+from rbm.nn import packed_student
+from rbm.nn.int8 import quantized
+from rbm.nn.moe import MoEStudent
+from rbm.nn.reference import ReferenceRbMLayer
+from rbm.nn.students import MLPStudent, RbMStudent
+
+pytestmark = pytest.mark.native
+F, H, C = 30, 24, 5
+STUDENTS = {
+    "rbm": RbMStudent,
+    "mlp": MLPStudent,
+    "moe": MoEStudent,
+    "moe, gates over all": lambda *sizes, **more: MoEStudent(*sizes, gates_over="all", **more),
+    "rbm, int8": lambda *sizes, **more: quantized(RbMStudent(*sizes, **more)),
+    "mlp, int8": lambda *sizes, **more: quantized(MLPStudent(*sizes, **more)),
+}
+
+
+def make(kind=RbMStudent, norm="batch", **more):
+    student = kind(F, H, C, norm=norm, **more)
+    for part in student.norms if norm == "batch" else ():
+        part.running_mean.normal_()
+        part.running_var.uniform_(0.5, 2.0)
+    return student.eval()
+
+
+@torch.no_grad()
+def one_by_one(student, x):
+    """As the layers answer: they do where one has a hook."""
+    hook = student.layers[0].register_forward_hook(lambda *_: None)
+    try:
+        return student(x)
+    finally:
+        hook.remove()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Rows of each call of the operator."""
+    made = []
+
+    def counted(x, *arguments):
+        made.append(len(x))
+        return operator(x, *arguments)
+
+    operator = packed_student.packed_network
+    monkeypatch.setattr(packed_student, "packed_network", counted)
+    return made
+
+
+@pytest.mark.parametrize("kind", STUDENTS.values(), ids=STUDENTS.keys())
+@pytest.mark.parametrize("norm", ["none", "batch", "layer"])
+def test_answers(kind, norm, calls):
+    student, x = make(kind, norm, num_layers=3), torch.randn(40, F)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = student(x)
+            torch.testing.assert_close(y, one_by_one(student, x), rtol=1e-5, atol=1e-5)
+            assert torch.equal(torch.cat([student(row[None]) for row in x]), y)
+    assert calls == [40, *[1] * 40] * 2
+
+
+def test_bits_are_those_of_the_layers():
+    student, x = make(norm="none"), torch.randn(40, F)
+    with torch.inference_mode():
+        assert torch.equal(student(x), one_by_one(student, x))
+
+
+class Halved(rbm.FusedRbMLayer):
+    def forward(self, h, *, return_routing=False):
+        return super().forward(h) / 2
+
+
+def with_layer(layer):
+    def put(student, x):
+        student.layers[1] = layer.eval()
+        return student(x)
+
+    return put
+
+
+def with_hook(register):
+    def put(student, x):
+        hook = register(student)(lambda *_: None)
+        try:
+            return student(x)
+        finally:
+            hook.remove()
+
+    return put
+
+
+def counting(student, x):
+    rbm.track_usage(student)
+    y = student(x)
+    assert student.layers[0].usage.sum() == len(x) * student.layers[0].top_k
+    return y
+
+
+def other_forward(student, x):
+    student.layers[0].forward = lambda h: h.new_ones(len(h), H)
+    return student(x)
+
+
+def in_bfloat16(student, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return student(x)
+
+
+LAYERS_ANSWER = {
+    "hook": with_hook(lambda student: student.layers[1].register_forward_hook),
+    "hook before": with_hook(lambda student: student.norms[0].register_forward_pre_hook),
+    "hook on all": with_hook(lambda _: nn.modules.module.register_module_forward_hook),
+    "another layer": with_layer(ReferenceRbMLayer(H, C)),
+    "a derived layer": with_layer(Halved(H, C)),
+    "another forward": other_forward,
+    "usage": counting,
+    "trace": lambda student, x: student(x, return_trace=True)[0],
+    "sparse": lambda student, x: student(x.to_sparse_csr()),
+    "float64": lambda student, x: student.double()(x.double()),
+    "autocast": in_bfloat16,
+    "transformed": lambda student, x: torch.func.vmap(student)(x[:, None])[:, 0],
+    "training": lambda student, x: student.train()(x),
+    "a layer that trains": lambda student, x: student.layers[1].train() and student(x),
+    "a norm that trains": lambda student, x: student.norms[0].train() and student(x),
+    "shared memory": lambda student, x: student.share_memory()(x),
+}
+
+
+@pytest.mark.parametrize("ask", LAYERS_ANSWER.values(), ids=LAYERS_ANSWER.keys())
+@pytest.mark.parametrize("asked", [False, True], ids=["first", "later"])
+@torch.no_grad()
+def test_the_layers_answer(ask, asked, calls):
+    student, x = make(), torch.randn(9, F)
+    if asked:
+        student(x)
+        assert calls == [9]
+        calls.clear()
+    assert ask(student, x).shape == (9, C)
+    assert calls == []
+
+
+def test_with_gradients_the_layers_answer(calls):
+    student, x = make(), torch.randn(9, F)
+    student(x).sum().backward()
+    assert calls == []
+    assert student.layers[0].weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_rows_that_do_not_fit():
+    student = make()
+    for rows in (torch.randn(9, F), torch.randn(9, F + 1), torch.randn(F)):
+        if rows.shape == (9, F):
+            student(rows)
+        else:
+            with pytest.raises((ValueError, IndexError)):
+                student(rows)
+    with pytest.raises(TypeError, match="dtype"):
+        student(torch.randn(9, F).half())
+
+
+def step(student):
+    for parameter in student.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.Adam(student.parameters(), lr=0.1, fused=True).step()
+
+
+def train_a_norm(student):
+    student.norms[0].train()(torch.randn(50, H) * 3)
+    student.norms[0].eval()
+
+
+def move_a_memory(student):
+    with torch.enable_grad():
+        student.layers[0].train()(torch.randn(50, F) + 5)
+    student.layers[0].eval()
+
+
+def write_behind(student):
+    """No version counts this: eval() of the layer tells."""
+    student.layers[1].weight.detach().numpy()[:] += 1
+    student.layers[1].eval()
+
+
+CHANGES = {
+    "weight": lambda s: s.layers[0].weight.mul_(1.5),
+    "bias": lambda s: s.layers[1].bias.add_(1),
+    "data": lambda s: setattr(s.layers[0].weight, "data", torch.randn_like(s.layers[0].weight)),
+    "parameter": lambda s: setattr(s.layers[1], "weight", nn.Parameter(torch.randn_like(s.layers[1].weight))),
+    "attention": lambda s: s.layers[0].attention.add_(0.5),
+    "scale": lambda s: s.layers[0].log_scale.add_(0.5),
+    "memory": lambda s: s.layers[0].memory.normal_(),
+    "memory that follows": move_a_memory,
+    "norm": lambda s: s.norms[0].weight.mul_(-2),
+    "statistics": lambda s: s.norms[0].running_var.mul_(4),
+    "statistics that follow": train_a_norm,
+    "temperature": lambda s: setattr(s.layers[0], "gate_temperature", 0.05),
+    "k": lambda s: setattr(s.layers[0], "top_k", 1),
+    "a step": step,
+    "state_dict": lambda s: s.load_state_dict(make().state_dict()),
+    "behind": write_behind,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@torch.no_grad()
+def test_notices(change, calls):
+    student, x = make(), torch.randn(20, F)
+    before = student(x)
+    change(student)
+    y = student(x)
+    torch.testing.assert_close(y, one_by_one(student, x), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(y, before), "a change that changes nothing would test nothing"
+    assert calls == [20, 20]
+
+
+@torch.no_grad()
+def test_notices_another_layer():
+    """Made before the first answer: ``eval()`` of any layer lets what is kept be made anew."""
+    student, x, layer, layers = make(), torch.randn(20, F), rbm.FusedRbMLayer(H, C).eval(), make().layers
+    for change in (lambda: student.layers.__setitem__(1, layer), lambda: setattr(student, "layers", layers)):
+        before = student(x)
+        change()
+        torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(student(x), before)
+
+
+@torch.no_grad()
+def test_packs_once(monkeypatch):
+    packed = []
+    pack = packed_student.pack_network
+    monkeypatch.setattr(packed_student, "pack_network", lambda layers: packed.append(1) or pack(layers))
+    student, x = make(), torch.randn(3, F)
+    for _ in range(3):
+        student(x)
+    assert packed == [1]
+
+
+@torch.no_grad()
+def test_copies_start_anew_and_nothing_is_saved():
+    student, x, sizes = make(), torch.randn(20, F), []
+    for _ in range(2):
+        file = io.BytesIO()
+        torch.save(student, file)
+        sizes.append((len(file.getvalue()), [*student.state_dict()]))
+        before = student(x)
+    assert sizes[0] == sizes[1]
+    for copied in (copy.deepcopy(student), pickle.loads(pickle.dumps(student))):
+        while copied.layers[0].weight._version < student.layers[0].weight._version:
+            copied.layers[0].weight.mul_(1.0)
+        copied.layers[0].weight.mul_(2.0)
+        torch.testing.assert_close(copied(x), one_by_one(copied, x))
+        assert not torch.allclose(copied(x), before)
+
+
+@torch.no_grad()
+def test_compiled_and_exported_programs_hold_the_layers():
+    student, x = make(), torch.randn(20, F)
+    y = student(x)
+    compiled = torch.compile(student, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), y, rtol=1e-5, atol=1e-5)
+    program = torch.export.export(student, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    called = {node.target for node in program.graph.nodes}
+    assert torch.ops.rbm.routed_matmul.default in called
+    assert torch.ops.rbm.packed_network.default not in called
