@@ -32,7 +32,8 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
-from rbm.nn.newer import NormalizedMLP, SimMLPStudent
+from rbm.nn.newer import NormalizedMLP, PReLU, SimMLPStudent
+from rbm.nn.reconstruction import SparseTarget
 from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
@@ -50,6 +51,10 @@ def masked(rows: Rows, share: float) -> Rows:
     return rows * (torch.rand_like(rows) >= share)
 
 
+def _dense(rows: Rows) -> Tensor:
+    return rows.to_dense() if isinstance(rows, SparseRows) else rows
+
+
 def alignment_loss(predicted: Tensor, seen: Tensor, power: float) -> Tensor:
     """Mean over rows of ``(1 - cos)^power``; no gradient flows into ``seen``. Both ``[N, H]``."""
     return (1 - F.cosine_similarity(predicted, seen.detach(), dim=-1)).clamp_min(0).pow(power).mean()
@@ -61,7 +66,7 @@ class Aggregator(nn.Module):
     def __init__(self, channels: int, num_layers: int, norm: str) -> None:
         super().__init__()
         self.norms = nn.ModuleList(build_norm(norm, channels) for _ in range(num_layers))
-        self.activation = nn.PReLU()
+        self.activation = PReLU()
 
     def forward(self, rows: Tensor, adjacency: Tensor) -> Tensor:
         """``[N, H]`` from ``[N, H]`` and a normalised adjacency ``[N, N]``."""
@@ -88,7 +93,9 @@ class AlignmentTrainer(NodeTrainer):
         self.decoder: nn.Module | None = None
         if config.reconstruction_weight > 0:
             self.decoder = NormalizedMLP([(width, width), (width, self.rows.shape[1])]).to(device)
-            self.features = self.rows.to_dense() if isinstance(self.rows, SparseRows) else self.rows
+            is_sparse = isinstance(self.rows, SparseRows) and self.rows.dense is None
+            self.target = SparseTarget(self.rows) if is_sparse else None
+            self.features = None if is_sparse else _dense(self.rows)
 
     @property
     def beside(self) -> nn.ModuleList:
@@ -121,8 +128,14 @@ class AlignmentTrainer(NodeTrainer):
         seen = self.aggregator(own, adjacency)
         loss = alignment_loss(self.predictor(own), seen, self.config.power)
         if self.decoder is not None:
-            loss = loss + self.config.reconstruction_weight * F.mse_loss(self.decoder(seen), self.features)
+            loss = loss + self.config.reconstruction_weight * self.reconstruction_loss(seen)
         return loss
+
+    def reconstruction_loss(self, seen: Tensor) -> Tensor:
+        """Mean squared difference of the decoder's unit rows, from ``seen`` ``[N, H]``, and the features."""
+        if self.target is None:
+            return F.mse_loss(self.decoder(seen), self.features)
+        return self.target.loss(self.decoder.before_last(seen), self.decoder.layers[-1])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
