@@ -9,7 +9,8 @@ out, and reconstruction of the features keep the MLP from answering the same for
     L = \operatorname{mean}_v \big(1 - \cos(\rho(f(\tilde x_v)), \operatorname{sg} h_v)\big)^\eta
     + \gamma \operatorname{mean}_v \operatorname{mean}_i \big(d(h_v) - x_v\big)_i^2
 
-with a predictor ``rho`` and a decoder ``d``, MLPs both, and no gradient through ``sg``. Then the MLP stands still, and
+with a predictor ``rho`` and a decoder ``d``, MLPs both, and no gradient through ``sg``. Of sparse features the second
+term is computed without the rows ``d(h)`` (:mod:`rbm.nn.reconstruction`). Then the MLP stands still, and
 a linear head learns the labels from its rows, which have length one. No teacher is asked; full batch, features alone.
 
 Different from the released code (Zehong-Wang/SimMLP), whose published figures are for a tenth of the nodes as labels
