@@ -9,6 +9,8 @@ With hidden rows ``u``, a linear map ``y = W u + b`` to as many columns as the d
 wide and mostly zeros, that is a small part of the work of ``y`` and its derivative.
 """
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -23,6 +25,9 @@ class SparseTarget:
 
     Args:
         rows: sparse columns alone.
+
+    Raises:
+        ValueError: some of their columns are dense.
     """
 
     def __init__(self, rows: SparseRows) -> None:
@@ -30,7 +35,9 @@ class SparseTarget:
             raise ValueError(f"rows: {rows.dense.shape[1]} of their columns are dense, expected sparse ones alone")
         self.shape = rows.shape
         self.matrix = rows.to_csr()
-        self.transposed = self.matrix.t().to_sparse_csr()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's, not of a fault here
+            self.transposed = self.matrix.t().to_sparse_csr()
         self.squares = rows.values.square().sum()
 
     def loss(self, hidden: Tensor, layer: nn.Linear) -> Tensor:
