@@ -143,7 +143,7 @@ def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
 
 def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, Any] | None:
     """The changes of ``configs``: of both settings, then of one; of any teacher (``any``), then of one; and what holds
-    under the protocol ``rbm`` alone, where features of Planetoid's graphs are row-normalised, in both settings and in one.
+    under the protocol ``rbm`` alone, where features of Planetoid's graphs are row-normalised, again of both and of one.
     """
     found = _read(f"{dataset}.yaml")
     parts = [found.get(where, {}).get(name) for where in ("both", setting) for name in ("any", teacher)]
