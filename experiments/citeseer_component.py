@@ -5,6 +5,9 @@ it; here it gets what the protocol ``cpf`` would do to it: the largest component
 each class drawn by the seed. So the graph is the one thing that still differs from the figures in the paper's tables.
 
     python experiments/citeseer_component.py ROOT results/citeseer_component.csv
+
+writes the rows, and with a file that ends in .pt in place of the table the graph alone, for ``rbm distill --dataset``;
+with a third argument, ``normalized``, its features are divided by the sums of their rows, as the protocol ``rbm`` does.
 """
 
 import sys
@@ -23,12 +26,20 @@ from rbm.experiments.runner import Experiment, run_experiment
 STUDENTS = ("glnn", "krd", "nosmog", "cohop", "mlp", "rbm")
 
 
-def main(root: str, out: str) -> None:
-    data = rbm.load_dataset("citeseer", root, normalize_features=False, sparse_features="never")
+def write_graph(root: str, file: Path, normalized: bool) -> None:
+    """The largest component without masks: each seed draws its own."""
+    data = rbm.load_dataset("citeseer", root, normalize_features=normalized, sparse_features="never")
     data = LargestConnectedComponents()(data)
-    file = Path("runs/citeseer-component.pt")
     file.parent.mkdir(exist_ok=True)
-    torch.save({"x": data.x, "edge_index": data.edge_index, "y": data.y}, file)  # no masks: each seed draws its own
+    torch.save({"x": data.x, "edge_index": data.edge_index, "y": data.y}, file)
+
+
+def main(root: str, out: str, features: str = "stored") -> None:
+    if out.endswith(".pt"):
+        write_graph(root, Path(out), features == "normalized")
+        return
+    file = Path("runs/citeseer-component.pt")
+    write_graph(root, file, normalized=False)
     experiments = []
     for setting in ("transductive", "inductive"):
         config = asdict(preset_config("clean", "citeseer", setting, protocol="cpf"))

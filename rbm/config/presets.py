@@ -143,11 +143,12 @@ def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
 
 def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, Any] | None:
     """The changes of ``configs``: of both settings, then of one; of any teacher (``any``), then of one; and what holds
-    under the protocol ``rbm`` alone, where features of Planetoid's graphs are row-normalised.
+    under the protocol ``rbm`` alone, where features of Planetoid's graphs are row-normalised, again of both and of one.
     """
     found = _read(f"{dataset}.yaml")
     parts = [found.get(where, {}).get(name) for where in ("both", setting) for name in ("any", teacher)]
-    parts.append(found.get("row_normalized") if protocol == "rbm" else None)
+    if protocol == "rbm":
+        parts += [found.get("row_normalized", {}).get(where) for where in ("both", setting)]
     return reduce(merged, filter(None, parts), {}) or None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout
@@ -95,6 +96,28 @@ class TINEDStudent(MLPStudent):
             yield before, x
 
 
+class PReLU(nn.PReLU):
+    """PReLU with one slope. On a CPU PyTorch takes many times as long for its derivative as this does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        return super().forward(x) if plain or x.dtype != self.weight.dtype else _PReLU.apply(x, self.weight)
+
+
+class _PReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(x, slope)
+        return F.leaky_relu(x, slope.item())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, slope = ctx.saved_tensors
+        to_slope = torch.linalg.vecdot(gradient, x.clamp_max(0)).sum()
+        return torch.ops.aten.leaky_relu_backward(gradient, x, slope.item(), False), to_slope.reshape(slope.shape)
+
+
 class NormalizedMLP(nn.Module):
     """Linear maps, each followed by a norm and, but for the last, PReLU and dropout; the output has length one.
 
@@ -111,16 +134,22 @@ class NormalizedMLP(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(Linear(*size) for size in sizes)
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes)
-        self.activation, self.dropout, self.residual = nn.PReLU(), dropout, residual
+        self.activation, self.dropout, self.residual = PReLU(), dropout, residual
+
+    def before_last(self, x: Rows) -> Rows:
+        """What the last linear map is given."""
+        for i, (layer, norm) in enumerate(zip(self.layers[:-1], self.norms, strict=False)):
+            before, x = x, dropout(self.activation(norm(layer(x))), self.dropout, self.training)
+            if self.residual and i > 0:
+                x = x + before
+        return x
 
     def forward(self, x: Rows) -> Tensor:
         """Unit rows ``[B, out]`` of rows ``[B, in]``."""
-        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            before, x = x, norm(layer(x))
-            if i < len(self.layers) - 1:
-                x = dropout(self.activation(x), self.dropout, self.training)
-            if self.residual and i > 0:
-                x = x + before
+        before = self.before_last(x)
+        x = self.norms[-1](self.layers[-1](before))
+        if self.residual and len(self.layers) > 1:
+            x = x + before
         return F.normalize(x, dim=-1)
 
 

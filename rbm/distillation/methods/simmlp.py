@@ -9,7 +9,8 @@ out, and reconstruction of the features keep the MLP from answering the same for
     L = \operatorname{mean}_v \big(1 - \cos(\rho(f(\tilde x_v)), \operatorname{sg} h_v)\big)^\eta
     + \gamma \operatorname{mean}_v \operatorname{mean}_i \big(d(h_v) - x_v\big)_i^2
 
-with a predictor ``rho`` and a decoder ``d``, MLPs both, and no gradient through ``sg``. Then the MLP stands still, and
+with a predictor ``rho`` and a decoder ``d``, MLPs both, and no gradient through ``sg``. Of sparse features the second
+term is computed without the rows ``d(h)`` (:mod:`rbm.nn.reconstruction`). Then the MLP stands still, and
 a linear head learns the labels from its rows, which have length one. No teacher is asked; full batch, features alone.
 
 Different from the released code (Zehong-Wang/SimMLP), whose published figures are for a tenth of the nodes as labels
@@ -32,7 +33,8 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
-from rbm.nn.newer import NormalizedMLP, SimMLPStudent
+from rbm.nn.newer import NormalizedMLP, PReLU, SimMLPStudent
+from rbm.nn.reconstruction import SparseTarget
 from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
@@ -50,6 +52,10 @@ def masked(rows: Rows, share: float) -> Rows:
     return rows * (torch.rand_like(rows) >= share)
 
 
+def _dense(rows: Rows) -> Tensor:
+    return rows.to_dense() if isinstance(rows, SparseRows) else rows
+
+
 def alignment_loss(predicted: Tensor, seen: Tensor, power: float) -> Tensor:
     """Mean over rows of ``(1 - cos)^power``; no gradient flows into ``seen``. Both ``[N, H]``."""
     return (1 - F.cosine_similarity(predicted, seen.detach(), dim=-1)).clamp_min(0).pow(power).mean()
@@ -61,7 +67,7 @@ class Aggregator(nn.Module):
     def __init__(self, channels: int, num_layers: int, norm: str) -> None:
         super().__init__()
         self.norms = nn.ModuleList(build_norm(norm, channels) for _ in range(num_layers))
-        self.activation = nn.PReLU()
+        self.activation = PReLU()
 
     def forward(self, rows: Tensor, adjacency: Tensor) -> Tensor:
         """``[N, H]`` from ``[N, H]`` and a normalised adjacency ``[N, N]``."""
@@ -88,7 +94,9 @@ class AlignmentTrainer(NodeTrainer):
         self.decoder: nn.Module | None = None
         if config.reconstruction_weight > 0:
             self.decoder = NormalizedMLP([(width, width), (width, self.rows.shape[1])]).to(device)
-            self.features = self.rows.to_dense() if isinstance(self.rows, SparseRows) else self.rows
+            is_sparse = isinstance(self.rows, SparseRows) and self.rows.dense is None
+            self.target = SparseTarget(self.rows) if is_sparse else None
+            self.features = None if is_sparse else _dense(self.rows)
 
     @property
     def beside(self) -> nn.ModuleList:
@@ -121,8 +129,14 @@ class AlignmentTrainer(NodeTrainer):
         seen = self.aggregator(own, adjacency)
         loss = alignment_loss(self.predictor(own), seen, self.config.power)
         if self.decoder is not None:
-            loss = loss + self.config.reconstruction_weight * F.mse_loss(self.decoder(seen), self.features)
+            loss = loss + self.config.reconstruction_weight * self.reconstruction_loss(seen)
         return loss
+
+    def reconstruction_loss(self, seen: Tensor) -> Tensor:
+        """Mean squared difference of the decoder's unit rows, from ``seen`` ``[N, H]``, and the features."""
+        if self.target is None:
+            return F.mse_loss(self.decoder(seen), self.features)
+        return self.target.loss(self.decoder.before_last(seen), self.decoder.layers[-1])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch_geometric.utils import remove_self_loops
 
@@ -109,23 +110,36 @@ class EdgeSum:
     """Sum of :func:`edge_energies` over edges ``[2, M]`` of ``N`` nodes, with a gradient, by one sparse product.
 
     With unit rows ``X``, the degrees ``d`` and the symmetric matrix ``S`` of the edges in both directions it is
-    ``sum_v d_v |x_v|^2 - x^T S x``. Gathering rows along edges is the same, and its derivative many times as slow.
+    ``x^T (diag(d) - S) x``. Gathering rows along edges is the same, and its derivative many times as slow.
     """
 
     def __init__(self, edges: Tensor, num_nodes: int) -> None:
         both = torch.cat([edges, edges.flip(0)], dim=1)
         ones = torch.ones(both.shape[1], device=edges.device)
-        self.degrees = torch.bincount(both[1], minlength=num_nodes).float()
+        self.degrees = torch.bincount(both[1], minlength=num_nodes).float()[:, None]
         self.matrix = sparse_adjacency(both, ones, num_nodes)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        norms = rows.norm(dim=1, keepdim=True).detach()
-        unit = rows / torch.where(norms > 0, norms, 1.0)
-        with torch.no_grad():
-            around = self.matrix @ unit
-            constant = (unit * around).sum()
-        # The derivative of x^T S x is 2 S x, for which S is symmetric.
-        return ((self.degrees * unit.square().sum(-1)).sum() - 2 * (unit * around).sum() + constant).clamp_min(0)
+        return _EdgeSum.apply(rows, self.degrees, self.matrix).clamp_min(0)
+
+
+class _EdgeSum(torch.autograd.Function):
+    """The derivative, ``2 (diag(d) - S) x`` over the norms of the rows, is made on the way to the sum."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, degrees: Tensor, matrix: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        norms = torch.where(norms > 0, norms, 1.0)
+        unit = rows / norms
+        slope = (matrix @ unit).neg_().addcmul_(degrees, unit)
+        total = torch.linalg.vecdot(unit, slope).sum()
+        ctx.save_for_backward(slope.div_(norms))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return 2 * gradient * ctx.saved_tensors[0], None, None
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
@@ -163,6 +177,8 @@ class _EnergyDistillation:
         self.edges, _ = remove_self_loops(split.observed.edge_index)
         self.num_nodes = split.observed.num_nodes
         self.whole = EdgeSum(self.edges, self.num_nodes)
+        # Else a row's operations do not depend on other rows, and the ends of the edges suffice.
+        self.normalizes_batches = any(isinstance(norm, nn.BatchNorm1d) for norm in model.norms)
         self.input_energies = edge_energies(in_single_precision(self.observed_x), self.edges)
         module, observed = teacher_outputs.module, split.observed
         x = in_single_precision(observed.x)
@@ -187,13 +203,19 @@ class _EnergyDistillation:
 
     def energies(self) -> Tensor:
         """The loss on the energies of all edges, or of a share of them drawn anew."""
-        count = self.edges.shape[1]
+        count, rows = self.edges.shape[1], self.observed_x
         drawn = torch.arange(count, device=self.edges.device)
         if self.config.energy_share < 1:
             drawn = torch.randperm(count, device=self.edges.device)[: max(1, int(self.config.energy_share * count))]
-        energy = self.whole if len(drawn) == count else EdgeSum(self.edges[:, drawn], self.num_nodes)
+        if len(drawn) == count:
+            energy = self.whole
+        elif self.normalizes_batches:
+            energy = EdgeSum(self.edges[:, drawn], self.num_nodes)
+        else:
+            nodes, edges = self.edges[:, drawn].unique(return_inverse=True)
+            energy, rows = EdgeSum(edges, len(nodes)), rows[nodes]
         found: list[tuple[Tensor, Tensor]] = []
-        for before, after in self.model.operations(in_single_precision(self.observed_x)):
+        for before, after in self.model.operations(in_single_precision(rows)):
             known = energy(before) if found else self.input_energies[drawn].sum()
             found.append((known, energy(after)))
         return energy_loss(found, self.targets, log=self.config.energy_log)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from rbm.config import SimMLPConfig
 from rbm.distillation.methods.simmlp import AlignmentTrainer, HeadTrainer, alignment_loss, masked
 from rbm.nn.newer import SimMLPStudent
+from rbm.nn.reconstruction import SparseTarget
 from rbm.nn.sparse_rows import SparseRows
 
 SMALL = {"hidden_channels": 8, "predictor_channels": 5, "norm": "layer", "dropout": 0.0, "max_epochs": 9}
@@ -59,6 +60,21 @@ def test_loss_and_gradient_equal_the_papers(split, power, layers):
         torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True
     ):
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-4)
+
+
+def test_sparse_features_are_found_again_as_dense_ones_are(split):
+    dense = trainer_of(split, reconstruction_weight=4.0)
+    sparse = copy.deepcopy(dense)
+    sparse.rows = SparseRows(dense.rows.to_sparse_csr())
+    sparse.target = SparseTarget(sparse.rows)
+    edges = dense.draw_edges()
+    losses = [trainer.loss(trainer.rows, edges) for trainer in (dense, sparse)]
+    torch.testing.assert_close(*losses)
+    gradients = [
+        torch.autograd.grad(loss, [*trainer.model.encoder.parameters(), *trainer.beside.parameters()])
+        for loss, trainer in zip(losses, (dense, sparse), strict=True)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 
 
 def test_no_gradient_flows_into_what_is_seen():

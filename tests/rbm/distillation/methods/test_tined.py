@@ -198,6 +198,28 @@ def test_a_share_of_the_edges_is_drawn_anew(split, taught):
     assert len(values) == 4
 
 
+def test_the_ends_of_drawn_edges_suffice(split, taught):
+    teacher, outputs = taught
+    ours = TINEDTrainer(student_of(teacher), split, outputs, TINEDConfig(energy_share=0.1))
+    found = []
+    for all_rows in (False, True):
+        ours.normalizes_batches = all_rows
+        torch.manual_seed(7)
+        loss = ours.energies()
+        found.append((loss, *torch.autograd.grad(loss, list(ours.model.parameters())[:-1])))
+    torch.testing.assert_close(*found)
+
+
+def test_norms_of_batches_take_all_rows(split, taught):
+    _, outputs = taught
+    student = TINEDStudent(6, 3, 4, norm="batch")
+    ours = TINEDTrainer(student, split, outputs, TINEDConfig(energy_share=0.1))
+    seen = []
+    student.norms[0].register_forward_hook(lambda module, rows, out: seen.append(len(out)))
+    ours.energies()
+    assert seen == [split.observed.num_nodes]
+
+
 def test_the_plus_is_nosmogs_loss_on_it(split, taught):
     teacher, outputs = taught
     from rbm.datasets.encodings import Encodings

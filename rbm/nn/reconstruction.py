@@ -1,0 +1,80 @@
+r"""How far unit rows, which a linear map gives, are from sparse rows of data, without making the former.
+
+With hidden rows ``u``, a linear map ``y = W u + b`` to as many columns as the data ``x`` have, and ``z = y / \|y\|``:
+
+.. math:: \sum_i (z - x)_i^2 = \|z\|^2 - 2 \frac{y \cdot x}{\|y\|} + \|x\|^2, \quad
+    y \cdot x = u \cdot (x W) + x \cdot b, \quad \|y\|^2 = u^T (W^T W) u + 2 u \cdot (W^T b) + \|b\|^2
+
+``x W`` is a sparse product, and ``W^T W`` has the hidden width on both sides. Where the data are thousands of columns
+wide and mostly zeros, that is a small part of the work of ``y`` and its derivative.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rbm.nn.sparse_rows import SparseRows
+
+_EPS = 1e-12  # as torch.nn.functional.normalize
+
+
+class SparseTarget:
+    """Rows of data ``[N, F]`` that are to be found again.
+
+    Args:
+        rows: sparse columns alone.
+
+    Raises:
+        ValueError: some of their columns are dense.
+    """
+
+    def __init__(self, rows: SparseRows) -> None:
+        if rows.dense is not None:
+            raise ValueError(f"rows: {rows.dense.shape[1]} of their columns are dense, expected sparse ones alone")
+        self.shape = rows.shape
+        self.matrix = rows.to_csr()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's, not of a fault here
+            self.transposed = self.matrix.t().to_sparse_csr()
+        self.squares = rows.values.square().sum()
+
+    def loss(self, hidden: Tensor, layer: nn.Linear) -> Tensor:
+        """Mean over ``N F`` numbers of the squared difference of the unit rows of ``layer(hidden)`` and the data.
+
+        Args:
+            hidden: ``[N, H]``.
+            layer: from ``H`` to ``F``, with a bias.
+        """
+        products, squares = _ProductsAndSquares.apply(hidden, layer.weight, layer.bias, self)
+        lengths = squares.clamp_min(_EPS**2).sqrt()
+        unit = (squares / lengths.square()).detach()  # one, but for a row of zeros
+        return ((unit - 2 * products / lengths).sum() + self.squares) / (self.shape[0] * self.shape[1])
+
+
+class _ProductsAndSquares(torch.autograd.Function):
+    """``y . x`` and ``|y|^2`` of every row, ``[N]`` each, of ``y = u W^T + b``."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, target: SparseTarget) -> tuple[Tensor, Tensor]:
+        seen = target.matrix @ weight
+        shift = bias @ weight
+        spread = torch.addmm(shift, hidden, weight.T @ weight)  # half of the derivative of the squares
+        ctx.save_for_backward(hidden, weight, bias, seen, spread)
+        ctx.target = target
+        products = torch.linalg.vecdot(hidden, seen) + target.matrix @ bias
+        return products, torch.linalg.vecdot(hidden, spread) + hidden @ shift + bias @ bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, products: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        hidden, weight, bias, seen, spread = ctx.saved_tensors
+        transposed = ctx.target.transposed
+        to_hidden = products[:, None] * seen + 2 * squares[:, None] * spread
+        weighted = squares[:, None] * hidden
+        total = weighted.sum(0)
+        to_weight = transposed @ (products[:, None] * hidden)
+        to_weight.addmm_(weight, weighted.T @ hidden, alpha=2).addr_(bias, total, alpha=2)
+        to_bias = transposed @ products + 2 * (weight @ total + squares.sum() * bias)
+        return to_hidden, to_weight, to_bias, None
