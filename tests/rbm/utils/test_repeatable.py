@@ -48,15 +48,23 @@ def test_same_numbers_under_every_mode():
             assert torch.equal(logits(), plain), name
 
 
+def modes():
+    """What a caller may have set, as tensors and PyTorch show it."""
+    made = torch.zeros(1)
+    entered = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
+    return made.dtype, made.device.type, *entered
+
+
 def test_modes_return():
-    with pytest.raises(KeyError), ExitStack() as modes:
+    before = modes()
+    with ExitStack() as entered:
         for mode in MODES.values():
-            modes.enter_context(mode())
+            entered.enter_context(mode())
+        outside = modes()
         with plain_modes():
-            assert torch.zeros(1, requires_grad=True).mul(2).requires_grad
-            assert torch.zeros(1).dtype == torch.float32 and torch.zeros(1).device.type == "cpu"
-            assert not torch.is_autocast_enabled("cpu")
-        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
-        assert torch.zeros(1).dtype == torch.float64 and torch.zeros(1).device.type == "meta"
-        assert torch.is_autocast_enabled("cpu")
-        raise KeyError
+            assert modes() == (torch.float32, "cpu", True, False, False)
+        assert modes() == outside == (torch.float64, "meta", False, True, True)
+        with pytest.raises(KeyError), plain_modes():
+            raise KeyError
+        assert modes() == outside
+    assert modes() == before
