@@ -213,7 +213,7 @@ class MemoryRouter(nn.Module):
         return Routing(*(part.reshape(*h.shape[:-1], self.top_k) for part in routing))
 
     @torch.no_grad()
-    def _record(self, rows: Rows, gates: Tensor, experts: Tensor, first: Tensor | None) -> None:
+    def _record(self, rows: Rows, gates: Tensor, experts: Tensor, first: Tensor | None = None) -> None:
         weighted_sum, total = memory_statistics(
             rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
         )
