@@ -35,8 +35,9 @@ def load_graph(
       ``weights_only=True``, so that nothing in it can run;
     * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one;
     * a folder with a file for each part: ``.npy`` (mapped into memory, not read), ``.npz`` (one array, or
-      ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over). Features in
-      float16, 2^24 numbers or more, stay as they are: students read their batches from the file.
+      ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over; of pandas,
+      ``to_csv(FILE, index=False, header=False)``). Features in float16, 2^24 numbers or more, stay as they are:
+      students read their batches from the file. Weights of edges are not used: no teacher here takes them.
 
     The parts have the same names everywhere:
 

@@ -37,12 +37,13 @@ from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, watched_console
-from rbm.utils.repeatable import deterministic
+from rbm.utils.repeatable import deterministic, plain_modes
 from rbm.utils.timings import Timings
 
 DEFAULT_METHODS = ("mlp", "rbm")
 
 
+@plain_modes()
 def distill(
     data: Data,
     teacher: nn.Module | Tensor | str | None = None,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
 from rbm.utils.distributed import world_size
 from rbm_kernels import memory_update_
@@ -112,10 +113,13 @@ class MemoryRouter(nn.Module):
     @torch.no_grad()
     def update_memory(self) -> None:
         """Let the memory follow what the last training forward recorded (Eq. 4); without a record it stays."""
-        memory_update_(self.memory, self.pending_sum, self.pending_total, self.decay, normalize=self.normalize_memory)
+        self._follow(self.pending_total)
         self.pending_total.zero_()
         if self._accumulates:
             self.pending_sum.zero_()
+
+    def _follow(self, total: Tensor) -> None:
+        memory_update_(self.memory, self.pending_sum, total, self.decay, normalize=self.normalize_memory)
 
     @contextmanager
     def accumulate_memory(self) -> Iterator[None]:
@@ -180,15 +184,20 @@ class MemoryRouter(nn.Module):
         """Route the rows ``[B, in_features]`` of a forward: record in training, count where that is asked for."""
         recomputing = is_recomputing()
         records = self.training and self.track_memory and not recomputing
+        first = first_forward(self.memory) if records or self.track_usage else None
         if records:
             _refuse_transformations("the memory moves", "track_memory = False on the layer, or call eval(),")
-            if not self._accumulates:
+            if first is None and not self._accumulates:
                 self.update_memory()
+            elif not self._accumulates:
+                # What is recorded stays until the new record takes its place: a repeated forward records nothing.
+                with torch.no_grad():
+                    self._follow(torch.where(first, self.pending_total, 0))
         routing = Routing(*self._nearest(rows))
         if records:
-            self._record(rows, routing.gates, routing.experts)
+            self._record(rows, routing.gates, routing.experts, first)
         if self.track_usage and not recomputing:
-            self._count(routing.experts)
+            self._count(routing.experts, first)
         return routing
 
     def _forward(self, h: Rows, return_routing: bool) -> Tensor | tuple[Tensor, Routing]:
@@ -209,28 +218,27 @@ class MemoryRouter(nn.Module):
         return Routing(*(part.reshape(*h.shape[:-1], self.top_k) for part in routing))
 
     @torch.no_grad()
-    def _record(self, rows: Rows, gates: Tensor, experts: Tensor) -> None:
+    def _record(self, rows: Rows, gates: Tensor, experts: Tensor, first: Tensor | None = None) -> None:
         weighted_sum, total = memory_statistics(
             rows, gates, experts, self.num_experts, normalize=self.normalize_memory_input
         )
         if world_size() > 1:
             torch.distributed.all_reduce(weighted_sum)
             torch.distributed.all_reduce(total)
-        if self._accumulates:
-            self.pending_sum.add_(weighted_sum)
-            self.pending_total.add_(total)
-        else:
-            self.pending_sum.copy_(weighted_sum)
-            self.pending_total.copy_(total)
+        for pending, seen in ((self.pending_sum, weighted_sum), (self.pending_total, total)):
+            if first is not None:
+                seen = torch.where(first, seen, 0 if self._accumulates else pending)
+            (pending.add_ if self._accumulates else pending.copy_)(seen)
 
     @torch.no_grad()
-    def _count(self, experts: Tensor) -> None:
+    def _count(self, experts: Tensor, first: Tensor | None = None) -> None:
         if torch.compiler.is_exporting():
             return
         _refuse_transformations("the experts' rows are counted", "track_usage = False on the layer")
         experts = experts.flatten()
         # Neither the host waits, as for bincount, nor is anything of E numbers a row written.
-        self.usage.index_add_(0, experts, torch.ones_like(experts, dtype=torch.int64))
+        each = torch.ones_like(experts, dtype=torch.int64)
+        self.usage.index_add_(0, experts, each if first is None else each * first)
 
     def __getstate__(self) -> dict:
         # A copy made inside accumulate_memory() would never leave it.
@@ -241,14 +249,19 @@ class MemoryRouter(nn.Module):
         super()._apply(fn, recurse)
         for name, buffer in self._buffers.items():
             if buffer.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = before[name].to(buffer.device)
+                self._buffers[name] = before[name].to(buffer.device, torch.float32)
         return self
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        # What was recorded belongs to the memory that has just been replaced.
-        self.pending_sum = torch.zeros_like(self.memory)
-        self.pending_total = torch.zeros_like(self.memory[:, 0])
+        # What was recorded belongs to the memory that has just been replaced. Where it may stay, it stays the same
+        # tensor: one made under torch.inference_mode() could not be written to in training.
+        if (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):
+            self.pending_sum.zero_()
+            self.pending_total.zero_()
+        else:
+            self.pending_sum = torch.zeros_like(self.memory)
+            self.pending_total = torch.zeros_like(self.memory[:, 0])
         if self.usage.device != self.memory.device:  # as on the meta device, whose memory was assigned
             self.usage = torch.zeros_like(self.memory[:, 0], dtype=torch.int64)
 
@@ -318,11 +331,6 @@ def autocast_dtype(rows: Tensor, parameters: torch.dtype) -> torch.dtype | None:
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
-
-
-def is_recomputing() -> bool:
-    """Whether this forward runs inside a backward pass, which is where activation checkpointing repeats it."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _follow_before_saving(layer: MemoryRouter, prefix: str, keep_vars: bool) -> None:

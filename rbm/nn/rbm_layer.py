@@ -23,7 +23,8 @@ class FusedRbMLayer(MemoryRouter):
     The memory vectors follow the rows by a moving average, with no extra call, as BatchNorm's running statistics do. A
     training forward only *records* what it saw; the memory moves at the next training forward, on ``eval()``, on
     ``state_dict()`` or by :meth:`update_memory`. So a forward that activation checkpointing repeats during the backward
-    pass sees the same memory and counts once (for a layer that is called once between two backward passes). In a
+    pass sees the same memory and counts once, compiled or not (for a layer that is called once between two backward
+    passes). In a
     distributed process group, whenever it began, the statistics are summed over the ranks when they are recorded: all
     ranks must run the forward, be it with no rows, and all hold the same memory. DDP and FSDP2 (``fully_shard``) take
     it as any module.

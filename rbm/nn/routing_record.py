@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbm.nn.memory_router import MemoryRouter, Routing, is_recomputing, routed_layers
+from rbm.nn.memory_router import MemoryRouter, Routing, routed_layers
+from rbm.nn.repeated_forward import is_recomputing
 from rbm.nn.sparse_rows import Rows, SparseRows, as_rows
 
 # Records that are being written, the innermost last.

@@ -1,7 +1,7 @@
 """Deterministic kernels and a random state of its own for a run: the same seed gives the same numbers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -23,3 +23,24 @@ def deterministic() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+@contextmanager
+def plain_modes() -> Iterator[None]:
+    """Train inside as PyTorch starts: with gradients, in float32, on the CPU where no device is named.
+
+    The caller may be under ``torch.no_grad()``, ``torch.inference_mode()`` or autocast, or may have set another default
+    dtype or device, as a notebook does for all its cells. All of that is as it was outside.
+    """
+    dtype = torch.get_default_dtype()
+    with ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                modes.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            modes.enter_context(torch.device("cpu"))
+        modes.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield

@@ -97,10 +97,27 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def _first_line(text: bytes, header: bool) -> tuple[bytes, int, int]:
     """The text without a header, how many lines that had, and the number of columns."""
     fields, _, below = text.partition(b"\n")
+    if header:
+        _check_names(fields)
     columns = len(fields.translate(_TO_SPACES).split())
     if header and not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
         return below, 1, len(below.partition(b"\n")[0].translate(_TO_SPACES).split()) if below else columns
     return text, 0, columns
+
+
+def _check_names(line: bytes) -> None:
+    """Raise ValueError for a first line as pandas writes it by default: what follows would be one row or column off."""
+    names = [name.strip(b' \t\r"') for name in line.split(b",")]
+    if len(names) > 1 and not names[0]:
+        raise ValueError(
+            "line 1 begins with a comma, expected a name or a number there; the column below may be an index of rows,"
+            " as pandas writes it: write the table with index=False"
+        )
+    if len(names) > 2 and names == [b"%d" % i for i in range(len(names))]:
+        raise ValueError(
+            f"line 1 counts 0, 1, 2 to {len(names) - 1}, as pandas names columns, expected other names or a row of"
+            " numbers: write the table with header=False; a row that counts so can be in a .npy file"
+        )
 
 
 def _is_number(field: bytes) -> bool:
@@ -109,6 +126,15 @@ def _is_number(field: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _odd_line(text: bytes, line: int) -> str:
+    """The first line that does not consist of numbers, and what is expected there; nothing where all do."""
+    for number, fields in enumerate(text.split(b"\n"), line):
+        if not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
+            shown = ascii(fields.strip()[:60].decode("utf-8", "replace"))
+            return f"line {number} is {shown}, expected numbers between commas, blanks or tabs"
+    return ""
 
 
 def _parse(text: bytes, dtype: type, columns: int, line: int) -> np.ndarray:
@@ -120,7 +146,9 @@ def _parse(text: bytes, dtype: type, columns: int, line: int) -> np.ndarray:
         try:
             numbers = np.fromstring(text.translate(_TO_SPACES), dtype, sep=" ")
         except (ValueError, DeprecationWarning) as error:
-            raise ValueError(f"{where} hold something else than {np.dtype(dtype).name} numbers") from error
+            raise ValueError(
+                _odd_line(text, line) or f"{where} hold something else than {np.dtype(dtype).name} numbers"
+            ) from error
     # Each line must have its share, not just all lines together; where there are commas, they and the newlines tell.
     if b"," in text:
         even = text.translate(None, _NO_SEPARATORS) + b"\n" == (b"," * (columns - 1) + b"\n") * lines

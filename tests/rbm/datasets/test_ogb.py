@@ -122,7 +122,7 @@ ROWS = {
     "edges none": (EDGE, [], "has 0 lines, expected 10"),
     "features too few": (FEATURE, list(FEATURES[:-1]), "has 11 lines, expected 12"),
     "features ragged": (FEATURE, [*FEATURES[:-1], [1.0, 2.0]], "lines 1 to 12 do not all hold 3 numbers"),
-    "features text": (FEATURE, [["a", "b", "c"]] * NODES, "hold something else than float32 numbers"),
+    "features text": (FEATURE, [["a", "b", "c"]] * NODES, "line 1 is 'a,b,c', expected numbers"),
     "labels too few": (LABEL, LABELS[:-1], "has 11 lines, expected 12"),
     "labels in pairs": (LABEL, [[0, 1]] * NODES, "line 1 has 2 columns, expected 1"),
     "labels negative": (LABEL, [-1, *LABELS[1:]], "holds the class -1, expected numbers from 0"),

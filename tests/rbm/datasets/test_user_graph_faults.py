@@ -326,10 +326,16 @@ def test_an_archive_of_several_arrays_is_no_part(tmp_path):
         ("edge_index.csv", "0 1\n2\n3 4 5\n", "lines 1 to 3 do not all hold 2 numbers"),
         ("edge_index.csv", "0,1\n,2,\n", "lines 1 to 2 do not all hold 2 numbers"),
         ("edge_index.csv", "from,to\n0,1\n\n2,3\n", "lines 2 to 4 do not all hold 2 numbers"),
-        ("edge_index.csv", "from,to\n0,one\n", "lines 2 to 2 hold something else than float64 numbers"),
+        ("edge_index.csv", "from,to\n0,one\n", "line 2 is '0,one', expected numbers between commas, blanks or"),
         ("edge_index.csv", "0,1,1\n2,3,1\n", r"edge_index\.csv has 3 columns, expected two, from and to"),
         ("y.csv", "0\n1 0\n\n1\n0\n1\n", "lines 1 to 6 do not all hold 1 numbers"),
-        ("y.csv", "y\n" + "True\n" * 6, "lines 2 to 7 hold something else than float64 numbers"),
+        ("y.csv", "y\n" + "True\n" * 6, "line 2 is 'True', expected numbers between commas, blanks or tabs"),
+        ("edge_index.csv", "0;1\n2;3\n", "line 2 is '2;3', expected numbers between commas, blanks or tabs"),
+        # As pandas writes tables by default: with an index, which would be a feature, and numbered columns, which would
+        # be a node.
+        ("x.csv", ",a,b\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
+        ("x.csv", ",0,1\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
+        ("x.csv", "0,1,2\n" + "3,1,2\n" * 6, "line 1 counts 0, 1, 2 to 2, .* write the table with header=False"),
     ],
 )
 def test_ragged_and_other_tables(tmp_path, name, text, message):

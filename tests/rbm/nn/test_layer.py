@@ -150,6 +150,16 @@ def test_bfloat16_keeps_a_float32_memory():
     assert layer.double().memory.dtype == torch.float64
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_from_float64_to_half_precision(dtype):
+    layer = FusedRbMLayer(6, 4, 5, 3, dtype=torch.float64).to(dtype)
+    assert layer.memory.dtype == torch.float32
+    x = torch.randn(8, 6, dtype=dtype)
+    layer(x).sum().backward()
+    with torch.no_grad():
+        assert layer.eval()(x).dtype == dtype
+
+
 def test_dtype_argument():
     assert FusedRbMLayer(6, 4, dtype=torch.bfloat16).memory.dtype == torch.float32
     assert FusedRbMLayer(6, 4, dtype=torch.float64).memory.dtype == torch.float64

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import rbm
 from rbm import FusedRbMLayer
 
 
@@ -104,6 +105,15 @@ def test_loading_forgets_what_was_recorded():
     assert torch.equal(layer.memory, saved["memory"])
 
 
+def test_loading_under_inference_mode_leaves_a_layer_that_trains():
+    layer, rows = make(), torch.randn(9, 6, dtype=torch.float64)
+    with torch.inference_mode():
+        layer.load_state_dict(copy.deepcopy(layer.state_dict()))
+    expected = expected_memory(layer, rows)
+    layer(rows).sum().backward()
+    torch.testing.assert_close(layer.eval().memory, expected)
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_activation_checkpointing_gives_equal_gradients_and_memory(use_reentrant):
     plain = nn.Sequential(make(dropout=0.3), nn.ReLU(), FusedRbMLayer(4, 4, 5, 2, dtype=torch.float64))
@@ -123,6 +133,36 @@ def test_activation_checkpointing_gives_equal_gradients_and_memory(use_reentrant
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     a, b = plain.state_dict(), twin.state_dict()
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("outside", [True, False], ids=["of a compiled block", "inside a compiled model"])
+def test_checkpointing_and_compilation_together_move_the_memory_once(outside):
+    """Compiled code cannot look at Python's state: it asks as it runs whether it is a repeated forward."""
+    plain = nn.Sequential(make(decay=0.3), nn.ReLU(), FusedRbMLayer(4, 4, 5, 2, dtype=torch.float64, decay=0.3))
+    rbm.track_usage(plain)
+    twin = copy.deepcopy(plain)
+
+    def by_blocks(rows):
+        return checkpoint(twin, rows, use_reentrant=False)
+
+    if outside:
+        twin.compile(backend="aot_eager")
+        checkpointed = by_blocks
+    else:
+        checkpointed = torch.compile(by_blocks, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        gradients = []
+        rows = torch.randn(9, 6, dtype=torch.float64)
+        for model, call in ((plain, plain), (twin, checkpointed)):
+            model.zero_grad()
+            call(rows).square().sum().backward()
+            gradients.append([p.grad for p in model.parameters()])
+        for got, expected in zip(*reversed(gradients), strict=True):
+            torch.testing.assert_close(got, expected)
+    for layer, expected in ((twin[0], plain[0]), (twin[2], plain[2])):
+        torch.testing.assert_close(layer.eval().memory, expected.eval().memory)
+        assert torch.equal(layer.usage, expected.usage)
 
 
 def test_two_forwards_before_one_backward():

@@ -164,8 +164,9 @@ FAULTS = {
     "others.npz": (lambda p, x: np.savez(p, y=x, z=x), r"cannot be read \(it holds y, z\)"),
     "words.csv": (
         lambda p, x: p.write_text("1,2,3,4,5,6\n" * 9 + "1,2,3,x,5,6\n"),
-        r"lines 1 to 10 hold something else",
+        r"line 10 is '1,2,3,x,5,6', expected numbers",
     ),
+    "pandas.csv": (lambda p, x: p.write_text("0,1,2,3,4,5\n" + "1,2,3,4,5,6\n" * 9), r"line 1 counts 0, 1, 2 to 5, "),
     "empty.csv": (lambda p, x: p.write_text(""), r"it holds no row"),
     "names.parquet": (lambda p, x: save_parquet(p, x.astype(str)), r"its column 'f0' is string, not numbers"),
     "unlike.parquet": (lambda p, x: save_parquet(p, [*x, x[0, :2]], lists=True), r"unlike\.parquet cannot be read"),
