@@ -14,14 +14,18 @@ FIRST = ("expert_matmul", "layer", "cosine_topk", "expert_order", "memory_update
 ORDER = (*FIRST, "routed_matmul", "launches", "cold_start", "student", "sparse_expert_matmul", "distillation_epoch")
 # Read on a CPU alone, as Linux counts memory.
 NOT_ON_A_GPU = ("few_rows", "peak_memory")
-STAGES = ("tests", "tune", "ncu", "sanitize")
+STAGES = ("smoke", "tests", "tune", "ncu", "sanitize")
 # Whose tests decide on a suite's figures, where the suite has another name.
 TESTED_AS = {"student": "students", "distillation_epoch": "students", "cold_start": "layer"}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do. ``part`` is ``core`` or ``rest`` of the tests, ``first`` or ``all`` of a suite."""
+    """One thing to do.
+
+    ``part`` is ``core`` or ``rest`` of the tests; of a suite ``first``, ``all``, or ``failed``: after all else, where
+    its operator's tests failed.
+    """
 
     stage: str
     name: str = ""
@@ -47,6 +51,7 @@ class Options:
     ncu: bool = False
     sanitize: bool = False
     rehearse: bool = False
+    time_failed: bool = False
 
 
 def suites() -> list[str]:
@@ -87,6 +92,7 @@ def plan(options: Options, known: Sequence[str]) -> list[Step]:
         "sanitize": options.sanitize or "sanitize" in options.only,
     }
     steps = [Step("build")]
+    steps += [Step("smoke")] * (wants_all or "smoke" in options.only)
     steps += [Step("tests", part="core")] * tests
     steps += [Step("suite", name, "first") for name in FIRST if name in chosen]
     steps += [Step(stage) for stage, is_asked in asked.items() if is_asked]
@@ -94,6 +100,8 @@ def plan(options: Options, known: Sequence[str]) -> list[Step]:
     steps += [Step("suite", name, "all") for name in chosen]
     if wants_all and not asked["sanitize"]:
         steps.append(Step("sanitize"))
+    if options.time_failed:
+        steps += [Step("suite", name, "failed") for name in chosen]
     if options.rehearse:  # CI runs these tests by themselves; here they must not cost a stage its turn
         steps.sort(key=lambda step: step == Step("tests", part="rest"))
     return steps
@@ -126,11 +134,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--compare", metavar="S", type=_seconds, default=0.5, help="seconds of each comparison (0.5)")
     flags = {
         "--skip-tests": "no tests: figures say what --state knows of them",
-        "--skip-build": "use the libraries that an earlier call on this machine built",
-        "--prebuilt": "use libraries that were built elsewhere and lie in rbm_kernels/lib",
+        "--skip-build": "use libraries that an earlier call on this machine built",
+        "--prebuilt": "use libraries that lie in rbm_kernels/lib; those that cannot be loaded are built",
         "--tune": "time candidate tiles, after the reference shape: tune.txt has the table to paste",
         "--ncu": "profile each kernel with Nsight Compute, after the reference shape",
         "--sanitize": "run compute-sanitizer after the reference shape, and not only if time is left",
+        "--time-failed": "at the end, time operators whose tests failed too; a workload that errs is still not timed",
         "--rehearse": "every stage on CPU tensors of tiny shapes, which needs no GPU; figures mean nothing",
     }
     for flag, help_ in flags.items():

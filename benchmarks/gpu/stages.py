@@ -1,87 +1,70 @@
 """The stages of ``gpu.sh``: each does one step of the plan and notes what the summary must say of it."""
 
 import importlib.util
-import os
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 
 from benchmarks.gpu import outcomes
+from benchmarks.gpu.libraries import build
 from benchmarks.gpu.plan import FIRST, ROOT, TESTED_AS, Step, tested
-from benchmarks.gpu.run import TIMED_OUT, Ended, Run
-from benchmarks.measure.device import HERE
-from benchmarks.measure.harness import Results
+from benchmarks.gpu.run import TIMED_OUT, Run
 from benchmarks.measure.verdicts import FAILED, to_environment
 
-# Of the core tests in all, and of one test or workload. A kernel's first launch compiles it.
-CORE_SECONDS, TEST_SECONDS, WORKLOAD_SECONDS = 180, 120, 180
+# Of the smoke test and of the core tests in all, and of one test or workload. A kernel's first launch compiles it.
+SMOKE_SECONDS, CORE_SECONDS, TEST_SECONDS, WORKLOAD_SECONDS = 100, 180, 120, 180
 # Under which nothing is started.
 LEAST_SECONDS = 10
 # Pytest: all passed, or nothing was chosen.
 _GOOD = (0, 5)
 _LAST_LINE = re.compile(r"\d (passed|failed|skipped|deselected|errors?)\b.* in \d|no tests ran in \d")
-_QUIET = ("-q", "--tb=short", "-p", "no:cacheprovider")
+_QUIET = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.broken_device")
+# Warnings are told and are no errors: PyTorch may warn on a GPU of what nobody has seen yet.
+_TOLERANT = ("-W", "default")
 
 
-def build(run: Run, step: Step) -> bool:
-    """Build for the GPU at hand alone, and load: False where there are no libraries to go on with."""
-    options, library = run.options, ROOT / "rbm_kernels" / "lib"
-    told = "built elsewhere" if options.prebuilt else "built before" if options.skip_build else "built here"
-    if options.prebuilt or options.skip_build:
-        needed = ["librbm_cpu.so"] + ["librbm_cuda.so"] * (not options.rehearse)
-        if missing := [name for name in needed if not (library / name).is_file()]:
-            run.note(f"libraries: {library} has no {' and no '.join(missing)}, so they must be built", failed=True)
-            return False
-    elif not _build(run):
-        return False
-    ended = run.call(run.python("-c", _LOAD), run.left())
-    if ended.status:
-        run.say(ended.tail())
-        run.note(f"libraries: not loaded, {_why(ended)}", failed=True)
-        return False
-    run.note(f"libraries: {told}; {ended.tail(1)}")
-    Results(run.state.path).add("build", "libraries", told, "loaded", 1, dtype="", routing="")
+def smoke(run: Run, step: Step) -> bool:
+    """Every operator at a few shapes, each in a process of its own: whether it launches, ends, and answers rightly.
+
+    In a minute, before tests begin: what is wrong with all of them is known while there is time to mend it.
+    """
+    from benchmarks.gpu.sanitized_cases import CASES, MANY_ROWS  # loads the libraries, which there are by now
+
+    waiting = [[name] for name in (*CASES, *MANY_ROWS) if not run.state.smoked(name)]
+    if run.options.rehearse:  # to import takes longer than to interpret
+        waiting = [[name for one in waiting for name in one]] * bool(waiting)
+    program, running, wrong = _program(run, "benchmarks.gpu.sanitized_cases"), [], []
+    passed, limit = 0, SMOKE_SECONDS * (10 if run.options.rehearse else 1)
+    end = time.monotonic() + limit
+    while waiting or running:
+        while waiting and len(running) < run.jobs:
+            names = waiting.pop(0)
+            running.append((names, run.start([*program, *names], max(1.0, end - time.monotonic()))))
+        for names, started in list(running):
+            if (ended := started.poll()) is not None:
+                running.remove((names, started))
+                run.log(ended.output)
+                failed = [name for name in names if not _is_right(name, ended.output)]
+                for name in names:
+                    verdict = "failed" if name in failed else "passed"
+                    run.state.add_smoke(name, verdict, ended.seconds)
+                passed += len(names) - len(failed)
+                wrong += failed
+                if failed:
+                    what = "no answer within its time" if ended.status == TIMED_OUT else f"status {ended.status}"
+                    run.say(f"   {', '.join(failed)}: {what}\n{ended.tail(8)}")
+        time.sleep(0.05)
+    run.say(f"   {passed} cases answered rightly, {len(wrong)} did not")
+    if wrong:
+        run.note(f"smoke: wrong or without an answer: {'; '.join(wrong)}", failed=True)
     return True
 
 
-def _build(run: Run) -> bool:
-    """By CMake as ``setup.py`` has it, without pip: nothing is installed, and a second call builds what changed."""
-    architecture = str(HERE.architecture())
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    about = {"PATH": path, "RBM_CUDA_ARCHITECTURES": architecture}
-    about["RBM_BUILD_CUDA"] = "auto" if run.options.rehearse else "1"
-    environment = run.environment(**about)
-    cmake = shutil.which("cmake", path=path)
-    if cmake is None:
-        run.note("libraries: not built, cmake is missing", failed=True)
-        return False
-    folder = str(ROOT / "build" / f"gpu-{architecture}")
-    configure = [cmake, "-S", str(ROOT), "-B", folder, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
-    for command in (configure, [cmake, "--build", folder]):
-        ended = run.call(command, run.left(), environment)
-        if ended.status:
-            run.say(ended.tail())
-            run.note(f"libraries: not built, {_why(ended)}", failed=True)
-            return False
-    return True
-
-
-def _why(ended: Ended) -> str:
-    return "out of time" if ended.status == TIMED_OUT else "see log.txt"
-
-
-# In a process of its own: this one loads no library that it may have to build.
-_LOAD = """
-import rbm_kernels
-from benchmarks.measure.device import HERE, Rehearsal
-from rbm_kernels import _native
-found = _native.status()
-wanted = ["cpu"] if isinstance(HERE, Rehearsal) else ["cpu", "cuda"]
-assert all(found[name]["loaded"] for name in wanted), found
-print(", ".join(f"librbm_{name}" for name in wanted), "loaded")
-"""
+def _is_right(name: str, output: str) -> bool:
+    """Whether a case printed its error, and this was allowed."""
+    found = re.search(rf"^{re.escape(name)}: error (\S+), allowed (\S+)$", output, re.MULTILINE)
+    return found is not None and float(found[1]) <= float(found[2])
 
 
 def tests(run: Run, step: Step) -> bool:
@@ -118,13 +101,13 @@ def tests(run: Run, step: Step) -> bool:
 
 def _start_tests(run: Run, operator: str, files: list[Path], part: str, kept: Path, end: float, workers: int):
     where = "not gpu" if run.options.rehearse else "gpu"
-    command = run.python("-m", "pytest", *_QUIET, "-p", "benchmarks.gpu.outcomes", "-m")
+    command = _pytest(run, "-p", "benchmarks.gpu.outcomes", "-m")
     command += [f"{where} and {'core' if part == 'core' else 'not core'}", "--about", f"{operator}/{part}"]
     command += ["--outcomes", str(kept)]
     if _has("pytest_timeout"):  # by a thread, which ends the process: a kernel that hangs hears no signal
         command += ["--timeout", str(TEST_SECONDS), "--timeout-method", "thread"]
     if _has("xdist") and workers > 1:
-        command += ["-n", str(workers), "--dist", "worksteal"]
+        command += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart", "1000"]
     threads = str(max(1, run.jobs // workers))
     # GPU tests rehearse by themselves, whatever the process does.
     environment = {**run.environment(), "OMP_NUM_THREADS": threads}
@@ -153,8 +136,9 @@ def suite(run: Run, step: Step) -> bool:
     """A suite, but for workloads that are measured already; not where its operator failed."""
     verdicts = run.state.verdicts()
     operator = TESTED_AS.get(step.name, step.name)
-    if verdicts.get(operator) == FAILED:
-        run.note(f"not timed, its tests failed: {step.name}")
+    if (verdicts.get(operator) == FAILED) != (step.part == "failed"):
+        if step.part != "failed" and not run.options.time_failed:
+            run.note(f"not timed, its tests failed: {step.name}")
         return True
     if step.part == "first" and step.name not in FIRST:
         return True
@@ -163,8 +147,9 @@ def suite(run: Run, step: Step) -> bool:
         environment["RBM_DATA_ROOT"] = str(ROOT / "no-such-folder")  # the machine with the GPU has no datasets
         if step.name == "cold_start":  # its processes would have a C++ compiler at work for minutes
             environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
-    command = run.python("-m", "pytest", *_QUIET, "--show-capture=no", f"--seconds={run.options.compare}")
-    command += ["-p", "benchmarks.gpu.workloads", f"--part={step.part}", f"--begun={run.begun}"]
+    command = _pytest(run, "--show-capture=no", f"--seconds={run.options.compare}")
+    command += ["-p", "benchmarks.gpu.workloads", f"--begun={run.begun}"]
+    command += [f"--part={'first' if step.part == 'first' else 'all'}"]
     command += [f"--results={run.state.path}", f"benchmarks/test_{step.name}.py"]
     if run.options.rehearse:
         command += ["-p", "benchmarks.gpu.rehearsing"]
@@ -278,12 +263,17 @@ def sanitize(run: Run, step: Step) -> bool:
     return True
 
 
-STAGES = {"build": build, "tests": tests, "suite": suite, "tune": tune, "ncu": ncu, "sanitize": sanitize}
+STAGES = {function.__name__: function for function in (build, smoke, tests, suite, tune, ncu, sanitize)}
 
 
 def _program(run: Run, module: str) -> list[str]:
     """A program that launches kernels: on the GPU, or in Triton's interpreter."""
     return run.python("-m", *(["benchmarks.gpu.interpreted"] if run.options.rehearse else []), module)
+
+
+def _pytest(run: Run, *arguments: str) -> list[str]:
+    """Pytest with what tests and suites share."""
+    return run.python("-m", "pytest", *_QUIET, *(() if run.options.rehearse else _TOLERANT), *arguments)
 
 
 def _has(module: str) -> bool:

@@ -1,7 +1,8 @@
 """What is known of a run: results, verdicts and finished workloads, all of them rows of one ``results.csv``.
 
-Beside figures it has rows ``suite`` (a workload of a suite has been measured to its end) and ``correctness`` (how many
-tests of an operator passed, or failed), so that the file alone is what a later piece of time takes up.
+Beside figures it has rows ``suite`` (a workload of a suite has been measured to its end), ``correctness`` (how many
+tests of an operator passed, or failed) and ``smoke`` (whether a case of the smoke test passed), so that the file alone
+is what a later piece of time takes up.
 """
 
 import csv
@@ -13,7 +14,7 @@ from benchmarks.measure.harness import COLUMNS, Results, machine
 from benchmarks.measure.verdicts import CORE, FAILED, NOT_TESTED, PASSED, verdict_of
 
 # Of which operator's tests, in the column `shape`; which part of them, in `implementation`.
-TESTS, WORKLOAD = "correctness", "suite"
+TESTS, WORKLOAD, SMOKE = "correctness", "suite", "smoke"
 PARTS = ("core", "rest")
 
 
@@ -61,6 +62,16 @@ class State:
     def tested(self, operator: str, part: str) -> bool:
         """Whether a part of an operator's tests ran to its end."""
         return part in self._tests().get(operator, {})
+
+    def add_smoke(self, case: str, verdict: str, seconds: float) -> None:
+        """Note what became of a case of the smoke test: ``passed`` or ``failed``."""
+        Results(self.path).add(SMOKE, case, verdict, "seconds of the process", seconds, dtype="", routing="")
+
+    def smoked(self, case: str) -> bool:
+        """Whether a case of the smoke test passed."""
+        return any(
+            (row["operator"], row["shape"], row["implementation"]) == (SMOKE, case, "passed") for row in self.rows()
+        )
 
     def verdicts(self) -> dict[str, str]:
         """Of every operator that was tested at all whether it passed."""

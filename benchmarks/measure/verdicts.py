@@ -20,7 +20,7 @@ _TESTED_AS = {
     "distillation epoch": "students",
 }
 # Rows that are of no operator: the machine, the run itself.
-_OF_NO_OPERATOR = ("build", "ceiling", "correctness", "suite")
+_OF_NO_OPERATOR = ("build", "ceiling", "correctness", "smoke", "suite")
 
 
 def tested_as(operator: str) -> str:

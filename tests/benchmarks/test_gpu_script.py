@@ -37,7 +37,7 @@ def test_syntax():
         (["a", "--fast"], "--fast"),
         (
             ["a", "--only", "layer,leyer"],
-            "--only names leyer, expected tests, tune, ncu, sanitize, or a suite: expert_m",
+            "--only names leyer, expected smoke, tests, tune, ncu, sanitize, or a suite",
         ),
         (["a", "--state", "/no/such.csv"], "--state names /no/such.csv, which is no file"),
         (["a", "--prebuilt", "--skip-build"], "give one of them"),
@@ -65,6 +65,7 @@ def test_the_usage_names_every_option(capsys):
         "ncu",
         "sanitize",
         "rehearse",
+        "time-failed",
     ]
     assert all(f"--{name}" in usage for name in named)
 
@@ -99,7 +100,15 @@ def test_every_suite_has_its_place():
 def test_stages_come_in_the_order_of_their_worth():
     told = [str(step) for step in plan.plan(Options(OUT), SUITES)]
     assert told == [
-        *("build", "tests (core)", "expert_matmul (first)", "layer (first)", "cosine_topk (first)", "tests (rest)"),
+        *(
+            "build",
+            "smoke",
+            "tests (core)",
+            "expert_matmul (first)",
+            "layer (first)",
+            "cosine_topk (first)",
+            "tests (rest)",
+        ),
         *(
             "expert_matmul (all)",
             "layer (all)",
@@ -110,8 +119,10 @@ def test_stages_come_in_the_order_of_their_worth():
         ),
     ]
     asked = [str(step) for step in plan.plan(Options(OUT, tune=True, sanitize=True), SUITES)]
-    assert asked[5:8] == ["tune", "sanitize", "tests (rest)"]
+    assert asked[6:9] == ["tune", "sanitize", "tests (rest)"]
     assert asked.count("sanitize") == 1
+    failed = [str(step) for step in plan.plan(Options(OUT, time_failed=True, only=("layer", "cosine_topk")), SUITES)]
+    assert failed[-2:] == ["layer (failed)", "cosine_topk (failed)"]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +131,7 @@ def test_stages_come_in_the_order_of_their_worth():
         ({"only": ("layer",)}, ["build", "tests (core)", "layer (first)", "tests (rest)", "layer (all)"]),
         ({"only": ("layer",), "skip_tests": True}, ["build", "layer (first)", "layer (all)"]),
         ({"only": ("tests",)}, ["build", "tests (core)", "tests (rest)"]),
+        ({"only": ("smoke",)}, ["build", "smoke"]),
         ({"only": ("tune", "sanitize")}, ["build", "tune", "sanitize"]),
     ],
 )

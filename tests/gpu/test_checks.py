@@ -4,6 +4,7 @@ import pytest
 import torch
 from float32_sums import check_float32_sums
 from on_gpu import (
+    RealGpu,
     RehearsedGpu,
     check_compiled,
     check_graph,
@@ -44,6 +45,13 @@ def test_work_that_does_not_wait_for_its_stream():
 def test_a_graph_of_constants_tells_nothing():
     with pytest.raises(AssertionError, match="seeds must differ"):
         check_graph(GPU, lambda x: (x * 0,), draw)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where librbm_cuda is not loaded")
+def test_triton_serves_memory_updates_where_librbm_cuda_does_not():
+    """It is bound to them already: PyTorch refuses to bind it twice, and each test would fail for it."""
+    with RealGpu().memory_update_by("Triton"):
+        pass
 
 
 def test_bits_that_change():

@@ -209,3 +209,18 @@ def test_no_autocast_in_what_kernels_leave_to_the_reference():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for got, want in zip(cosine_topk_op._cuda(x, memory, 2), expected, strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(("stride", "is_copied"), [(2**24 - 1, False), (2**24 + 1, True)])
+def test_a_memory_whose_vectors_lie_far_apart_is_copied(stride, is_copied):
+    """128 vectors of a tile are addressed in 32 bits: the last began beyond 2^31 elements."""
+    from rbm_kernels.ops.cosine_topk.kernels import addressable
+
+    memory = torch.empty_strided((128, 4), (stride, 1), device="meta")
+    assert (addressable(memory).stride(0) == 4) == is_copied
+
+
+def test_more_choices_than_32_bits_count_are_refused():
+    about = (90, "half", 2**29, 16, 16, 4, 8, True, 16, 16)
+    with pytest.raises(ValueError, match=r"experts has shape \[536870912, 4\].*split the batch"):
+        launch._prepare_weight(*about)

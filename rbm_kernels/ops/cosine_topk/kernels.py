@@ -206,8 +206,11 @@ def cosine_topk_bwd_kernel(
 
 
 def addressable(x: Tensor) -> Tensor:
-    """``x [B, D]`` itself, if features are adjacent and the rows of a tile lie within 2^31 elements; else a copy."""
-    return x if x.stride(1) == 1 and x.stride(0) < 2**31 // 64 else x.contiguous()
+    """``x [B, D]`` itself, if features are adjacent and the rows of a tile lie within 2^31 elements; else a copy.
+
+    A tile has at most 64 rows of a batch, and all of a memory's vectors: at most 128.
+    """
+    return x if x.stride(1) == 1 and x.stride(0) < 2**31 // 128 else x.contiguous()
 
 
 def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

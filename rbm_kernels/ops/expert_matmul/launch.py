@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from rbm_kernels._launching import launcher, machine_of, prepared
+from rbm_kernels.checks import MOST_SIZE
 from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
 from rbm_kernels.ops.expert_order import expert_order, pass_columns
 
@@ -256,6 +257,11 @@ def _prepare_weight(
     stride_grad: int,
     stride_x: int,
 ) -> _WeightLaunches:
+    if rows * top_k > MOST_SIZE:  # counted and placed in int32
+        raise ValueError(
+            f"rbm::expert_matmul: experts has shape [{rows}, {top_k}], expected below 2^31 choices for the gradient of"
+            " weight: split the batch"
+        )
     tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
     weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
     share_rows = config.share_rows(architecture, tile, weight_tiles, rows * top_k, num_experts)
