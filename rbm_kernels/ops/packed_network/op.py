@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
-from rbm_kernels._library import LIBRARY, has_tangent, implement_everywhere, implement_fake, refuse_derivative
+from rbm_kernels._library import LIBRARY, implement_everywhere, implement_fake, inference_call, refuse_derivative
 from rbm_kernels.ops.int8_experts.reference import COLUMNS, GROUP, HEAD, LINE
 from rbm_kernels.ops.packed_experts import pack_experts
 from rbm_kernels.ops.packed_network import reference
@@ -61,17 +61,7 @@ def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
         RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one; or ``network`` was
             packed on another processor, or is something else.
     """
-    try:
-        if torch.is_inference_mode_enabled():
-            return _operator(x, network, out_features)
-        if torch.is_grad_enabled() or has_tangent(x, network):
-            return torch.ops.rbm.packed_network(x, network, out_features)
-        # Past the refusal of derivatives, which is Python and costs a tenth of an answer.
-        with torch._C._AutoDispatchBelowAutograd():
-            return _operator(x, network, out_features)
-    except RuntimeError:
-        _check(x, network, out_features)
-        raise
+    return _call(x, network, out_features)
 
 
 def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) -> None:
@@ -141,5 +131,4 @@ def _fake(x, network, out_features) -> Tensor:
 
 implement_fake("packed_network", _fake)
 refuse_derivative("packed_network", "routed_matmul")
-# The overload's own function: the object around it takes a tenth of a microsecond.
-_operator = torch.ops.rbm.packed_network.default._op
+_call = inference_call("packed_network", _check, refuses=True)
