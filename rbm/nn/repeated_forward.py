@@ -8,10 +8,11 @@ checkpoint has a copy of the block there.
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("rbm", "FRAGMENT")
+from rbm_kernels._library import LIBRARY
+
 # A replayed CUDA graph would give the answer of its recording.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
-_LIBRARY.define("is_first_forward(Tensor like) -> Tensor", tags=_TAGS)
+LIBRARY.define("is_first_forward(Tensor like) -> Tensor", tags=_TAGS)
 
 
 def is_recomputing() -> bool:
@@ -48,5 +49,5 @@ def _fake_is_first_forward(like: Tensor) -> Tensor:
     return like.new_empty((), dtype=torch.bool)
 
 
-_LIBRARY.impl("is_first_forward", _is_first_forward, "CompositeExplicitAutograd")
-torch.library.register_fake("rbm::is_first_forward", _fake_is_first_forward, lib=_LIBRARY)
+LIBRARY.impl("is_first_forward", _is_first_forward, "CompositeExplicitAutograd")
+torch.library.register_fake("rbm::is_first_forward", _fake_is_first_forward, lib=LIBRARY)
