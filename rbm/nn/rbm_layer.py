@@ -24,10 +24,9 @@ class FusedRbMLayer(MemoryRouter):
     training forward only *records* what it saw; the memory moves at the next training forward, on ``eval()``, on
     ``state_dict()`` or by :meth:`update_memory`. So a forward that activation checkpointing repeats during the backward
     pass sees the same memory and counts once, compiled or not (for a layer that is called once between two backward
-    passes). In a
-    distributed process group, whenever it began, the statistics are summed over the ranks when they are recorded: all
-    ranks must run the forward, be it with no rows, and all hold the same memory. DDP and FSDP2 (``fully_shard``) take
-    it as any module.
+    passes). In a distributed process group, whenever it began, the statistics are summed over the ranks when they are
+    recorded: all ranks must run the forward, be it with no rows, and all hold the same memory. DDP and FSDP2
+    (``fully_shard``) take it as any module.
 
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. The experts with
     ``exp(a)`` and ``exp(s)`` folded in, on a CPU packed for its vectors as well, are then kept from call to call, a
