@@ -85,8 +85,13 @@ class Checks {
       fits = size == kAnySize || size == sizes[i];
     }
     if (!fits) fail(name, " has shape ", shape_text(sizes), ", expected ", shape_text(expected), " (", why, ")");
+    bool is_empty = false;
     for (const int64_t size : sizes) {
       if (size > kMostSize) fail(name, " has shape ", shape_text(sizes), ", expected sizes below 2^31: split the batch");
+      is_empty = is_empty || size == 0;
+    }
+    if (!is_empty && tensor.const_data_ptr() == nullptr) {
+      fail(name, " has shape ", shape_text(sizes), " and no memory behind it, expected one whose storage was not freed");
     }
   }
 
@@ -127,6 +132,12 @@ class Checks {
  private:
   const char* op_;
 };
+
+inline void check_out_features(const Checks& check, int64_t out_features) {
+  if (out_features < 0 || out_features > kMostSize) {
+    check.fail("out_features is ", out_features, ", expected between 0 and ", kMostSize);
+  }
+}
 
 inline void check_num_experts(const Checks& check, int64_t num_experts) {
   if (num_experts < 1 || num_experts > kMostSize) {

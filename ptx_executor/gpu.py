@@ -97,7 +97,7 @@ class Gpu:
         self._active.callback(_forget)
         machine = Machine(self.architecture, _MULTIPROCESSORS[self.architecture])
         for patch in (
-            # Nobody reads machine code here, and ptxas takes a sixth of compiling. Kernels without it stay apart.
+            # Machine code is not needed, and ptxas takes a sixth of compiling. Such kernels have a cache of their own.
             mock.patch.object(CUDABackend, "make_cubin", return_value=b""),
             mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": _own_cache(triton.knobs.cache.dir)}),
             mock.patch.object(triton.runtime.JITFunction, "run", run),

@@ -1,4 +1,4 @@
-"""Which bytes of PyTorch's tensors somebody has written: what ``torch.empty`` returns holds nothing yet."""
+"""Tracks which bytes of PyTorch's tensors have been written: those of ``torch.empty`` have not."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Kernels for Routing-by-Memory: PyTorch operators that know nothing of graphs.
+"""Kernels for Routing-by-Memory: PyTorch operators that do not depend on graphs.
 
 ========================  =======================================================================
 ``cosine_topk``           route rows to the k memory vectors nearest in cosine similarity
@@ -17,7 +17,7 @@ All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(f
 synchronise with the host. The device of the arguments chooses the implementation.
 
 First derivatives in reverse come from kernels. Higher ones, forward mode and the transformations of ``torch.func`` come
-from the same formulas in eager PyTorch, at ``E / k`` times the work. They are those of the experts that were chosen.
+from the same formulas in eager PyTorch, at ``E / k`` times the work. The choice of experts counts as constant.
 """
 
 from rbm_kernels import _library, _native

@@ -151,7 +151,7 @@ class _Reader:
             self.answer()
 
     def add_failure(self, place: int) -> None:
-        """A program that failed, which may be all that somebody waits for."""
+        """A program that failed, which may be the only one that is waited for."""
         self._launches.append((place, None))
         self.answer()
 

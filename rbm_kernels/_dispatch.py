@@ -19,7 +19,7 @@ OPERATORS = (
     "memory_update_",
 )
 DEVICES = ("CPU", "CUDA")
-# What librbm_cuda has.
+# The operators of librbm_cuda.
 _IN_LIBRARY = ("memory_statistics", "memory_update_")
 _BUILT = {"CPU": "C++ (librbm_cpu)", "CUDA": "CUDA (librbm_cuda)"}
 

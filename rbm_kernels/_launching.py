@@ -1,4 +1,4 @@
-"""What launches of Triton kernels share: machines, launches prepared once for each shape, the options of all kernels.
+"""Launches of Triton kernels: machines, launches prepared once for each shape, the options of all kernels.
 
 What depends on shapes alone (grid, tiles, constants) is computed at the first call with these shapes and kept: a
 training step launches the same dozen kernels again and again, and the host must stay ahead of the GPU.
@@ -12,7 +12,7 @@ import torch
 
 Prepare = TypeVar("Prepare", bound=Callable)
 
-# Of every kernel. Fused multiply-add is on: Triton's default, set here so that no environment variable changes it.
+# Options of every kernel. Fused multiply-add is Triton's default, set here so that no environment variable changes it.
 OPTIONS = {"enable_fp_fusion": True}
 # Shapes that a function remembers: a server's batch sizes, a few layers.
 _REMEMBERED = 1024
@@ -28,13 +28,13 @@ class Machine(NamedTuple):
     multiprocessors: int
 
 
-# What CPU tensors are launched for: Triton's interpreter takes an H200; ptx_executor sets the GPU whose code it runs.
+# The machine that CPU tensors stand for: an H200 in Triton's interpreter; ptx_executor sets the GPU whose code it runs.
 CPU_STANDS_FOR = Machine(90, 132)
 
 
 @cache
 def machine_of(device: torch.device) -> Machine:
-    """The machine that ``device`` is, for the CPU the one that it stands for; what has no size is an H200's."""
+    """Architecture and size of ``device``; of the CPU those that it stands for, of other devices an H200's size."""
     if device.type == "cpu":
         return CPU_STANDS_FOR
     major, minor = torch.cuda.get_device_capability(device)
@@ -50,19 +50,20 @@ def prepared(function: Prepare) -> Prepare:
 
 
 def forget_prepared() -> None:
-    """Prepare everything anew: for those who change a configuration, as the tuner and the tests do."""
+    """Prepare everything anew, after a change of a configuration, as the tuner and the tests make."""
     for remembering in _prepared:
         remembering.cache_clear()
 
 
 def launcher(kernel, grid: tuple[int, ...], *, programs: int | None = None, **constants) -> Callable[..., None]:
-    """The one way in which kernels are launched: ``kernel`` at ``grid`` with its constants, warps and stages.
+    """Bind ``kernel`` to its grid, constants, warps and stages; all kernels are launched through this function.
 
-    Where ptxas by itself fits one program more into a multiprocessor by spilling (up to 24 bytes with Triton 3.6 and
-    3.9), ``programs`` says how many share it, and each may have its share of the registers. Not on AMD's GPUs, where
-    Triton has no such option.
+    ``programs`` is the number that share a multiprocessor, each with its part of the registers. It is given where
+    ptxas by itself would fit one program more by spilling (up to 24 bytes with Triton 3.6 and 3.9). Triton has no such
+    option for AMD's GPUs.
 
-    What is returned takes the remaining arguments, tensors and numbers, in their order.
+    Returns:
+        A function of the remaining arguments, tensors and numbers, in their order.
     """
     if programs is not None and torch.version.hip is None:
         constants["maxnreg"] = min(_MOST, _REGISTERS // (32 * constants["num_warps"] * programs) // 8 * 8)

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from rbm_kernels import checks
 
 LIBRARY = torch.library.Library("rbm", "FRAGMENT")
-# What Triton can serve on CUDA: the function for each operator. Of these the stand-ins serve where no library does.
+# The Triton functions for CUDA, by operator. Those in _STAND_INS serve where librbm_cuda does not.
 TRITON_OPERATORS: dict[str, Callable] = {}
 _STAND_INS: list[str] = []
 # Combinations of shapes, dtypes and devices that an operator remembers as checked.
@@ -35,7 +35,7 @@ def define(schema: str) -> None:
 def implement_everywhere(name: str) -> Callable[[Callable], Callable]:
     """Bind the eager reference to every device that has no implementation of its own.
 
-    Autocast is off inside it: an operator's arithmetic is part of its contract, and routing stays float32.
+    Autocast is off inside it, because an operator's precision is part of its contract: routing stays float32.
     """
 
     def bind(function: Callable) -> Callable:
@@ -58,12 +58,12 @@ def implement_cuda(
 
     With ``stands_in`` it waits for :func:`bind_stand_ins`: librbm_cuda goes first.
 
-    Importing this package stays quick thereby. Where Triton is not installed nothing is bound, and the eager reference
-    serves CUDA as it serves any device. What kernels do not serve they leave to the reference, which knows no autocast.
+    So importing this package stays quick. Where Triton is not installed nothing is bound, and the eager reference
+    serves CUDA as it serves any device. The function calls the reference for arguments that its kernels do not serve.
 
-    Arguments are checked here, for every caller, once for each combination of shapes, dtypes, devices and
-    numbers: tensors on two devices, which a kernel would take for addresses of one; and by ``check``, which takes the
-    operator's arguments and may raise.
+    Arguments are checked here, for every caller, once for each combination of shapes, dtypes, devices and numbers: all
+    tensors must be on one device, since a kernel would read the others' addresses there; and ``check``, which takes the
+    operator's arguments, may raise.
     """
 
     def bind(function: Callable) -> Callable:
@@ -140,7 +140,7 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
     Autocast is off in a formula, except under ``torch.func``, which switches it on again for each operator.
 
     ``torch.library.register_autograd`` does less with a ``save`` that gets every default; to look those up in the
-    schema takes it 27 µs of each call's forward, more than all the rest of its work.
+    schema takes 27 µs of each call's forward, more than all the rest of its work.
     """
     operator = getattr(torch.ops.rbm, name).default
 
@@ -173,7 +173,7 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
 
 
 def _recording(*grads):
-    """What a backward pass runs in: gradients enabled where it is differentiated itself, else beneath autograd."""
+    """The context of a backward pass: gradients enabled where it is differentiated itself, else beneath autograd."""
     if has_tangent(*grads):
         return torch.enable_grad()
     # A compiler that traces a backward pass does not know the other context.
@@ -183,7 +183,7 @@ def _recording(*grads):
 
 
 def implement_autograd_by_others(name: str, equivalent: Callable) -> None:
-    """Let other operators do the same, and be differentiated, where a derivative is wanted."""
+    """Call ``equivalent``, made of differentiable operators, in the operator's place where a derivative is wanted."""
     operator = getattr(torch.ops.rbm, name).default
 
     def differentiable(keyset, *args, **kwargs):
@@ -205,7 +205,7 @@ def stop_gradient(name: str) -> None:
 
 
 def refuse_derivative(name: str, differentiable: str) -> None:
-    """Let an operator of a backward pass raise where a derivative of it is wanted: its formula has them all."""
+    """Let an operator raise where a derivative of it is wanted, and name the operator ``differentiable`` instead."""
     operator = getattr(torch.ops.rbm, name).default
 
     def refusing(keyset, *args, **kwargs):

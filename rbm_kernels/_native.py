@@ -1,4 +1,4 @@
-"""The built libraries of ``rbm_kernels/lib``: finding them, loading them, telling what became of them."""
+"""Finds and loads the built libraries of ``rbm_kernels/lib``, and reports their status."""
 
 import json
 import warnings

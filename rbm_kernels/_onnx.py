@@ -1,4 +1,4 @@
-"""What ``torch.onnx.export`` writes for the operators: the same answers by operators that ONNX knows.
+"""The operators in terms of ONNX's: ``torch.onnx.export`` writes these in their place.
 
 The public functions of inference call these while the exporter traces. Nothing is registered with PyTorch: its table of
 decompositions is read by ``torch.compile`` as well, which is to call our operators, and refuses them where the
@@ -35,6 +35,6 @@ def expert_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor,
     answers = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
     answers = answers.unflatten(-1, (num_experts, out_features))
     # A row's gate of every expert: zero where it does not use one.
-    everyone = torch.arange(num_experts, dtype=experts.dtype, device=experts.device)
-    gate = (gates.to(x.dtype)[:, :, None] * (experts[:, :, None] == everyone).to(x.dtype)).sum(1)
+    all_experts = torch.arange(num_experts, dtype=experts.dtype, device=experts.device)
+    gate = (gates.to(x.dtype)[:, :, None] * (experts[:, :, None] == all_experts).to(x.dtype)).sum(1)
     return (gate[:, None, :] @ answers).squeeze(1)

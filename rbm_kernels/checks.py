@@ -50,12 +50,31 @@ def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
         raise RuntimeError(f"rbm::{op}: {name} holds {bad}{row}, expected between 0 and {count - 1}")
 
 
+def check_out_features(op: str, out_features: int) -> None:
+    """Raise ValueError for a negative size, or one that int32 does not count."""
+    if not 0 <= out_features <= MOST_SIZE:
+        raise ValueError(f"rbm::{op}: out_features is {out_features}, expected between 0 and {MOST_SIZE}")
+
+
 def check_num_experts(op: str, num_experts: int) -> None:
     """Raise ValueError unless experts can be numbered in int32, and there is one."""
     if not 1 <= num_experts <= MOST_SIZE:
         raise ValueError(
             f"rbm::{op}: num_experts is {num_experts}, expected between 1 and {MOST_SIZE}: experts are numbered in"
             " int32"
+        )
+
+
+def check_tiles(op: str, rows: int, block_m: int, num_experts: int) -> None:
+    """Raise ValueError where kernels over ordered rows, which find a tile and its experts by int32, would not.
+
+    They read ``tile_experts [tiles, E]``, and number the places of the last tile even where it is not full.
+    """
+    tiles = -(-rows // block_m)
+    if tiles * max(num_experts, block_m) > MOST_SIZE:
+        raise ValueError(
+            f"rbm::{op}: {rows} rows in tiles of {block_m} are {tiles} tiles of {num_experts} experts, expected fewer"
+            " than 2^31 rows and fewer than 2^31 elements of tile_experts: split the batch"
         )
 
 

@@ -1,4 +1,4 @@
-"""What an operator must cost: bytes that must move and operations that must be done, from shapes alone.
+"""The least cost of an operator: bytes that must move and operations that must be done, from shapes alone.
 
 Every operator's folder has a ``cost.py`` with its formulas. They are floors for any kernel: each input
 is read from device memory once, each output written once, and only what the mathematics needs is computed. Time over

@@ -1,4 +1,4 @@
-"""What nvcc made of the CUDA sources, read from the library itself: no GPU is needed, and each of these can fail."""
+"""The CUDA code in the built library, read without a GPU."""
 
 import re
 

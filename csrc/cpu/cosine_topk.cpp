@@ -20,7 +20,7 @@ void route(
       h, memory, k, temperature, inverse_norms.get(), copies, mutable_data<Acc>(gates), mutable_data<int32_t>(experts),
       mutable_data<Acc>(cosines));
   const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     const auto work = scratch<Acc>(routing_scratch<T>(num_experts));
     route_rows(routing, begin, end, work.get());
   });
@@ -113,7 +113,7 @@ void route_backward(
       .grad_h = mutable_data<T>(grad_h),
   };
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, (top_k + 2) * features));
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     const auto slopes = scratch<Acc>(top_k);
     const auto row_grad = scratch<Acc>(features);
     route_rows_backward(routing, begin, end, slopes.get(), row_grad.get());

@@ -202,7 +202,7 @@ void multiply(const Product<T>& p) {
   using Acc = Accumulation<T>;
   if (p.count == 0) return;
   const int64_t panel_rows = count_panel_rows(p.count, p.num_experts, p.top_k);
-  torch::stable::parallel_for(0, (p.count + panel_rows - 1) / panel_rows, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, (p.count + panel_rows - 1) / panel_rows, 1, [&](int64_t begin, int64_t end) {
     constexpr bool kConverts = !std::is_same_v<T, Acc>;
     PairsByExpert pairs(panel_rows, p.top_k, p.num_experts);
     const auto sums = scratch<Acc>(kConverts ? panel_rows * p.to : 0);

@@ -146,7 +146,7 @@ std::tuple<Tensor, Tensor> backward_weight(
   const int64_t threads = torch::stable::get_num_threads(), tiles = (out_features + kTileRows - 1) / kTileRows;
   const int64_t width = (tiles + threads - 1) / threads * kTileRows;
   const int64_t slices = width > 0 ? (out_features + width - 1) / width : 0;
-  torch::stable::parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
     const auto gated = scratch<Acc>(kPieceRows * width);
     // No vector is longer than 64 bytes.
     const auto panels = scratch<Acc>(kPieceRows * (in_features + 64));

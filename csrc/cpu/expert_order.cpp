@@ -49,14 +49,15 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
   const auto* const chosen = data<int32_t>(experts);
   std::vector<int64_t> ranks(rows);
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / (top_k * top_k));
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> ascending(top_k);
     for (int64_t b = begin; b < end; ++b) {
       std::copy_n(chosen + b * top_k, top_k, ascending.begin());
       std::sort(ascending.begin(), ascending.end());
-      int64_t rank = -(top_k % 2);
-      for (int64_t j = 0; j < top_k; ++j) rank += binomials[(ascending[j] + 1) * (top_k + 1) + j + 1];
-      ranks[b] = rank;
+      // Unsigned: the terms of a row that repeats an expert may add up to more than 2^63.
+      uint64_t rank = -static_cast<uint64_t>(top_k % 2);
+      for (int64_t j = 0; j < top_k; ++j) rank += static_cast<uint64_t>(binomials[(ascending[j] + 1) * (top_k + 1) + j + 1]);
+      ranks[b] = static_cast<int64_t>(rank);
     }
   });
 

@@ -88,7 +88,7 @@ template <typename T>
 void multiply_few_rows(const FewRows<T>& f, int64_t top_k) {
   const int64_t blocks = (f.out_features + kColumnBlock - 1) / kColumnBlock;
   const int64_t work = std::max<int64_t>(1, kColumnBlock * f.rows * top_k * f.in_features);
-  torch::stable::parallel_for(0, blocks, std::max<int64_t>(1, kMultiplicationsOfThread / work), [&](int64_t begin, int64_t end) {
+  parallel_for(0, blocks, std::max<int64_t>(1, kMultiplicationsOfThread / work), [&](int64_t begin, int64_t end) {
     const auto sums = scratch<Accumulation<T>>(f.rows * kColumnBlock);
     few_rows(f, begin, end, sums.get());
   });

@@ -105,7 +105,7 @@ RBM_DISPATCH(sum_share)
 // result[i] = the sum over shares of partials[share][i], the shares in order.
 template <typename Acc>
 void add_partials(const Acc* partials, int64_t shares, int64_t stride, Acc* result, int64_t size) {
-  torch::stable::parallel_for(0, size, kGrainMultiplications, [&](int64_t begin, int64_t end) {
+  parallel_for(0, size, kGrainMultiplications, [&](int64_t begin, int64_t end) {
     std::fill(result + begin, result + end, Acc(0));
     for (int64_t share = 0; share < shares; ++share) {
       const Acc* const partial = partials + share * stride;
@@ -122,7 +122,7 @@ void sum_rows(const Tensor& h, const Tensor& gates, const Tensor& experts, bool 
   const int64_t result_size = num_experts * (features + 1);
   const auto partials = scratch<Acc>(shares * result_size);
 
-  torch::stable::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
     const auto tile = scratch<Acc>(result_size);
     const auto row = scratch<Acc>(features);
     for (int64_t share = first; share < last; ++share) {
@@ -157,7 +157,7 @@ void move_memory(Tensor& memory, const Tensor& weighted_sum, const Tensor& total
   const auto* const totals = data<Acc>(total);
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, features));
 
-  torch::stable::parallel_for(0, num_experts, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, num_experts, grain, [&](int64_t begin, int64_t end) {
     for (int64_t e = begin; e < end; ++e) {
       if (!(totals[e] > 0) || !std::isfinite(totals[e])) continue;
       Acc* const row = mutable_data<Acc>(memory) + e * row_stride;

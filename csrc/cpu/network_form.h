@@ -33,6 +33,8 @@ struct StoredLayer {
 class StoredNetwork {
  public:
   StoredNetwork(const Checks& check, const uint8_t* bytes, int64_t size) : check_(check), bytes_(bytes), size_(size) {
+    // Parts lie at multiples of 64 bytes of it; PyTorch's own memory does, and a view may begin anywhere.
+    if (reinterpret_cast<uintptr_t>(bytes) % alignof(float) != 0) refuse("begins at an odd address");
     int64_t head[2];
     if (size < static_cast<int64_t>(sizeof(head))) refuse("is too short");
     std::memcpy(head, bytes, sizeof(head));
@@ -72,6 +74,7 @@ class StoredNetwork {
     if (s.memory == kNowhere && s.num_experts != 1) refuse("has experts and no memory");
     if (s.router == kNowhere && s.router_features != s.inputs) refuse("has no router");
     if (s.weights == Weights::kInt8) {
+      if (s.inputs > kMostInt8Features) refuse("has more features than 8-bit products are summed of in int32");
       check_part(s.experts, {s.num_experts, panels_of(s.outputs), kHeadLines + groups_of(s.inputs), kLineBytes}, 1);
     } else {
       check_part(s.experts, {s.num_experts, s.inputs + 1, PackedSizes::of<float>().padded(s.outputs)}, sizeof(float));

@@ -150,7 +150,7 @@ void pack_into(const Unpacked<T>& m, const Bias<T>& bias, Stored* packed) {
   const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
   const int64_t panels = sizes.panels(m.columns);
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, m.rows * sizes.width));
-  torch::stable::parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) pack(m, i / panels, i % panels, bias, packed);
   });
 }

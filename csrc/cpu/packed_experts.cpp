@@ -179,7 +179,7 @@ Tensor routed_matmul_packed(
   check.dtype("memory", memory_any, {accumulation(dtype)});
   check.dtype("packed", packed, {dtype});
   const PackedSizes sizes = dtype == ScalarType::Double ? PackedSizes::of<double>() : PackedSizes::of<float>();
-  if (out_features < 0) check.fail("out_features is ", out_features, ", expected at least 0");
+  check_out_features(check, out_features);
   check.shape(
       "packed", packed, {memory_any.size(0), x_any.size(1) + 1, sizes.padded(out_features)},
       "what pack_experts returned on this processor for out_features and the experts of memory");

@@ -91,7 +91,7 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
   const float* const scale = has_norm ? network.at<float>(s.scale) : nullptr;
   const float* const shift = has_norm ? network.at<float>(s.shift) : nullptr;
   const int64_t grain = std::max<int64_t>(1, kMultiplicationsOfThread / s.outputs);
-  torch::stable::parallel_for(0, a.rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, a.rows, grain, [&](int64_t begin, int64_t end) {
     finish(
         a.y, a.y_stride, begin, end, s.outputs, s.norm, scale, shift, static_cast<float>(s.eps), s.activates != 0);
   });

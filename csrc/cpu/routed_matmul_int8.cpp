@@ -187,7 +187,7 @@ Tensor routed_matmul_int8(
   } else if (k != 1) {
     check.fail("k is ", k, ", expected 1, since memory is None and there is one expert");
   }
-  if (out_features < 0) check.fail("out_features is ", out_features, ", expected at least 0");
+  check_out_features(check, out_features);
   check.dtype("experts", experts_any, {ScalarType::Char});
   const int64_t panels = panels_of(out_features), groups = groups_of(features);
   check.shape(

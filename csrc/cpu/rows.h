@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <new>
 
 #include "../checks.h"
+#include "threads.h"
 #include "vectors.h"
 
 namespace rbm::cpu {
@@ -45,15 +47,18 @@ inline Tensor dense(const Tensor& tensor) {
 // large part of what one row costs.
 template <size_t kDimensions>
 Tensor new_tensor(ScalarType dtype, const int64_t (&sizes)[kDimensions]) {
-  int64_t strides[kDimensions], stride = 1;
+  // Three sizes below 2^31 at most: unsigned, for the product of all of them may pass 2^63, and is not used.
+  int64_t strides[kDimensions];
+  uint64_t stride = 1;
   for (size_t i = kDimensions; i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(1, sizes[i]);
+    strides[i] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(std::max<int64_t>(1, sizes[i]));
   }
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  const auto failed = aoti_torch_empty_strided(
       kDimensions, sizes, strides, torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
-      aoti_torch_device_type_cpu(), 0, &handle));
+      aoti_torch_device_type_cpu(), 0, &handle);
+  if (failed) fail_for_memory();
   return Tensor(handle);
 }
 
@@ -77,7 +82,11 @@ inline ScalarType served_dtype(ScalarType dtype) { return dtype == ScalarType::H
 
 template <typename T>
 std::unique_ptr<T[]> scratch(int64_t size) {
-  return std::make_unique_for_overwrite<T[]>(size);
+  try {
+    return std::make_unique_for_overwrite<T[]>(size);
+  } catch (const std::bad_alloc&) {
+    fail_for_memory();
+  }
 }
 
 }  // namespace rbm::cpu

@@ -50,7 +50,7 @@ struct Split {
   template <typename Serve>
   void run(int64_t all_rows, int64_t panels, const Serve& serve) const {
     const auto part = [](int64_t size, int64_t i, int64_t parts) { return size * i / parts; };
-    torch::stable::parallel_for(0, rows * columns, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows * columns, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = i / columns, column = i % columns;
         serve(

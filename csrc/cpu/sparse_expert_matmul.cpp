@@ -138,7 +138,7 @@ void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
     const int64_t begin = std::min(chunk * chunk_rows, p.rows), end = std::min(begin + chunk_rows, p.rows);
     by_expert.emplace_back(p.experts, begin * p.top_k, end * p.top_k, p.num_experts);
   }
-  torch::stable::parallel_for(0, chunks * blocks, threads > 1 ? 1 : chunks * blocks, [&](int64_t first, int64_t last) {
+  parallel_for(0, chunks * blocks, threads > 1 ? 1 : chunks * blocks, [&](int64_t first, int64_t last) {
     const auto block = aligned_block<T>(p.features * width);
     for (int64_t task = first; task < last; ++task) {
       const int64_t chunk = task / blocks;

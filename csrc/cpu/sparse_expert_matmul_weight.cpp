@@ -78,7 +78,7 @@ void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_w
   const PairsByExpert by_expert(p.experts, 0, p.rows * p.top_k, p.num_experts);
   const int64_t scales = p.scale ? p.num_experts * p.features : 0;
   const auto partials = std::make_unique_for_overwrite<T[]>(blocks * scales);
-  torch::stable::parallel_for(0, p.num_experts * blocks, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, p.num_experts * blocks, 1, [&](int64_t first, int64_t last) {
     const auto block = aligned_block<T>(p.features * width);
     for (int64_t task = first; task < last; ++task) {
       const int64_t expert = task / blocks;

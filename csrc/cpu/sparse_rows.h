@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <optional>
 #include <vector>
 
 #include "../sparse_expert_matmul.h"
+#include "threads.h"
 #include "vectors.h"
 
 namespace rbm::cpu::sparse {
@@ -85,7 +85,7 @@ template <typename T>
 std::unique_ptr<T[], Free> aligned_block(int64_t count) {
   const size_t bytes = ceil_div(std::max<int64_t>(1, count) * sizeof(T), kBlockAlignment) * kBlockAlignment;
   T* const block = static_cast<T*>(std::aligned_alloc(kBlockAlignment, bytes));
-  if (block == nullptr) throw std::bad_alloc();
+  if (block == nullptr) fail_for_memory();
   return std::unique_ptr<T[], Free>(block);
 }
 

@@ -1,5 +1,9 @@
 """One folder for each operator: schema and checks (op.py), eager reference, kernels, configurations, cost, README.
 
+Letters of shapes: B rows, D features of a row, N outputs, E experts, k experts that a row uses. Names of tensors: rows
+``x [B, D]`` (``h`` for routing and memory), ``memory [E, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates`` and
+``experts [B, k]``.
+
 Words for parts of the work, alike in every folder:
 
 - *program*: what a launch has many of, each on one multiprocessor; CUDA's word, and ptx_executor's, is block.

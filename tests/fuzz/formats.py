@@ -1,4 +1,4 @@
-"""Every file that a reader takes: a small valid one, and how it is read.
+"""Every file format that the package reads: a small valid file, and its reader.
 
 A format's ``make`` fills an empty folder; ``target`` is the file in it that is mutated; ``read`` gives what was read,
 as something whose ``repr`` tells two contents apart. Formats that are ``sealed`` have checksums: a file that reads at

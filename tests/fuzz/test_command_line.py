@@ -1,4 +1,4 @@
-"""Command lines that nobody should type: each is taken, or refused in one sentence with status 2.
+"""Random command lines, valid and invalid: each is accepted, or refused in one sentence with status 2.
 
 ``RBM_FUZZ_CASES`` and ``RBM_FUZZ_SEED`` as in ``test_readers.py``.
 """

@@ -1,4 +1,4 @@
-"""A disk that is full, or fails, at any write of a run: a sentence that names the file, and the run is then resumed.
+"""A disk that is full, or fails, at any write of a run: the error names the file, and the run can be resumed.
 
 ``RBM_FUZZ_CASES=2000`` tries every write in every way; CI tries some of them.
 """

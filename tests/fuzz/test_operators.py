@@ -1,4 +1,4 @@
-"""Every operator against its reference, or refused with a sentence, for arguments that hypothesis makes up.
+"""Every operator with arguments that hypothesis draws: it agrees with its reference, or refuses them in a sentence.
 
 ``RBM_FUZZ_CASES`` (200) is spread over the operators; ``RBM_FUZZ_SEED`` takes other cases than the same every time. The
 cases run in a process of their own, which writes each down before it runs: a crash is reported with its case.

@@ -1,4 +1,4 @@
-"""Damaged files of every format: each is read, or refused in one sentence. Nothing crashes, hangs, or takes all memory.
+"""Damaged files of every format: each is read, or refused in one sentence; none crashes, hangs, or takes all memory.
 
 ``RBM_FUZZ_CASES`` says how many cases there are in all (200), ``RBM_FUZZ_SEED`` which ones (0). A worker reads them;
 the case that it dies of is named, and the message of a failure has the command that replays it.

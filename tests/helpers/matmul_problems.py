@@ -39,7 +39,7 @@ def by_reference(x, weight, bias, gates, experts, grad):
 
 
 def check_error(name, got, exact, eager):
-    """DESIGN.md's rule: at most twice the error of eager PyTorch in that dtype, plus one rounding of the largest."""
+    """At most twice the error of eager PyTorch in that dtype, plus one rounding of the largest number."""
     assert got.shape == exact.shape, name
     assert got.dtype == eager.dtype, name
     if exact.numel() == 0:

@@ -1,4 +1,4 @@
-"""What Triton's interpreter does otherwise than a GPU, and tests would notice; and what it does too often."""
+"""Patches of Triton's interpreter: where its results differ from a GPU's, and where it repeats work."""
 
 import numpy as np
 import torch

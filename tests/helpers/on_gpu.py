@@ -62,7 +62,7 @@ class RealGpu(Gpu):
             library._destroy()
 
     def sleep(self) -> None:
-        """Keep the current stream busy for some 10 ms: what does not wait for it is wrong, not lucky."""
+        """Keep the current stream busy for some 10 ms, so that work that does not wait for it fails every time."""
         torch.cuda._sleep(20_000_000)
 
     def second(self) -> str:

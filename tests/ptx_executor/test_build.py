@@ -1,4 +1,4 @@
-"""Where the executor's part in C++ is compiled."""
+"""The folder in which the executor's C++ is compiled."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from ptx_kernels import each_lane, execute, kernel
 
-I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
+I32, I64, F32 = torch.int32, torch.int64, torch.float32
 HARD_FLOATS = torch.tensor(
     [
         *(0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 1e-40),

@@ -1,4 +1,4 @@
-"""The models of cost: against the floors that the design states, and against the tensors that operators really take."""
+"""The formulas of cost: against floors computed by hand, and against the tensors that operators take."""
 
 import pytest
 import torch

@@ -41,7 +41,7 @@ def test_the_error_of_a_share_of_the_weights_gradient():
 
     3.0e-5 for the 20,352 rows of a share in slices of 32, where s = 0.35, and 1.7e-4 in one chain (m = n, or m = 1: the
     same). The c shares of an expert add sqrt(c) times that: 5.3e-5 for the three of 63,504 rows. The largest of
-    E N D = 524,288 errors is 5 standard deviations, 2.7e-4: below what DESIGN.md allows, twice eager PyTorch's error
+    E N D = 524,288 errors is 5 standard deviations, 2.7e-4: below the bound of check_error, twice eager PyTorch's error
     (1.5e-4 on a CPU) and one rounding of the largest sum (4e-5), which 9e-4 to 1.5e-3 of one chain is not.
     """
     tile = config.weight_tile(90, "ieee", 169_343, 256, 256)

@@ -1,4 +1,4 @@
-"""What stands between an operator's call and its kernels: checks, devices, and launches prepared once a shape."""
+"""From an operator's call to its kernels: checks, devices, and launches prepared once a shape."""
 
 import re
 from functools import partial
@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 pytest.importorskip("triton")
 
 import rbm_kernels
-from rbm_kernels import _launching, cosine_topk, expert_matmul, expert_order, memory_statistics, memory_update_
+from rbm_kernels import _launching, checks, cosine_topk, expert_matmul, expert_order, memory_statistics, memory_update_
 from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.ops.cosine_topk import op as cosine_topk_op
 from rbm_kernels.ops.expert_matmul import launch
@@ -94,6 +94,73 @@ def test_front_functions_and_operators_raise_alike_where_kernels_serve():
                 assert by_front.type is by_operator.type
                 assert str(by_front.value) == str(by_operator.value)
                 assert str(by_front.value).startswith("rbm::")
+
+
+# Sizes that nothing else of the call says: the experts, the outputs, the features.
+FREE = {
+    ("cosine_topk_backward", "memory", "a row less"),
+    ("expert_matmul_backward_weight", "grad", "a column less"),
+    ("expert_matmul_backward_weight", "x", "a column less"),
+}
+
+
+def test_backward_operators_refuse_what_does_not_fit():
+    """By themselves, as a caller of torch.ops reaches them: a kernel would read beyond what is there."""
+    every, refused = arguments_of_every_operator(), 0
+    for name in (name for name in every if "backward" in name):
+        names = [argument.name for argument in getattr(torch.ops.rbm, name).default._schema.arguments]
+        for place, right in enumerate(every[name]):
+            if not isinstance(right, torch.Tensor):
+                continue
+            rows_and_columns = {"a row less": right[:-1], "a column less": right[..., :-1]}
+            for mistake, wrong in (rows_and_columns | {"dtype": right.bool(), "rank": right[None]}).items():
+                if (name, names[place], mistake) not in FREE:
+                    with pytest.raises((TypeError, ValueError), match=rf"^rbm::{name}: "):
+                        TRITON_OPERATORS[name](*every[name][:place], wrong, *every[name][place + 1 :])
+                    refused += 1
+    assert refused > 50
+
+
+def test_an_order_that_does_not_fit_is_refused():
+    every = arguments_of_every_operator()
+    experts = every["expert_matmul"][-1]
+    for passes in (1, 2):
+        order, tile_experts, tile_counts, block_m = expert_order(experts, 4, 4, passes)
+        for wrong, message in (
+            ((order, None, None, block_m), "expected all that rbm_kernels.expert_order returns"),
+            ((order, tile_experts, tile_counts, 0), "order is a tensor and block_m 0"),
+            ((order, tile_experts, tile_counts, 2 * block_m), "tile_experts has shape"),
+            ((order[..., :-1], tile_experts, tile_counts, block_m), "order has shape"),
+            ((order.long(), tile_experts, tile_counts, block_m), "order has dtype int64, expected int32"),
+            ((order, tile_experts[..., :-1], tile_counts, block_m), "tile_experts has shape"),
+            ((order, tile_experts, tile_counts[..., :-1], block_m), "tile_counts has shape"),
+            (
+                (order.expand(3, 9) if passes == 1 else order[:0], tile_experts, tile_counts, block_m),
+                "passes, expected",
+            ),
+        ):
+            for name in ("expert_matmul", "expert_matmul_backward_input"):
+                arguments = every[name] if name == "expert_matmul" else (*every[name], True)
+                with pytest.raises((TypeError, ValueError), match=rf"^rbm::{name}: .*{re.escape(message)}"):
+                    TRITON_OPERATORS[name](*arguments, *wrong)
+        TRITON_OPERATORS["expert_matmul"](*every["expert_matmul"], order, tile_experts, tile_counts, block_m)
+
+
+def test_more_tiles_than_int32_counts(monkeypatch):
+    """A kernel's place in tile_experts is tile * E in int32, and a row's tile * block_m: here int32 ends early."""
+    every, order = arguments_of_every_operator(), expert_order(arguments_of_every_operator()["expert_order"][0], 4, 3)
+    for name in ("expert_matmul", "expert_matmul_backward_input"):
+        arguments = (*every[name], *(True,) * name.endswith("input"))
+        message = f"^rbm::{name}: 9 rows in tiles of 3 are 3 tiles of 4 experts, .*: split the batch"
+        monkeypatch.setattr(checks, "MOST_SIZE", 11)
+        with pytest.raises(ValueError, match=message):
+            TRITON_OPERATORS[name](*arguments, *order)
+        monkeypatch.setattr(checks, "MOST_SIZE", 12)
+        TRITON_OPERATORS[name](*arguments, *order)
+    # Rows that come without an order get one before the launch, in tiles of 16 or more.
+    monkeypatch.setattr(launch.config, "is_small", lambda *shape: False)
+    with pytest.raises(ValueError, match=r"^rbm::expert_matmul: 9 rows in tiles of .*: split the batch"):
+        launch.expert_matmul(*every["expert_matmul"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests the operators of the CPU")

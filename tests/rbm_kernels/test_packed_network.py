@@ -115,6 +115,28 @@ def test_no_other_bytes_are_taken_for_a_network():
             packed_network(x, packed[:size], 2)
 
 
+@pytest.mark.native
+def test_bytes_that_begin_anywhere():
+    """A view may begin between two floats; the vectors of the kernels may not."""
+    packed, x = pack_network([linear(D, N)]), torch.randn(3, D)
+    moved = torch.cat([packed.new_zeros(5), packed])
+    with pytest.raises(RuntimeError, match="network begins at an odd address"):
+        packed_network(x, moved[5:], N)
+    moved = torch.cat([packed.new_zeros(4), packed])
+    assert torch.equal(packed_network(x, moved[4:], N), packed_network(x, packed, N))
+
+
+@pytest.mark.native
+def test_more_features_than_8_bit_products_are_summed_of():
+    d = 2**17 + 1
+    weight = torch.zeros(1, 1, 3 - (-d // 4), 64, dtype=torch.int8)
+    layer = NetworkLayer(weight, None, 1, d)
+    with pytest.raises(ValueError, match=r"layers\[0\] has 131073 features, expected at most 131072"):
+        pack_network([layer])
+    with pytest.raises(RuntimeError, match="network has more features than 8-bit products"):
+        packed_network(torch.zeros(1, d), form.write([layer], lambda *weights: None), 1)
+
+
 BAD = {
     "no layers": (list, ValueError, "layers is empty"),
     "sizes": (lambda: [linear(D, H), linear(H + 1, N)], ValueError, "takes 41 features, expected 40"),

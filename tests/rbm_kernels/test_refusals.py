@@ -1,4 +1,6 @@
-"""What the operators cannot take, they refuse with a sentence: devices, sizes, memory that is written to."""
+"""Arguments that the operators refuse with a sentence: devices, sizes, memory that is written to."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -220,3 +222,53 @@ def test_neighbours_in_one_storage_are_taken():
     memory_update_(expected, sums, total, 0.5)
     memory_update_(memory, sums, total, 0.5)
     assert torch.equal(memory, expected)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("operator", "name"), [pair for pair in tensor_arguments() if pair != ("memory_update_", "memory")]
+)
+def test_a_tensor_whose_memory_was_freed(operator, name):
+    """As sharded training frees weights: PyTorch's own operators end the process."""
+    given = arguments()[operator]
+    freed = given[name].clone(memory_format=torch.contiguous_format)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=rf"rbm::{operator}: {name} has shape .* no memory behind it"):
+        getattr(torch.ops.rbm, operator)(**given | {name: freed})
+
+
+def without_memory():
+    """Calls that ask for more than any machine has, each at another place. Their arguments are empty."""
+    one = (torch.zeros(2, 1), torch.zeros(2, 1, dtype=torch.int32))
+    no_entries = torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), torch.zeros(0)
+    no_pairs = torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int32)
+    most = 2**31 - 1
+    ops = torch.ops.rbm
+    return {
+        "result": (ops.expert_matmul_backward_weight, torch.zeros(2, 9999), torch.zeros(2, 9999), *one, most),
+        "product of sizes": (ops.memory_statistics, torch.zeros(0, most), torch.zeros(0, 1), one[1][:0], most),
+        "a thread": (ops.sparse_expert_matmul, *no_entries, torch.zeros(0, 2**20, most), None, None, *no_pairs),
+        "packed": (ops.pack_experts, torch.zeros(most, most, 0), None),
+    }
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", without_memory())
+def test_memory_that_runs_out_is_said(name):
+    overcommit = Path("/proc/sys/vm/overcommit_memory")
+    if name == "a thread" and overcommit.exists() and overcommit.read_text().strip() == "1":
+        pytest.skip("this machine promises 1 TiB to whoever asks")
+    operator, *given = without_memory()[name]
+    with pytest.raises(RuntimeError, match="rbm: memory ran out: expected room for the result"):
+        operator(*given)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("out_features", [-1, 2**31, 2**63 - 1])
+@pytest.mark.parametrize("operator", ["routed_matmul_packed", "routed_matmul_int8"])
+def test_outputs_that_int32_does_not_count(operator, out_features):
+    given = arguments()[operator] | {"out_features": out_features}
+    for device in ("cpu", "meta"):
+        moved = {n: v.to(device) if torch.is_tensor(v) else v for n, v in given.items()}
+        with pytest.raises(REFUSED, match=rf"rbm::{operator}: out_features is {out_features}, expected between 0 and"):
+            getattr(torch.ops.rbm, operator)(**moved)

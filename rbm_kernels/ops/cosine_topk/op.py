@@ -113,7 +113,21 @@ def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tup
     return kernels.forward(h, memory, k, temperature)
 
 
-@implement_cuda("cosine_topk_backward")
+def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> None:
+    op, why = "cosine_topk_backward", "one for each choice of each row"
+    checks.check_shape(op, "gates", gates, (h.shape[0], None), why)
+    check_routing(op, "h", h, memory, gates.shape[1], temperature)
+    checks.check_dtype(op, "experts", experts, (torch.int32,))
+    pairs = {"grad_gates": grad_gates, "grad_cosines": grad_cosines, "gates": gates, "cosines": cosines}
+    for name, tensor in ({"experts": experts} | pairs).items():
+        if tensor is not None:
+            checks.check_shape(op, name, tensor, tuple(gates.shape), why)
+    for name, tensor in pairs.items():
+        if tensor is not None:
+            checks.check_dtype(op, name, tensor, (torch.float32, torch.float64))
+
+
+@implement_cuda("cosine_topk_backward", _check_backward)
 def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
     if not served_by_triton(h, memory):
         return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)

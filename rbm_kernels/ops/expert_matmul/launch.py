@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from rbm_kernels._launching import launcher, machine_of, prepared
-from rbm_kernels.checks import MOST_SIZE
+from rbm_kernels.checks import MOST_SIZE, check_tiles
 from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
 from rbm_kernels.ops.expert_order import expert_order, pass_columns
 
@@ -257,10 +257,11 @@ def _prepare_weight(
     stride_grad: int,
     stride_x: int,
 ) -> _WeightLaunches:
-    if rows * top_k > MOST_SIZE:  # counted and placed in int32
+    # Counted and placed in int32, and so are the counts of each expert in each block of rows.
+    if max(rows * top_k, num_experts * triton.cdiv(rows, _LIST_BLOCK)) > MOST_SIZE:
         raise ValueError(
             f"rbm::expert_matmul: experts has shape [{rows}, {top_k}], expected below 2^31 choices for the gradient of"
-            " weight: split the batch"
+            f" weight, and below 2^41 / {num_experts} rows for as many experts: split the batch"
         )
     tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
     weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
@@ -335,9 +336,9 @@ def _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m) 
     if order is None and config.is_small(rows, k, num_experts, weight.numel()):
         block_m = config.tile_rows(rows)
     elif order is None:
-        order, tile_experts, tile_counts, block_m = expert_order(
-            experts, num_experts, *config.order_of(rows, num_experts, k)
-        )
+        block_m, passes = config.order_of(rows, num_experts, k)
+        check_tiles("expert_matmul", rows, block_m, num_experts)
+        order, tile_experts, tile_counts, _ = expert_order(experts, num_experts, block_m, passes)
     return _Routing(gates.contiguous(), experts.contiguous(), order, tile_experts, tile_counts, block_m)
 
 

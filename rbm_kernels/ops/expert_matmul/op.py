@@ -64,7 +64,8 @@ def expert_matmul(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, or on CUDA tensors on two devices.
+        ValueError: shapes that do not fit; on CUDA tensors on two devices, an order of other rows, or so many rows that
+            ``tile_experts`` of the order would have 2^31 elements.
     """
     if _onnx.is_exporting():
         _check(x, weight, bias, gates, experts)
@@ -110,13 +111,48 @@ def check_weights(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> No
         checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor, experts: Tensor, *_order) -> None:
-    op = "expert_matmul"
+def _check(
+    x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0, *, op="expert_matmul"
+) -> None:
     check_weights(op, x, weight, bias)
+    _check_pairs(op, x, gates, experts)
+    if order is not None:
+        _check_order(op, order, tile_experts, tile_counts, block_m, experts, weight.shape[0])
+
+
+def _check_pairs(op: str, x: Tensor, gates: Tensor, experts: Tensor) -> None:
     checks.check_dtype(op, "gates", gates, (checks.accumulation_dtype(x),))
     checks.check_dtype(op, "experts", experts, (torch.int32,))
     checks.check_shape(op, "gates", gates, (x.shape[0], None), "one row for each row of x")
     checks.check_shape(op, "experts", experts, tuple(gates.shape), "the shape of gates")
+
+
+def _check_grad(op: str, grad: Tensor, x: Tensor, out_features: int | None) -> None:
+    checks.check_dtype(op, "grad", grad, (x.dtype,))
+    checks.check_shape(op, "grad", grad, (x.shape[0], out_features), "rows of x by outputs")
+
+
+def _check_order(op: str, order, tile_experts, tile_counts, block_m: int, experts: Tensor, num_experts: int) -> None:
+    """Raise TypeError or ValueError unless these are what expert_order returns, and short enough for the kernels."""
+    if tile_experts is None or tile_counts is None or block_m < 1:
+        raise ValueError(
+            f"rbm::{op}: order is a tensor and block_m {block_m}, with tile_experts and tile_counts"
+            f" {'None' if tile_experts is None or tile_counts is None else 'tensors'}: expected all that"
+            " rbm_kernels.expert_order returns"
+        )
+    rows, k = experts.shape
+    passes = () if order.dim() == 1 else order.shape[:1]
+    if passes and not 1 <= passes[0] <= k:
+        raise ValueError(f"rbm::{op}: order has {passes[0]} passes, expected between 1 and {k}, the experts of a row")
+    tiles = -(-rows // block_m)
+    for name, tensor, shape in (
+        ("order", order, (rows,)),
+        ("tile_experts", tile_experts, (tiles, num_experts)),
+        ("tile_counts", tile_counts, (tiles,)),
+    ):
+        checks.check_dtype(op, name, tensor, (torch.int32,))
+        checks.check_shape(op, name, tensor, (*passes, *shape), "what rbm_kernels.expert_order returned")
+    checks.check_tiles(op, rows, block_m, num_experts)
 
 
 @implement_everywhere("expert_matmul")
@@ -152,7 +188,13 @@ def _fake_backward_input(
     return x.new_empty(x.shape), gates.new_empty(gates.shape if with_gates else 0)
 
 
-@implement_cuda("expert_matmul_backward_input")
+def _check_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *order) -> None:
+    op = "expert_matmul_backward_input"
+    _check(x, weight, bias, gates, experts, *order, op=op)
+    _check_grad(op, grad, x, weight.shape[1])
+
+
+@implement_cuda("expert_matmul_backward_input", _check_backward_input)
 def _cuda_backward_input(
     grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
 ) -> tuple[Tensor, Tensor]:
@@ -176,7 +218,16 @@ def _fake_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) 
     )
 
 
-@implement_cuda("expert_matmul_backward_weight")
+def _check_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> None:
+    op = "expert_matmul_backward_weight"
+    checks.check_dtype(op, "x", x, checks.FLOATING)
+    checks.check_shape(op, "x", x, (None, None), "rows by features")
+    _check_grad(op, grad, x, None)
+    _check_pairs(op, x, gates, experts)
+    checks.check_num_experts(op, num_experts)
+
+
+@implement_cuda("expert_matmul_backward_weight", _check_backward_weight)
 def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
     if not _kernels_serve(x) or x.shape[1] == 0 or grad.shape[1] == 0:
         return _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias)

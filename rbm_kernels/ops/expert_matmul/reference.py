@@ -1,4 +1,4 @@
-"""The meaning of the grouped matmul, in plain eager PyTorch: every expert sees every row, gated by zero where unused.
+"""The definition of the grouped matmul in plain eager PyTorch: every expert sees every row, gated by zero where unused.
 
 That costs ``E / k`` times the work that is needed, and nothing of size ``B * k * N``, no host synchronisation and no
 order of summation that changes from run to run.

@@ -1,4 +1,4 @@
-"""The meaning of the order, in plain eager PyTorch: a stable sort by the rank of each row's expert set."""
+"""The definition of the order in plain eager PyTorch: a stable sort by the rank of each row's expert set."""
 
 from math import comb
 

@@ -38,7 +38,7 @@ def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
     op = "quantize_experts"
     checks.check_dtype(op, "weight", weight, (torch.float32,))
     checks.check_shape(op, "weight", weight, (None, None, None), "experts by outputs by features")
-    _check_features(op, "weight", weight.shape[2])
+    check_features(op, "weight", weight.shape[2])
     checks.check_devices(op, weight=weight, bias=bias)
     if bias is not None:
         checks.check_dtype(op, "bias", bias, (torch.float32,))
@@ -85,7 +85,8 @@ def routed_matmul_int8(
     return _call(x, memory, experts, out_features, k, temperature)
 
 
-def _check_features(op: str, name: str, features: int) -> None:
+def check_features(op: str, name: str, features: int) -> None:
+    """Raise ValueError where the sum of so many products may pass int32."""
     if isinstance(features, int) and features > MOST_FEATURES:
         raise ValueError(
             f"rbm::{op}: {name} has {features} features, expected at most {MOST_FEATURES}: their products are summed in"
@@ -97,15 +98,14 @@ def _check(x, memory, experts, out_features, k=1, temperature=1.0) -> None:
     op = "routed_matmul_int8"
     checks.check_dtype(op, "x", x, (torch.float32,))
     checks.check_shape(op, "x", x, (None, None), "rows by features")
-    _check_features(op, "x", x.shape[1])
+    check_features(op, "x", x.shape[1])
     if memory is not None:
         check_routing(op, "x", x, memory, k, temperature)
         checks.check_dtype(op, "memory", memory, (torch.float32,))
     elif k != 1:
         raise ValueError(f"rbm::{op}: k is {k}, expected 1, since memory is None and there is one expert")
     checks.check_dtype(op, "experts", experts, (torch.int8,))
-    if out_features < 0:
-        raise ValueError(f"rbm::{op}: out_features is {out_features}, expected at least 0")
+    checks.check_out_features(op, out_features)
     num_experts = 1 if memory is None else memory.shape[0]
     shape = (num_experts, -(-out_features // COLUMNS), HEAD - (-x.shape[1] // GROUP), LINE)
     why = "what quantize_experts returned for out_features, the features of x and the experts of memory"

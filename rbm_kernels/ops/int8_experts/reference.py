@@ -1,4 +1,4 @@
-"""The meaning of the quantised layer in plain eager PyTorch, and the form of its experts, which every device shares."""
+"""The definition of the quantised layer in plain eager PyTorch, and the form of its experts, alike on every device."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The meaning of the memory update, in plain eager PyTorch (paper, Eq. 4)."""
+"""The definition of the memory update in plain eager PyTorch (paper, Eq. 4)."""
 
 import torch
 from torch import Tensor

@@ -93,9 +93,10 @@ def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int,
     check_routing(op, "x", x, memory, k, temperature)
     checks.check_dtype(op, "memory", memory, (checks.accumulation_dtype(x),))
     checks.check_dtype(op, "packed", packed, (x.dtype,))
+    checks.check_out_features(op, out_features)
     shape = (memory.shape[0], x.shape[1] + 1, None)
     checks.check_shape(op, "packed", packed, shape, "what pack_experts returned for the experts of memory")
-    if not 0 <= out_features <= packed.shape[2]:
+    if out_features > packed.shape[2]:
         raise ValueError(
             f"rbm::{op}: out_features is {out_features}, expected between 0 and {packed.shape[2]}, the columns of"
             " packed"

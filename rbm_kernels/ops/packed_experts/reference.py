@@ -1,4 +1,4 @@
-"""The meaning of both operators in plain eager PyTorch. Its packed form is not that of ``librbm_cpu``."""
+"""The definition of both operators in plain eager PyTorch. Its packed form is not that of ``librbm_cpu``."""
 
 import torch
 from torch import Tensor

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import LIBRARY, implement_everywhere, implement_fake, inference_call, refuse_derivative
+from rbm_kernels.ops.int8_experts.op import check_features
 from rbm_kernels.ops.int8_experts.reference import COLUMNS, GROUP, HEAD, LINE
 from rbm_kernels.ops.packed_experts import pack_experts
 from rbm_kernels.ops.packed_network import reference
@@ -73,6 +74,7 @@ def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) ->
     shapes = {"bias": (layer.bias, (None, n)), "scale": (layer.scale, (n,)), "shift": (layer.shift, (n,))}
     checks.check_dtype(op, f"{name}.weight", layer.weight, (torch.float32, torch.int8))
     if layer.weight.dtype == torch.int8:
+        check_features(op, name, d)
         shape = (None, -(-n // COLUMNS), HEAD - (-d // GROUP), LINE)
         checks.check_shape(op, f"{name}.weight", layer.weight, shape, "what quantize_experts returned")
         if layer.bias is not None:

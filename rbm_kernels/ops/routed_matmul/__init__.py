@@ -1,4 +1,4 @@
-"""Routing and grouped matmul in one call: what a layer does when it answers, and does not learn."""
+"""Routing and grouped matmul in one call, for inference."""
 
 from rbm_kernels.ops.routed_matmul.op import routed_matmul
 

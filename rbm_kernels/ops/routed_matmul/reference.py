@@ -1,4 +1,4 @@
-"""The meaning of the routed matmul, in plain eager PyTorch: the routing's reference, then the matmul's."""
+"""The definition of the routed matmul in plain eager PyTorch: the routing's reference, then the matmul's."""
 
 from torch import Tensor
 

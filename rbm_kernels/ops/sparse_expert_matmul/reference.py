@@ -1,4 +1,4 @@
-"""The meaning of the grouped matmul over CSR rows, through PyTorch's sparse matmul.
+"""The definition of the grouped matmul over CSR rows through PyTorch's sparse matmul.
 
 Every expert sees every row, gated by zero where unused, as in :mod:`rbm_kernels.ops.expert_matmul.reference`: ``E / k``
 times the work that is needed, nothing dense of the rows' width, no host synchronisation, a fixed order of summation.

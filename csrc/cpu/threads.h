@@ -1,0 +1,33 @@
+// Work that PyTorch's threads share.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+
+namespace rbm::cpu {
+
+// The one thing that may fail after the checks.
+[[noreturn]] inline void fail_for_memory() {
+  throw std::runtime_error(
+      "rbm: memory ran out: expected room for the result and for what each thread works with, which grows with the number of"
+      " experts: split the batch, or ask for fewer experts or fewer threads");
+}
+
+// work(first, end of its share), side by side. An exception in a thread would leave PyTorch's own function without its text.
+template <typename Work>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const Work& work) {
+  std::atomic<bool> has_failed = false;
+  torch::stable::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) {
+    try {
+      work(first, last);
+    } catch (...) {
+      has_failed = true;
+    }
+  });
+  if (has_failed) fail_for_memory();
+}
+
+}  // namespace rbm::cpu
