@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from rbm.nn.memory_router import MemoryRouter
 from rbm.nn.routing_record import visit_router_inputs
 from rbm.nn.sparse_rows import Rows, SparseRows, cosine_topk
+from rbm.utils.arguments import check_probability
 
 # Rows that lie closer to a memory vector than this cosine are its own: a second vector there would tell nothing apart.
 _SAME = 1 - 1e-6
@@ -35,10 +36,10 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
         The experts that were reset, by the name of their layer; layers without any are left out.
 
     Raises:
+        TypeError: ``min_share`` is no number.
         ValueError: ``min_share`` out of range, or the model has no layer that routes by memory.
     """
-    if not 0.0 <= min_share < 1.0:
-        raise ValueError(f"min_share is {min_share}, expected at least 0 and below 1")
+    check_probability("min_share", min_share)
     found: dict[str, list[int]] = {}
 
     def visit(name: str, layer: MemoryRouter, rows: Rows) -> None:
@@ -61,7 +62,7 @@ def _renew(layer: MemoryRouter, rows: Rows, dead: Tensor) -> list[int]:
     _, nearest, cosines = cosine_topk(rows, layer.memory[living], 1)
     served, closeness = living[nearest[:, 0].long()], cosines[:, 0]
     norms = rows.squared_norms() if isinstance(rows, SparseRows) else rows.to(layer.memory.dtype).square().sum(-1)
-    # Rows without a direction, and those that are not finite, are nobody's.
+    # Rows without a direction, and those that are not finite, are not candidates.
     closeness = torch.where((norms > 0) & closeness.isfinite(), closeness, torch.inf)
     renewed = []
     for expert in dead.nonzero().flatten().tolist():

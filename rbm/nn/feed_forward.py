@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
-from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, check_sizes, draw_experts
+from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
+from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm_kernels import expert_matmul
 from rbm_kernels.ops.expert_matmul.op import order_for
@@ -70,7 +71,10 @@ class RbMFeedForward(MemoryRouter):
         memory: buffer ``[E, in_features]``.
 
     Raises:
-        ValueError: a size below one, ``top_k > num_experts``, an unknown activation, or a number out of its range.
+        ValueError: a size below one, ``top_k > num_experts``, an unknown activation, a number out of its range, or a
+            device that is not there.
+        TypeError: an argument of another kind, such as 3.0 for a whole number, or a ``dtype`` that is not
+            floating-point.
     """
 
     def __init__(
@@ -92,9 +96,9 @@ class RbMFeedForward(MemoryRouter):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes(hidden_features=hidden_features)
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        [hidden_features] = check_sizes(hidden_features=hidden_features)
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        check_flags(bias=bias)
         factory = {"device": device, "dtype": dtype}
         super().__init__(
             in_features,

@@ -1,4 +1,4 @@
-"""The experts with attention and scale folded into them, and a copy of that which lasts until a parameter changes.
+"""Experts with attention and scale folded into their weights, and a cache of them that lasts until a parameter changes.
 
 On a CPU the copy is packed for :func:`rbm_kernels.routed_matmul_packed`: packing at each call would take longer than a
 few rows do, and inner products with weights as they are learned take up to twice as long as packed ones.
@@ -48,7 +48,7 @@ def fold(
 
 
 class FoldedExperts(NamedTuple):
-    """What :func:`fold` returned, or that packed, and the parameters that it was made of, as they were then."""
+    """Folded experts, packed or not, and the versions of the parameters that they were made of."""
 
     weight: Tensor
     bias: Tensor | None
@@ -106,7 +106,7 @@ def steps() -> int:
 
 
 def forget() -> None:
-    """Let all that is kept of any weights be made anew."""
+    """Invalidate all folded and packed weights, so that they are made anew."""
     _count()
 
 

@@ -1,4 +1,4 @@
-"""Students whose weights are 8-bit integers: a quarter of the memory, for answering alone.
+"""Students whose weights are 8-bit integers, for inference: a quarter of the memory.
 
 Each output column of each expert has a scale of its own, and each row gets one as it comes. Products are summed in
 integers (:func:`rbm_kernels.routed_matmul_int8`); memory vectors, biases, gates and norms stay float32.
@@ -60,7 +60,7 @@ class Int8Layer(nn.Module):
     @classmethod
     @torch.no_grad()
     def of(cls, layer: FusedRbMLayer | nn.Linear) -> "Int8Layer":
-        """What answers in the place of a trained layer."""
+        """Quantise a trained layer."""
         if isinstance(layer, FusedRbMLayer):
             folded = fold(layer.weight, layer.bias, layer.attention, layer.log_scale)
             return cls(*folded, layer.memory, layer.top_k, layer.gate_temperature)

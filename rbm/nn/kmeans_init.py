@@ -1,4 +1,4 @@
-"""Where the memory vectors start: at the K-means centres of what each router sees, or at the means of given groups."""
+"""Initial memory vectors: K-means centres of the rows that each router sees, or the means of given groups."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
             f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"
             " use fewer experts"
         )
-    from sklearn.cluster import KMeans, MiniBatchKMeans  # most of a second to import, which other students are spared
+    from sklearn.cluster import KMeans, MiniBatchKMeans  # most of a second, which others are spared
 
     kind: type[KMeans | MiniBatchKMeans] = KMeans
     if max_rows is not None and rows.shape[0] >= max_rows:

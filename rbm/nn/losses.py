@@ -1,4 +1,4 @@
-"""One function a loss. All are means over rows (or experts), so that weights mean the same for every batch size.
+"""The losses, a function each. All are means over rows or experts, so that weights mean the same for every batch size.
 
 Where ranks train together (:mod:`rbm.utils.distributed`), the losses that are no means over rows, similarity and load
 balance, are those of the joint batch: means over ranks, as DDP takes them, then give its gradients. The others are of a

@@ -1,4 +1,4 @@
-"""Routing by memory: what every layer shares that sends rows to the experts whose memory vectors lie closest.
+"""Routing by memory: the base of every layer that sends rows to the experts whose memory vectors are closest.
 
 :class:`MemoryRouter` holds the memory vectors, routes rows by them, lets them follow the rows, and counts what each
 expert received. A layer derives from it and adds its experts.
@@ -15,6 +15,15 @@ from torch.nn import functional as F
 
 from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
+from rbm.utils.arguments import (
+    check_device_and_dtype,
+    check_flags,
+    check_number,
+    check_positive,
+    check_probability,
+    check_sizes,
+    check_top_k,
+)
 from rbm.utils.distributed import world_size
 from rbm_kernels import memory_update_
 
@@ -53,7 +62,9 @@ class MemoryRouter(nn.Module):
             part of the ``state_dict``. DDP copies the counts of its first rank to all, as it does with every buffer.
 
     Raises:
-        ValueError: ``top_k > num_experts``, or a number out of its range.
+        ValueError: ``top_k > num_experts``, a number out of its range, or a device that is not there.
+        TypeError: an argument of another kind, such as 3.0 for a whole number, or a ``dtype`` that is not
+            floating-point.
     """
 
     track_memory: bool = True
@@ -77,24 +88,26 @@ class MemoryRouter(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(in_features=in_features, out_features=out_features, num_experts=num_experts)
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout is {dropout}, expected at least 0 and below 1")
-        if not 0.0 <= decay <= 1.0:
-            raise ValueError(f"decay is {decay}, expected between 0 and 1")
-        if not gate_temperature > 0.0:
-            raise ValueError(f"gate_temperature is {gate_temperature}, expected a positive number")
-        self.in_features, self.out_features = in_features, out_features
-        self.num_experts, self.top_k, self.dropout = num_experts, top_k, dropout
-        self.decay, self.gate_temperature, self.detach_gates = decay, gate_temperature, detach_gates
+        self.in_features, self.out_features, self.num_experts = check_sizes(
+            in_features=in_features, out_features=out_features, num_experts=num_experts
+        )
+        self.top_k = check_top_k(top_k, self.num_experts)
+        self.dropout = check_probability("dropout", dropout)
+        self.decay = check_number("decay", decay, lambda share: 0.0 <= share <= 1.0, "between 0 and 1")
+        self.gate_temperature = check_positive("gate_temperature", gate_temperature)
+        check_flags(
+            detach_gates=detach_gates,
+            normalize_memory=normalize_memory,
+            normalize_memory_input=normalize_memory_input,
+        )
+        check_device_and_dtype(device, dtype)
+        self.detach_gates = detach_gates
         self.normalize_memory, self.normalize_memory_input = normalize_memory, normalize_memory_input
 
         memory_dtype = torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
         memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
         self.register_buffer("memory", memory)
-        # What training forwards saw and the memory has not yet followed. A total of zero means nothing.
+        # Statistics of training forwards by which the memory has not moved yet. A total of zero means none.
         self.register_buffer("pending_sum", torch.zeros_like(memory), persistent=False)
         self.register_buffer("pending_total", torch.zeros_like(memory[:, 0]), persistent=False)
         self.register_buffer("usage", torch.zeros_like(memory[:, 0], dtype=torch.int64), persistent=False)
@@ -236,7 +249,7 @@ class MemoryRouter(nn.Module):
             return
         _refuse_transformations("the experts' rows are counted", "track_usage = False on the layer")
         experts = experts.flatten()
-        # Neither the host waits, as for bincount, nor is anything of E numbers a row written.
+        # The host does not wait, as it would for bincount, and no tensor of E numbers a row is written.
         each = torch.ones_like(experts, dtype=torch.int64)
         self.usage.index_add_(0, experts, each if first is None else each * first)
 
@@ -272,8 +285,11 @@ def routed_layers(model: nn.Module) -> dict[str, MemoryRouter]:
     Names are those of the model before ``torch.compile``.
 
     Raises:
+        TypeError: no module.
         ValueError: there is none.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
     layers = {
         ".".join(part for part in name.split(".") if part != "_orig_mod"): module
         for name, module in model.named_modules()
@@ -305,13 +321,6 @@ def accumulate_memory(model: nn.Module) -> Iterator[None]:
         for layer in routed_layers(model).values():
             stack.enter_context(layer.accumulate_memory())
         yield
-
-
-def check_sizes(**sizes: int) -> None:
-    """ValueError with the argument's name where a size is below one."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}, expected at least 1")
 
 
 @torch.no_grad()

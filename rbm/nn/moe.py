@@ -20,6 +20,7 @@ from rbm.nn.folded_weights import fold, input_scale
 from rbm.nn.memory_router import Routing, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
+from rbm.utils.arguments import check_choice, check_number, check_probability, check_sizes, check_top_k
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum
 from rbm_kernels import NetworkLayer, expert_matmul
@@ -47,7 +48,8 @@ class MoELayer(nn.Module):
         log_temperature, log_scale: scalars, the logarithms of ``t`` and of the output's scale.
 
     Raises:
-        ValueError: more experts a row than there are.
+        ValueError: more experts a row than there are, a number out of its range, or an unknown name.
+        TypeError: an argument of another kind, such as 3.0 for a whole number.
     """
 
     def __init__(
@@ -64,11 +66,18 @@ class MoELayer(nn.Module):
         pretrain: str = "first",
     ) -> None:
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
-        self.in_features, self.out_features = in_features, out_features
-        self.num_experts, self.top_k = num_experts, top_k
-        self.dropout, self.gates_over, self.noise, self.pretrain = dropout, gates_over, noise, pretrain
+        self.in_features, self.out_features, self.num_experts, router_features = check_sizes(
+            in_features=in_features,
+            out_features=out_features,
+            num_experts=num_experts,
+            router_features=router_features,
+        )
+        self.top_k = check_top_k(top_k, self.num_experts)
+        self.dropout = check_probability("dropout", dropout)
+        self.noise = check_number("noise", noise, lambda v: 0.0 <= v < math.inf, "at least 0, not infinite")
+        check_choice("gates_over", gates_over, ("selected", "all"))
+        check_choice("pretrain", pretrain, ("first", "proportional"))
+        self.gates_over, self.pretrain = gates_over, pretrain
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features))
         draw_experts(self.weight, self.bias)

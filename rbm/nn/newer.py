@@ -13,6 +13,7 @@ from rbm.nn.dropout import dropout
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.sparse_rows import Features, Linear, Rows
 from rbm.nn.students import MLPStudent, build_norm, layer_sizes, rows_for
+from rbm.utils.arguments import check_choice, check_probability, check_sizes
 
 
 class SIGNStudent(MLPStudent):
@@ -46,8 +47,10 @@ class TINEDStudent(MLPStudent):
         dropout: float = 0.0,
     ) -> None:
         nn.Module.__init__(self)
-        self.in_channels, self.dropout = in_channels, dropout
-        features = in_channels if features is None else features
+        self.dropout = check_probability("dropout", dropout)
+        check_choice("propagation", propagation, ("layers", "end", "none"))
+        [self.in_channels] = check_sizes(in_channels=in_channels)
+        features = self.in_channels if features is None else features
         self.kinds, sizes = self.plan(features, hidden_channels, out_channels, num_layers, propagation)
         sizes[0] = (in_channels, sizes[0][1])
         self.layers = nn.ModuleList(Linear(*size) for size in sizes)
@@ -173,8 +176,9 @@ class SimMLPStudent(HubMixin, nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.in_channels = in_channels
+        hidden_channels, out_channels = check_sizes(hidden_channels=hidden_channels, out_channels=out_channels)
         sizes = layer_sizes(in_channels, hidden_channels, hidden_channels, num_layers)
+        self.in_channels, dropout = sizes[0][0], check_probability("dropout", dropout)
         self.encoder = NormalizedMLP(sizes, norm=norm, dropout=dropout, residual=True)
         self.head = nn.Linear(hidden_channels, out_channels)
 

@@ -1,4 +1,4 @@
-"""Students of the paper's released code, taken over with their logits.
+"""Loads students of the paper's released code; their logits stay the same.
 
 That code (github.com/Rufaim/routing-by-memory) trains in memory and writes no file; what its users keep is
 ``torch.save(model.state_dict(), path)`` of its module ``RbM``. The names there, for layers ``l`` with ``E`` experts

@@ -22,7 +22,7 @@ _SETTINGS = ("training", "top_k", "gate_temperature", "track_usage", "gates_over
 
 
 class Packed(NamedTuple):
-    """A packed network and what it was made of, as it was then."""
+    """A packed network, and the versions and settings of the layers that it was made of."""
 
     network: Tensor | None  # None where the layers answer one by one
     in_features: int

@@ -1,10 +1,12 @@
 """The parameters of a model: how many there are, and which of them an optimiser lets decay."""
 
+import math
 from typing import Any
 
 from torch import nn
 
 from rbm.nn.memory_router import MemoryRouter
+from rbm.utils.arguments import check_number
 
 
 def count_parameters(student: nn.Module) -> tuple[int, int]:
@@ -45,10 +47,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         everything else. Every parameter that requires a gradient is in one of them, once.
 
     Raises:
-        ValueError: a negative ``weight_decay``.
+        TypeError: ``weight_decay`` is no number.
+        ValueError: it is negative, infinite or NaN.
     """
-    if weight_decay < 0:
-        raise ValueError(f"weight_decay is {weight_decay}, expected at least 0")
+    check_number("weight_decay", weight_decay, lambda decay: 0.0 <= decay < math.inf, "at least 0, not infinite")
     spared = set()
     for layer in model.modules():
         if isinstance(layer, MemoryRouter):

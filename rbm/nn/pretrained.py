@@ -7,11 +7,14 @@ Loading from a folder needs nothing more than this package; the card and the Hub
 
 import inspect
 import logging
+import re
 import tempfile
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from rbm.nn.saved_student import CONFIG, STUDENTS, WEIGHTS, describe, find_student, rebuild
 from rbm.utils.files import write_bytes, write_json, write_text
@@ -43,13 +46,15 @@ class HubMixin:
         STUDENTS[cls.__name__] = cls
 
     def __new__(cls, *args, **kwargs):
-        """Remember the arguments: they are all that rebuilds the module for its weights."""
+        """Remember the arguments, from which the module is rebuilt for its weights."""
         module = super().__new__(cls)
         given = inspect.signature(cls.__init__).bind_partial(module, *args, **kwargs)
         named = dict(list(given.arguments.items())[1:])
         for parameter in given.signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 named |= named.pop(parameter.name, {})
+        # NumPy's numbers, such as y.max() + 1, are Python's in a file.
+        named = {name: value.item() if isinstance(value, np.generic) else value for name, value in named.items()}
         module.__dict__["_arguments"] = named if all(isinstance(v, _PLAIN) for v in named.values()) else None
         return module
 
@@ -177,11 +182,13 @@ def load(
 
     Raises:
         ModuleNotFoundError: it would have to come from the Hub, and huggingface_hub is not installed.
-        FileNotFoundError: the folder lacks a file.
+        FileNotFoundError: there is no such folder, and the Hub has no such names; or the folder lacks a file.
         ValueError: it is no student of this class, or its files are corrupt.
     """
     if Path(name).is_dir():
         config, weights = find_student(Path(name))
+    elif not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
+        raise FileNotFoundError(f"{name} is no folder here, and no OWNER/NAME of the Hub; expected one of them")
     else:
         hub = _huggingface_hub(f"{name} is no folder here, and students from the Hub")
         fetch = {"revision": revision, "token": token, "cache_dir": cache_dir}

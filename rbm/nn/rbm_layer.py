@@ -9,6 +9,7 @@ from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import FoldedExperts, fold, forget, input_scale
 from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
+from rbm.utils.arguments import check_flags, check_positive
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm_kernels import NetworkLayer, cosine_topk, expert_matmul, routed_matmul, routed_matmul_packed
 
@@ -65,7 +66,9 @@ class FusedRbMLayer(MemoryRouter):
         memory: buffer ``[E, in_features]``.
 
     Raises:
-        ValueError: a size below one, ``top_k > num_experts``, or ``decay`` or ``dropout`` out of range.
+        ValueError: a size below one, ``top_k > num_experts``, a number out of its range, or a device that is not there.
+        TypeError: an argument of another kind, such as 3.0 for a whole number, or a ``dtype`` that is not
+            floating-point.
     """
 
     _folded: FoldedExperts | None = None
@@ -90,9 +93,7 @@ class FusedRbMLayer(MemoryRouter):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        for name, positive in (("init_scale", init_scale), ("init_attention", init_attention)):
-            if not positive > 0.0:
-                raise ValueError(f"{name} is {positive}, expected a positive number")
+        check_flags(bias=bias, input_attention=input_attention)
         factory = {"device": device, "dtype": dtype}
         super().__init__(
             in_features,
@@ -107,7 +108,8 @@ class FusedRbMLayer(MemoryRouter):
             normalize_memory_input=normalize_memory_input,
             **factory,
         )
-        self.init_scale, self.init_attention = init_scale, init_attention
+        self.init_scale = check_positive("init_scale", init_scale)
+        self.init_attention = check_positive("init_attention", init_attention)
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, **factory))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features, **factory)) if bias else None
         self.attention = nn.Parameter(torch.empty(num_experts, in_features, **factory)) if input_attention else None
@@ -221,7 +223,8 @@ class FusedRbMLayer(MemoryRouter):
 
     def _answer_by(self, h: Tensor, dtype: torch.dtype | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         memory, temperature = self._buffers["memory"], self.gate_temperature
-        rows = h if h.dim() == 2 and h.shape[1] == self.in_features else self._rows(h)
+        served = h.dim() == 2 and h.shape[1] == self.in_features and (dtype is not None or h.dtype == weight.dtype)
+        rows = h if served else self._rows(h)
         if dtype is None or rows.dtype == dtype:
             y = routed_matmul(rows, memory, weight, bias, self.top_k, temperature=temperature)
         else:

@@ -1,4 +1,4 @@
-r"""How far unit rows, which a linear map gives, are from sparse rows of data, without making the former.
+r"""Distance of sparse rows from the unit rows that a linear map makes, without making the latter.
 
 With hidden rows ``u``, a linear map ``y = W u + b`` to as many columns as the data ``x`` have, and ``z = y / \|y\|``:
 
@@ -21,7 +21,7 @@ _EPS = 1e-12  # as torch.nn.functional.normalize
 
 
 class SparseTarget:
-    """Rows of data ``[N, F]`` that are to be found again.
+    """Rows of data ``[N, F]`` that are to be reconstructed.
 
     Args:
         rows: sparse columns alone.

@@ -1,4 +1,4 @@
-"""Where rows went in any model: the routing of its layers, however deep they lie.
+"""Records the routing of all layers in any model, however deeply nested.
 
 >>> import torch, rbm
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), rbm.FusedRbMLayer(6, 3, num_experts=4, top_k=2))
@@ -106,7 +106,7 @@ def open_record(model: nn.Module) -> RoutingRecord:
 
 
 class _Listener:
-    """A forward hook. Copies of a model, and what is pickled of it, hear nothing."""
+    """A forward hook, which copies and pickles of a model do not keep."""
 
     def __init__(self, record: RoutingRecord | None = None, name: str = "") -> None:
         self.record, self.name = record, name
@@ -186,6 +186,6 @@ def is_sparse_pair(inputs: Any) -> bool:
 
 
 def _eagerly() -> AbstractContextManager:
-    """Inside, what torch.compile made is not used: hooks that come after compilation would be left out."""
-    # Without it nothing was compiled, and to import it takes a second.
+    """Inside, compiled code is not used: it leaves out hooks that were added after compilation."""
+    # Where it is not imported, nothing was compiled; importing it takes a second.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

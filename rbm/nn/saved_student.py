@@ -120,7 +120,7 @@ def rebuild(
         counts = [arguments.get(name) for name in ("num_layers", "members")]
         if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
             raise ValueError(f"they ask for more layers than the {len(tensors)} tensors of {weights} make")
-        if kind.__module__.startswith("rbm."):  # a class of others need not know what a meta tensor is
+        if kind.__module__.startswith("rbm."):  # a plug-in's class need not support meta tensors
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nothing is copied
                 _load_state(kind(**arguments), tensors, weights)

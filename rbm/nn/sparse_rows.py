@@ -1,4 +1,4 @@
-"""Rows of mostly zeros, such as bags of words: what the layer and the students do with them without making them dense.
+"""Sparse rows, such as bags of words: the operations of layer and students on them, without making them dense.
 
 :func:`as_rows` takes a dense tensor, a CSR tensor ``[B, D]``, or a pair of CSR and dense columns ``([B, Ds], [B, Dd])``
 that stand side by side. The functions below are operations of :mod:`rbm_kernels` and :mod:`torch.nn.functional`, by the
@@ -8,6 +8,7 @@ same names and with the same results, for rows of either kind.
 import warnings
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +18,7 @@ from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm_kernels.checks import accumulation_dtype
 from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
+from rbm_kernels.ops.expert_matmul.reference import dense_gates
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr, dense_rows
 
 
@@ -115,16 +117,26 @@ Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | SparseRows | HalfPrecisio
 def as_rows(features: Features) -> Rows:
     """Dense tensors and :class:`SparseRows` as they are; CSR tensors and pairs of sparse and dense columns wrapped;
     :class:`~rbm.nn.half_rows.HalfPrecisionRows`, of which parts are meant to be taken, read as a whole.
+
+    Raises:
+        TypeError: none of these.
+        ValueError: sparse rows that :class:`SparseRows` does not take, or another number of tensors than a pair.
     """
+    if isinstance(features, Tensor):
+        return features if features.layout == torch.strided else SparseRows(features)
     if isinstance(features, SparseRows):
         return features
     if isinstance(features, HalfPrecisionRows):
         return features.to_dense()
-    if isinstance(features, tuple | list):
+    if isinstance(features, tuple | list) and all(isinstance(part, Tensor) for part in features):
         if len(features) != 2:
             raise ValueError(f"features are {len(features)} tensors, expected the pair (CSR columns, dense columns)")
         return SparseRows(*features)
-    return features if features.layout == torch.strided else SparseRows(features)
+    hint = "; use torch.as_tensor(features)" if isinstance(features, np.ndarray | list) else ""
+    given = "None" if features is None else f"a {type(features).__name__}"
+    raise TypeError(
+        f"features are {given}, expected a dense or CSR tensor, or the pair (CSR columns, dense columns){hint}"
+    )
 
 
 def in_single_precision(features: Features) -> Rows:
@@ -148,7 +160,7 @@ def packed(features: Features) -> Rows | HalfPrecisionRows:
     if rows.numel() < 2**20 or int(torch.count_nonzero(rows)) * 50 > rows.numel():
         return rows
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # notices of PyTorch, not of a fault here
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's own notices
         return SparseRows(rows.detach().to_sparse_csr())
 
 
@@ -238,7 +250,7 @@ def memory_statistics(
     sums, _ = rbm_kernels.sparse_expert_matmul_backward_weight(
         factors[:, None], rows.crow, rows.col, values, one_output, None, weights, experts
     )
-    weighted_sum, total = sums.squeeze(1), _by_expert(weights, experts, num_experts)
+    weighted_sum, total = sums.squeeze(1), dense_gates(weights, experts, num_experts)
     if rows.dense is None:
         return weighted_sum, total.sum(0)
     finite = torch.where(usable[:, None], rows.dense, 0.0) * factors[:, None]
@@ -294,11 +306,6 @@ def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
     if not _is_eager() and not torch.compiler.is_compiling():  # no transformation of torch.func takes a CSR tensor
         return dense_rows(rows.crow, rows.col, values, rows.width) @ matrix
     return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix
-
-
-def _by_expert(weights: Tensor, experts: Tensor, num_experts: int) -> Tensor:
-    """``weights [B, k]`` as ``[B, E]``, zero where a row does not use an expert."""
-    return weights.new_zeros(weights.shape[0], num_experts).scatter_add_(1, experts.long(), weights)
 
 
 def _check_sparse(sparse: Tensor) -> None:

@@ -21,6 +21,7 @@ from rbm.nn.packed_student import PackedMixin
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.sparse_rows import Features, Linear, Rows, SparseRows, as_rows
+from rbm.utils.arguments import check_choice, check_flags, check_probability, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum, world_size
 
@@ -34,13 +35,10 @@ def build_norm(norm: str, channels: int) -> nn.Module:
     Raises:
         ValueError: the name is not one of ``none``, ``batch``, ``layer``.
     """
+    check_choice("norm", norm, NORMS)
     if norm == "none":
         return nn.Identity()
-    if norm == "batch":
-        return BatchNorm(channels)
-    if norm == "layer":
-        return nn.LayerNorm(channels)
-    raise ValueError(f"norm is {norm!r}, expected one of {', '.join(NORMS)}")
+    return BatchNorm(channels) if norm == "batch" else nn.LayerNorm(channels)
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -57,7 +55,7 @@ class BatchNorm(nn.BatchNorm1d):
         return super().forward(x)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """What it multiplies by and adds in eval mode, ``[channels]`` each."""
+        """Scale and shift of eval mode, ``[channels]`` each."""
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         return scale, self.bias - self.running_mean * scale
 
@@ -79,15 +77,18 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_layers: int) -> list[tuple[int, int]]:
-    """``(in, out)`` of every layer; ValueError for none."""
-    if num_layers < 1:
-        raise ValueError(f"num_layers is {num_layers}, expected at least 1")
+    """``(in, out)`` of every layer; TypeError or ValueError for sizes that are no positive whole numbers."""
+    in_channels, num_layers, out_channels = check_sizes(
+        in_channels=in_channels, num_layers=num_layers, out_channels=out_channels
+    )
+    if num_layers > 1:  # else there is no hidden layer
+        [hidden_channels] = check_sizes(hidden_channels=hidden_channels)
     sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
     return list(itertools.pairwise(sizes))
 
 
 class Trace(NamedTuple):
-    """What a forward of a student passed on its way.
+    """Intermediate results of a student's forward, on which losses depend.
 
     Attributes:
         routings: of every layer that routed; none for an MLP or while pretraining.
@@ -100,14 +101,24 @@ class Trace(NamedTuple):
 
 
 def rows_for(student: HubMixin, x: Features) -> Rows:
-    """Rows of a student's input; ValueError where their width is another."""
+    """Rows of a student's input; ValueError where their width is another, TypeError for integers and float64."""
     rows = as_rows(x)
     if rows.shape[-1] != student.in_channels:
         raise ValueError(
             f"rows of x hold {rows.shape[-1]} numbers (shape {list(rows.shape)}), expected {student.in_channels}:"
             f" {student.row}"
         )
+    if rows.dtype is not torch.float32:
+        _check_dtype(student, rows.dtype)
     return rows
+
+
+def _check_dtype(student: nn.Module, given: torch.dtype) -> None:
+    """Other floating-point numbers may be autocast's or FSDP's; of these two NumPy makes tensors by default."""
+    tensors = itertools.chain(student.parameters(), student.buffers())  # those of an exported student are all buffers
+    expected = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    if given != expected and (given == torch.float64 or not given.is_floating_point):
+        raise TypeError(f"rows of x have dtype {given}, expected {expected}, that of the student; use x.to({expected})")
 
 
 def _trace(routings: list[Routing], outputs: list[Tensor]) -> Trace:
@@ -136,11 +147,11 @@ class MLPStudent(PackedMixin, HubMixin, nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.in_channels = in_channels
         sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
+        self.in_channels = sizes[0][0]
         self.layers = nn.ModuleList(Linear(*size) for size in sizes)
         self.norms = nn.ModuleList(build_norm(norm, size) for _, size in sizes[:-1])
-        self.dropout = dropout
+        self.dropout = check_probability("dropout", dropout)
 
     def forward(
         self, x: Features, *, return_trace: bool = False, first: Tensor | None = None
@@ -171,7 +182,7 @@ class EnsembleStudent(HubMixin, nn.Module):
 
     def __init__(self, members: int, **arguments) -> None:
         super().__init__()
-        self.members = nn.ModuleList(MLPStudent(**arguments) for _ in range(members))
+        self.members = nn.ModuleList(MLPStudent(**arguments) for _ in range(*check_sizes(members=members)))
         self.in_channels = self.members[0].in_channels
 
     def forward(self, x: Features) -> Tensor:
@@ -199,6 +210,8 @@ class MixtureStudent(PackedMixin, HubMixin, nn.Module):
     def __init__(self, layers: Iterable[nn.Module], norm: str) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        if not self.layers:
+            raise ValueError("layers are empty, expected at least one")
         self.in_channels = self.layers[0].in_features
         self.norms = nn.ModuleList(build_norm(norm, layer.out_features) for layer in self.layers[:-1])
         self.pretraining = False
@@ -273,6 +286,7 @@ class RbMStudent(MixtureStudent):
         dropout_first_layer: bool = True,
         **layer_options,
     ) -> None:
+        check_flags(dropout_first_layer=dropout_first_layer)
         sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
         layers = (
             FusedRbMLayer(
@@ -308,13 +322,17 @@ class CoHOpStudent(HubMixin, nn.Module):
         self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 1, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.in_channels, self.linear = in_channels, num_layers == 1
+        [num_layers] = check_sizes(num_layers=num_layers)
+        if num_layers > 2:
+            raise ValueError(f"num_layers is {num_layers}, expected 1 or 2")
+        sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
+        self.in_channels, self.linear = sizes[0][0], num_layers == 1
         if self.linear:
             self.layers = nn.ModuleList([Linear(in_channels, out_channels)])
             return
         self.layers = nn.ModuleList([Linear(in_channels, hidden_channels), Linear(hidden_channels, out_channels)])
         self.norms = nn.ModuleList([BatchNorm(in_channels), BatchNorm(hidden_channels)])
-        self.dropout = dropout
+        self.dropout = check_probability("dropout", dropout)
 
     def forward(self, x: Features) -> Tensor:
         """Logits ``[B, C]`` of rows ``[B, F]``."""
@@ -332,9 +350,9 @@ def predict(
     rows: slice | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Logits of all rows of ``x [N, F]``, or of a slice of them; of many a chunk at a time, so that neither hidden
-    layers nor stored features of all of them need to fit into memory. ``reduce`` makes of each chunk's logits what is
-    wanted of them, such as classes, with as many rows.
+    """Logits of all rows of ``x [N, F]``, or of a slice of them; many rows go a chunk at a time, so that neither hidden
+    layers nor stored features of all of them need to fit into memory. ``reduce`` maps each chunk's logits to what is
+    kept of them, such as classes, with as many rows.
     """
     count = x.shape[0]
     rows, reduce = rows or slice(0, count), reduce or (lambda logits: logits)

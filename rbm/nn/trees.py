@@ -1,4 +1,4 @@
-"""Boosted regression trees as a module of standard operators: what scikit-learn grew, answered without it."""
+"""Boosted regression trees as a module of standard operators, which predicts without scikit-learn."""
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class TreesStudent(HubMixin, nn.Module):
         for name in ("feature", "left", "right"):
             self.register_buffer(name, torch.zeros(nodes, dtype=torch.int64))
         self.register_buffer("roots", torch.zeros(rounds * outputs, dtype=torch.int64))
-        # Boosting sets them, no gradient does.
+        # set by boosting, not by gradients
         for name, shape in (
             ("threshold", (nodes,)),
             ("value", (nodes,)),

@@ -1,4 +1,4 @@
-"""RbMFeedForward: its reference, its derivatives, its memory, and what a good nn.Module can do."""
+"""RbMFeedForward: its reference, its derivatives, its memory, and the contract of an nn.Module."""
 
 import copy
 

@@ -70,7 +70,7 @@ def test_rows_of_every_kind(student, monkeypatch):
         assert small.layers[0](x.view(5, 10, F)).shape == (5, 10, 64)
         with pytest.raises(ValueError, match="rows of x hold 3 numbers"):
             small(x[:, :3])
-        with pytest.raises(TypeError, match="x has dtype float64, expected float32"):
+        with pytest.raises(TypeError, match=r"rows of x have dtype torch\.float64, expected torch\.float32"):
             small(x.double())
 
 

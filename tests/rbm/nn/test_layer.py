@@ -1,4 +1,4 @@
-"""FusedRbMLayer: equivalence with the eager reference, and the habits of a good nn.Module."""
+"""FusedRbMLayer: equivalence with the eager reference, and the contract of an nn.Module."""
 
 import copy
 import math

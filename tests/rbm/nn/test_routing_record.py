@@ -1,4 +1,4 @@
-"""Routing seen from outside: records, auxiliary losses, and counts, in models of any nesting."""
+"""The routing of models of any nesting: records, auxiliary losses, and counts."""
 
 import copy
 import pickle
