@@ -70,7 +70,7 @@ def load_dataset(
         keep_duplicates: ogbn graphs only: see :func:`rbm.datasets.readers.ogb.read_ogb`.
         sparse_features: ``"always"`` gives ``x`` as a CSR tensor, ``"never"`` as a dense one, ``"auto"`` as CSR where
             at most one entry in fifty is not zero and a dense ``x`` would hold 2^24 numbers or more (64 MiB): the two
-            Coauthor graphs. Small graphs train quickly either way, and everyone's code takes dense tensors.
+            Coauthor graphs. Small graphs train quickly either way, and other code expects dense tensors.
         download: fetch missing raw files into ``root``. Without it the network is never used.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The graphs that the package loads by name, and what the two protocols make of them."""
+"""The graphs that the package loads by name, and how the two protocols split and normalise them."""
 
 import difflib
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class DatasetInfo:
 
 
 def _pyg(name: str, kind: str, pyg_class: str, pyg_name: str, files: tuple[str, ...], *args, **more) -> DatasetInfo:
-    folders = (f"{pyg_class}/{pyg_name}/raw", f"{pyg_name}/raw")  # the second is PyG's own, below a root of its own
+    folders = (f"{pyg_class}/{pyg_name}/raw", f"{pyg_name}/raw")  # the second below a root of PyG's own
     return DatasetInfo(name, kind, *args, folders, files, pyg_class, pyg_name, **more)
 
 

@@ -1,4 +1,4 @@
-"""Which nodes train, validate and test a student, and which of them training may see at all.
+"""Splits: which nodes train, validate and test a student, and which nodes training may see.
 
 Two settings of the paper. *Transductive*: training sees the whole graph, and only the labels of validation and test
 nodes are hidden. *Inductive*: some test nodes are hidden with all their edges; training sees the graph that remains,

@@ -1,4 +1,4 @@
-"""`load_graph`: a graph of one's own, in the form that everything else here takes."""
+"""`load_graph`: a user's own graph, in the form that the rest of the package takes."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from torch_geometric.data import Data
 from rbm.datasets.readers.features import pack_features
 from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.splits import per_class_masks
-from rbm.datasets.validation import MASKS, check_class_numbers
+from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes
 from rbm.utils.files import with_home
 
-# Fewer features are made float32 at once: everyone's code takes those.
+# Fewer features become float32 at once, which any code takes.
 MIN_STORED_NUMEL = 2**24
 _MOST_EXACT = 2.0**53
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
@@ -45,7 +45,9 @@ def load_graph(
     * ``edge_index`` or ``edges``: whole numbers ``[2, M]`` or ``[M, 2]``, from and to; ``[2, 2]`` is read as the first,
       tables have an edge a row. Self-loops, duplicates and directions stay as they are; messages flow from the first
       node of an edge to the second. Without edges, give an empty array.
-    * ``y`` or ``labels``: class numbers ``[N]`` from 0; -1 for unknown, outside the masks.
+    * ``y`` or ``labels``: class numbers ``[N]`` from 0; -1 for unknown, outside the masks. A number that no node has,
+      such as 2 of 0, 1, 3, counts as a class, and a warning says so; ``num_classes``, a number beside the parts,
+      declares how many there are, and nothing is said.
     * ``train_mask``, ``val_mask`` and ``test_mask``, or ``train``, ``val`` and ``test``: true or false for each node,
       or the ids of nodes; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without any, 20 training and 30
       validation nodes are drawn of each class (:func:`rbm.datasets.splits.per_class_masks`) from the nodes with a
@@ -80,8 +82,13 @@ def load_graph(
     y = _whole(f"{path}, y", parts["y"])
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
-        raise ValueError(f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node")
+        hint = "; is the first line of a .csv a header of pandas? write it with header=False" if _one_more(y, x) else ""
+        raise ValueError(
+            f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node{hint}"
+        )
     check_class_numbers(f"dataset: {path}, y", y)
+    if parts["num_classes"] is None:
+        warn_of_absent_classes(f"dataset: {path}, y", y)
     data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"], num_nodes), y=y)
     masks = _masks(path, parts, num_nodes)
     if masks is None:
@@ -105,6 +112,10 @@ def load_graph(
         classes = logits.size(1)
     data.num_classes, data.name = classes, str(path)
     return data
+
+
+def _one_more(y: Tensor, x: Tensor) -> bool:
+    return y.dim() == 1 and y.size(0) == x.size(0) + 1 and int(y[0]) == 0
 
 
 def _seen(parts: dict[str, Any]) -> str:
@@ -181,7 +192,7 @@ def _mask(where: str, value: Any, num_nodes: int) -> Tensor:
         raise ValueError(
             f"dataset: {where} has shape {list(value.shape)}, expected [{num_nodes}] or a list of node ids"
         )
-    # So many distinct ids, none above 1, are there in no graph of more than two nodes.
+    # Distinct ids of more than two nodes cannot all be 0 or 1, so such numbers are true and false.
     if value.dtype == torch.bool or (value.numel() == num_nodes > 2 and bool(((value == 0) | (value == 1)).all())):
         if value.numel() != num_nodes:
             raise ValueError(

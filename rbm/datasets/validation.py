@@ -1,5 +1,9 @@
-"""Checks of a graph before hours of work are built on it."""
+"""Checks of a graph before training starts."""
 
+import logging
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -8,7 +12,7 @@ from rbm.nn.sparse_rows import SparseRows
 from rbm.utils.chunks import rows_not_finite
 
 MASKS = ("train_mask", "val_mask", "test_mask")
-# A table [nodes, classes] is made of any graph, and a layer of as many outputs.
+# Every graph gets a table [nodes, classes] and a layer of as many outputs, so a wrong label would take all memory.
 MOST_CLASSES = 2**16
 
 
@@ -23,6 +27,23 @@ def check_class_numbers(where: str, labels: Tensor) -> None:
     if labels.numel() and (largest := int(labels.max())) >= MOST_CLASSES:
         raise ValueError(
             f"{where} holds the class number {largest}, expected numbers below {MOST_CLASSES}; renumber the classes"
+        )
+
+
+def warn_of_absent_classes(where: str, labels: Tensor) -> None:
+    """Say which class numbers no node has, since each becomes an output of every model.
+
+    ``labels`` are int64; negative ones are unknown.
+    """
+    counts = torch.bincount(labels[labels >= 0])
+    absent = (counts == 0).nonzero().flatten()
+    if absent.numel():
+        logging.getLogger("rbm").warning(
+            "%s: no node has class %s, yet %s as classes, since classes are all numbers from 0 to %d. If they are none,"
+            " number the others anew, as numpy.unique(y, return_inverse=True)[1] does; if they are, num_classes=%d in"
+            " the graph says so.",
+            *(where, _first(absent), "it counts" if absent.numel() == 1 else f"these {absent.numel()} count"),
+            *(counts.numel() - 1, counts.numel()),
         )
 
 
@@ -43,11 +64,12 @@ def validate_data(data: Data) -> None:
     num_nodes = _check_features(data)
     _check_edges(data, num_nodes)
     labels = _tensor(data, "y")
+    if labels.shape != (num_nodes,):
+        columns = labels.size(1) if labels.dim() == 2 and labels.size(0) == num_nodes else 0
+        hint = f"; use data.y.{'squeeze(1)' if columns == 1 else 'argmax(1) of one-hot rows'}" if columns else ""
+        raise ValueError(f"data.y: got shape {list(labels.shape)}, expected [{num_nodes}], one class a node{hint}")
     if labels.dtype != torch.int64:
         raise TypeError(f"data.y: got {labels.dtype}, expected torch.int64 class numbers; use data.y.long()")
-    if labels.shape != (num_nodes,):
-        hint = "; use data.y.squeeze(1)" if labels.shape == (num_nodes, 1) else ""
-        raise ValueError(f"data.y: got shape {list(labels.shape)}, expected [{num_nodes}], one class a node{hint}")
     _check_masks(data, num_nodes)
     _check_labels(data)
 
@@ -58,8 +80,22 @@ def _tensor(data: Data, name: str, layouts: tuple[torch.layout, ...] = (torch.st
         raise ValueError(f"data.{name}: missing, expected a tensor; set data.{name} before passing the graph")
     if not isinstance(value, Tensor) or value.layout not in layouts:
         kind = f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"data.{name}: got {kind}, expected a dense{' or CSR' if layouts[1:] else ''} torch.Tensor")
+        raise TypeError(
+            f"data.{name}: got {kind}, expected a dense{' or CSR' if layouts[1:] else ''} torch.Tensor"
+            f"{_as_tensor(name, value, layouts)}"
+        )
     return value
+
+
+def _as_tensor(name: str, value: Any, layouts: tuple[torch.layout, ...]) -> str:
+    """How to make a tensor of what came instead."""
+    if isinstance(value, Tensor):
+        return f"; use data.{name}.{'to_sparse_csr' if layouts[1:] else 'to_dense'}()"
+    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
+        return ""
+    if len(value) and isinstance(value[0], str):
+        return f"; names become class numbers by torch.from_numpy(numpy.unique(data.{name}, return_inverse=True)[1])"
+    return f"; use torch.as_tensor(data.{name})"
 
 
 def _first(ids: Tensor, limit: int = 5) -> str:
@@ -152,3 +188,5 @@ def _check_labels(data: Data) -> None:
             f"data.y: {bad.numel()} labels are out of range (node {_first(bad)}; node {bad[0]} has "
             f"{int(data.y[bad[0]])}), expected {expected}; renumber the classes or take these nodes out of the masks"
         )
+    if known is None:
+        warn_of_absent_classes("data.y", data.y)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # both import the configuration, which takes its choices from
     from rbm.config import EncodingConfig
     from rbm.datasets.splits import GraphSplit
 
-# All seeds of a transductive experiment share one graph, and so its positions.
+# All seeds of a transductive experiment share one graph, so they share its positions.
 _SHARED_SEED = 0
 
 
 class Encodings(NamedTuple):
-    """Columns that stand beside the node features.
+    """Columns of a student's input beside the node features.
 
     Attributes:
         observed: float32 ``[n_observed, d]`` in the order of the observed graph: what training sees.
@@ -61,8 +61,8 @@ def encode(
         num_classes: C.
         seed: of the run.
         cache: where positions and propagated labels are kept, by graph, settings and seed.
-        extra: encodings of your own, floating ``[N, d]`` in the order of the full graph. What their unseen rows know,
-            and from where, is yours to answer for.
+        extra: encodings of your own, floating ``[N, d]`` in the order of the full graph. That their rows of unseen
+            nodes hold nothing that training must not see is not checked.
 
     Returns:
         The encodings on the CPU, or None where there are none.
@@ -119,7 +119,7 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
     graph, observed = split.graph, split.observed
 
     def propagated(edges: Tensor, nodes: Tensor, num_nodes: int, exclude_self: bool) -> Tensor:
-        """From the observed training labels, which are those of ``nodes`` in the graph of ``edges``."""
+        """Propagated labels: those of the observed training nodes, which are ``nodes`` in the graph of ``edges``."""
         settings = {
             "num_classes": num_classes,
             "decay": config.propagation_decay,

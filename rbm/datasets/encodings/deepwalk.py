@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rbm.datasets.encodings.graph import check_edges
 
-# gensim cuts longer sentences without a word.
+# gensim cuts longer sentences, and does not say so.
 _LONGEST_WALK = 10_000
 _CHUNK = 1024
 
@@ -115,7 +115,7 @@ def deepwalk(
     if not walks.size:
         return torch.from_numpy(positions)
 
-    from gensim.models import Word2Vec  # a second to import: not for those whose positions are in the cache
+    from gensim.models import Word2Vec  # imported late, since it takes a second: the cache may have the positions
 
     model = Word2Vec(
         vector_size=dim,

@@ -1,4 +1,4 @@
-"""What the encodings share about graphs: checks, self-loops, and the matrix that carries messages."""
+"""Graph operations that the encodings share: checks, self-loops, and the matrix that carries messages."""
 
 import numpy as np
 import scipy.sparse as sp

@@ -30,7 +30,7 @@ class StoredHops(Encodings):
 
     @classmethod
     def of(cls, observed: Tensor, full: Tensor, features: Tensor) -> "StoredHops":
-        """From the hops of the observed nodes, those of all, and the features of all."""
+        """Make them from the hops of the observed nodes, the hops of all nodes, and the features of all nodes."""
         hops = cls(observed, full)
         hops.features = features
         return hops

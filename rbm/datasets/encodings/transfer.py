@@ -1,4 +1,4 @@
-"""Encodings for nodes that arrive after training: the mean of what their neighbours have."""
+"""Encodings of nodes that arrive after training: the mean of their neighbours' encodings."""
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ def transfer(
     """
     _check(observed, observed_nodes, num_nodes, fill)
     check_edges(edge_index, num_nodes)
-    row = np.full(num_nodes, -1, np.int64)  # of an observed node in `observed`
+    row = np.full(num_nodes, -1, np.int64)  # the row of each observed node in `observed`
     row[observed_nodes.cpu().numpy()] = np.arange(observed.shape[0])
     unseen = np.flatnonzero(row < 0)
     new_row = np.empty(num_nodes, np.int64)

@@ -1,4 +1,4 @@
-"""Sparse matrices from outside. SciPy and PyTorch read and write wherever wrong indices point, so all pass here."""
+"""Checks of sparse matrices from files, since SciPy and PyTorch read and write wherever wrong indices point."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -2,7 +2,7 @@
 
 PyG's dataset classes write a ``processed`` folder beside the raw files and later unpickle what they find there. Its
 readers, which those classes call, do neither: they go from raw files to a graph in memory. So a read-only root works,
-nothing is written into anyone's folder, and no processed file of unknown origin is ever opened.
+nothing is written into the user's folder, and no processed file of unknown origin is ever opened.
 """
 
 import io
@@ -67,7 +67,7 @@ def read_planetoid(info: DatasetInfo, folder: Path) -> Data:
                 raise ValueError(f"features {list(data.x.shape)}, labels {list(data.y.shape)}, or edges are wrong")
             check_ids(data.edge_index.numpy(), data.x.size(0), folder / info.raw_files[-2])
             return data
-        except Exception as error:  # what PyG makes of wrong parts raises nearly anything
+        except Exception as error:  # PyG raises nearly any error for wrong parts
             raise ValueError(f"root: the Planetoid files in {folder} do not fit together: {error}") from error
 
 
@@ -79,7 +79,7 @@ def _check_test_ids(path: Path, tx: sp.csr_matrix) -> None:
 
 
 def _check_memo(content: bytes) -> None:
-    """Python makes a table as long as the largest place that a pickle stores something at: here one of its objects."""
+    """Refuse a memo index that no file of this length needs: Python makes a table as long as the largest index."""
     for code, place, _ in pickletools.genops(content):
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and place > len(content):
             raise ValueError(f"it stores an object at place {place}")

@@ -98,25 +98,30 @@ def _first_line(text: bytes, header: bool) -> tuple[bytes, int, int]:
     """The text without a header, how many lines that had, and the number of columns."""
     fields, _, below = text.partition(b"\n")
     if header:
-        _check_names(fields)
+        _check_names(fields, below.partition(b"\n")[0])
     columns = len(fields.translate(_TO_SPACES).split())
     if header and not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
         return below, 1, len(below.partition(b"\n")[0].translate(_TO_SPACES).split()) if below else columns
     return text, 0, columns
 
 
-def _check_names(line: bytes) -> None:
-    """Raise ValueError for a first line as pandas writes it by default: what follows would be one row or column off."""
+def _check_names(line: bytes, second: bytes) -> None:
+    """Raise ValueError for a first line as pandas writes it by default: what follows would be one row or column off.
+
+    Names of two columns are told from two numbers by the line below: pandas writes a point into every fraction.
+    """
     names = [name.strip(b' \t\r"') for name in line.split(b",")]
     if len(names) > 1 and not names[0]:
         raise ValueError(
             "line 1 begins with a comma, expected a name or a number there; the column below may be an index of rows,"
             " as pandas writes it: write the table with index=False"
         )
-    if len(names) > 2 and names == [b"%d" % i for i in range(len(names))]:
+    numbered = len(names) > 1 and names == [b"%d" % i for i in range(len(names))]
+    if numbered and (len(names) > 2 or all(b"." in field for field in second.split(b","))):
+        counted = "0, 1" if len(names) == 2 else f"0, 1, 2 to {len(names) - 1}"
         raise ValueError(
-            f"line 1 counts 0, 1, 2 to {len(names) - 1}, as pandas names columns, expected other names or a row of"
-            " numbers: write the table with header=False; a row that counts so can be in a .npy file"
+            f"line 1 counts {counted}, as pandas names columns, expected other names or a row of numbers: write the"
+            " table with header=False; a row that counts so can be in a .npy file"
         )
 
 

@@ -12,6 +12,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor
+from rbm.datasets.readers.parquet import check_columns
 from rbm.datasets.readers.text import read_table
 from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
@@ -34,6 +35,7 @@ _NUMBERS = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
+_OF_NAMES = "; names become numbers by numpy.unique(NAMES, return_inverse=True)[1]"
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -157,7 +159,8 @@ def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
         return value
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-        raise ValueError(f"dataset: {where} is {kind}, expected an array of numbers")
+        names = isinstance(value, np.ndarray) and value.dtype.kind in "US"
+        raise ValueError(f"dataset: {where} is {kind}, expected an array of numbers{_OF_NAMES if names else ''}")
     if value.dtype.kind == "u" and value.dtype.itemsize > 1:
         if value.size and value.max() > _LARGEST:
             raise ValueError(f"dataset: {where} holds {value.max()}, expected numbers below 2^63")
@@ -237,24 +240,26 @@ def _read_csv(path: Path) -> Tensor:
 
 
 def _read_parquet(path: Path) -> Tensor:
-    optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
+    pyarrow = optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
     from pyarrow import parquet
 
     try:
         table = parquet.read_table(path)
+        check_columns(table.schema)
         columns = [column.to_numpy() for column in table.columns]
     except Exception as error:  # a damaged file raises nearly anything
         raise ValueError(f"dataset: {path} is no Parquet table: {error}") from error
     if not columns:
         raise ValueError(f"dataset: {path} has no columns")
-    if len(columns) == 1 and columns[0].dtype == object:  # a list of numbers in each row
+    if len(columns) == 1 and pyarrow.types.is_nested(table.schema.types[0]):  # a list of numbers in each row
         try:
             return _from_table(path, as_tensor(np.stack(columns[0]), str(path)))
         except ValueError as error:
             raise ValueError(f"dataset: {path} holds rows of unlike length, or no numbers: {error}") from error
     bad = [name for name, column in zip(table.column_names, columns, strict=True) if column.dtype.kind not in "biuf"]
     if bad:
-        raise ValueError(f"dataset: {path} has the column {bad[0]!r}, which holds no numbers; drop it")
+        remedy = _OF_NAMES if path.stem in NAMES["y"] else "; drop it"
+        raise ValueError(f"dataset: {path} has the column {bad[0]!r}, which holds no numbers{remedy}")
     return _from_table(path, as_tensor(np.column_stack(columns), str(path)))
 
 

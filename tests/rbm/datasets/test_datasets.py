@@ -1,4 +1,4 @@
-"""Loading graphs by name, and checking everyone's graphs."""
+"""Loading graphs by name, and checking users' own graphs."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""All encodings of a split together: what they read, what they never read, and what is kept."""
+"""All encodings of a split together: the labels that they read, the labels that they never read, and the cache."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Random walks, DeepWalk, label propagation, and what unseen nodes get."""
+"""Random walks, DeepWalk, label propagation, and encodings of unseen nodes."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Files that lie about themselves: one sentence each, before memory is asked for, and never the end of the process."""
+"""Files with wrong headers, sizes or indices: each is refused in one sentence, before memory is taken for it."""
 
 import io
 import re

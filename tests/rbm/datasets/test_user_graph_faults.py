@@ -336,6 +336,12 @@ def test_an_archive_of_several_arrays_is_no_part(tmp_path):
         ("x.csv", ",a,b\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
         ("x.csv", ",0,1\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
         ("x.csv", "0,1,2\n" + "3,1,2\n" * 6, "line 1 counts 0, 1, 2 to 2, .* write the table with header=False"),
+        ("x.csv", "0,1\n" + "3.0,1.0\n" * 6, "line 1 counts 0, 1, as pandas .* write the table with header=False"),
+        (
+            "y.csv",
+            "0\n" + "1\n" * 6,
+            r"y has shape \[7\], expected \[6\], .*header of pandas\? write it with header=False",
+        ),
     ],
 )
 def test_ragged_and_other_tables(tmp_path, name, text, message):
@@ -360,6 +366,15 @@ def test_tables_as_spreadsheets_write_them(tmp_path, text):
         ({"id": ["a"] * 6, "value": [1.0] * 6}, "has the column 'id', which holds no numbers; drop it"),
         ({"x": [[1.0, 2.0]] * 5 + [[1.0]]}, "holds rows of unlike length, or no numbers"),
         ({}, "has no columns"),
+        (
+            {f"f{i}": [1.0] * 6 for i in sorted(range(11), key=str)},
+            ".*its column 'f2' comes after 'f10', expected numbered columns in the order of their numbers",
+        ),
+        ({"2": [1.0] * 6, "1": [1.0] * 6}, ".*its column '1' comes after '2', expected numbered columns"),
+        (
+            {"a": [1.0] * 6, "__index_level_0__": range(6)},
+            ".*its column '__index_level_0__' is an index of rows, as pandas",
+        ),
     ],
 )
 def test_bad_parquet(tmp_path, columns, message):
@@ -369,3 +384,61 @@ def test_bad_parquet(tmp_path, columns, message):
     parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=rf"x\.parquet {message}"):
         load_graph(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x", "edge_index", "y"])
+def test_an_index_of_pandas_in_parquet_is_no_column(tmp_path, name):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    folder = write_folder(tmp_path, **{name: None})
+    value = parts()[name]
+    table = pandas.DataFrame(value.T if name == "edge_index" else value)
+    for changed, index in (
+        (table.iloc[[1, 0, *range(2, len(table))]], "__index_level_0__"),
+        (table.set_index(pandas.Index([7, 3, 5, 4, 6, 2][: len(table)], name="node")), "node"),
+    ):
+        changed.to_parquet(folder / f"{name}.parquet")
+        message = rf"{name}\.parquet .*its column '{index}' is an index of rows, .* write the table with index=False"
+        with pytest.raises(ValueError, match=message):
+            load_graph(folder)
+    # Numbered columns are no row here, and a range is no column.
+    table.to_parquet(folder / f"{name}.parquet")
+    assert np.array_equal(load_graph(folder)[name], value)
+
+
+def test_labels_as_names(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"y is <U1, expected an array of numbers; names become numbers by numpy\.unique"
+    ):
+        load_graph(write_npz(tmp_path, y=np.array(["a", "b"] * 3)))
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"y": ["a", "b"] * 3}), write_folder(tmp_path, y=None) / "y.parquet")
+    with pytest.raises(ValueError, match=r"column 'y', which holds no numbers; names become numbers by numpy\.unique"):
+        load_graph(tmp_path)
+
+
+def test_two_numbered_columns_of_whole_numbers_are_an_edge(tmp_path):
+    write_folder(tmp_path, edge_index=None)
+    (tmp_path / "edge_index.csv").write_text("0,1\n1,2\n")
+    assert load_graph(tmp_path).edge_index.tolist() == [[0, 1], [1, 2]]
+
+
+def test_classes_without_a_node_are_told(tmp_path, caplog):
+    gaps = np.array([0, 1, 5, 0, 1, 5])
+    data = load_graph(write_npz(tmp_path, y=gaps))
+    assert data.num_classes == 6
+    told = "no node has class 2, 3, 4, yet these 3 count as classes, since classes are all numbers from 0 to 5. "
+    assert f"graph.npz, y: {told}" in caplog.text
+    caplog.clear()
+    validate_data(data)  # says nothing again
+    assert not caplog.text
+    del data.num_classes
+    validate_data(data)
+    assert f"data.y: {told}" in caplog.text
+    caplog.clear()
+    # As the warning says.
+    assert load_graph(write_npz(tmp_path, y=np.unique(gaps, return_inverse=True)[1])).num_classes == 3
+    assert load_graph(write_npz(tmp_path, y=gaps, num_classes=np.array(6))).num_classes == 6
+    assert load_graph(write_npz(tmp_path, y=np.array([0, 1, 0, 1, 0, -1]))).num_classes == 2
+    assert not caplog.text

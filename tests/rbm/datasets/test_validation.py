@@ -1,5 +1,6 @@
 """Every fault of a graph gets its own sentence."""
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -77,6 +78,14 @@ FAULTS = {
     "edge negative": ({"edge_index": torch.tensor([[-1], [0]])}, ValueError, r"edge 0 is -1 -> 0"),
     "no y": ({"y": None}, ValueError, r"data\.y: missing"),
     "y float": ({"y": torch.zeros(6)}, TypeError, r"data\.y: got torch\.float32.*\.long\(\)"),
+    "y of names": ({"y": list("abcabc")}, TypeError, r"got list, .*names become class numbers by .*unique\(data\.y, "),
+    "y of NumPy": ({"y": np.zeros(6, int)}, TypeError, r"data\.y: got ndarray, .*; use torch\.as_tensor\(data\.y\)"),
+    "y one-hot": (
+        {"y": torch.eye(6, 3)},
+        ValueError,
+        r"got shape \[6, 3\], .*; use data\.y\.argmax\(1\) of one-hot rows",
+    ),
+    "x as COO": ({"x": torch.eye(6).to_sparse()}, TypeError, r"torch\.sparse_coo.*; use data\.x\.to_sparse_csr\(\)"),
     "y short": ({"y": torch.zeros(5).long()}, ValueError, r"data\.y: got shape \[5\], expected \[6\]"),
     "y column": ({"y": torch.zeros(6, 1).long()}, ValueError, r"data\.y: got shape \[6, 1\].*squeeze\(1\)"),
     "y unknown in mask": (
