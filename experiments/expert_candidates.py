@@ -1,4 +1,4 @@
-"""RbM students with one thing changed each, which have not earned a place in the package: a plug-in.
+"""A plug-in of RbM students with one change each, none of which is known to pay.
 
     rbm --plugin experiments/expert_candidates.py experiment experiments/searches/experts_untried.yaml --root PATH
 
@@ -219,7 +219,7 @@ class AgreementTrainer(RbMTrainer):
 
 
 class CutTrainer(RbMTrainer):
-    """Soft labels that are more likely wrong than right teach nobody: neither their node nor its neighbours."""
+    """Leaves out soft labels that are more likely wrong than right, for their node and for its neighbours."""
 
     def update_targets(self) -> None:
         if self.pairs is not None:

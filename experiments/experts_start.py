@@ -1,4 +1,4 @@
-"""Where an RbM student stands when routing begins: accuracies at its turning points, on validation nodes.
+"""Accuracies of an RbM student around the first routed epoch, on validation nodes.
 
 The variants are those of ``experiments/searches/experts_shortlist.yaml``, and so is the protocol: unseen nodes,
 students 128 wide, half of the validation nodes. A row a student; what OUT holds already is not run again.

@@ -1,4 +1,4 @@
-"""What routing is worth to a trained RbM student, and what is left for a student to learn from its teacher.
+"""Measures how much a trained RbM student depends on its routing, and how closely it fits its teacher.
 
 Students 128 wide of Cora and CiteSeer, on validation nodes as in ``experiments/searches/experts_shortlist.yaml``. Each
 RbM student answers three times: as it is; with all experts of a layer replaced by their mean; with each expert's memory

@@ -1,4 +1,4 @@
-"""What weights of 8 bits cost a student: accuracies on the same nodes, and bytes, beside float32.
+"""Accuracies and bytes of students with weights of 8 bits, beside the same students in float32.
 
 Students of the clean preset, MLP and RbM, transductive, one seed, each trained once. A row a student; what OUT holds
 already is not measured again, and a run that RUNS holds already is not trained again.

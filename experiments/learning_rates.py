@@ -1,4 +1,4 @@
-r"""What a learning rate that falls to zero is worth, to RbM and to the plain MLP: rows on validation nodes.
+r"""Trains RbM and the plain MLP with a learning rate that falls to zero, and compares on validation nodes.
 
     OMP_NUM_THREADS=1 PYTHONPATH=. python experiments/learning_rates.py ROOT results/searches/learning_rates.csv \
         cora:inductive:0 citeseer:transductive:0 ...

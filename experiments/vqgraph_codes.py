@@ -1,4 +1,4 @@
-"""How many codes of VQGraph's tokenizer are in use, and what its validation accuracy has to do with them.
+"""Counts the codes of VQGraph's tokenizer that are in use, beside its validation accuracy.
 
 Cora, 5,000 codes, half of the validation nodes standing for the test set (``evaluate_on: validation``). A row a
 tokenizer: the codes that the rows of the observed nodes take before training and at the best epoch, and the accuracies

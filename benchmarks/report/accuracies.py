@@ -4,6 +4,7 @@ The package's own tables are imported where they are made: a summary of timings 
 """
 
 import json
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,9 +13,13 @@ from benchmarks.report.medians import RUNS, human, markdown
 # Seeds that took no part in choosing these variants (docs/experts.md).
 JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "shared, routed lr 0.1")
 
+# Variants of results/made_graphs.csv by the name of their line, and in the order of the columns of kept students.
+MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
+MADE_BEFORE = ("labels teach", "after", "before")
+
 
 def experiment(name: str) -> str:
-    """What ``results/NAME.csv`` comes to, beside the paper's figures."""
+    """The table of ``results/NAME.csv``, beside the paper's figures."""
     from rbm.experiments.results import read_rows
     from rbm.experiments.tables import main_table
 
@@ -27,6 +32,35 @@ def accuracy() -> str:
     rows = [line.strip("| ").split(" | ") for line in experiment("paper").replace("*", "").splitlines()]
     kept = [cells[:3] + cells[5:] for cells in rows[2:] if not cells[0].endswith(")")]
     return markdown(["dataset", "setting", "seeds", "RbM", "MLP", "teacher", "RbM - MLP", "p"], kept, 2)
+
+
+def ahead() -> str:
+    """In how many settings RbM is ahead of the plain MLP or behind it by more than chance, in words."""
+    rows = [line.strip("| ").split(" | ") for line in accuracy().splitlines()[2:]]
+    above, below, rest = [], [], 0
+    for row in rows:
+        difference, p = float(row[-2]), float(row[-1].removeprefix("< "))
+        if p < 0.05:
+            (above if difference > 0 else below).append(_setting(row))
+        else:
+            rest += 1
+    mean = sum(float(row[-2]) for row in rows) / len(rows)
+    text = (
+        f"**Of {len(rows)} settings RbM is ahead of the plain MLP in {_counted(above)}"
+        f" and behind in {_counted(below)}.** The other {rest} cannot be told apart (*p* of 0.05 or more). The mean"
+        f" difference over all is {mean:+.2f} points."
+    )
+    return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
+
+
+def _setting(row: Sequence[str]) -> str:
+    names = {"cora": "Cora", "citeseer": "CiteSeer", "academic-cs": "CS"}
+    name = names.get(row[0], row[0].split("-")[-1].capitalize())
+    return f"{'unseen' if row[1] == 'inductive' else 'seen'} nodes of {name}"
+
+
+def _counted(settings: Sequence[str]) -> str:
+    return f"{len(settings)} ({', '.join(settings)})" if settings else "none"
 
 
 def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
@@ -127,3 +161,59 @@ def newer_serving() -> str:
                     [f"{title}, new node", "features, and what its neighbours have stored", size, taken["new_nodes"]]
                 )
     return markdown(["", "sees when it answers", "parameters", "one node"], table, 2)
+
+
+def made_graphs() -> str:
+    """Test accuracies on made graphs, and what was kept of them by two earlier ways to choose the soft labels."""
+    rows = _made_rows()
+    table = []
+    for graph in sorted({graph for graph, _ in rows["labels teach"]}):
+        now, after, before = ([row for (g, _), row in rows[v].items() if g == graph] for v in MADE_BEFORE)
+        tests = [[float(row[f"{model}_test"]) for row in now] for model in ("teacher", "labels", "mlp", "rbm")]
+        kept = [[float(row[f"{row['kept']}_test"]) for row in each] for each in (now, after, before)]
+        features, share, degree = graph
+        cells = [f"{sum(each) / len(each):.1f}" if each else "" for each in (*tests, *kept)]
+        table.append([features, f"{100 * share:.0f}%", str(degree), str(len(now)), *cells])
+    header = ["features", "within a class", "degree", "seeds", "teacher", "MLP on labels", "MLP", "RbM"]
+    return markdown([*header, "kept", "kept, teachers alone", "kept before"], table, 1)
+
+
+def made_gains() -> str:
+    """Points of test accuracy over the plain MLP on made graphs whose classes do not follow edges.
+
+    A seed counts once, with its mean over the graphs that all variants have: graphs of one seed share their features.
+    """
+    from rbm.experiments.statistics import Summary, paired_test
+
+    rows = _made_rows()
+    shared = set.intersection(*(set(rows[variant]) for variant in MADE.values()))
+    graphs = {graph for graph, _ in shared if graph[1] <= 0.3}
+    seeds = sorted(seed for seed in {seed for _, seed in shared} if all((graph, seed) in shared for graph in graphs))
+
+    def means(variant: str, student: str, kinds: Sequence[str] = ("dense", "sparse")) -> dict[int, float]:
+        chosen = [graph for graph in graphs if graph[0] in kinds]
+        tests = {seed: [float(rows[variant][graph, seed][f"{student}_test"]) for graph in chosen] for seed in seeds}
+        return {seed: sum(values) / len(values) for seed, values in tests.items()}
+
+    lines = []
+    for name, variant in MADE.items():
+        rbm, mlp = means(variant, "rbm"), means(variant, "mlp")
+        each, test = Summary.of([rbm[seed] - mlp[seed] for seed in seeds]), paired_test(rbm, mlp)
+        by_kind = [
+            paired_test(means(variant, "rbm", [kind]), means(variant, "mlp", [kind])) for kind in ("dense", "sparse")
+        ]
+        cells = [f"{value:+.2f}" for value in (*(kind.difference for kind in by_kind), test.difference)]
+        p = f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"
+        lines.append([name, str(len(graphs)), str(len(seeds)), *cells, f"{each.std / each.count**0.5:.2f}", p])
+    return markdown(["", "graphs", "seeds", "dense", "sparse", "mean", "standard error", "p"], lines, 1)
+
+
+def _made_rows() -> dict[str, dict[tuple[tuple[str, float, int], int], dict[str, str]]]:
+    """Rows of results/made_graphs.csv by variant, and by graph (features, homophily, degree) and seed."""
+    from rbm.utils.files import read_csv
+
+    rows = defaultdict(dict)
+    for row in read_csv(RUNS / "made_graphs.csv"):
+        graph = row["features"], float(row["homophily"]), int(row["degree"])
+        rows[row["variant"]][graph, int(row["seed"])] = row
+    return rows

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 SEARCHES = (
     ("128", ("experts_shortlist", "experts_seen")),
     ("128", ("experts_untried",)),
-    ("preset's", ("experts_full",)),
+    ("preset's", ("experts_full", "experts_recipe")),
 )
 SIGNIFICANT = 0.05
 

@@ -48,7 +48,7 @@ def significant(value: float) -> str:
 
 
 def human(seconds: float) -> str:
-    """Seconds in the unit that one would say them in."""
+    """Seconds in a readable unit."""
     units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
     unit, name = next((unit for unit in units if seconds >= 0.0995 * unit[0]), units[-1])
     return f"{significant(seconds / unit)} {name}"

@@ -1,4 +1,4 @@
-"""Bars of what others take over what we take: ``python -m benchmarks.report.plot CSV... --out DIR``.
+"""Bar charts of the peers' times over ours: ``python -m benchmarks.report.plot CSV... --out DIR``.
 
 One picture for each operator, metric, dtype and device; one group of bars a shape, one bar an implementation.
 """

@@ -1,4 +1,4 @@
-"""Tables of README.md, NOTES.md and two pages of docs: ``python -m benchmarks.report.tables`` writes them.
+"""Tables of README.md, NOTES.md and some pages of docs: ``python -m benchmarks.report.tables`` writes them.
 
 They are made from committed results. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test
 compares each page with what the results give.
@@ -18,7 +18,7 @@ from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, m
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
-    *(ROOT / "docs" / name for name in ("results.md", "experts.md")),
+    *(ROOT / "docs" / name for name in ("choose.md", "results.md", "experts.md", "verdict.md")),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
@@ -224,7 +224,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-libraries": gpu_libraries,
     "gpu-kernels": gpu_kernels,
     "launches": launches,
-    "accuracy": accuracies.accuracy,
+    "accuracy": lambda: f"{accuracies.accuracy()}\n{accuracies.ahead()}",
+    "ahead": accuracies.ahead,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
     "students": accuracies.students,
@@ -238,6 +239,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts-start": accuracies.routing_start,
     "experts-full-mlp": partial(gains, "mlp", "experts_full"),
     "experts-full-today": partial(gains, "rbm, today", "experts_full"),
+    "experts-recipe": partial(gains, "mlp", "experts_recipe"),
+    "experts-made": accuracies.made_gains,
+    "made-graphs": accuracies.made_graphs,
     "experts-untried-mlp": partial(gains, "mlp", "experts_untried"),
     "experts-untried-start": partial(gains, "start_1", "experts_untried"),
     "experts-bar": accuracies.bar,

@@ -1,4 +1,4 @@
-"""Everything a run can be told, as one tree of dataclasses: typed, checked by pydantic, written to and read from YAML.
+"""All settings of a run as one tree of dataclasses: typed, checked by pydantic, read from YAML and written to it.
 
 Where the values of a named dataset and of a preset come from stands in :mod:`rbm.config.presets`.
 """

@@ -1,4 +1,4 @@
-"""How a student is taught: its losses, whose soft labels it trusts, and what it sees of the graph."""
+"""Settings of the distillation: losses, whose soft labels a student learns, and what it sees of the graph."""
 
 from typing import Annotated, Literal
 

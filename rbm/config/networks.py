@@ -1,4 +1,4 @@
-"""What is trained: the teacher, and the students of the paper's own comparison."""
+"""Settings of the networks that are trained: the teacher, and the students of the paper's own comparison."""
 
 from typing import Annotated, Literal
 
@@ -24,7 +24,7 @@ Norm = Literal["none", "batch", "layer"]
 
 @section
 class Network(Section):
-    """What every trained network has: its shape, its optimiser (Adam, one step an epoch), and when it stops.
+    """Settings of every trained network: shape, optimiser (Adam, one step an epoch), and when training stops.
 
     Epochs before ``min_epochs`` are not selected, whatever their validation accuracy.
     """
@@ -41,7 +41,7 @@ class Network(Section):
 
 
 class Pretrained:
-    """What sections with ``pretrain_epochs`` have: epochs before ``max_epochs``, without routing."""
+    """Settings of sections with ``pretrain_epochs``: epochs before ``max_epochs``, without routing."""
 
     @property
     def pretraining(self) -> int:
@@ -100,7 +100,7 @@ ATTENTION_TEACHERS = ("revgat", "drgat")
 
 @section
 class AttentionConfig(Section):
-    """What the teachers ``revgat`` and ``drgat`` have beside :class:`TeacherConfig`; nothing else reads it.
+    """Settings of the teachers ``revgat`` and ``drgat`` beside :class:`TeacherConfig`; nothing else reads them.
 
     The defaults are those of RevGAT's released code for ogbn-arxiv, and of DRGAT's but for its dropouts of input and
     edges (0.35 and 0.5). One is ours: ``label_input`` is off, and theirs is on; it shows the classes of training nodes

@@ -1,4 +1,4 @@
-"""Where a configuration starts: a preset's switches, and the hyperparameters of a named dataset.
+"""Presets: the switches and the hyperparameters with which the configuration of a dataset starts.
 
 A preset chooses between the paper's equations, its released code, and good practice where they differ (the
 specification lists every difference):
@@ -83,7 +83,7 @@ def preset_config(
             " use the preset clean"
         )
     if released is None and (of_sage := _released(dataset, setting, "sage")):
-        # A teacher that the paper does not tune: its own defaults, and students as GraphSAGE's.
+        # The paper does not tune this teacher: it has its own defaults, and its students have those of GraphSAGE.
         released = {name: values for name, values in of_sage.items() if name != "teacher"}
     if released is not None:
         config = config.updated(released)
@@ -99,7 +99,7 @@ def features_only(config: Config) -> Config:
 
 
 def teacher_settings(teacher: str) -> dict[str, Any]:
-    """The settings that a teacher has of its own on any graph, ``configs/teachers.yaml``; none for most."""
+    """A teacher's own settings on any graph, from ``configs/teachers.yaml``; most teachers have none."""
     return _read("teachers.yaml").get(teacher, {})
 
 

@@ -1,4 +1,4 @@
-"""What every section of the configuration shares: pydantic checks its values; they are changed by name.
+"""The base of every section of the configuration: pydantic checks its values; they are changed by name.
 
 Ranges stand beside their fields. A value that does not fit raises ValueError with the key, what came, and what was
 expected.
@@ -19,7 +19,7 @@ _MOST_SHOWN = 200
 
 
 def _number(value: Any) -> Any:
-    # YAML 1.1 reads 1e-7 as text, and so did the released hyperparameters; a number that is meant is taken as one.
+    # YAML 1.1 reads 1e-7 as text, and the released hyperparameters hold such texts: they are taken as numbers.
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -88,7 +88,7 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it: of a long one its beginning."""
+    """A value as messages show it; a long one is cut."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 

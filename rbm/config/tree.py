@@ -96,7 +96,7 @@ class Config(Section):
 
     @property
     def teacher_sections(self) -> tuple[str, ...]:
-        """The sections that a trained teacher depends on: those beside ``teacher`` only where they have a say."""
+        """The sections that a trained teacher depends on: ``teacher``, and others only where they change its result."""
         extra = {"attention": self.teacher.name in ATTENTION_TEACHERS, "sampling": self.sampling.batch_size > 0}
         return ("teacher", *(name for name, says in extra.items() if says))
 
@@ -131,7 +131,7 @@ def read_changes(path: Path | str) -> dict[str, Any]:
 
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two trees of changes in one; where both set a value, the second's counts."""
+    """Two trees of changes in one; where both set a value, the second wins."""
     both = dict(first)
     for key, value in second.items():
         nested = isinstance(value, dict) and isinstance(both.get(key), dict)

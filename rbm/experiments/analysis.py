@@ -1,4 +1,4 @@
-"""What the paper shows beside accuracies: how large and fast students are, and whether experts specialise."""
+"""The paper's other measurements: sizes and times of students, and whether experts specialise."""
 
 import datetime
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a change gains over many graphs at once: paired differences, of all cells jointly.
+"""Paired differences between methods over many graphs at once, all cells jointly.
 
 A cell is a graph in one setting. Differences are taken seed by seed, where both sides had the same split and teacher. A
 single cell is noisy; the mean over cells is the question that a default is about.

@@ -1,4 +1,4 @@
-"""What an experiment is: the runs that a file asks for, each a task with a configuration."""
+"""The definition of an experiment: the runs that a file asks for, each a task with a configuration."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -32,6 +32,7 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seeds": (lambda value: _is_list_of(value, int), "a list of numbers, not empty"),
     **dict.fromkeys(("preset", "protocol", "teacher"), (lambda value: isinstance(value, str), "a name")),
     "changes": (lambda value: isinstance(value, dict), "sections with settings"),
+    "dataset_changes": (lambda value: value == {} or _is_tree(value), "sections with settings by dataset"),
     "variants": (_is_tree, "sections with settings by name"),
 }
 
@@ -47,6 +48,7 @@ class Experiment:
         seeds: of splits, initialisation and dropout.
         preset, protocol, teacher: as for ``rbm distill``.
         changes: settings for all runs, after the preset's.
+        dataset_changes: settings for the runs of one dataset by its name, after those for all.
         variants: further changes by name; every variant is run. The default is one without a name.
     """
 
@@ -58,6 +60,7 @@ class Experiment:
     protocol: str = "rbm"
     teacher: str = "sage"
     changes: dict[str, Any] = field(default_factory=dict)
+    dataset_changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
     _configs: dict[tuple[str, str, str], Config] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -66,7 +69,10 @@ class Experiment:
             if not fits(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
         object.__setattr__(self, "datasets", tuple(dataset_name(name) for name in self.datasets))
-        for name, known in (("settings", SETTINGS), ("methods", METHODS)):
+        changes = {dataset_name(name): changes for name, changes in self.dataset_changes.items()}
+        object.__setattr__(self, "dataset_changes", changes)
+        lists = (("settings", SETTINGS), ("methods", METHODS), ("dataset_changes", self.datasets))
+        for name, known in lists:
             if unknown := [value for value in getattr(self, name) if value not in known]:
                 raise ValueError(f"{name} holds {unknown[0]!r}, expected some of {', '.join(known)}")
         for name, known in (("preset", PRESETS), ("protocol", PROTOCOLS)):
@@ -114,7 +120,7 @@ class Experiment:
         key = (task.dataset, task.setting, task.variant)
         if key not in self._configs:
             config = preset_config(self.preset, task.dataset, task.setting, self.teacher, self.protocol)
-            for changes in (self.changes, self.variants[task.variant]):
+            for changes in (self.changes, self.dataset_changes.get(task.dataset, {}), self.variants[task.variant]):
                 config = config.updated(changes)
             self._configs[key] = config
         return replace(self._configs[key], seed=task.seed)

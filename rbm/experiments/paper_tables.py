@@ -1,4 +1,4 @@
-"""The paper's tables as experiments: what to run for each, and ours beside the paper's figures.
+"""The paper's tables as experiments: the runs of each, and our figures beside the paper's.
 
 A table is a file in ``configs/tables``: its columns (a method, and what the column changes), its teachers and settings,
 and the name of the paper's table. All tables share one CSV file of runs, so that what two of them need is run once.
@@ -142,7 +142,7 @@ class Line(NamedTuple):
 def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_best_val") -> list[Line]:
     """The table's lines, graphs in the paper's order: those of which ``rows`` hold two students to compare.
 
-    A table with a single student is content with that. Tables share rows: a graph of which another table has run one
+    A table with a single student needs that one alone. Tables share rows: a graph of which another table has run one
     column is none of this table's.
     """
     known = list(paper_tables()["dataset_statistics"])

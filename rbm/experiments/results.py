@@ -44,7 +44,7 @@ def figures(result: dict[str, Any], timing: dict[str, Any]) -> dict[str, str]:
 
 
 def made_by(config: Config, method: str) -> dict[str, str]:
-    """What made a row: settings, code, versions, threads, and the day."""
+    """The provenance of a row: settings, code, versions, threads, and the day."""
     return {
         "config": config_fingerprint(config, method),
         "commit": _commit(),
@@ -127,7 +127,7 @@ def _whole_lines(text: str) -> str:
 
 
 def row_key(row: dict[str, str]) -> tuple[str, ...]:
-    """What tells a row from all others."""
+    """The columns that identify a row."""
     return tuple(row[name] for name in KEY)
 
 

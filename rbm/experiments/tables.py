@@ -22,7 +22,7 @@ def paper_tables() -> dict[str, dict]:
 
 
 class Group(NamedTuple):
-    """What rows have in common that may be compared, or averaged over seeds."""
+    """The columns that rows share which may be compared, or averaged over seeds."""
 
     dataset: str
     setting: str

@@ -1,4 +1,4 @@
-"""The folder of a search: what is searched, Optuna's file of trials, and what is read off them.
+"""The folder of a search: its description, Optuna's file of trials, and the results read from them.
 
 ==================  ==============================================================
 ``search.yaml``     method, seeds, space and starting configuration
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY = "rbm"
-# Trials that are judged to their end before the worse half of those after them is given up early.
+# So many trials are judged to their end before worse ones are stopped early.
 BEFORE_PRUNING = 5
 
 
@@ -112,7 +112,7 @@ def finished(study: "Study") -> list["FrozenTrial"]:
 
 
 def summary(search: Search, done: list["FrozenTrial"]) -> Tuned | None:
-    """What a search has come to so far; None until the starting point is judged."""
+    """The outcome of a search so far; None until the starting point is judged."""
     complete = [trial for trial in done if trial.state.name == "COMPLETE"]
     start = next((trial for trial in complete if trial.params == search.starting_values()), None)
     if start is None:

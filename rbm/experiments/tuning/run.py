@@ -1,4 +1,4 @@
-"""The search itself: settings are tried one after another, each chosen in the light of those before (Optuna)."""
+"""The search: settings are tried one after another, each proposed by Optuna from the trials before it."""
 
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from pathlib import Path
@@ -12,6 +12,7 @@ from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
+from rbm.utils.arguments import check_at_least
 from rbm.utils.cluster import check_ray
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
@@ -59,14 +60,16 @@ def tune(
         console: shows progress there.
 
     Raises:
+        TypeError: ``seeds``, ``trials`` or ``jobs`` of another kind.
         ValueError: settings, space or numbers that do not fit, or a package that is not installed; before any work. Or
             the folder holds another search.
         FileExistsError: the folder holds something else.
         BlockingIOError: another process is searching there.
     """
     for name, number in (("trials", trials), ("jobs", jobs)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}, expected at least 1")
+        check_at_least(name, number, 1)
+    if isinstance(seeds, int):
+        raise TypeError(f"seeds is {seeds}, expected several numbers; use seeds=({seeds},)")
     search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
     if config.teacher.name != "logits":
         check_teacher(config.teacher.name)

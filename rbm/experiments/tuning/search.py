@@ -75,7 +75,7 @@ class Search:
         return result.summary[self.method]["test_accuracy"]  # of the nodes that stand for the test set
 
     def description(self) -> dict[str, Any]:
-        """What tells a search from others, as its folder keeps it."""
+        """The settings that define a search, as its folder keeps them."""
         config = {name: value for name, value in asdict(self.start).items() if name not in ("seed", "root")}
         return {"method": self.method, "seeds": list(self.seeds), "space": self.lines, "config": config}
 

@@ -1,4 +1,4 @@
-"""A search that is under way: what the functions that run its trials are given."""
+"""A search in progress: the input of the functions that run its trials."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a search changes: settings by their names, each with its choices or its range.
+"""The space of a search: settings by their names, each with its choices or its range.
 
 A space is written in YAML, a line a setting::
 
@@ -133,7 +133,7 @@ def _accepted(name: str, value: Any, start: Config) -> Any:
 
 
 def _check_read(name: str, start: Config, method: str) -> None:
-    """A search over what changes nothing would only cost time; one over what tells runs apart would mean nothing."""
+    """Refuse settings outside the sections that the method reads: a search over them would change nothing."""
     read = ("inflate", *METHODS[method].sections)
     if start.teacher.name in ATTENTION_TEACHERS:
         read += ("attention",)

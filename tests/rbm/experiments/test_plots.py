@@ -1,4 +1,4 @@
-"""The pictures of a run, and of many: what is drawn, not how it looks."""
+"""The plots of one run and of many: the data that is drawn."""
 
 import matplotlib
 import numpy as np

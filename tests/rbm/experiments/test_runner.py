@@ -1,4 +1,4 @@
-"""Many runs in one file: complete, resumable, honest about what made each row."""
+"""Many runs in one file: complete, resumable, each row with its provenance."""
 
 import csv
 import re
@@ -209,6 +209,9 @@ def test_wrong_seeds(text):
         ("datasets: [[cora]]", r"datasets is \(\['cora'\],\), expected a list of names"),
         ("preset: [clean]", r"preset is \['clean'\], expected a name"),
         ("changes: 3", "changes is 3, expected sections with settings"),
+        ("dataset_changes: [cora]", r"dataset_changes is \['cora'\], expected sections with settings by dataset"),
+        ("dataset_changes: {cora: {rbm: {num_experts: 4}}}", "dataset_changes holds 'cora', expected some of digits"),
+        ("dataset_changes: {digits: {rbm: {hidden_channels: 0}}}", "rbm.hidden_channels is 0"),
         ("variants: [wide]", r"variants is \['wide'\], expected sections with settings by name"),
         ("variants: {wide: 3}", "variants is .*, expected sections with settings by name"),
         ("seeds: 0-1000000000000", "seeds is '0-1000000000000', expected numbers below"),
@@ -222,6 +225,19 @@ def test_wrong_files_are_refused_before_anything_runs(tmp_path, content, message
     (tmp_path / "e.yaml").write_text(content)
     with pytest.raises(ValueError, match=message):
         Experiment.from_yaml(tmp_path / "e.yaml")
+
+
+def test_changes_of_one_dataset_come_after_those_of_all_and_before_a_variant(tmp_path):
+    (tmp_path / "e.yaml").write_text(
+        "datasets: [digits, cora]\nchanges: {rbm: {num_experts: 5, lr: 0.1}}\n"
+        "dataset_changes: {Cora: {rbm: {num_experts: 6, dropout: 0.1}}}\nvariants: {a: {}, b: {rbm: {dropout: 0.2}}}\n"
+    )
+    experiment = Experiment.from_yaml(tmp_path / "e.yaml")
+    made = {(task.dataset, task.variant): experiment.config(task).rbm for task in experiment.tasks()}
+    assert [made["cora", name].num_experts for name in "ab"] == [6, 6]
+    assert [made["cora", name].dropout for name in "ab"] == [0.1, 0.2]
+    assert made["digits", "a"].num_experts == 5
+    assert made["cora", "a"].lr == 0.1
 
 
 def test_missing_file(tmp_path):

@@ -1,4 +1,4 @@
-"""What docs/tune.md shows, runs."""
+"""The examples of docs/tune.md run."""
 
 import re
 from pathlib import Path

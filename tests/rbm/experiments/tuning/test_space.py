@@ -1,4 +1,4 @@
-"""What may be searched, and what is refused before anything runs."""
+"""The space of a search, and settings that are refused before anything runs."""
 
 import pytest
 

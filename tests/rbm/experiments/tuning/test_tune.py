@@ -1,4 +1,4 @@
-"""A search: where it starts, what it may look at, what it leaves behind, and that a kill costs it nothing."""
+"""A search: its starting point, the nodes that it reads, the files that it writes, and resuming after a kill."""
 
 import csv
 import os
@@ -208,6 +208,7 @@ def test_a_folder_of_something_else_is_left_alone(start, tmp_path):
         ({}, {"trials": 0}, ValueError, "trials is 0, expected at least 1"),
         ({}, {"jobs": 0}, ValueError, "jobs is 0, expected at least 1"),
         ({}, {"seeds": ()}, ValueError, "seeds is empty"),
+        ({}, {"seeds": 3}, TypeError, r"seeds is 3, expected several numbers; use seeds=\(3,\)"),
         ({}, {"method": "gnn", "space": SPACE}, ValueError, "method is 'gnn', expected one of mlp"),
         ({"teacher": {"name": "gin"}}, {}, ValueError, "teacher: got 'gin'"),
         ({"dataset": "cora", "root": "nowhere"}, {}, FileNotFoundError, "nowhere"),
