@@ -1,4 +1,4 @@
-"""What a training would have kept had it stopped earlier: replayed from the accuracies of its epochs.
+"""Replays trainings with a shorter patience: the epoch that each would have kept, from the accuracies of its epochs.
 
     python -m benchmarks.whole_run quarter=.,teacher.hidden_channels=256 --root PATH --out FILE --metrics FOLDER
     python -m benchmarks.patience FOLDER --out benchmarks/results/patience.csv

@@ -1,4 +1,4 @@
-"""How long until the first answer: a process that imports, builds a layer, and calls it once."""
+"""Time to the first answer of a new process, which imports, builds a layer, and calls it once."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The experts against everything that others would do in their place, given the same gates."""
+"""The experts against their alternatives, given the same gates."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the host does before a GPU has anything to do: seconds of Python of a training step's launches. Needs no GPU.
+"""Host time of a training step's launches, all of it Python's. Needs no GPU.
 
 Tensors are the CPU's, the Triton operators serve the CPU's dispatch key, and nothing is launched:
 ``triton.runtime.JITFunction.run`` is replaced by a function that does nothing. What is left is the host's work: the

@@ -1,4 +1,4 @@
-"""What a large batch takes of memory beyond what the mathematics needs, each measured in a process of its own."""
+"""Memory of a large batch beyond what the mathematics needs, measured in a process of its own."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What ``rbm distill`` takes from a graph to a kept student: several versions of this package, or settings, in turns.
+"""Times ``rbm distill`` from a graph to a kept student: several versions of this package, or settings, in turns.
 
     git worktree add /tmp/before COMMIT && cp rbm_kernels/lib/* /tmp/before/rbm_kernels/lib/
     python -m benchmarks.whole_run before=/tmp/before now=. quarter=.,teacher.hidden_channels=256 --root PATH \

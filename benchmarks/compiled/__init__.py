@@ -1,1 +1,1 @@
-"""What is read from compiled code, without a GPU: registers, shared memory, instructions."""
+"""Reports on the kernels' compiled code, without a GPU: registers, shared memory, instructions."""

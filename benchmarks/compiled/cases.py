@@ -39,7 +39,7 @@ class Case:
     top_k: int = 3
 
     def __str__(self) -> str:
-        """Letters as in DESIGN.md; an operator that multiplies nothing has no N, one that reads no rows no D."""
+        """Letters as in ``rbm_kernels.ops``; no N where nothing is multiplied, no D where no rows are read."""
         only_d = f"D={self.in_features:,} "
         features = {"expert_order": "", "cosine_topk": only_d, "memory_update": only_d}.get(
             self.operator, f"{only_d}N={self.out_features:,} "
@@ -92,7 +92,7 @@ def at_hand(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the operators take, under the names of DESIGN.md: random values, or none at all on the meta device."""
+    """The operators' arguments, named as in ``rbm_kernels.ops``: random values, or none at all on the meta device."""
 
     x: Tensor
     grad: Tensor

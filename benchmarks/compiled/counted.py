@@ -1,4 +1,4 @@
-"""What the kernels do, counted while their compiled code runs on ptx_executor: a few blocks of each case.
+"""Counts instructions and memory accesses of the kernels' compiled code on ptx_executor: a few blocks of each case.
 
 ``python -m benchmarks.compiled.counted`` writes ``benchmarks/results/counted.csv`` and ``.md``. Nothing is timed: the
 last columns are a *model* (:mod:`ptx_executor.model`), cycles that a block would keep a resource of a multiprocessor

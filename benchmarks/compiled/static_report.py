@@ -1,4 +1,4 @@
-"""What compilers make of the kernels, in one table: no GPU is needed.
+"""One table of the kernels' compiled code: registers, spills, shared memory, instructions. No GPU is needed.
 
 ``python -m benchmarks.compiled.static_report`` compiles every Triton kernel at the shapes of
 :mod:`benchmarks.compiled.cases` for every architecture, reads the machine code, adds the CUDA kernels from

@@ -1,1 +1,1 @@
-"""``gpu.sh``: what is worth doing with minutes on a GPU, in which order, and what an earlier piece has done already."""
+"""``gpu.sh``: builds, tests and measures on a GPU within a budget of time, and continues an earlier call."""

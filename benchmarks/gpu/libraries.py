@@ -1,4 +1,4 @@
-"""The first stage of ``gpu.sh``: the libraries, or what goes on without them."""
+"""The first stage of ``gpu.sh``: build and load the libraries, or continue without them."""
 
 import json
 import os

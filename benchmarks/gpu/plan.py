@@ -1,4 +1,4 @@
-"""What a call of ``gpu.sh`` does and in which order: its options, and the stages by their worth."""
+"""The plan of a call of ``gpu.sh``: its options, and the stages in the order of their worth."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""One call of ``gpu.sh``: its clock, its log, the programs that it starts, and what it has to tell at the end."""
+"""One call of ``gpu.sh``: its clock, its log, the programs that it starts, and its summary."""
 
 import contextlib
 import os
@@ -152,13 +152,13 @@ class Run:
         return [sys.executable, *arguments]
 
     def stop(self) -> None:
-        """End what still runs: nobody writes results after this."""
+        """End the programs that still run, so that no results are written after this."""
         for program in self._programs:
             if program.poll() is None:
                 program.stop()
 
     def close(self) -> None:
-        """Remove what nobody reads."""
+        """Remove temporary files."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._log.close()
 

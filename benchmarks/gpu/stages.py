@@ -20,7 +20,7 @@ LEAST_SECONDS = 10
 _GOOD = (0, 5)
 _LAST_LINE = re.compile(r"\d (passed|failed|skipped|deselected|errors?)\b.* in \d|no tests ran in \d")
 _QUIET = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.broken_device")
-# Warnings are told and are no errors: PyTorch may warn on a GPU of what nobody has seen yet.
+# Warnings are reported and are no errors: PyTorch may give others on a GPU than on a CPU.
 _TOLERANT = ("-W", "default")
 
 

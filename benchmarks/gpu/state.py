@@ -1,4 +1,4 @@
-"""What is known of a run: results, verdicts and finished workloads, all of them rows of one ``results.csv``.
+"""The state of a run: results, verdicts and finished workloads, all of them rows of one ``results.csv``.
 
 Beside figures it has rows ``suite`` (a workload of a suite has been measured to its end), ``correctness`` (how many
 tests of an operator passed, or failed) and ``smoke`` (whether a case of the smoke test passed), so that the file alone
@@ -35,7 +35,7 @@ class State:
         """Take over the rows of an earlier piece: how many, and how many were left as of another commit or machine.
 
         Raises:
-            ValueError: nobody knows this commit, so that no row can be known to be of it; or the results of this run
+            ValueError: the commit is not known, so that no row can be known to be of it; or the results of this run
                 would lose rows of another.
         """
         here = machine()
@@ -109,9 +109,9 @@ class State:
         return found
 
     def _write(self, rows: list[dict[str, str]]) -> None:
-        """In one step: whoever is killed here leaves the old file or the new one."""
+        """Replace the file in one step: a kill leaves the old file or the new one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Hidden, so that a kill between the two steps leaves no ninth file that anybody counts.
+        # Hidden, so that a file that a kill leaves is not counted among the eight.
         new = self.path.with_name(f".{self.path.name}.new")
         with new.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore", restval="")

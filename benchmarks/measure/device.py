@@ -68,7 +68,7 @@ class Gpu(Device):
         return torch.cuda.get_device_properties("cuda").L2_cache_size
 
     def free_bytes(self) -> int:
-        """Memory that is not in use, by anybody."""
+        """Memory that no process uses."""
         return torch.cuda.mem_get_info()[0]
 
     def graph_pool(self) -> object:

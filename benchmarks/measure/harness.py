@@ -1,4 +1,4 @@
-"""Timing variants against one another, and writing down what came out.
+"""Times variants against one another in turns, and writes the results.
 
 The variants take turns within one process, so that whatever else the machine does meets all of them; results are
 medians with the 20th and the 80th percentile, never means.
@@ -236,7 +236,7 @@ def _output(*command: str) -> str:
 
 
 def processor() -> str:
-    """What the system calls it."""
+    """The processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -1,4 +1,4 @@
-"""How much time a run has, what it has used, and what a comparison may therefore take."""
+"""The budget of a run: the time that is used and left, and the share that a comparison may take."""
 
 import math
 import time

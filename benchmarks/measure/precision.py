@@ -1,4 +1,4 @@
-"""The precisions that are measured: a dtype each, how PyTorch multiplies float32, and what a processor is good at."""
+"""The precisions that are measured, PyTorch's switch for float32 products, and what a processor has in hardware."""
 
 import time
 from collections.abc import Iterator

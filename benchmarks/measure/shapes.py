@@ -1,4 +1,4 @@
-"""What suites measure: shapes, precisions, the ways in which rows may be routed, and the tensors of each."""
+"""The workloads of the suites: shapes, precisions, routings, and the tensors of each."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -99,7 +99,7 @@ def workloads(precisions: tuple[str, ...] = PRECISIONS, routings: tuple[str, ...
 
 @dataclass(frozen=True)
 class Problem:
-    """What the operators take, under the names of DESIGN.md, and the gradient that arrives at the result."""
+    """The operators' arguments, named as in ``rbm_kernels.ops``, and the gradient that arrives at the result."""
 
     x: Tensor
     memory: Tensor

@@ -1,6 +1,6 @@
-"""What every suite does with a workload: make tensors, check all implementations, time those that are right.
+"""The steps of every suite for a workload: make tensors, check all implementations, time those that are right.
 
-On the way it writes down whatever else there is to tell of them.
+It also records their errors, memory, launches and synchronisations.
 """
 
 import math

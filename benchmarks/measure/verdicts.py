@@ -1,4 +1,4 @@
-"""Which operators have passed their tests on the machine at hand: what ``gpu.sh`` tells the suites that it runs.
+"""Verdicts: which operators have passed their tests on this machine, passed by ``gpu.sh`` to the suites that it runs.
 
 ``RBM_VERDICTS`` holds it, as ``expert_matmul=passed;layer=failed``. Suites that nobody told write :data:`NOT_TESTED`.
 """

@@ -1,4 +1,4 @@
-"""What others would do in the place of our operators, each written as well as we could, given the same gates.
+"""Alternatives to our operators, each written as well as we could, given the same gates.
 
 ``experts.py`` and ``ffn.py`` are plain PyTorch, ``layers.py`` are layers, and ``with_*.py`` is one adapter for each
 library of ``libraries.py``. benchmarks/README.md says what each library computes and how it is compared.

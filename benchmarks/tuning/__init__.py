@@ -1,1 +1,1 @@
-"""Candidate tiles: which there are, whether they are right, how long they take."""
+"""Candidate tiles: the candidates, the check of their results, and their times."""

@@ -1,4 +1,4 @@
-"""Is a launch right, and how long does it take? Both on a GPU; the check runs anywhere."""
+"""Checks a launch on any machine, and times it on a GPU."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields

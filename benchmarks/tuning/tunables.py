@@ -1,4 +1,4 @@
-"""What ``benchmarks.tuning.tune`` may change: entries of the configurations, and for each a bounded set of candidates.
+"""The entries of the configurations that ``benchmarks.tuning.tune`` may change, each with a bounded set of candidates.
 
 Nothing in ``rbm_kernels`` knows of this: a candidate is put in place of the entry while it is compiled or timed.
 """

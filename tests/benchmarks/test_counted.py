@@ -1,4 +1,4 @@
-"""Counts of what the kernels do, by running a few blocks of their compiled code."""
+"""Counts of instructions and memory accesses, by running a few blocks of the compiled code."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a run of ``gpu.sh`` knows: verdicts, rows of an earlier piece of time, and files that a kill cuts off."""
+"""The state of a run of ``gpu.sh``: verdicts, rows of an earlier call, and files that a kill cuts off."""
 
 import csv
 

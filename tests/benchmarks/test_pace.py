@@ -1,4 +1,4 @@
-"""What keeps a run of the suites within its time: limits of comparisons, a budget, precisions left out, progress."""
+"""The budget of a run of the suites: limits of comparisons, precisions left out, progress."""
 
 import math
 import os

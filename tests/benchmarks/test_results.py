@@ -1,4 +1,4 @@
-"""What is read back from results: ratios of two runs, tables, pictures, the summary of a run on a GPU."""
+"""Reading results back: ratios of two runs, tables, pictures, the summary of a run on a GPU."""
 
 import re
 
