@@ -1,4 +1,4 @@
-"""What the documentation shows, works: its Python runs, its commands exist, its site builds, its map is true.
+"""The documentation: its Python runs, its commands exist, its site builds, its map of the tree is true.
 
 Pages are README.md, CONTRIBUTING.md and all of docs/. The Python blocks of a page run from top to bottom in one
 namespace and an empty folder; of shell blocks, and of commands within sentences, those of ``rbm`` are parsed, not run.

@@ -1,4 +1,4 @@
-"""The examples do what they print."""
+"""The examples run, and print what docs/layer.md says."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What a release consists of: tags of wheels, a package without libraries, the workflows and their scripts."""
+"""The files of a release: tags of wheels, a package without libraries, the workflows and their scripts."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""How a command ends: a user's mistake, a full disk or an interruption is one sentence and an exit status."""
+"""Errors of commands: a user's mistake, a full disk or an interruption becomes one sentence and an exit status."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ C = TypeVar("C", bound=Callable)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: a command ends as by Ctrl-C, so that locks, bars and unfinished files are cleared away."""
+    """Raised on SIGTERM: a command ends as by Ctrl-C, so that locks, bars and unfinished files are cleared away."""
 
 
 def one_sentence(command: C) -> C:
-    """Let a command end in one sentence where it cannot go on, and not in a traceback."""
+    """Turn an error that a user can mend into one sentence and an exit status, in place of a traceback."""
 
     @wraps(command)
     def run(*arguments, **options):
@@ -32,7 +32,7 @@ def one_sentence(command: C) -> C:
             _check_empty(options)
             return command(*arguments, **{name: _written_out(name, value) for name, value in options.items()})
         except EXPECTED as error:
-            if not getattr(error, "told_by_first", False):  # one of several processes says it for all
+            if not getattr(error, "told_by_first", False):  # one of several processes prints it for all
                 _say(str(error), getattr(error, "advice", ""))
             raise typer.Exit(_FAILED) from error
         except (MemoryError, RuntimeError) as error:

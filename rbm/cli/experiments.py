@@ -9,7 +9,7 @@ import typer
 from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
 
-# Of the files, so that a command's help need not import what makes tables.
+# Read from the files, so that a command's help need not import the modules that make tables.
 _FILES = Path(__file__).parent.parent / "config" / "configs" / "tables"
 _TABLES = (*sorted(file.stem for file in _FILES.glob("*.yaml")), "complexity", "representation")
 

@@ -1,4 +1,4 @@
-"""What ``rbm info`` tells: the build, the versions, the devices, and who serves each operator."""
+"""``rbm info``: the build, the versions, the devices, and the implementation that serves each operator."""
 
 import platform
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def devices() -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """What became of each built library."""
+    """Which libraries were built and loaded, a line each."""
     return {
         f"librbm_{name}": "loaded" if entry["loaded"] else f"not loaded: {entry['reason']}"
         for name, entry in _native.status().items()

@@ -1,4 +1,4 @@
-"""What commands share: where they print, the options of several, and the configuration that options come to."""
+"""Shared by the commands: consoles, options of several commands, and the configuration that options amount to."""
 
 import re
 from pathlib import Path
@@ -57,7 +57,7 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
 
 
 def lasting_changes(config_file, assignments) -> dict:
-    """What a file and ``--set`` change beyond the preset, for many runs: nothing that tells the runs apart."""
+    """What a file and ``--set`` change beyond the preset, without the settings in which the runs differ."""
     from rbm.config import merged, parse_assignments, read_changes
 
     changes = {} if config_file is None else read_changes(config_file)
@@ -66,7 +66,7 @@ def lasting_changes(config_file, assignments) -> dict:
 
 
 def run_name(config) -> str:
-    """What a folder or file of runs is called that is given no name."""
+    """The default name of a folder or file of runs."""
     protocol = [] if config.protocol == "rbm" else [config.protocol]
     return "-".join([Path(config.dataset).stem, *protocol, config.setting, config.preset])
 

@@ -6,8 +6,9 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -29,9 +30,9 @@ from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
-from rbm.teachers.outputs import check_logits
+from rbm.teachers.outputs import TeacherOutputs, check_logits
 from rbm.teachers.prepare import prepare_teacher
-from rbm.training.run_folder import open_run
+from rbm.training.run_folder import RunFolder, open_run
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
@@ -178,35 +179,12 @@ def distill(
             run = on_main_process(lambda: opened.enter_context(place))
         progress.say(_sizes(split.graph, classes))
 
-        trained: dict[str, TrainedStudent] = {}
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
-            with timings.measured("teacher"):
-                outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=kept, progress=progress)
-            if "teacher" in kept.taken:
-                timings["teacher"]["cached"] = True
-            encode = Encoder(split, classes, config.seed, kept, list(encodings), progress, timings)
-            if any("encoding" in METHODS[method].sections for method in methods):
-                encode(config.encoding)
-            neighbors = uses_neighbor_labels(split, config)
-            taught = config.updated({"distill": {"neighbors": neighbors}})
-            task, source = DistillationTask(split, outputs, taught, classes, encode, run, progress, kept), "teacher"
-            # The MLP on labels first, where others may learn from it.
-            may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" else None
-            for method in sorted(methods, key=lambda method: method != may_teach):
-                with timings.measured(method):
-                    trained[method] = _train_student(METHODS[method], task)
-                if method in kept.taken:
-                    timings[method]["cached"] = True
-                if method == may_teach:
-                    ask = partial(is_ahead_of_teacher, split, outputs, trained[method])
-                    if broadcast_from_rank0(ask):
-                        source, learned = LABELS_ALONE, outputs_of_labels(split, trained[method])
-                        task = replace(task, teacher_outputs=learned)
-            trained = {method: trained[method] for method in methods}
-            for each in trained.values():
-                each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
+            outputs, trained, told = _train(
+                teacher, split, config, classes, methods, encodings, run, kept, progress, timings
+            )
             search = chosen.told if chosen else read_chosen(folder)
-            told = {"neighbors": neighbors, "source": source, "searched_for": searched_for(search)}
+            told["searched_for"] = searched_for(search)
             verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, **told))
             if search:
                 verdict["search"] = search
@@ -246,6 +224,15 @@ def distill(
 
 def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> tuple[Config, nn.Module | Tensor | None]:
     """The configuration with the name of the teacher to train; and the teacher, where one is given."""
+    if not isinstance(config, Config | None):
+        remedy = "; use rbm.Config().updated(config)" if isinstance(config, dict) else ""
+        raise TypeError(f"config is a {type(config).__name__}, expected an rbm.Config or None{remedy}")
+    if not isinstance(teacher, nn.Module | Tensor | str | None):
+        remedy = "; use torch.as_tensor(teacher)" if isinstance(teacher, np.ndarray) else ""
+        raise TypeError(
+            f"teacher is a {type(teacher).__name__}, expected a torch.nn.Module, a tensor of logits, a name or None"
+            f"{remedy}"
+        )
     if not isinstance(teacher, str):
         return config or Config(), teacher
     config = config or Config().updated(teacher_settings(teacher))
@@ -255,7 +242,7 @@ def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> t
 def _given(
     teacher: nn.Module | Tensor | None, config: Config, split: GraphSplit, classes: int
 ) -> nn.Module | Tensor | None:
-    """The teacher that is given, be it by logits that the graph holds; None for one to train. All are checked."""
+    """The given teacher, checked: a module, or logits, which the graph may hold; None where one is to be trained."""
     if teacher is None and config.teacher.name == "logits":
         teacher = split.graph.get("teacher_logits")
         if teacher is None:
@@ -274,6 +261,8 @@ def _given(
 def _check_arguments(
     config: Config, methods: Sequence[str], teacher: nn.Module | Tensor | None, encodings: Sequence[Tensor]
 ) -> None:
+    if isinstance(methods, str):
+        raise TypeError(f"methods is {methods!r}, expected a list of names; use methods={methods.split(',')}")
     unknown = [name for name in methods if name not in METHODS]
     if not methods or unknown or len(set(methods)) < len(methods):
         raise ValueError(f"methods is {list(methods)}, expected one or more of {', '.join(METHODS)}, each once")
@@ -285,7 +274,7 @@ def _check_arguments(
 
 
 def _with_labels(methods: Sequence[str], labels_alone: bool) -> tuple[str, ...]:
-    """All that is trained: at the end the MLP that learns from labels alone, where nobody asked for it."""
+    """The methods to train; the MLP that learns from labels alone comes last where it was not asked for."""
     return tuple(methods) if LABELS_ALONE in methods or not labels_alone else (*methods, LABELS_ALONE)
 
 
@@ -297,8 +286,52 @@ def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
         )
 
 
+def _train(
+    teacher: nn.Module | Tensor | None,
+    split: GraphSplit,
+    config: Config,
+    classes: int,
+    methods: Sequence[str],
+    encodings: Sequence[Tensor],
+    run: RunFolder | None,
+    cache: Cache,
+    progress: Progress,
+    timings: Timings,
+) -> tuple[TeacherOutputs, dict[str, TrainedStudent], dict[str, Any]]:
+    """Train the teacher where none is given, then the students.
+
+    Returns:
+        The teacher's outputs; the students by method, in the order of ``methods``; and what they learned from, as
+        :func:`rbm.distillation.verdict.judge` takes it: ``neighbors`` and ``source``.
+    """
+    with timings.measured("teacher"):
+        outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=cache, progress=progress)
+    if "teacher" in cache.taken:
+        timings["teacher"]["cached"] = True
+    encode = Encoder(split, classes, config.seed, cache, list(encodings), progress, timings)
+    if any("encoding" in METHODS[method].sections for method in methods):
+        encode(config.encoding)
+    neighbors, source = uses_neighbor_labels(split, config), "teacher"
+    taught = config.updated({"distill": {"neighbors": neighbors}})
+    task = DistillationTask(split, outputs, taught, classes, encode, run, progress, cache)
+    # The MLP on labels comes first where the others may learn from it.
+    may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" else None
+    trained: dict[str, TrainedStudent] = {}
+    for method in sorted(methods, key=lambda method: method != may_teach):
+        with timings.measured(method):
+            trained[method] = _train_student(METHODS[method], task)
+        if method in cache.taken:
+            timings[method]["cached"] = True
+        if method == may_teach and broadcast_from_rank0(partial(is_ahead_of_teacher, split, outputs, trained[method])):
+            source = LABELS_ALONE
+            task = replace(task, teacher_outputs=outputs_of_labels(split, trained[method]))
+    for each in trained.values():
+        each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
+    return outputs, {method: trained[method] for method in methods}, {"neighbors": neighbors, "source": source}
+
+
 def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
-    """A method that knows nothing of ranks is trained by the first one alone."""
+    """Train on all ranks where the method is data-parallel, else on the first rank alone."""
     return method.train(task) if method.data_parallel else broadcast_from_rank0(lambda: method.train(task))
 
 

@@ -1,8 +1,8 @@
-"""How far apart experts may move while they train.
+"""Limits on how far apart experts move while they train.
 
-After pretraining all experts of a layer are copies of one. What keeps them close to each other from there on holds the
-student near a plain MLP; what lets them go, makes it a mixture. Three such means, of which the layer knows nothing:
-inference, export and checkpoints stay as they are.
+After pretraining all experts of a layer are copies of one. The closer they stay, the nearer the student is to a plain
+MLP. Two means of the configuration are here, ``rbm.expert_pull`` and ``rbm.shared_expert``. Layer, inference, export
+and checkpoints do not depend on them.
 """
 
 from typing import Any
@@ -74,7 +74,7 @@ class SharedExpert:
 
     @torch.no_grad()
     def read_residuals(self) -> None:
-        """Take ``D`` from the layers' experts, which something else than this has changed."""
+        """Compute ``D`` from the layers' experts, after other code has changed them."""
         for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
             residual.copy_(each - shared)
 

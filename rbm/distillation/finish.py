@@ -1,4 +1,4 @@
-"""The end of a run: its summary, the times of predictions, its files, plots and report."""
+"""The end of a run: summary, times of predictions, files, plots and report."""
 
 import logging
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def summary_of(
     module: nn.Module | None,
     trained: dict[str, TrainedStudent],
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of a run, the graph, the teacher and all students; the verdict comes on top."""
+    """The content of ``summary.json`` but for the verdict: the run, the graph, the teacher and all students."""
     return {
         **{name: getattr(config, name) for name in ("dataset", "setting", "protocol", "preset", "seed")},
         "nodes": graph.num_nodes,
@@ -95,7 +95,7 @@ def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
 
 
 def draw_run(run: RunFolder, found: Distillation, progress: Progress) -> None:
-    """Write the plots and the report of a run. It is complete without, and stays so whatever goes wrong here."""
+    """Write the plots and the report of a run. The run is complete without them, so that a fault is a warning."""
     from rbm.distillation.report.pictures import write_plots  # Matplotlib takes a while to import
     from rbm.distillation.report.write import write_report
 

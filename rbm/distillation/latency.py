@@ -1,4 +1,4 @@
-"""Clocks for predictions: of a student from rows alone, of a teacher with the neighbourhood that it needs.
+"""Timers of predictions: of a student from rows alone, of a teacher with the neighbourhood that it needs.
 
 Times are wall-clock milliseconds of one call after another. The rows of a student are there before the clock starts. A
 teacher is given node ids; gathering their neighbourhood is part of its time.

@@ -1,4 +1,4 @@
-"""Whether students shall learn the soft labels of a node's neighbours, where the configuration leaves that open.
+"""Decides whether students learn their neighbours' soft labels, where the configuration says ``auto``.
 
 The losses of the paper (Eqs. 8 and 11) teach a node its neighbours' soft labels, because neighbours are mostly of its
 class. Where they are not, these labels are wrong for it, and reliability, which asks how sure a soft label is, does not

@@ -1,4 +1,4 @@
-"""Which soft labels to trust: those whose entropy a disturbed input changes little.
+"""Reliability of soft labels: high where noise on the input changes their entropy little.
 
 The reliability of Knowledge-inspired Reliable Distillation (KRD, Wu et al., ICML 2023), as the paper uses it. A node
 ``u`` is drawn as a neighbour with probability ``1 - d_u ** power``, where ``d_u`` in [0, 1] says how much the

@@ -1,4 +1,4 @@
-"""What a distillation returns."""
+"""The result of :func:`rbm.distill`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ class Distillation:
         method: the method whose student is kept for predictions.
         teacher: the teacher's module, or None where only its logits were given.
         teacher_logits: ``[N, C]`` on the full graph.
-        split: who was seen in training and who was not.
+        split: which nodes training saw, and which it did not.
         encodings: method -> what its student sees beside the features, or None.
         summary: accuracies, parameter counts and, under ``"verdict"``, what :func:`rbm.distillation.verdict.judge`
             returns; as in ``summary.json``.

@@ -1,4 +1,4 @@
-"""The graph of a run: what it is called, and where it is found again after the run."""
+"""The graph of a run: its name, and where it is found again after the run."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rbm.utils.files import read_json
 from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import read_sealed
 
-OWN_GRAPH = "own graph"  # what a graph is called that nobody named
+OWN_GRAPH = "own graph"  # the name of a graph without one
 GRAPH = "graph.safetensors"
 MOST_BYTES = 2**28  # of a graph that a run folder keeps
 _PARTS = ("edge_index", "y", *MASKS, "teacher_logits")

@@ -1,4 +1,4 @@
-r"""What a node learns from soft labels: the teacher's answer for itself, and for neighbours that can be trusted.
+r"""Soft targets of a node: the teacher's output for the node itself, and for its reliable neighbours.
 
 The distillation losses of the paper (Eqs. 8 and 11) are sums over *pairs*: the student's answer for node ``v`` against
 the teacher's for ``u``, where ``u`` is ``v`` itself or a neighbour. Since

@@ -1,4 +1,4 @@
-"""Whose soft labels students learn, where the configuration leaves that open.
+"""Decides whose soft labels students learn, where the configuration says ``auto``.
 
 A teacher whose edges mislead it teaches its mistakes. Every run also trains an MLP on the labels alone, which sees no
 edge (:mod:`rbm.distillation.methods.labels`). Where that MLP is ahead of the teacher by more than chance, students

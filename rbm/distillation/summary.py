@@ -1,6 +1,7 @@
 """The results of a run as a table: for the terminal, and in Markdown."""
 
 import io
+from collections import Counter
 from html import escape
 from typing import Any
 
@@ -24,7 +25,7 @@ CAPTION = (
     " code reports it. Active: parameters that one prediction uses. The teacher's one node includes gathering its"
     " neighbourhood."
 )
-WIDTH = 80  # columns of a terminal that nobody looks at, and the fewest that tables are made for
+WIDTH = 80  # columns where standard output is no terminal, and the fewest that tables are made for
 
 
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
@@ -35,7 +36,7 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
         caption=CAPTION,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
-        collapse_padding=True,  # 80 columns are all there are where nobody looks at a terminal
+        collapse_padding=True,  # where standard output is no terminal, there are 80 columns
     )
     table.add_column("", no_wrap=True)
     lines = max(len(_heading(*column)) for column in _COLUMNS)
@@ -80,6 +81,20 @@ def results_html(summary: dict[str, Any], timings: dict[str, Any]) -> str:
         f"<table><caption>{escape(_title(summary))}</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table><p>{escape(CAPTION)}</p><ul>{verdict}</ul>"
     )
+
+
+def chosen_epochs(summary: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, int]:
+    """The epoch that each model was taken at, as the phase of its name counts them; others are left out.
+
+    A student of several phases, such as SimMLP, counts the epochs of all of them in its summary.
+
+    Args:
+        summary: of a run.
+        records: lines of its ``metrics.jsonl``.
+    """
+    lengths = Counter(record["phase"] for record in records)
+    taken = {name: summary[name] for name in summary if name in ROWS and lengths[name]}
+    return {name: each["best_epoch"] - (each["epochs"] - lengths[name]) for name, each in taken.items()}
 
 
 def _headings() -> list[str]:

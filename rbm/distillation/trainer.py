@@ -78,7 +78,7 @@ class NodeTrainer(Trainer):
         return expert_loads(self.model, self.full_x).tolist()
 
     def on_epoch_end(self, logits: Tensor) -> None:
-        """See the logits of the observed nodes after an epoch."""
+        """Hook: called after each epoch with the logits of the observed nodes, ``[N_observed, C]``."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         groups = [*self.parameter_groups(), *self.further_groups()]
@@ -97,7 +97,20 @@ class NodeTrainer(Trainer):
 
 
 class StudentTrainer(NodeTrainer):
-    """A student learns the soft and hard labels of the observed nodes from their features and encodings."""
+    """Trains a student on soft and hard labels of the observed nodes, with features and encodings as input.
+
+    The loss mixes the true classes of the labelled nodes with the teacher's soft labels of each node (paper, Eq. 8) and
+    of its reliable neighbours (Eq. 11), and adds the student's auxiliary loss (Eq. 12 for RbM). Subclasses have hooks:
+    :meth:`begin_epoch`, :meth:`auxiliary_loss`, :meth:`optimizer_step` and :meth:`freeze_memory`.
+
+    Args:
+        model: the student.
+        split: the graph, and what training may see of it.
+        teacher_outputs: soft labels, and what else the losses need of the teacher.
+        config: of the run.
+        encodings: columns beside the features.
+        network: the student's section of the configuration; by default ``config.mlp``.
+    """
 
     def __init__(
         self,
@@ -155,20 +168,20 @@ class StudentTrainer(NodeTrainer):
         return split_accuracies(observed, answers, self.split)
 
     def begin_epoch(self, epoch: int) -> None:
-        """What a kind of student does before an epoch."""
+        """Hook: called before each epoch."""
 
     def auxiliary_loss(self, trace: Trace, share: float) -> Tensor | None:
-        """A student's loss on what happened inside it, from the trace of a batch; None where there is none.
+        """Hook: a further loss of the student, from the trace of a batch's forward; None for none.
 
         Means over the batch's rows weigh ``share`` (see :class:`rbm.distillation.batches.Batch`).
         """
 
     def optimizer_step(self) -> None:
-        """Move the parameters by their gradients."""
+        """Hook: move the parameters by their gradients."""
         self.optimizer.step()
 
     def freeze_memory(self, frozen: bool) -> None:
-        """Whether forwards from here on leave the memory where it is."""
+        """Hook: while ``frozen``, training forwards leave the memory vectors of the student as they are."""
 
     def train_epoch(self, epoch: int) -> float:
         self.epoch = epoch
@@ -190,7 +203,7 @@ class StudentTrainer(NodeTrainer):
         self._learn_reliability(logits.argmax(-1))
 
     def _learn_reliability(self, answers: Tensor) -> None:
-        """From the classes that the student gives the observed nodes, int64 ``[N_observed]``."""
+        """Learn the exponent of reliability from the student's classes, int64 ``[N_observed]``."""
         if self.reliability and self.reliability.is_due(self.epoch):
             self.reliability.learn(answers == self.teacher_outputs.soft_labels.argmax(-1))
             # Machines may round a fit differently, and all ranks must draw the same neighbours from it.
@@ -226,7 +239,7 @@ class StudentTrainer(NodeTrainer):
         return pair_batches(distill, self.train_nodes, self.pairs, self.graph)
 
     def _train_batch(self, batch: Batch) -> Tensor:
-        """Add the gradients of a batch; its loss."""
+        """Run forward and backward of a batch; its loss."""
         some_unused = getattr(self.model, "pretraining", False)
         adversarial = self.config.distill.adversarial_weight > 0
         rows = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
@@ -240,7 +253,7 @@ class StudentTrainer(NodeTrainer):
         return loss
 
     def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
-        """The loss of a batch whose rows are ``x``; ``similarity`` holds the labelled ones to the teacher's."""
+        """The loss of a batch with the rows ``x``; ``similarity`` adds that of the labelled rows' inner products."""
         known = self.first_layer is not None and x is self.observed_x
         logits, trace = self.first_layer.train() if known else student(x, return_trace=True)
         terms = []
@@ -289,7 +302,7 @@ class StudentTrainer(NodeTrainer):
         return loss.detach()
 
     def _build_projection(self) -> nn.Linear | None:
-        """Brings the student's first layer beside the teacher's embedding; only the similarity loss asks for it."""
+        """The linear map from the student's first layer to the teacher's embedding; None without a similarity loss."""
         if self.config.distill.similarity_weight == 0:
             return None
         self.embedding = self.teacher_outputs.embedding("distill.similarity_weight is set")

@@ -1,4 +1,4 @@
-"""What a run says of its graph and its models, and which student is kept: all of it from validation nodes.
+"""The verdict of a run on its graph and its models, and the choice of the student that is kept, from validation nodes.
 
 Labels of training and validation nodes are read here, those of test nodes never. The words for it are in
 :mod:`rbm.distillation.sentences`.

@@ -33,9 +33,9 @@ from rbm.utils.files import check_ending, disk_errors, optional, write_atomicall
 # A written file must answer as the student does, within this share of the largest logit. Other libraries add up in
 # another order; an operator that is wrong, or a wrong expert, is off by orders of magnitude more.
 TOLERANCE = 1e-4
-# With weights of 8 bits a number between two integers may become either, where sums are formed in another order. That
-# moves an answer by a share of what rounding to 8 bits does, and some rows to another expert. The middle one of all
-# numbers must agree as closely as without, and these shares of them within these tolerances.
+# With weights of 8 bits a number between two integers may be rounded to either, where sums are formed in another order.
+# That moves an answer by less than rounding to 8 bits does, and some rows to another expert. The median difference must
+# be as small as in float32, and these shares of the numbers must agree within these tolerances.
 _SHARES = {False: (1.0, TOLERANCE), True: (0.95, 2e-2)}
 _BATCHES = (1, 2, 7, 64)
 _COMPILER_FILES = 2**26  # bytes, beside those of the weights
@@ -325,7 +325,7 @@ def _open_onnx(path: Path) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters tell about themselves: packages that they do not find, functions of theirs that age."""
+    """Inside, exporters do not log missing optional packages or deprecations of their own."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -16,6 +16,7 @@ import torch
 
 from rbm.datasets.readers.features import csr_from_scipy
 from rbm.datasets.readers.matrices import SPARSE_NAMES, scipy_csr
+from rbm.datasets.readers.parquet import check_columns
 from rbm.datasets.readers.text import read_chunks
 from rbm.nn.sparse_rows import Rows, SparseRows
 from rbm.utils.arrays import open_npy, read_npz
@@ -172,6 +173,7 @@ def _open_parquet(path: Path, at_once: int) -> _Read:
 
     file = parquet.ParquetFile(path)
     schema, width = file.schema_arrow, len(file.schema_arrow)
+    check_columns(schema)
     lists = width == 1 and pyarrow.types.is_nested(schema.types[0])
     if lists:
         first = next(file.iter_batches(batch_size=1), None)

@@ -192,7 +192,7 @@ def _here(tasks: list[_Task], predictor: Predictor) -> Iterator[_Answer]:
 
 
 def _answer(predictor: Predictor, task: _Task) -> _Answer:
-    """What became of one file; an error that its content explains is told, and does not take the worker with it."""
+    """The result for one file; an error of its content is reported, and the worker goes on."""
     name = Path(task.features).name
     try:
         rows, told = predictor.predict(task.features, task.out, nodes=task.nodes, neighbors=task.neighbors)
@@ -202,7 +202,7 @@ def _answer(predictor: Predictor, task: _Task) -> _Answer:
 
 
 class _Worker:
-    """What Ray keeps in each of its workers: one student."""
+    """The state of a Ray worker: one student."""
 
     def __init__(self, run: str, method: str | None, quantize: str | None, plugins: tuple[str, ...]) -> None:
         for plugin in plugins:
@@ -236,7 +236,7 @@ def _on_ray(tasks: list[_Task], student: dict[str, Any], workers: int | None) ->
 
 @contextmanager
 def _quiet_data() -> Iterator[None]:
-    """Ray Data without bars of its own, which would write over ours."""
+    """Ray Data without its own progress bars, which would write over ours."""
     import ray.data
 
     context = ray.data.DataContext.get_current()

@@ -1,4 +1,4 @@
-"""Encodings for rows of features: which nodes of the training graph the rows are, or which ones they are joined to."""
+"""Encodings for rows of features, from the nodes of the training graph that the rows are or are joined to."""
 
 from bisect import bisect_left
 from pathlib import Path
@@ -29,8 +29,8 @@ def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, coun
     # Only the nodes that these rows are joined to: the training graph may be large.
     nodes, places = np.unique(joined, return_inverse=True)
     pairs = torch.from_numpy(np.stack([places, rows + len(nodes)]))
-    everyone = transfer(known[torch.from_numpy(nodes)], torch.arange(len(nodes)), pairs, len(nodes) + count)
-    return everyone[len(nodes) :]
+    encodings = transfer(known[torch.from_numpy(nodes)], torch.arange(len(nodes)), pairs, len(nodes) + count)
+    return encodings[len(nodes) :]
 
 
 class Neighbors:

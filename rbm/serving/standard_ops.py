@@ -53,8 +53,8 @@ class PlainExperts(nn.Module):
     def forward(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         answers = self.answers(rows).unflatten(-1, (self.num_experts, self.out_features))
         # Standard runtimes scatter into a tensor that is there: zeros of the shape of all gates.
-        everyone = torch.zeros_like(answers[..., 0]).scatter(-1, experts, gates.to(answers.dtype))
-        return (everyone.unsqueeze(-2) @ answers).squeeze(-2)
+        dense_gates = torch.zeros_like(answers[..., 0]).scatter(-1, experts, gates.to(answers.dtype))
+        return (dense_gates.unsqueeze(-2) @ answers).squeeze(-2)
 
 
 class PlainFeedForwards(nn.Module):
@@ -75,9 +75,9 @@ class PlainFeedForwards(nn.Module):
     def forward(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         wide = F.linear(rows, self.weight_in, self.bias_in)
         hidden = self.activation(wide.unflatten(-1, (self.num_experts, self.factor * self.hidden_features)))
-        everyone = torch.zeros_like(hidden[..., 0]).scatter(-1, experts, gates.to(hidden.dtype))
-        y = F.linear((hidden * everyone.unsqueeze(-1)).flatten(-2), self.weight_out)
-        return y if self.bias_out is None else y + everyone @ self.bias_out
+        dense_gates = torch.zeros_like(hidden[..., 0]).scatter(-1, experts, gates.to(hidden.dtype))
+        y = F.linear((hidden * dense_gates.unsqueeze(-1)).flatten(-2), self.weight_out)
+        return y if self.bias_out is None else y + dense_gates @ self.bias_out
 
 
 class PlainInt8Experts(PlainExperts):

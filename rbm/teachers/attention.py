@@ -40,7 +40,7 @@ class Edges:
     def without(self, share: float, seed: int) -> "Edges":
         """A random part of the edges is left out, each with probability ``share``; the scales stay as they are.
 
-        The seed alone says which: who computes a layer again in the backward pass need not keep the edges of each.
+        The seed alone decides which: where a layer is computed again in the backward pass, its edges need not be kept.
         """
         generator = torch.Generator(self.index.device).manual_seed(seed)
         drawn = torch.rand(self.index.shape[1], generator=generator, device=self.index.device)

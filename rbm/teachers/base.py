@@ -1,4 +1,4 @@
-"""What all teachers share: their interface and their settings; and the sparse matrix that carries messages of some."""
+"""The interface and the settings of all teachers, and the sparse matrix by which some of them pass messages."""
 
 import itertools
 import warnings
@@ -15,7 +15,7 @@ from rbm.nn.sparse_rows import Features, Rows, as_rows
 
 # Rows -> adjacency -> (version of the rows, product); an entry goes with either.
 _products = WeakTensorKeyDictionary()
-KEPT_BYTES = 2**28  # what a product may take to be kept: large graphs need their memory
+KEPT_BYTES = 2**28  # the largest product that is kept: large graphs need their memory
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
@@ -156,7 +156,7 @@ def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tens
     Computers, 256 wide), needs no ``[edges, width]`` buffer, and adds in a fixed order.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # notices of PyTorch, not of a fault here
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's own notices
         return to_torch_csr_tensor(edge_index.flip(0), weight, size=(num_nodes, num_nodes))
 
 
@@ -165,7 +165,7 @@ def spread(adjacency: Tensor, x: Tensor) -> Tensor:
 
     No epoch changes a graph's features, and on Amazon's graphs their products are a third of a teacher's epoch.
     """
-    # What inference mode makes can neither be trained on nor be asked whether it has changed.
+    # Tensors of inference mode cannot be trained on, and have no version that tells whether they have changed.
     inference = x.is_inference() or torch.is_inference_mode_enabled()
     if x.requires_grad or inference or torch.compiler.is_compiling():
         return adjacency @ x

@@ -1,4 +1,4 @@
-"""Label propagation as a teacher: it learns nothing, and spreads the labels of training nodes along the edges."""
+"""Label propagation as a teacher: it is not trained, and spreads the labels of training nodes along the edges."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""Epochs of a convolutional teacher on one graph, without the work that neither loss nor accuracies depend on.
+"""Epochs of a convolutional teacher on one graph, computing only the rows on which loss and accuracies depend.
 
-Three facts save it, and none changes what is computed but for the order of a sum:
+Three facts save work, and change no result but for the order of a sum:
 
 * Features stay, and aggregation and projection commute: ``A (X W^T) = (A X) W^T``. The first layer aggregates once for
   all epochs, whichever of its sides is wider.
@@ -29,7 +29,7 @@ from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 
 class Convolution(Protocol):
-    """What a layer has beside its forward: its projection, apart from the sums over neighbours."""
+    """A convolution whose projection can be called apart from its sums over neighbours."""
 
     def transform(self, aggregated: Tensor) -> Tensor:
         """The output ``[B, H]`` of rows whose weighted sums over neighbours are ``aggregated [B, F]``."""

@@ -1,4 +1,4 @@
-"""Teachers that look at features first: an MLP that sees no edge, and APPNP, which spreads an MLP's answers."""
+"""An MLP teacher, which uses no edge, and APPNP, which propagates an MLP's outputs along the edges."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class _Dense(Linear):
 
 
 class MLP(ConvTeacher):
-    """``h' = W h + b``, then norm, ReLU, dropout; the last layer is plain. Edges are taken and not looked at.
+    """``h' = W h + b``, then norm, ReLU, dropout; the last layer is plain. Edges are accepted and ignored.
 
     A teacher for graphs whose edges mislead. ``embed`` gives the last hidden layer before norm and ReLU.
     """

@@ -1,4 +1,4 @@
-"""What a student learns from: a trained teacher's soft labels, and what else a teacher can tell about them."""
+"""The outputs of a trained teacher that students learn from: soft labels, hidden rows, entropies under noise."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ class TeacherOutputs:
 
     Attributes:
         soft_labels: logits of the observed nodes, ``[N_observed, C]``. In the inductive setting the teacher saw the
-            observed graph alone: one that never met the unseen nodes must not meet them here either.
+            observed graph alone, so unseen nodes have no rows here.
         logits: on the full graph, ``[N, C]``.
         result: accuracies, as in ``summary.json``.
         module: the teacher, or None where there are logits alone.

@@ -31,7 +31,7 @@ def prepare_teacher(
     cache: Cache,
     progress: Progress,
 ) -> TeacherOutputs:
-    """What students learn from.
+    """The outputs of the teacher from which students learn.
 
     Args:
         teacher: a trained module; logits ``[N, C]``; or None, for the one that the configuration describes.
@@ -72,7 +72,7 @@ def _train(
 
     def fit() -> dict[str, Any]:
         network = config.teacher
-        if isinstance(teacher, LabelPropagation):  # its answer is there at once, and stays
+        if isinstance(teacher, LabelPropagation):  # its output is known at once
             network = replace(network, max_epochs=1)
         return fit_phase("teacher", build_teacher_trainer(teacher, split, config), network, run, progress)
 

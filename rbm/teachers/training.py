@@ -114,7 +114,7 @@ class AttentionTrainer(TeacherTrainer):
 
 
 class NothingToTrain(TeacherTrainer):
-    """Label propagation has no weights: an epoch of it is a look at its answer."""
+    """Trainer of label propagation, which has no weights: an epoch evaluates it once."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a checkpoint asks for one, and none may be empty

@@ -62,13 +62,13 @@ def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphS
 
 
 class Trainer(ABC):
-    """A model with its optimiser, as :func:`fit` trains it: one that can do an epoch, and hand over its whole state."""
+    """A model with its optimiser, as :func:`fit` trains it: it trains an epoch, evaluates, and saves its state."""
 
     model: nn.Module
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Built at its first use: then a trainer has all that it trains."""
+        """The optimiser, built at its first use, when the trainer is complete."""
         return self.build_optimizer()
 
     @abstractmethod
@@ -88,19 +88,19 @@ class Trainer(ABC):
         return None
 
     def at_best_epoch(self, epoch: int) -> None:
-        """Give the model, which has the weights of its best epoch again, the form in which it answers."""
+        """Hook: finish the model after the weights of its best epoch have been loaded."""
         return
 
     def resume_at(self, epoch: int) -> None:
-        """Bring what depends on the epoch alone into the form it has before ``epoch``; states are loaded after."""
+        """Hook: prepare everything that depends on the epoch's number; states are loaded afterwards."""
         return
 
     def state(self) -> dict[str, Any]:
-        """What training moves beside model and optimiser."""
+        """Hook: state to save beside model and optimiser."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state` gave."""
+        """Hook: load what :meth:`state` returned."""
         return
 
 
@@ -127,7 +127,7 @@ class Selection:
     state: dict[str, Tensor] = field(default_factory=dict)
 
     def see(self, epoch: int, accuracies: Accuracies, model: nn.Module, selectable: bool) -> None:
-        """Take note of an epoch; among equal validation accuracies the later epoch wins, as in the released code."""
+        """Record an epoch; among equal validation accuracies the later epoch wins, as in the released code."""
         result = self.result
         result.epochs = epoch + 1
         result.test_max = max(result.test_max, accuracies.test)
@@ -137,8 +137,9 @@ class Selection:
             self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def is_over(self, epoch: int, first: int, patience: int, warmup: int = 0) -> bool:
-        """Whether ``patience`` epochs since the best one were no better. However good the warmup was, what follows it
-        has as many to show what it can.
+        """Whether ``patience`` epochs since the best one were no better.
+
+        They count from the end of the warmup where its epochs are the best.
         """
         return epoch >= first and epoch - max(self.result.best_epoch, warmup - 1) >= patience
 
@@ -292,7 +293,7 @@ def _finished(
 
 
 def build_adam(parameters: Iterable, *, lr: float, weight_decay: float) -> torch.optim.Adam:
-    """Adam in one pass over each parameter. The default makes about ten: seconds add up where features are sparse."""
+    """Fused Adam: one pass over each parameter; the default makes about ten. It saves seconds with sparse features."""
     return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
 

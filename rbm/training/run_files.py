@@ -1,4 +1,4 @@
-"""The list of the files that this package wrote into a run folder: they alone are ever removed from it."""
+"""The list of files that this package wrote into a run folder; only these are ever removed."""
 
 from collections.abc import Iterator
 from pathlib import Path

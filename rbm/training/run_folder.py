@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, how it survives a kill, and how a student is loaded again.
+"""The run folder: the files of a run, its checkpoints, and how a student is loaded again.
 
 Nothing is ever unpickled: finished models are safetensors files, the state of an unfinished one is read with
 ``weights_only``. Files are written beside their place and renamed, so that a kill leaves the old file or the new one.
@@ -179,7 +179,7 @@ def check_place(path: Path, resume: bool, overwrite: bool, begun: str = "config.
 
 
 def _mistaken(path: Path, begun: str) -> str:
-    """What somebody may have mixed up: a run with a search before it (``auto``), and one without."""
+    """Advice where a run with a search before it (``auto``) is mistaken for one without, or the other way around."""
     if begun == "config.yaml" and (path / "auto.yaml").is_file():
         return "; its search is not over: resume with auto (--auto)"
     if begun == "auto.yaml" and (path / "config.yaml").is_file():

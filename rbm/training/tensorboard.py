@@ -1,4 +1,4 @@
-"""A run in TensorBoard: what stands in ``metrics.jsonl``, as event files in the run folder's ``tensorboard``.
+"""A run in TensorBoard: the figures of ``metrics.jsonl`` as event files in the run folder's ``tensorboard``.
 
 Each phase (teacher, then each method) is a run of TensorBoard's, so that their curves lie over each other. Its scalars
 are ``loss``, ``accuracy/train``, ``accuracy/val``, ``accuracy/test``, ``seconds``, and of a mixture that routes
@@ -13,7 +13,7 @@ from typing import Any
 from rbm.training.run_files import list_file
 from rbm.training.run_folder import RunFolder, read_metrics
 
-# Seconds until what was written reaches the disk, for those who watch a run.
+# Seconds until written events reach the disk, where a run is watched.
 _FLUSH_SECONDS = 5
 
 

@@ -1,4 +1,4 @@
-"""NumPy's files: what a header declares is held against the file and the memory before an array is made."""
+"""NumPy's files: the sizes in a header are checked against file and memory before an array is made."""
 
 import math
 import os
@@ -119,7 +119,7 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
         raise ValueError(f"its header has version {version}, which arrays of numbers do not need")
     try:
         shape, _, dtype = read[version](file)
-    except Exception as error:  # it is Python, of a kind
+    except Exception as error:  # it is evaluated as a Python literal, which may raise nearly anything
         raise ValueError("its header cannot be parsed") from error
     return shape, dtype
 

@@ -1,4 +1,4 @@
-"""Results kept by the content of what made them: a walk over a graph or a teacher's training need not run twice.
+"""A cache of results, keyed by the content of their inputs: random walks and teachers need not be computed twice.
 
 A file of the cache is a safetensors file whose metadata hold a checksum and, on request, a few values beside the
 tensors. A file that is damaged, or was not written by this version, counts as missing.
@@ -94,7 +94,7 @@ def _alone(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)  # who waits for it finds the file, or makes it
+            lock.unlink(missing_ok=True)  # a process that waits for it finds the file, or makes it
             with suppress(OSError):  # it is not empty, unless nothing came of its first file
                 path.parent.rmdir()
 
@@ -109,5 +109,5 @@ def _read(path: Path) -> Entry | None:
 
 def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     content = sealed(tensors, values)
-    path.parent.mkdir(parents=True, exist_ok=True)  # gone, if who held the lock before failed
+    path.parent.mkdir(parents=True, exist_ok=True)  # gone, if the process that held the lock before has failed
     write_bytes(path, content)

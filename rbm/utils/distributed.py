@@ -1,4 +1,4 @@
-"""Several processes that train as one: what ranks share, what only the first one does, and what each draws for itself.
+"""Distributed training: sums and rows over ranks, work of the first rank alone, and random numbers of each rank.
 
 Start them by ``torchrun --nproc-per-node N -m rbm distill ...``, or start a process group and call
 :func:`rbm.distill` on every rank. A training step is then that of the *joint batch*: each rank has a part of its rows,
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
-# A teacher may train for days while others wait. Who waits for a rank that has ended learns of it by its connection.
+# A teacher may train for days while the others wait. The connection tells them where the rank has ended.
 _PATIENCE = timedelta(days=30)
 # Whether this rank works by itself, as if there were no others.
 _alone = False
@@ -161,7 +161,7 @@ def average_gradients(module: nn.Module | None) -> None:
 
 
 class Replicas:
-    """A module that ranks train together, each on its rows: DDP, where there is more than one."""
+    """A module that ranks train together, each on its rows: DDP where there are several ranks."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -251,7 +251,7 @@ class _JointRows(torch.autograd.Function):
 
 
 class _Raised:
-    """What the first rank raised, on its way to the others: what a user's mistake raises stays of its kind."""
+    """An error of the first rank, sent to the others; a user's mistake keeps its class."""
 
     def __init__(self, error: Exception) -> None:
         kinds = (FileExistsError, FileNotFoundError, OSError, TypeError, ValueError, FloatingPointError)
@@ -275,12 +275,12 @@ def _unpack(packed: Tensor) -> Any:
     def own_device(storage, location: str):
         return storage if location == "cpu" else storage.cuda(torch.cuda.current_device())
 
-    # From a process of this very run, and of classes that only it knows.
+    # It comes from a process of this run, whose classes no allow-list names.
     return torch.load(io.BytesIO(packed.numpy().data), map_location=own_device, weights_only=False)
 
 
 def _broadcast(message: Tensor | None) -> Tensor:
-    """Bytes of the first rank on all, over connections that have patience, always on the CPU."""
+    """Send bytes of the first rank to all, over connections with a long timeout, always on the CPU."""
     global _messengers
     if _messengers is None or _messengers[0] is not dist.group.WORLD:
         _messengers = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_PATIENCE)

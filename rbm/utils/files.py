@@ -97,7 +97,7 @@ def parse_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    except Exception as error:  # what is no number behind a tag "!!int" may raise nearly anything
+    except Exception as error:  # a text that is no number after the tag "!!int" may raise nearly anything
         raise ValueError(str(error)) from error
 
 
@@ -106,7 +106,7 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
-        known[id(node)] = 0  # it is being counted
+        known[id(node)] = 0  # its count is under way
         parts = itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
     if known[id(node)] == 0:
@@ -212,7 +212,7 @@ def disk_errors(path: Path, size: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_ERRORS or error.strerror is None:  # told already
+        if error.errno not in DISK_ERRORS or error.strerror is None:  # reported already
             raise
         wanted = "" if size is None else f" {size:,} bytes are to be written;"
         told = type(error)(f"{path} could not be written: {error.strerror};{wanted} {_free(path.parent)}")

@@ -12,7 +12,7 @@ from rbm.utils.files import disk_errors
 
 @contextmanager
 def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
-    """Hold a lock file, which stays when the lock is released; beside it stands who holds it, ``<lock>.pid``.
+    """Hold a lock file, which stays when the lock is released; ``<lock>.pid`` has the process id of its holder.
 
     Args:
         lock: the file; its folder exists.

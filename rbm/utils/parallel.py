@@ -53,7 +53,7 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
 
 
 class _Here(Executor):
-    """Does what is submitted at once; what it raises comes out of ``submit``."""
+    """An executor that runs a call at once, in this process; its errors come out of ``submit``."""
 
     def submit(self, do, /, *arguments: Any, **named: Any) -> Future:
         future: Future = Future()
@@ -62,9 +62,9 @@ class _Here(Executor):
 
 
 def _start_worker(plugins: tuple[str, ...], threads: int) -> None:
-    """Know the plugins, and end when the process that one works for is killed, instead of waiting for ever.
+    """Load the plugins, and end the worker when its parent process is killed, instead of waiting for ever.
 
-    Ctrl-C reaches all processes of a terminal; the one that the workers work for ends them.
+    Ctrl-C reaches all processes of a terminal, and the parent ends its workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Methods, teachers and datasets of one's own, from one Python file: CONTRIBUTING.md shows one of each.
+"""Plug-ins: methods, teachers and datasets from a user's Python file; CONTRIBUTING.md shows one of each.
 
 Such a file adds entries to ``rbm.distillation.registry.METHODS``, ``rbm.teachers.TEACHERS`` or
 ``rbm.datasets.DATASETS``.

@@ -17,8 +17,8 @@ def fast_float32(device: torch.device | str) -> Iterator[None]:
 
     PyTorch gives products of float32 to MKL, which keeps to AVX2 on AMD's CPUs. With the precision "medium" it gives
     them to oneDNN and allows it bfloat16, of which oneDNN makes use on CPUs with AMX alone; elsewhere its products are
-    float32 throughout. Here is looked whether they are. Nothing changes on other machines, for another ``device``, or
-    where the caller has chosen a precision. Products of a few rows are slower so: it is meant for training.
+    float32 throughout, which this function checks. Nothing changes on other machines, for another ``device``, or where
+    the caller has chosen a precision. Products of a few rows become slower: it is meant for training.
     """
     if torch.device(device).type != "cpu" or _precision() != "highest" or not _is_faster():
         yield

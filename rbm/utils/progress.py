@@ -1,6 +1,6 @@
 """Progress on the terminal: one bar a phase, with the current loss and accuracies; or one for many runs.
 
-Where nobody looks at a terminal, as in a log file, bars would be nothing until they end: lines are written instead.
+Where standard error is not a terminal, such as in a log file, a bar would show only its end: lines are written instead.
 """
 
 import time
@@ -84,13 +84,13 @@ class _LeftColumn(TimeRemainingColumn):
 
 
 def watched_console() -> Console | None:
-    """A console on standard error where somebody looks at it, in a terminal or a notebook; None elsewhere."""
+    """A console on standard error in a terminal or a notebook; None elsewhere."""
     console = Console(stderr=True)
     return console if _is_watched(console) else None
 
 
 class Progress:
-    """Where a run reports to. ``Progress(None)`` is silent."""
+    """Reports the progress of a run. ``Progress(None)`` is silent."""
 
     def __init__(self, console: Console | None) -> None:
         self._console = console or Console(quiet=True)
@@ -143,7 +143,7 @@ class Progress:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Something that has no epochs, while it lasts."""
+        """Show a step without epochs, while it lasts."""
         if not _is_watched(self._console):
             self.say(name)
             yield

@@ -15,7 +15,7 @@ def deterministic() -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Filling every new tensor finds reads of what was never written; a seventh of an epoch on a CPU goes into it.
+    # PyTorch would fill every new tensor, to find reads of unwritten memory; that takes a seventh of an epoch on a CPU.
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         with forked():

@@ -20,7 +20,7 @@ from torch import Tensor
 from rbm.utils.files import first_line
 
 METADATA_KEY = "rbm"
-# Dtypes that isfinite() knows; there are others, of 8 bits.
+# Dtypes that isfinite() supports; it lacks some of 8 bits.
 _FINITE_TOLD = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import socket
@@ -65,15 +64,6 @@ class Browser:
     def messages(self) -> list[dict[str, Any]]:
         """What has come to the console since the last call."""
         return self._call("/se/log", {"type": "browser"})
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """A picture of the window, or of the whole page, as PNG."""
-        options: dict[str, Any] = {"format": "png"}
-        if whole:
-            options["captureBeyondViewport"] = True
-            width, height = self.run("return [innerWidth, document.documentElement.scrollHeight]")
-            options["clip"] = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        path.write_bytes(base64.b64decode(self.devtools("Page.captureScreenshot", **options)["data"]))
 
 
 @contextmanager

@@ -1,5 +1,7 @@
-"""A distillation that is killed in an epoch of the RbM student, and resumed."""
+"""Distillations that are killed in an epoch of a phase, and resumed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,28 @@ from rbm.training import loop
 from rbm.training.run_folder import RunFolder
 
 
-def killed_and_resumed(
-    data: Data, folder: Path, monkeypatch: pytest.MonkeyPatch, epoch: int, **options: Any
-) -> Distillation:
-    """Run ``rbm.distill`` with a checkpoint every epoch, kill it before ``epoch`` is noted, and resume it there."""
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
+@contextmanager
+def killed_at(phase: str, epoch: int, *, checkpoint_seconds: float = -1.0) -> Iterator[None]:
+    """Inside, a distillation is interrupted before ``epoch`` of ``phase`` is noted; the block ends there.
+
+    Checkpoints are ``checkpoint_seconds`` apart, by default after every epoch.
+    """
     append = RunFolder.append_metrics
 
     def dies(run: RunFolder, record: dict[str, Any]) -> None:
-        if (record["phase"], record["epoch"]) == ("rbm", epoch):
+        if (record["phase"], record["epoch"]) == (phase, epoch):
             raise KeyboardInterrupt
         append(run, record)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CHECKPOINT_SECONDS", checkpoint_seconds)
         patch.setattr(RunFolder, "append_metrics", dies)
         with pytest.raises(KeyboardInterrupt):
-            rbm.distill(data, folder=folder, **options)
+            yield
+
+
+def killed_and_resumed(data: Data, folder: Path, phase: str, epoch: int, **options: Any) -> Distillation:
+    """Run ``rbm.distill`` with a checkpoint every epoch, kill it before an epoch of a phase is noted, and resume it."""
+    with killed_at(phase, epoch):
+        rbm.distill(data, folder=folder, **options)
     return rbm.distill(data, folder=folder, resume=True, **options)

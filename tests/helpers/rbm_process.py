@@ -1,7 +1,7 @@
-"""``rbm`` in a process of its own that imports nothing: it is forked from one that has, in a tenth of a second.
+"""``rbm`` in a process of its own, forked in a tenth of a second from one that has imported the package.
 
-A process that Python starts spends seven seconds of processor time on imports. What a stranger does first, and what
-concerns processes themselves, is tried by ``python -m rbm``: ``test_cli.py``, ``test_interruptions.py``.
+A process that Python starts spends seven seconds of processor time on imports. First uses of the package, and all that
+concerns processes themselves, are tested by ``python -m rbm``: ``test_cli.py``, ``test_interruptions.py``.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""A layer in training for thousands of steps, by itself in a process: a heap that others left shows no growth."""
+"""Trains a layer for thousands of steps in a process of its own, where the growth of memory can be measured."""
 
 import gc
 import json

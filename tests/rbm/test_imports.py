@@ -10,7 +10,7 @@ import rbm
 
 PACKAGE = Path(rbm.__file__).parent
 # A folder of rbm/ imports from folders of smaller numbers alone.
-FLOORS = {
+LEVELS = {
     "utils": 0,
     "config": 1,
     "nn": 1,
@@ -60,18 +60,18 @@ def test_no_circle():
 def test_folders_import_downwards():
     wrong = []
     for name, named in imports(PACKAGE).items():
-        room = name.split(".")[1] if "." in name else ""
+        folder = name.split(".")[1] if "." in name else ""
         for other in named:
             target = other.split(".")[1] if "." in other else ""
-            down = room == target or (room in FLOORS and target in FLOORS and FLOORS[target] < FLOORS[room])
-            if not down and room in FLOORS:
+            down = folder == target or (folder in LEVELS and target in LEVELS and LEVELS[target] < LEVELS[folder])
+            if not down and folder in LEVELS:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
 
 
 def test_nothing_else_stands_at_the_top():
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert found == {"__init__", "__main__", *FLOORS, *ALIASES}
+    assert found == {"__init__", "__main__", *LEVELS, *ALIASES}
 
 
 def test_a_circle_is_found(tmp_path):

@@ -1,4 +1,4 @@
-"""What a search keeps in its run folder, so that it can be resumed, and what it has come to.
+"""The files of a search in its run folder: its description and trials, so that it can be resumed, and its outcome.
 
 ==================  ====================================================================
 ``auto.yaml``       what is searched, and at the end what was chosen
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _STUDY = "auto"
 BEGUN = "auto.yaml"
 _MAY_CHANGE = ("budget", "config.root", "halves")
-_HALVES = "paired"  # a former version drew them otherwise, and kept no answers
+_HALVES = "paired"  # a former version drew other halves, and kept no answers
 # An SQLite database, and the file beside it that a kill may leave.
 _FILES = ("auto.db", "auto.db-journal", "auto.csv")
 
@@ -145,7 +145,7 @@ def config_of(description: dict[str, Any]) -> Config:
 
 
 def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> dict[str, Any]:
-    """What tells a search from others; of these :data:`_MAY_CHANGE` alone may be others where it is resumed.
+    """The settings that define a search; of these only :data:`_MAY_CHANGE` may differ where it is resumed.
 
     Args:
         space: what may be chosen.
@@ -154,7 +154,7 @@ def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> d
         graph: a fingerprint of it.
     """
     what = {"halves": _HALVES, "methods": list(space.methods), "run": list(run), "teacher": space.teacher}
-    if space.features_only:  # searches of before it was possible do not name it
+    if space.features_only:  # searches of earlier versions lack it
         what["features_only"] = True
     return {**what, "budget": budget, "graph": graph, "config": asdict(space.given)}
 

@@ -1,4 +1,4 @@
-"""From a graph and a budget of time to a configuration: what happens before the run itself."""
+"""The search before a run: from a graph and a budget of time to a configuration."""
 
 import copy
 import re
@@ -42,7 +42,7 @@ class Chosen:
 
     Attributes:
         config: the configuration that the run is to have.
-        told: what the verdict says of the search, see :func:`told`.
+        told: the facts on the search that the verdict reports, see :func:`told`.
         seconds: that all trainings of the search took.
         rows: a dictionary a trial, as in ``auto.csv``; None where an earlier process has ended the search.
     """
@@ -200,7 +200,7 @@ def _search(
 
 
 def told(search: Search) -> dict[str, Any]:
-    """What a search has come to, as the verdict and ``summary.json`` have it.
+    """The outcome of a search, as the verdict and ``summary.json`` report it.
 
     Returns:
         ``budget`` in seconds; ``trials``, ``complete`` and ``given_up``; ``halves`` of a complete trial; ``choice``,

@@ -1,4 +1,4 @@
-"""The search: points are judged on halves of the validation nodes, and Optuna says which to try and which to give up.
+"""The search loop: points are judged on halves of the validation nodes; Optuna proposes points and stops bad ones.
 
 A trial is a point. Its resource, of which successive halving gives more to what does well, is the number of halves that
 it is judged on: each is a training of its own, in which the other half of the validation nodes chooses the epoch. Of
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 MOST_HALVES = 4
-# Of the budget, what the starting points alone may take, by the time of their first halves.
+# The share of the budget that the starting points may take, estimated from their first halves.
 _FOR_STARTS = 0.6
-# Of the budget, what any training may take that is not much slower than theirs.
+# The share of the budget that any training may take if it is not much slower than theirs.
 _FOR_ONE = 1 / 8
-# So many proposals one after another that had all been judged before: there is hardly anything left to try.
+# After so many repeated proposals in a row there is hardly anything left to try.
 _MOST_REPEATED = 20
 _clock = time.perf_counter
 
 
 class Search:
-    """A search at work.
+    """The loop that proposes and judges points until the budget is spent.
 
     Args:
         space: what may be chosen.
@@ -80,7 +80,7 @@ class Search:
 
     def trials(self) -> list["FrozenTrial"]:
         """All trials, the unfinished one too."""
-        if self._known is None:  # to read them takes longer than all else here
+        if self._known is None:  # reading them takes longer than everything else here
             self._known = self.study.get_trials(deepcopy=False)
         return self._known
 

@@ -1,4 +1,4 @@
-"""What a search chooses among. A *point* is one choice of everything: a name and a value for each part of it.
+"""The space of a search. A *point* is one choice of everything: a name and a value for each part of it.
 
 ``configs/auto.yaml`` lists teachers, and for each method the settings that decide most. Every list is completed by the
 values of the configuration that the search starts from and by the defaults, so that both are points themselves.
@@ -23,7 +23,7 @@ GIVEN, DEFAULTS = "given", "defaults"
 MODULE = "module"
 # Name -> (random walks, label propagation), the switches of the section ``encoding``.
 ENCODINGS = {"none": (False, False), "walks": (True, False), "labels": (False, True), "both": (True, True)}
-# Of a configuration: what says which run it is, and not how it learns.
+# Settings that say which run it is, not how it learns.
 _OF_THE_RUN = ("dataset", "root", "protocol", "evaluate_on", "sparse_features", "setting", "preset", "seed", "inflate")
 _OF_A_TEACHER = ("teacher", "attention")
 
@@ -73,7 +73,7 @@ class Space:
         """Method -> setting -> values; first that of the given configuration."""
         found = {}
         for method in self.methods:
-            lists = _choices()["settings"].get(method, {})  # methods of one's own have none
+            lists = _choices()["settings"].get(method, {})  # methods of plug-ins have none
             found[method] = {
                 name: tuple(dict.fromkeys([*(_value(base, name) for base in self.bases.values()), *values]))
                 for name, values in lists.items()

@@ -4,8 +4,8 @@ Nodes in Graphs without GNNs, 2024).
 .. math:: L = CE + \gamma \operatorname{mean}_v \operatorname{mean}_{u \to v} \Big( -\sum_c q_{vc} \log q_{uc} \Big)
 
 The input is the features beside ``H_i``, the classes of labelled nodes near ``i``, each weighed by ``r ^ distance``.
-Training goes in rounds, and this file is the place where that differs from other methods: after a round predictions are
-smoothed along the edges, and nodes whose class is then sure enough are labels of the next round, beside the true ones.
+Training goes in rounds, other than in the other methods: after a round predictions are smoothed along the edges, and
+nodes whose class is then sure enough are labels of the next round, beside the true ones.
 Validation chooses the smoothing and the round; neither smoothing nor edges are needed to predict.
 """
 

@@ -3,8 +3,8 @@ r"""GLNN: an MLP that learns each node's soft label, by mini-batches (Zhang et a
 
 .. math:: L = \lambda \, CE(q_v, y_v) + (1 - \lambda) \, KL(p_v \,\|\, q_v)
 
-Its schedule differs from RbM's, and this file is the place where: an epoch is a pass over the labelled nodes, then one
-over all observed nodes, each in shuffled batches with a step of the optimiser after every one.
+Its schedule differs from RbM's: an epoch is a pass over the labelled nodes, then one over all observed nodes, each in
+shuffled batches with a step of the optimiser after every one.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An MLP that learns the true labels alone: what features tell without the graph, and without a teacher.
+"""An MLP that learns the true labels alone: the baseline without a graph and without a teacher.
 
 It has the teacher's shape and settings. A teacher that is not ahead of it has nothing to teach.
 """
@@ -61,7 +61,7 @@ class LabelsTrainer(NodeTrainer):
 
 def train_labels(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on the features of the labelled nodes."""
-    network = replace(task.config.teacher, min_epochs=0)  # these are for soft labels, which nobody takes from it
+    network = replace(task.config.teacher, min_epochs=0)  # these are for soft labels, which are not taken from it
     student = task.new_student(MLPStudent, network, hidden_channels=network.hidden_channels)
 
     def fit() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The plain student: RbM's recipe, its shape by default, and no mixture. What RbM gains over it, the mixture gains."""
+"""The plain student: RbM's recipe and, by default, its shape. The difference to RbM is the effect of the mixture."""
 
 from dataclasses import replace
 

@@ -171,6 +171,7 @@ class RbMTrainer(StudentTrainer):
         return group_nodes(told_apart_by, rbm.num_experts, seed=self.config.seed)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
+        """Routed experts in a group of their own; where ``rbm.shared_expert`` is set, this splits them first."""
         rbm = self.config.rbm
         if self.model.pretraining or not (rbm.shared_expert or rbm.routed_lr != 1):
             return super().parameter_groups()

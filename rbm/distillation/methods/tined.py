@@ -163,7 +163,7 @@ def energy_loss(student: list[tuple[Tensor, Tensor]], teacher: list[tuple[float,
 
 
 class _EnergyDistillation:
-    """Adds the step on energies to the epochs of the trainer that it stands before."""
+    """Mixin that adds the step on energies to the epochs of a trainer, its next base class."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-r"""Gradient-boosted trees on features and encodings: what somebody tries who has a table and no neural network.
+r"""Gradient-boosted trees on features and encodings: the usual baseline for tables.
 
 scikit-learn's HistGradientBoostingClassifier grows them (Friedman, Greedy Function Approximation, 2001, by histograms
 as in LightGBM, Ke et al., 2017), a round of one tree for each class at a time; validation chooses the number of rounds,

@@ -98,7 +98,7 @@ class Codebook(nn.Module):
 
 
 class Tokens(NamedTuple):
-    """What passed a tokenizer: rows ``[N, D]`` before codes, their codes ``[N, D]`` and indices ``[N]``, the codes
+    """Outputs of a tokenizer: rows ``[N, D]`` before codes, their codes ``[N, D]`` and indices ``[N]``, the codes
     decoded for edges and for nodes, ``[N, D]`` each, and logits ``[N, C]``.
     """
 

@@ -1,4 +1,4 @@
-"""What a report says of a mixture: who its experts are asked by, how evenly, and what its last router sees."""
+"""The figures of a mixture in a report: load and classes of its experts, and the rows that its last router sees."""
 
 from typing import Any
 
@@ -38,8 +38,8 @@ def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
-    """Of each layer the experts' load, its entropy, what they share of each class, and those that nobody asks; and the
-    plane of the last router's inputs. None where no student is a mixture.
+    """Each layer's load of the experts and its entropy, their shares of each class, and the experts that no node uses;
+    and the plane of the last router's inputs. None where no student is a mixture.
 
     At most :data:`MOST_NODES` nodes of the graph, drawn by the seed, are asked.
     """

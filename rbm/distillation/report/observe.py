@@ -1,4 +1,4 @@
-"""What a report says of a finished run's answers: figures of every model on the test nodes, kept in ``report.json``.
+"""The figures of a report: those of every model of a finished run on the test nodes, kept in ``report.json``.
 
 Everything here is a report on test nodes; nothing of it chooses a student or a setting. The kept student, the settings
 and the verdict come from validation nodes (:mod:`rbm.distillation.verdict`).
@@ -24,7 +24,7 @@ from rbm.nn.sparse_rows import Rows
 from rbm.training.metrics import evaluating
 
 FORMAT = 1
-MOST_NODES = 2**17  # of more test nodes so many, drawn by the seed, are looked at
+MOST_NODES = 2**17  # test nodes that are looked at; of more, so many are drawn by the seed
 MOST_DISAGREEMENTS = 300  # rows of the list
 BINS = 10  # of the reliability curve
 PACKAGES = ("rbm-kernels", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "matplotlib")
@@ -34,7 +34,7 @@ _TEACHER = "teacher"
 
 @torch.no_grad()
 def observe(result: Distillation) -> dict[str, Any]:
-    """What ``report.json`` holds of a run.
+    """The figures of ``report.json``.
 
     Returns:
         ``models``: the teacher (where its logits are known) and every student, each with its number of right answers,
@@ -72,7 +72,7 @@ def observe(result: Distillation) -> dict[str, Any]:
 
 
 def figures(probabilities: np.ndarray, labels: np.ndarray, classes: int) -> dict[str, Any]:
-    """How right, and how rightly sure, a model is.
+    """Accuracy and calibration of a model.
 
     The expected calibration error is Guo et al.'s (On calibration of modern neural networks, ICML 2017): over
     :data:`BINS` bins of confidence of equal width, the mean distance of accuracy and confidence, weighted by nodes.
@@ -235,5 +235,5 @@ def _version(package: str) -> str:
 
 
 def title_of(method: str) -> str:
-    """What a model is called on the page."""
+    """The title of a model on the page."""
     return ROWS.get(method, method)

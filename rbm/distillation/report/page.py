@@ -6,6 +6,7 @@ from rbm.distillation.report.parts import Chart, Grid, Section
 from rbm.distillation.report.run_data import TEACHER, RunData
 from rbm.distillation.report.tables import count, percent, share
 from rbm.distillation.sentences import listed, verdict_sentences
+from rbm.distillation.summary import chosen_epochs
 from rbm.distillation.verdict import Comparison
 
 
@@ -43,7 +44,7 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
 
 
 def verdict(run: RunData) -> list[tuple[str, str]]:
-    """The run's sentences: what each is about, and what it says."""
+    """The sentences of the verdict, each with its topic."""
     parts = (sentence.partition(": ") for sentence in verdict_sentences(run.summary["verdict"]))
     return [(about, said) for about, _, said in parts]
 
@@ -244,8 +245,7 @@ def _training(run: RunData) -> Section | None:
     records = [record for record in run.records if record["phase"] in run.look]
     if not records:
         return None
-    best = {model: run.summary[model].get("best_epoch", -1) for model in run.models}
-    told = {model: epoch for model, epoch in best.items() if epoch is not None and epoch >= 0}
+    told = chosen_epochs(run.summary, records)
     chosen = (
         f"{title_of(run.kept)} is taken at epoch {told[run.kept] + 1}"
         if run.kept in told

@@ -1,4 +1,4 @@
-"""What a page is made of: sections with charts and tables."""
+"""The parts of a report's page: sections with charts and tables."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class Chart:
-    """A picture of a section: its heading, its ``<svg>``, and what to see."""
+    """A picture of a section: heading, ``<svg>``, and a sentence that says what to see."""
 
     title: str
     svg: str

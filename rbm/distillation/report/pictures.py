@@ -14,7 +14,7 @@ from torch import Tensor
 from rbm.datasets.registry import short_name
 from rbm.distillation.report.experts import last_router, mixture_of
 from rbm.distillation.result import Distillation
-from rbm.distillation.summary import ROWS
+from rbm.distillation.summary import ROWS, chosen_epochs
 from rbm.training.metrics import expert_loads
 from rbm.training.run_files import list_file
 from rbm.utils import figures
@@ -32,7 +32,7 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
     """
     files = [folder / "training.png"]
     list_file(files[0])
-    best_epochs = {phase: result.summary[phase]["best_epoch"] for phase in result.summary if phase in ROWS}
+    best_epochs = chosen_epochs(result.summary, records)
     titles = {phase: ROWS[phase] for phase in best_epochs}
     plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
     if (method := mixture_of(result)) is None:
@@ -102,9 +102,8 @@ def plot_training_curves(
             np.array([line[key] for line in lines], dtype=float)
             for key in ("epoch", "loss", "val_accuracy", "test_accuracy")
         )
-        if phase not in (best_epochs or {}):
-            best = len(lines) - 1 - int(np.argmax(validation[::-1]))
-        else:
+        best = len(lines) - 1 - int(np.argmax(validation[::-1]))
+        if phase in (best_epochs or {}):
             best = int(np.flatnonzero(epochs == best_epochs[phase])[0])
         loss_axes.plot(epochs, loss, color=color, linewidth=1.6, label=name)
         loss_axes.plot(epochs[best], loss[best], "o", color=color, markersize=6, markeredgecolor="white", clip_on=False)

@@ -45,7 +45,7 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """What the graph is called, and how it was split."""
+        """The name of the graph, and its setting."""
         return f"{short_name(self.summary['dataset'])}, {self.summary['setting']}"
 
     @property

@@ -18,7 +18,7 @@ INK, MUTED, GRID, CARD = "#010101", "#020202", "#030303", "#040404"
 GOOD, BAD = "#050505", "#060606"
 # For models: the teacher, the kept student, and others.
 SERIES = tuple(f"#0701{number:02x}" for number in range(1, 9))
-# For experts, and for classes: other colours, so that nobody takes one for the other.
+# Experts and classes have different colours, so that they are not confused.
 EXPERTS = tuple(f"#0801{number:02x}" for number in range(1, 11))
 CLASSES = tuple(f"#0901{number:02x}" for number in range(1, 11))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -37,7 +37,7 @@ WIDTH = 5.0  # inches, 72 units of the picture each
 
 _COLOR = re.compile("|".join(VARIABLES))
 _FONT = re.compile(r"font: ((?:\d+ )?[\d.]+px)[^;\"]*")
-_NUMBER = re.compile(r"-?\d+\.\d{3,}(?=[^<>]*>)")  # inside a tag; what a reader reads stays as it is
+_NUMBER = re.compile(r"-?\d+\.\d{3,}(?=[^<>]*>)")  # inside tags alone; texts stay as they are
 _HEAD = re.compile(r"<svg[^>]*?viewBox=\"([^\"]+)\"[^>]*>")
 _ID = re.compile(r"(?<=[\s(\"])(id=\"|xlink:href=\"#|url\(#)")
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)

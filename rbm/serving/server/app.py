@@ -34,7 +34,7 @@ _LINGER = 2.0
 
 
 class Service:
-    """A student, what waits for it, and what was counted.
+    """The served student, its queue of requests, and its counters.
 
     Attributes:
         source: a run folder or a student.
@@ -104,7 +104,7 @@ class Service:
 
 
 class Refusal(Response):
-    """An answer that ends the connection, and lets the client finish what it is saying first."""
+    """An answer that ends the connection, after the client has sent the rest of its request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer as ASGI has it."""
@@ -141,7 +141,7 @@ async def predict(request: Request) -> Response:
         except RefusedError as error:
             return refusal(error, close=True)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client has gone
         try:
             classes, probabilities = await service.predict(body)
         except RefusedError as error:

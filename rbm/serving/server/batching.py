@@ -1,7 +1,7 @@
-"""Requests that arrive while a forward runs are answered together by the next one.
+"""Batching: requests that arrive while a forward runs are answered together by the next one.
 
-Nobody waits for company: a request that finds the worker idle is answered at once, so that batches grow with the load
-alone.
+There is no waiting time to fill a batch: a request that finds the worker idle is answered at once, so that batches grow
+with the load alone.
 """
 
 import asyncio

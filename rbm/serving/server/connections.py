@@ -1,4 +1,4 @@
-"""Connections that cannot hold the server up: uvicorn's, with limits on their number and on silence.
+"""Limits on connections: uvicorn's protocol with bounds on the number of connections and on waiting times.
 
 uvicorn limits the time between two requests, and neither that of a head that comes byte by byte nor that of a client
 that takes nothing of its answer.
@@ -25,8 +25,8 @@ _CLOSE = (b"connection", b"close")
 class Parser(h11.Connection):
     """h11, which takes a body in chunks as small as its sender likes, with a limit on their number.
 
-    A chunk costs some 20 microseconds whatever it holds: a few megabytes in chunks of one byte would keep everyone
-    waiting for a minute.
+    A chunk costs some 20 microseconds whatever it holds: a few megabytes in chunks of one byte would block the server
+    for a minute.
     """
 
     chunks = 0

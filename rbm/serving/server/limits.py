@@ -1,7 +1,8 @@
-"""What clients may ask of the server at most."""
+"""Limits on what clients may ask of the server."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from rbm.utils.arguments import check_positive, check_sizes
 
 
 @dataclass(frozen=True)
@@ -12,12 +13,13 @@ class Limits:
         body_bytes: of one request's body.
         rows: of one request, and of one forward.
         queue_rows: rows that wait for a forward, of all requests together.
-        connections: open at once. Twice as many are accepted, and the later half hears 503.
+        connections: open at once. Twice as many are accepted, and the later half gets status 503.
         timeout: seconds for the head of a request, for its body, for a connection between two requests, and for a
             client that takes nothing of its answer.
         grace: seconds for what is in flight when the server is to stop.
 
     Raises:
+        TypeError: one that is no number; of the first four, one that is no whole number.
         ValueError: one that is not above zero, or a queue that is shorter than a request may be.
     """
 
@@ -29,13 +31,12 @@ class Limits:
     grace: float = 10.0
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{limit.name}: got {value}, expected a finite number above 0")
+        check_sizes(**{name: getattr(self, name) for name in ("body_bytes", "rows", "queue_rows", "connections")})
+        for name in ("timeout", "grace"):
+            check_positive(name, getattr(self, name))
         if self.queue_rows < self.rows:
             raise ValueError(
-                f"queue_rows: got {self.queue_rows}, expected at least the {self.rows} rows that one request may have"
+                f"queue_rows is {self.queue_rows}, expected at least the {self.rows} rows that one request may have"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""What the server counts, in the text format that Prometheus reads."""
+"""The server's counters, in the text format of Prometheus."""
 
 from bisect import bisect_left
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Bodies of requests, JSON or ``.npy``, as rows; each mistake is told by one sentence.
+"""Parses bodies of requests, JSON or ``.npy``, into rows; each mistake is one sentence.
 
 A row has finite float32 numbers alone: what is refused here never meets the rows of other clients.
 """

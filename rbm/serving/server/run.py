@@ -47,7 +47,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
             proxy_headers=False,
             access_log=False,
             log_config=None,
-            log_level="error",  # a warning for each bad request would be anyone's way to fill a disk
+            log_level="error",  # with a warning for each bad request a client could fill the disk
         )
     )
 

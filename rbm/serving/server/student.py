@@ -1,4 +1,4 @@
-"""The student that is served: what its rows are, and whether another one can take its place."""
+"""The student that is served: the form of its rows, and whether another student can replace it."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, writes, and says about mistakes."""
+"""The command line: output, files and messages of its commands."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Graphs that nobody wishes for, through the whole distillation: finite answers, or a message that says why not."""
+"""Degenerate graphs through the whole distillation: finite answers, or a message that says why not."""
 
 import numpy as np
 import pytest

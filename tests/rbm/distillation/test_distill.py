@@ -1,4 +1,4 @@
-"""The main job on a small graph: it learns, it repeats, it survives a kill, it takes anyone's teacher."""
+"""The main job on a small graph: it learns, repeats exactly, survives a kill, and takes a user's own teacher."""
 
 import json
 import signal
@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from killed_runs import killed_at
 from rbm_process import RbmProcess
 from torch import nn
 from torch_geometric.nn import SAGEConv
@@ -15,8 +16,7 @@ from rbm.config import Config, RbMConfig
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.rbm import RbMTrainer, annealed_decay
 from rbm.teachers.outputs import outputs_from_logits
-from rbm.training import loop as training
-from rbm.training.run_folder import RunFolder, load_student, read_metrics
+from rbm.training.run_folder import load_student, read_metrics
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},
@@ -107,21 +107,11 @@ KILLS = [("teacher", 7), ("mlp", 12), ("rbm", 3), ("rbm", 5), ("rbm", 19)]
 
 
 @pytest.mark.parametrize(("phase", "epoch"), KILLS)
-def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, phase, epoch):
+def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, phase, epoch):
     """Killed in any phase: before, at and after the end of pretraining."""
     whole = rbm.distill(small_graph, config=quick, folder=tmp_path / "whole")
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
-    append = RunFolder.append_metrics
-
-    def dies(folder, record):
-        if (record["phase"], record["epoch"]) == (phase, epoch):
-            raise KeyboardInterrupt
-        append(folder, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append_metrics", dies)
-        with pytest.raises(KeyboardInterrupt):
-            rbm.distill(small_graph, config=quick, folder=tmp_path / "killed")
+    with killed_at(phase, epoch):
+        rbm.distill(small_graph, config=quick, folder=tmp_path / "killed")
     assert not (tmp_path / "killed" / "summary.json").exists()
 
     resumed = rbm.distill(small_graph, config=quick, folder=tmp_path / "killed", resume=True)

@@ -1,7 +1,9 @@
 """The switches of a distillation: each does what it says, none breaks resuming, all of them together run."""
 
+import numpy as np
 import pytest
 import torch
+from killed_runs import killed_and_resumed
 from torch_geometric.data import Data
 
 import rbm
@@ -12,8 +14,6 @@ from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.distillation.trainer import StudentTrainer, student_inputs
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
-from rbm.training import loop as training
-from rbm.training.run_folder import RunFolder
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 25, "patience": 25},
@@ -79,23 +79,11 @@ def test_each_option_learns(small_graph, quick, option, setting):
 
 
 @pytest.mark.parametrize("option", ["released", "draws", "adversarial", "similarity"])
-def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, monkeypatch, option):
+def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, option):
     """What training moves beside model and optimiser (the exponent, the projection) survives a kill too."""
     config = quick.updated(OPTIONS[option])
     whole = rbm.distill(small_graph, config=config, folder=tmp_path / "whole")
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
-    append = RunFolder.append_metrics
-
-    def dies(folder, record):
-        if (record["phase"], record["epoch"]) == ("rbm", 14):
-            raise KeyboardInterrupt
-        append(folder, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append_metrics", dies)
-        with pytest.raises(KeyboardInterrupt):
-            rbm.distill(small_graph, config=config, folder=tmp_path / "killed")
-    resumed = rbm.distill(small_graph, config=config, folder=tmp_path / "killed", resume=True)
+    resumed = killed_and_resumed(small_graph, tmp_path / "killed", "rbm", 14, config=config)
     assert resumed.summary == whole.summary
     for name in ("rbm.safetensors", "encodings.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -125,6 +113,19 @@ def test_methods_asked_for(small_graph, quick):
     assert result.summary["mlp"] == both.summary["mlp"], "no student depends on what ran before it"
     with pytest.raises(ValueError, match="methods is \\['gnn'\\], expected one or more of mlp, rbm, moe,"):
         rbm.distill(small_graph, config=quick, methods=["gnn"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": {"rbm": {}}}, r"config is a dict, .*; use rbm\.Config\(\)\.updated\(config\)"),
+        ({"teacher": np.ones((6, 3))}, r"teacher is a ndarray, .*; use torch\.as_tensor\(teacher\)"),
+        ({"methods": "mlp,rbm"}, r"methods is 'mlp,rbm', .*; use methods=\['mlp', 'rbm'\]"),
+    ],
+)
+def test_arguments_of_another_kind(small_graph, options, message):
+    with pytest.raises(TypeError, match=message):
+        rbm.distill(small_graph, **options)
 
 
 def test_encodings_of_ones_own(small_graph, quick):

@@ -1,4 +1,4 @@
-"""Several processes train as one: the numbers of one, no rank that waits for ever, one voice, one run folder."""
+"""Distributed training: the numbers of one process, no rank that waits for ever, one report, one run folder."""
 
 import pytest
 import torch

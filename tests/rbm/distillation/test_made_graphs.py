@@ -1,4 +1,4 @@
-"""The main job with its defaults on made graphs, from classes that follow the edges to classes that flee them.
+"""The main job with its defaults on made graphs, from homophilous to heterophilous ones.
 
 Three bars: the kept student is within 1.0 points of the best student on test nodes, RbM is no more than 1.5 behind the
 MLP, and the verdict names heterophily below 0.3. A corner of the grid of ``experiments/made_graphs.py`` runs here, one

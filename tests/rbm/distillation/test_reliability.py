@@ -1,4 +1,4 @@
-"""Whose soft labels to trust."""
+"""The reliability of soft labels."""
 
 import pytest
 import torch

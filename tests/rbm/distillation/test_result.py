@@ -1,4 +1,4 @@
-"""What `rbm.distill` gives back to those who call it from Python: names, progress, and how the result reads."""
+"""The result of `rbm.distill` in Python: names, progress, and how it prints."""
 
 import io
 from dataclasses import replace

@@ -250,6 +250,24 @@ def test_a_fault_of_the_report_leaves_the_run(graph, tmp_path, monkeypatch, capl
     assert rbm.load(tmp_path / "run")
 
 
+def test_the_epoch_of_a_student_of_two_phases_is_marked_on_the_second(graph, tmp_path, monkeypatch, caplog):
+    """SimMLP counts the epochs of its alignment as well; its curve has those of its head alone."""
+    marks = []
+    curves = charts.curves_chart
+    monkeypatch.setattr(charts, "curves_chart", lambda *given: marks.append(given[3]) or curves(*given))
+    small = {"hidden_channels": 8, "predictor_channels": 8, "max_epochs": 3, "head_epochs": 5, "min_epochs": 0}
+    config = Config().updated({**QUICK, "simmlp": small})
+    run = tmp_path / "run"
+    result = rbm.distill(graph, config=config, methods=["simmlp"], folder=run, plots=True)
+    assert [record.getMessage() for record in caplog.records if record.name == "rbm"] == []
+    assert (run / "training.png").is_file()
+    assert result.summary["simmlp"]["epochs"] == 3 + 5
+    assert result.summary["simmlp"]["best_epoch"] == 3 + marks[0]["simmlp"], marks
+    assert result.summary["teacher"]["best_epoch"] == marks[0]["teacher"], "a model of one phase counts as it does"
+    found = re.search(r"SimMLP is taken at epoch (\d+)", (run / "report.html").read_text())
+    assert int(found[1]) == marks[0]["simmlp"] + 1
+
+
 @pytest.mark.skipif(programs() is None, reason="needs Chromium and ChromeDriver (apt-get install chromium-driver)")
 def test_in_a_browser(made, tmp_path):
     """No message on the console, every chart drawn, nothing wider than the window, and tables that sort."""

@@ -1,4 +1,4 @@
-"""The verdict of a run: what it says of graph, teacher and students, which student is kept; test labels have no say."""
+"""The verdict of a run: its sentences, the student that is kept, and that test labels have no influence."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Students that leave the package: by standard operators alone, with the answers that they had."""
+"""Exported students: standard operators alone, and the same answers."""
 
 import re
 import subprocess

@@ -35,10 +35,11 @@ def x() -> np.ndarray:
     return np.where(x > 0.5, x.round(3), 0).astype(np.float32)  # sparse, and exact as text
 
 
-def save_parquet(path: Path, x: np.ndarray, *, lists: bool = False) -> None:
+def save_parquet(path: Path, x: np.ndarray, *, lists: bool = False, index: bool = False) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {"x": list(x)} if lists else {f"f{i}": column for i, column in enumerate(x.T)}
+    columns |= {"__index_level_0__": range(len(x))} if index else {}
     parquet.write_table(pyarrow.table(columns), path)
 
 
@@ -169,6 +170,10 @@ FAULTS = {
     "pandas.csv": (lambda p, x: p.write_text("0,1,2,3,4,5\n" + "1,2,3,4,5,6\n" * 9), r"line 1 counts 0, 1, 2 to 5, "),
     "empty.csv": (lambda p, x: p.write_text(""), r"it holds no row"),
     "names.parquet": (lambda p, x: save_parquet(p, x.astype(str)), r"its column 'f0' is string, not numbers"),
+    "pandas.parquet": (
+        lambda p, x: save_parquet(p, x, index=True),
+        r"its column '__index_level_0__' is an index of rows, as pandas writes it: write the table with index=False",
+    ),
     "unlike.parquet": (lambda p, x: save_parquet(p, [*x, x[0, :2]], lists=True), r"unlike\.parquet cannot be read"),
     "huge.npy": (lambda p, x: np.save(p, bad_row(x)), r"row 17 holds NaN or infinity \(1 such rows from 15 to 19\)"),
     "narrow.csv": (lambda p, x: SAVE["plain.csv"](p, x[:, :4]), r"shape \[\*, 4\], expected \[\*, 6\]"),

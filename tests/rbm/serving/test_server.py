@@ -1,4 +1,4 @@
-"""``rbm serve``: answers are the student's, whoever asks beside, and a bad request gets one sentence in JSON."""
+"""``rbm serve``: answers are the student's, for concurrent clients too; a bad request gets one sentence in JSON."""
 
 import asyncio
 import json
@@ -268,9 +268,9 @@ def test_without_starlette_one_sentence(monkeypatch, run, command):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--max-rows", "0"], "rows: got 0, expected a finite number above 0"),
-        (["--timeout", "nan"], "timeout: got nan, expected a finite number above 0"),
-        (["--max-queue", "5"], "queue_rows: got 5, expected at least the 4096 rows"),
+        (["--max-rows", "0"], "rows is 0, expected at least 1"),
+        (["--timeout", "nan"], "timeout is nan, expected a positive number"),
+        (["--max-queue", "5"], "queue_rows is 5, expected at least the 4096 rows"),
         (["--max-connections", "100000000"], "connections: so many need 200000100 open files"),
         (["--host", "no such host"], "host 'no such host', port 8000: cannot listen there"),
     ],
@@ -279,6 +279,11 @@ def test_bad_options_are_told(run, command, options, said):
     status, _, error = command("serve", run, *options)
     assert status == 2
     assert said in error
+
+
+def test_limits_are_whole_numbers_where_they_count():
+    with pytest.raises(TypeError, match=r"rows is 1\.5, expected a whole number"):
+        Limits(rows=1.5)
 
 
 def test_an_address_in_use_is_told(client, run, command):

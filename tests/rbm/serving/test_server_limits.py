@@ -1,4 +1,4 @@
-"""``rbm serve`` and clients that send too much, too slowly, or all at once: the others are answered all the while."""
+"""``rbm serve`` and clients that send too much, too slowly, or all at once: other clients are still answered."""
 
 import asyncio
 import contextlib

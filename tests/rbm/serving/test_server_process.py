@@ -1,4 +1,4 @@
-"""``rbm serve`` as a process: signals stop it or give it a new student, and no client is let down."""
+"""``rbm serve`` as a process: signals stop it or give it a new student, and no request is lost."""
 
 import contextlib
 import os

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from killed_runs import killed_and_resumed
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
@@ -18,8 +19,6 @@ from rbm.nn import losses
 from rbm.teachers import TEACHERS, AttentionTeacher, LabelInput, Teacher
 from rbm.teachers.prepare import build_configured_teacher, cached_teacher, training_labels
 from rbm.teachers.training import AttentionTrainer, build_teacher_trainer
-from rbm.training import loop as training
-from rbm.training.run_folder import RunFolder
 from rbm.utils.cache import Cache
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress
@@ -229,22 +228,11 @@ def test_logits_teach_what_the_module_teaches(small_graph, quick):
 
 
 @pytest.mark.parametrize("name", ATTENTION_TEACHERS)
-def test_resumes_to_the_same_bits(small_graph, quick, tmp_path, monkeypatch, name):
+def test_resumes_to_the_same_bits(small_graph, quick, tmp_path, name):
     config = quick.updated(WITH_LABELS)
-    rbm.distill(small_graph, name, config=config, methods=["mlp"], folder=tmp_path / "whole")
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
-    append = RunFolder.append_metrics
-
-    def dies(folder, record):
-        if (record["phase"], record["epoch"]) == ("teacher", 17):
-            raise KeyboardInterrupt
-        append(folder, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append_metrics", dies)
-        with pytest.raises(KeyboardInterrupt):
-            rbm.distill(small_graph, name, config=config, methods=["mlp"], folder=tmp_path / "killed")
-    rbm.distill(small_graph, name, config=config, methods=["mlp"], folder=tmp_path / "killed", resume=True)
+    options = {"teacher": name, "config": config, "methods": ["mlp"]}
+    rbm.distill(small_graph, folder=tmp_path / "whole", **options)
+    killed_and_resumed(small_graph, tmp_path / "killed", "teacher", 17, **options)
     for file in ("teacher.safetensors", "mlp.safetensors", "summary.json"):
         assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 

@@ -1,4 +1,4 @@
-"""What a run wrote and a disk, an editor or a stranger changed: nothing of it is taken for what was written."""
+"""Files of a run that were changed after they were written, by a disk, an editor or an attacker, are refused."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What NumPy's files declare is held against the file and the memory."""
+"""NumPy's files: the sizes that a header declares are checked against file and memory."""
 
 import numpy as np
 import pytest

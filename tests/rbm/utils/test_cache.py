@@ -1,4 +1,4 @@
-"""Results kept by what made them."""
+"""The cache of results, keyed by the content of their inputs."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of methods, teachers and datasets of one's own."""
+"""The plug-in that CONTRIBUTING.md shows."""
 
 import csv
 import json

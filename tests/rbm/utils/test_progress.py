@@ -1,4 +1,4 @@
-"""What a run says of its progress: bars where somebody looks, lines in a file, nothing where nobody asked."""
+"""The progress of a run: bars in a terminal, lines in a log file, nothing where it is switched off."""
 
 import io
 from types import SimpleNamespace

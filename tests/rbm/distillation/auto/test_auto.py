@@ -1,4 +1,4 @@
-"""``rbm.distill(auto=True)``: what it may look at, what it leaves behind, and that a kill costs it nothing."""
+"""``rbm.distill(auto=True)``: the nodes that it reads, the files that it writes, and resuming after a kill."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""How one trial is judged: what it trains, on which nodes, and what trials share."""
+"""The judge of trials: what a trial trains, on which nodes, and what trials share."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The search by itself, with a judge that takes no time: what it tries and gives up, and that a kill costs nothing."""
+"""The search loop, with a judge that takes no time: proposals, pruning, and resuming after a kill."""
 
 from contextlib import contextmanager
 from statistics import NormalDist

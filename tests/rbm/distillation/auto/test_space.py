@@ -1,4 +1,4 @@
-"""What a search chooses among."""
+"""The space of a search."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""CoHOp's rounds: neighbours that agree, labels that are sure, and what each of them may be read from."""
+"""CoHOp's rounds: the contrast of neighbours, pseudo-labels, and the labels that each of them reads."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""HGMD: which neighbours a hard node takes, and what its pairs ask for."""
+"""HGMD: the neighbours that a hard node draws, and the targets of its pairs."""
 
 import math
 

@@ -1,18 +1,18 @@
-"""What all methods share: they learn, none reads a test label, and a kill changes nothing."""
+"""All methods: they learn, none reads a test label, and a resumed run ends with the same numbers."""
 
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from killed_runs import killed_at
 
 import rbm
 from rbm.config import SETTINGS
 from rbm.datasets.splits import split_graph
 from rbm.distillation.registry import METHODS
 from rbm.nn.students import EnsembleStudent
-from rbm.training import loop as training
-from rbm.training.run_folder import RunFolder, read_metrics
+from rbm.training.run_folder import read_metrics
 
 # Whatever a method may draw in an epoch is drawn here.
 RESTLESS = {
@@ -110,28 +110,8 @@ def test_no_student_reads_a_test_label(small_graph, quick, cache, method, settin
     assert torch.equal(truth.student(truth.student_inputs()), planted.student(planted.student_inputs()))
 
 
-@pytest.fixture
-def dying(monkeypatch):
-    """Runs something until a phase is in an epoch."""
-
-    def until(phase, epoch, run):
-        append = RunFolder.append_metrics
-
-        def dies(folder, record):
-            if (record["phase"], record["epoch"]) == (phase, epoch):
-                raise KeyboardInterrupt
-            append(folder, record)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(RunFolder, "append_metrics", dies)
-            with pytest.raises(KeyboardInterrupt):
-                run()
-
-    return until
-
-
 @pytest.mark.parametrize(("method", "epoch", "checkpoints"), KILLS)
-def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypatch, dying, method, epoch, checkpoints):
+def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, method, epoch, checkpoints):
     run = partial(
         rbm.distill,
         small_graph,
@@ -141,9 +121,9 @@ def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypat
         measure_latency=False,
     )
     run(folder=tmp_path / "whole")
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0 if checkpoints else 1e9)
     phase = KILLED_IN.get((method, epoch), KILLED_IN.get(method, method))
-    dying(phase, epoch, lambda: run(folder=tmp_path / "killed"))
+    with killed_at(phase, epoch, checkpoint_seconds=-1.0 if checkpoints else 1e9):
+        run(folder=tmp_path / "killed")
     assert (tmp_path / "killed" / "checkpoint.pt").exists() == checkpoints
     assert not (tmp_path / "killed" / "summary.json").exists()
 
@@ -157,11 +137,12 @@ def test_resumes_to_the_same_bits(small_graph, quick, cache, tmp_path, monkeypat
     assert [r for r in records[0] if r["phase"] != "teacher"] == [r for r in records[1] if r["phase"] != "teacher"]
 
 
-def test_finished_students_are_taken_from_the_run_folder(small_graph, quick, cache, tmp_path, dying):
+def test_finished_students_are_taken_from_the_run_folder(small_graph, quick, cache, tmp_path):
     methods = [*(method for method in METHODS if method != "cohop"), "cohop"]
     run = partial(rbm.distill, small_graph, config=quick, methods=methods, cache=cache, measure_latency=False)
     whole = run()
-    dying("cohop-2", 3, lambda: run(folder=tmp_path))
+    with killed_at("cohop-2", 3):
+        run(folder=tmp_path)
     resumed = run(folder=tmp_path, resume=True)
     assert resumed.summary == whole.summary
     for method in methods:

@@ -1,4 +1,4 @@
-"""The vanilla mixture: its layer equals a loop over experts, and what it is trained by is what it says."""
+"""The vanilla mixture: its layer equals a loop over experts, and its training follows its configuration."""
 
 import numpy as np
 import pytest
