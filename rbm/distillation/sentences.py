@@ -40,17 +40,18 @@ def _search(found: dict[str, Any]) -> str:
     return (
         f"Search: {trials} {'trials' if trials > 1 else 'trial'} within {budget}, {found['given_up']} given up early;"
         f" chosen: {_title(found['choice']['method'])} with {base}{but}; {found['accuracy']:.2%} on validation nodes"
-        f" held out ({halves}){before}{_stayed(found)}. The best of many is an optimistic figure."
+        f" held out ({halves}){before}{_ahead(found)}."
     )
 
 
-def _stayed(found: dict[str, Any]) -> str:
-    """Why these settings stay though a trial was ahead of them; a search of a former version does not tell."""
-    gain, error = found.get("gain"), found.get("error")
-    if not gain or gain > found["errors"] * error:
+def _ahead(found: dict[str, Any]) -> str:
+    """By how much the best trial is ahead of the given settings, and how much of that is expected of new nodes."""
+    gain, corrected = found.get("gain"), found.get("corrected")
+    if not gain or corrected is None:  # a search of a former version does not tell
         return ""
-    points = f"{100 * gain:.2f} points (standard error {100 * error:.2f})"
-    return f"; the best of {found['tried']} others was ahead by {points}, which may be chance"
+    best = "it is" if corrected > 0 else f"the best of {found['tried']} others was"
+    told = f"; {best} ahead by {100 * gain:.2f} points there, and by {100 * corrected:.2f} after correction for chance"
+    return told if corrected > 0 else f"{told}, so the settings stay"
 
 
 def _value(value: Any) -> str:

@@ -206,8 +206,9 @@ def told(search: Search) -> dict[str, Any]:
         ``budget`` in seconds; ``trials``, ``complete`` and ``given_up``; ``halves`` of a complete trial; ``choice``,
         the point that was chosen, ``changed``, what of it differs from the start that it names, and its ``accuracy``;
         ``given_accuracy``, the best of the configuration that the search started from; ``gain``, what the best trial is
-        ahead of it, and the ``error`` of that (:class:`rbm.distillation.auto.search.Lead`), and ``errors``, how many of
-        them the best of the points that were ``tried`` had to be ahead. Accuracies are means over halves, and None
+        ahead of it, and the ``error`` of that (:class:`rbm.distillation.auto.trials.Lead`); ``corrected``, the expected
+        gain without the optimism of choosing the best (:func:`rbm.distillation.auto.trials.corrected_gain`), by which
+        the search decides; ``tried``, how many other points there were. Accuracies are means over halves, and None
         where no trial was complete.
     """
     best, given, lead = search.choice(), search.given(), search.lead(search.best())
@@ -227,8 +228,8 @@ def told(search: Search) -> dict[str, Any]:
         "given_accuracy": None if given is None else given.value,
         "gain": None if lead is None else lead.gain,
         "error": None if lead is None else lead.error,
+        "corrected": search.corrected_gain(),
         "tried": search.tried,
-        "errors": search.errors,
     }
 
 

@@ -14,7 +14,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rbm.distillation.auto.space import GIVEN, Point, Space
-from rbm.distillation.auto.trials import Lead, accuracies, answers, lead, point_of, seconds_of, seconds_of_halves
+from rbm.distillation.auto.trials import (
+    Lead,
+    accuracies,
+    answers,
+    corrected_gain,
+    lead,
+    point_of,
+    seconds_of,
+    seconds_of_halves,
+)
 from rbm.training.loop import OutOfTimeError, time_limit
 from rbm.utils.studies import import_optuna
 
@@ -93,15 +102,18 @@ class Search:
         """How many a trial is judged on to its end; 1 until the starting points have shown how long that takes."""
         return self._halves or 1
 
+    def complete(self) -> list["FrozenTrial"]:
+        """Trials that were judged to their end, in their order."""
+        return [trial for trial in self.trials() if trial.state.name == "COMPLETE"]
+
     def best(self, points: list[Point] | None = None) -> "FrozenTrial | None":
         """The complete trial with the highest accuracy (of ``points`` alone), the earlier one of equals; or None."""
-        complete = [trial for trial in self.trials() if trial.state.name == "COMPLETE"]
-        some = [trial for trial in complete if points is None or point_of(trial) in points]
+        some = [trial for trial in self.complete() if points is None or point_of(trial) in points]
         return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
 
     def given(self) -> "FrozenTrial | None":
         """The best complete trial of the given configuration; or None."""
-        return self.best([point for point in self.starts if point["start"] == GIVEN])
+        return self.best(self._given_points())
 
     def lead(self, trial: "FrozenTrial | None") -> Lead | None:
         """What a complete trial is ahead of the given configuration; None where either is not complete."""
@@ -110,34 +122,32 @@ class Search:
             return None
         return lead(answers(trial), answers(given))
 
-    def choice(self) -> "FrozenTrial | None":
-        """The best trial, if it is ahead of the given configuration by more than :attr:`errors` standard errors, or
-        else the best of that; None where none is complete.
-
-        Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984) choose the simplest tree within
-        one standard error of the best; here it is the settings that may rest on more evidence than a search, and the
-        error is that of the difference on the same nodes.
+    def corrected_gain(self) -> float | None:
+        """The expected gain of the best trial over the given configuration (:func:`~.trials.corrected_gain`); None
+        where the latter is not complete.
         """
-        best = self.best()
-        found = self.lead(best)
-        return best if found is None or found.gain > self.errors * found.error else self.given()
+        complete, points = self.complete(), self._given_points()
+        given = [index for index, trial in enumerate(complete) if point_of(trial) in points]
+        return corrected_gain([answers(trial) for trial in complete], given) if given else None
+
+    def choice(self) -> "FrozenTrial | None":
+        """The best trial, if its expected gain over the given configuration is positive, or else the best trial of
+        that configuration; None where no trial is complete.
+
+        The trial with the highest accuracy owes a part of it to chance, the more the more trials there are. What is
+        left without that part decides.
+        """
+        gain = self.corrected_gain()
+        return self.best() if gain is None or gain > 0 else self.given()
 
     @property
     def tried(self) -> int:
         """How many points other than the given configuration were judged."""
         points = [point_of(trial) for trial in self.trials() if answers(trial)]
-        given = [point for point in self.starts if point["start"] == GIVEN]
-        return len({tuple(point.items()) for point in points if point not in given})
+        return len({tuple(point.items()) for point in points if point not in self._given_points()})
 
-    @property
-    def errors(self) -> float:
-        """Standard errors that the best of so many points must be ahead: 1 for a single one, 2.1 of ten, 2.6 of forty.
-
-        A single point that is no better is ahead by more than one error with a probability of 16 %. So is the best of
-        several with this number, if they were independent (Sidak, JASA 1967); they are alike, so it is less.
-        """
-        normal = statistics.NormalDist()
-        return normal.inv_cdf(normal.cdf(1) ** (1 / max(1, self.tried)))
+    def _given_points(self) -> list[Point]:
+        return [point for point in self.starts if point["start"] == GIVEN]
 
     def _next(self) -> "Trial":
         """The trial to judge on one half more: every start on its first, then what is not judged to its end, then a new

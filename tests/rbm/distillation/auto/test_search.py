@@ -1,8 +1,9 @@
 """The search loop, with a judge that takes no time: proposals, pruning, and resuming after a kill."""
 
 from contextlib import contextmanager
-from statistics import NormalDist
+from statistics import NormalDist, mean
 
+import numpy as np
 import pytest
 
 from rbm.config import Config
@@ -12,8 +13,9 @@ from rbm.distillation.auto import search as search_module
 from rbm.distillation.auto.folder import new_study
 from rbm.distillation.auto.run import parse_budget
 from rbm.distillation.auto.run import told as told_of
-from rbm.distillation.auto.search import Search, lead, point_of, rows
+from rbm.distillation.auto.search import Search, point_of, rows
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, Space
+from rbm.distillation.auto.trials import corrected_gain, lead
 from rbm.training.loop import OutOfTimeError
 from rbm.utils.studies import open_trials
 
@@ -68,9 +70,9 @@ def test_finds_what_is_better():
     assert search.best().value > search.trials()[0].value + 0.05
 
 
-@pytest.mark.parametrize(("won", "lost", "leaves"), [(60, 30, True), (45, 30, False), (2, 0, False), (12, 0, True)])
-def test_leaves_what_was_given_for_more_than_chance(won, lost, leaves):
-    """The best trial wins some nodes of 200 and loses others: the difference alone does not decide."""
+@pytest.mark.parametrize(("won", "lost", "leaves"), [(60, 30, True), (45, 20, True), (45, 40, False), (1, 0, False)])
+def test_leaves_what_was_given_for_an_expected_gain(won, lost, leaves):
+    """One point classifies some nodes of 200 that all others do not, and the reverse."""
 
     def judge(point, half):
         right = [node % 2 == 0 for node in range(200)]
@@ -80,32 +82,79 @@ def test_leaves_what_was_given_for_more_than_chance(won, lost, leaves):
 
     search = search_of(judge, budget=40.0)
     search.run()
-    assert point_of(search.best())["teacher"] == "gcn"
     assert (search.choice().number == 0) != leaves, "the first trial has what was given"
-    found = search.lead(search.best())
-    assert found.gain == pytest.approx((won - lost) / 200)
-    assert found.error == pytest.approx(((won + lost + 2 - (won - lost) ** 2 / 202) ** 0.5) / 200)
+    if won > lost:
+        assert point_of(search.best())["teacher"] == "gcn"
+        found = search.lead(search.best())
+        assert found.gain == pytest.approx((won - lost) / 200)
+        assert found.error == pytest.approx(((won + lost + 2 - (won - lost) ** 2 / 202) ** 0.5) / 200)
+        assert search.corrected_gain() <= found.gain
 
 
-def test_one_point_must_be_ahead_by_one_standard_error_and_the_best_of_many_by_more():
-    search = search_of(budget=1.0)
-    search.run()
-    assert search.errors == pytest.approx(1), "the given settings are not among those that were tried"
+def test_points_that_were_tried_are_counted_once():
     search = search_of(budget=40.0)
     search.run()
     distinct = {tuple(point_of(trial).items()) for trial in search.trials()[2:]}
-    assert search.tried == len(distinct) > 10
-    below = NormalDist().cdf(search.errors)
-    assert below**search.tried == pytest.approx(NormalDist().cdf(1))
+    assert search.tried == len(distinct) > 10, "the given settings are not among them"
 
 
-@pytest.mark.parametrize(("gain", "told"), [(0.02, "ahead by 2.00 points (standard error 2.50), which"), (0.09, "")])
-def test_the_verdict_says_why_the_settings_stayed(gain, told):
+def answers_of_trials(generator, shares, nodes):
+    """Answers of trials that are right on these shares of all nodes, and mostly on the same ones."""
+    difficulty = generator.normal(size=nodes)
+    found = [0.8 * difficulty + 0.6 * generator.normal(size=nodes) < NormalDist().inv_cdf(each) for each in shares]
+    return [["".join("01"[int(right)] for right in each)] for each in found]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.03])
+def test_the_corrected_gain_is_the_one_on_other_nodes(spread):
+    """The best of 30 trials owes points to chance. Over many searches the corrected gain lacks them: trials that
+    are all alike (``spread`` 0) gain nothing, others nearly what their accuracies differ by.
+    """
+    generator = np.random.default_rng(0)
+    apparent, corrected, true = [], [], []
+    for _ in range(60):
+        shares = [0.6, *(0.6 + spread * generator.standard_normal(30))]
+        trials = answers_of_trials(generator, shares, nodes=300)
+        right = [each[0].count("1") for each in trials]
+        best = right.index(max(right))
+        apparent.append((right[best] - right[0]) / 300)
+        true.append(shares[best] - shares[0])
+        corrected.append(corrected_gain(trials, [0]))
+    assert mean(apparent) - mean(true) > 0.02
+    assert abs(mean(corrected) - mean(true)) < 0.01
+
+
+def test_the_corrected_gain_of_given_trials_alone_is_none():
+    trials = answers_of_trials(np.random.default_rng(0), [0.6, 0.6, 0.6], nodes=50)
+    assert corrected_gain(trials, [0, 1, 2]) == 0.0, "the best of them is what it is compared with"
+    assert corrected_gain(trials, [0]) == corrected_gain(trials, [0]) != 0.0
+    assert corrected_gain(trials, []) == corrected_gain([], []) == corrected_gain([[""], [""]], [0]) == 0.0
+
+
+def test_the_corrected_gain_counts_a_node_of_several_halves_once():
+    first, second = ["1100----", "----1010"], ["0000----", "----1111"]
+    other = [["1" if "1" in (a, b) else "0" for a, b in zip(*each, strict=True)] for each in (first, second)]
+    joint = [["".join(each)] for each in other]
+    assert corrected_gain([first, second], [0]) == corrected_gain(joint, [0])
+    assert corrected_gain([[""], ["01" * 50]], [0]) == pytest.approx(0.5, abs=0.02), "what was not trained is wrong"
+
+
+@pytest.mark.parametrize(
+    ("corrected", "told"),
+    [
+        (
+            -0.004,
+            "others was ahead by 9.00 points there, and by -0.40 after correction for chance, so the settings stay.",
+        ),
+        (0.031, "; it is ahead by 9.00 points there, and by 3.10 after correction for chance."),
+        (None, "before the search."),
+    ],
+)
+def test_the_verdict_tells_the_corrected_gain(corrected, told):
     search = search_of(budget=12.0)
     search.run()
-    sentence = sentences._search(told_of(search) | {"gain": gain, "error": 0.025})
-    assert ("may be chance" in sentence) == bool(told)
-    assert told in sentence
+    sentence = sentences._search(told_of(search) | {"gain": 0.09, "error": 0.025, "corrected": corrected})
+    assert sentence.endswith(told)
 
 
 def test_a_node_that_is_asked_twice_counts_once():
