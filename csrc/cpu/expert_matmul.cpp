@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "bfloat16_pairs.h"
 #include "few_rows.h"
 #include "outer_tile.h"
 
@@ -20,13 +21,14 @@ constexpr int64_t kRowsOfExpert = 256;
 constexpr int64_t kInnerBlock = 512;
 
 // out_b = sum_j gate_bj (A_e rows_b + bias_e), e = experts[b, j]. Forward: rows are x, A_e is W_e. Backward: rows are grad,
-// A_e is the transpose of W_e, and the gradient of the gates, <A_e rows_b, x_b> + <rows_b, bias_e>, may be wanted.
-template <typename T>
+// A_e is the transpose of W_e, and the gradient of the gates, <A_e rows_b, x_b> + <rows_b, bias_e>, may be wanted. Tiles take
+// rows and weights as numbers of type Operand: what rows of T are summed in, or pairs of bfloat16.
+template <typename T, typename Operand = Accumulation<T>>
 struct Product {
   using Acc = Accumulation<T>;
   const T* rows;
   int64_t row_stride;
-  const Acc* packed;  // A_e transposed, [E] matrices [from, to]
+  const Operand* packed;  // A_e transposed, [E] matrices [from, to]
   const T* bias;      // [E, N], or null
   const Acc* gates;
   const int32_t* experts;
@@ -75,14 +77,14 @@ RBM_INLINE void dot_row(
 }
 
 // Adds the products of kRows rows and one panel of columns to `outs`, from `column` on, and to the gradients of their gates.
-template <int kBytes, int kRows, int kVectors, typename T>
+template <int kBytes, int kRows, int kVectors, typename T, typename Operand>
 RBM_INLINE void multiply_tile(
-    const Product<T>& p, const Pair* pairs, int64_t valid, const Accumulation<T>* const* rows,
-    Accumulation<T>* const* outs, const Accumulation<T>* panel, int64_t column, int64_t inner) {
+    const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Operand* const* rows,
+    Accumulation<T>* const* outs, const Operand* panel, int64_t column, int64_t steps) {
   using Acc = Accumulation<T>;
   using L = Lanes<Acc, kBytes>;
   typename L::Vector products[kRows][kVectors] = {};
-  outer_tile<kBytes, kRows, kVectors>(rows, 1, panel, kVectors * L::kCount, inner, products);
+  product_tile<kBytes, kRows, kVectors>(rows, 1, panel, kVectors * L::kCount, steps, products);
   const int64_t width = std::min<int64_t>(kVectors * L::kCount, p.to - column);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -101,46 +103,55 @@ RBM_INLINE void multiply_tile(
   for (int r = 0; r < valid; ++r) p.grad_gates[pairs[r].index] += sums[r];
 }
 
+// `count` numbers of a row as a tile's left side: where they are, or converted into `copy`.
+template <typename Operand, typename T>
+RBM_INLINE const Operand* left_side(const T* source, int64_t count, Operand* copy) {
+  if constexpr (std::is_same_v<T, Operand>) {
+    return source;
+  } else if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+    if (count % 2 == 0) return reinterpret_cast<const BFloat16Pair*>(source);
+    pair_neighbours(source, count, copy);
+  } else {
+    for (int64_t i = 0; i < count; ++i) copy[i] = static_cast<Operand>(source[i]);
+  }
+  return copy;
+}
+
 // `valid` of kRows pairs of one expert, and `inner` of the inner dimension from `first`: all columns.
-template <int kBytes, int kRows, typename T>
+template <int kBytes, int kRows, typename T, typename Operand>
 RBM_INLINE void multiply_rows(
-    const Product<T>& p, int64_t expert, const Pair* pairs, int64_t valid, int64_t first, int64_t inner,
-    int64_t first_row, Accumulation<T>* sums, Accumulation<T>* converted) {
+    const Product<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t valid, int64_t first, int64_t inner,
+    int64_t first_row, Accumulation<T>* sums, Operand* converted) {
   using Acc = Accumulation<T>;
   constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
-  const Acc* rows[kRows];
+  const Operand* rows[kRows];
   Acc* outs[kRows];
   for (int r = 0; r < kRows; ++r) {
     // A tile that is not full repeats its last row, whose sums are dropped.
     const int64_t row = pairs[std::min<int64_t>(r, valid - 1)].row;
-    const T* const source = p.rows + row * p.row_stride + first;
-    if constexpr (std::is_same_v<T, Acc>) {
-      rows[r] = source;
-    } else {
-      Acc* const copy = converted + r * kInnerBlock;
-      for (int64_t i = 0; i < inner; ++i) copy[i] = static_cast<Acc>(source[i]);
-      rows[r] = copy;
-    }
+    rows[r] = left_side(p.rows + row * p.row_stride + first, inner, converted + r * kInnerBlock);
     outs[r] = sums + (row - first_row) * p.to;
   }
   const int64_t padded = padded_columns<Acc, kBytes>(p.to);
-  const Acc* const matrix = p.packed + expert * p.from * padded;
+  const int64_t all_steps = operands_of<Operand>(p.from), first_step = first / kNumbersOf<Operand>;
+  const int64_t steps = operands_of<Operand>(inner);
+  const Operand* const matrix = p.packed + expert * all_steps * padded;
   int64_t column = 0;
   for (; column + kWidth <= padded; column += kWidth) {
-    const Acc* const panel = matrix + column * p.from + first * kWidth;
-    multiply_tile<kBytes, kRows, tile_vectors<kBytes>()>(p, pairs, valid, rows, outs, panel, column, inner);
+    const Operand* const panel = matrix + column * all_steps + first_step * kWidth;
+    multiply_tile<kBytes, kRows, tile_vectors<kBytes>()>(p, pairs, valid, rows, outs, panel, column, steps);
   }
-  const Acc* const panel = matrix + column * p.from + first * (padded - column);
+  const Operand* const panel = matrix + column * all_steps + first_step * (padded - column);
   switch ((padded - column) / kCount) {
-    case 3: return multiply_tile<kBytes, kRows, 3>(p, pairs, valid, rows, outs, panel, column, inner);
-    case 2: return multiply_tile<kBytes, kRows, 2>(p, pairs, valid, rows, outs, panel, column, inner);
-    case 1: return multiply_tile<kBytes, kRows, 1>(p, pairs, valid, rows, outs, panel, column, inner);
+    case 3: return multiply_tile<kBytes, kRows, 3>(p, pairs, valid, rows, outs, panel, column, steps);
+    case 2: return multiply_tile<kBytes, kRows, 2>(p, pairs, valid, rows, outs, panel, column, steps);
+    case 1: return multiply_tile<kBytes, kRows, 1>(p, pairs, valid, rows, outs, panel, column, steps);
   }
 }
 
 // What the bias adds: to the rows, or to the gradient of their gates.
-template <typename T>
-RBM_INLINE void add_bias(const Product<T>& p, int64_t expert, const Pair& pair, Accumulation<T>* out) {
+template <typename T, typename Operand>
+RBM_INLINE void add_bias(const Product<T, Operand>& p, int64_t expert, const Pair& pair, Accumulation<T>* out) {
   using Acc = Accumulation<T>;
   if (p.bias == nullptr) return;
   if (!p.with_gates) {
@@ -157,10 +168,10 @@ RBM_INLINE void add_bias(const Product<T>& p, int64_t expert, const Pair& pair, 
   }
 }
 
-template <int kBytes, typename T>
+template <int kBytes, typename T, typename Operand>
 RBM_INLINE void multiply_panel_lanes(
-    const Product<T>& p, int64_t first_row, int64_t last_row, const PairsByExpert& by_expert, Accumulation<T>* sums,
-    Accumulation<T>* converted) {
+    const Product<T, Operand>& p, int64_t first_row, int64_t last_row, const PairsByExpert& by_expert,
+    Accumulation<T>* sums, Operand* converted) {
   using Acc = Accumulation<T>;
   constexpr int kRows = kTileRows;
   if constexpr (std::is_same_v<T, Acc>) sums = p.out + first_row * p.to;
@@ -184,10 +195,24 @@ RBM_INLINE void multiply_panel_lanes(
   }
   if constexpr (!std::is_same_v<T, Acc>) {
     T* const out = p.out + first_row * p.to;
-    for (int64_t i = 0; i < (last_row - first_row) * p.to; ++i) out[i] = static_cast<T>(sums[i]);
+    for (int64_t i = 0; i < (last_row - first_row) * p.to; ++i) out[i].x = bfloat16_bits(sums[i]);
   }
 }
 RBM_DISPATCH(multiply_panel)
+
+// Pairs are multiplied on processors of one kind alone.
+template <typename T, typename Operand>
+void multiply_any_panel(
+    const Product<T, Operand>& p, int64_t first_row, int64_t last_row, const PairsByExpert& by_expert,
+    Accumulation<T>* sums, Operand* converted) {
+  if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+#if defined(__x86_64__)
+    multiply_panel_avx512(p, first_row, last_row, by_expert, sums, converted);
+#endif
+  } else {
+    multiply_panel(p, first_row, last_row, by_expert, sums, converted);
+  }
+}
 
 // Panels of one height, as many for one thread as for another.
 int64_t count_panel_rows(int64_t rows, int64_t num_experts, int64_t top_k) {
@@ -197,8 +222,8 @@ int64_t count_panel_rows(int64_t rows, int64_t num_experts, int64_t top_k) {
   return (rows + rounds * threads - 1) / (rounds * threads);
 }
 
-template <typename T>
-void multiply(const Product<T>& p) {
+template <typename T, typename Operand>
+void multiply(const Product<T, Operand>& p) {
   using Acc = Accumulation<T>;
   if (p.count == 0) return;
   const int64_t panel_rows = count_panel_rows(p.count, p.num_experts, p.top_k);
@@ -206,24 +231,35 @@ void multiply(const Product<T>& p) {
     constexpr bool kConverts = !std::is_same_v<T, Acc>;
     PairsByExpert pairs(panel_rows, p.top_k, p.num_experts);
     const auto sums = scratch<Acc>(kConverts ? panel_rows * p.to : 0);
-    const auto converted = scratch<Acc>(kConverts ? kTileRows * kInnerBlock : 0);
+    const auto converted = scratch<Operand>(kConverts ? kTileRows * kInnerBlock : 0);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * panel_rows, last = std::min(first + panel_rows, p.count);
       pairs.list(p.experts, first, last);
-      multiply_panel(p, first, last, pairs, sums.get(), converted.get());
+      multiply_any_panel(p, first, last, pairs, sums.get(), converted.get());
     }
   });
 }
 
 // Weights [E, N, D] as matrices [D, N], or [N, D] for the gradient of the rows.
 template <typename T>
-std::unique_ptr<Accumulation<T>[]> pack_weight(const Tensor& weight, bool for_gradient) {
-  using Acc = Accumulation<T>;
+Unpacked<T> unpacked_weight(const Tensor& weight, bool for_gradient) {
   const int64_t outputs = weight.size(1), features = weight.size(2);
-  const Unpacked<T> unpacked = for_gradient
+  return for_gradient
       ? Unpacked<T>{data<T>(weight), weight.size(0), outputs, features, outputs * features, features, 1}
       : Unpacked<T>{data<T>(weight), weight.size(0), features, outputs, outputs * features, 1, features};
-  return pack_all<Acc>(unpacked);
+}
+
+// Packs the weights for this processor, and multiplies: `product` makes a Product of what was packed.
+template <typename T, typename Make>
+void pack_and_multiply(const Unpacked<T>& weight, const Make& product) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (has_bfloat16_products()) {
+      const auto packed = pack_all_pairs(weight);
+      return multiply(product(static_cast<const BFloat16Pair*>(packed.get())));
+    }
+  }
+  const auto packed = pack_all<Accumulation<T>>(weight);
+  multiply(product(static_cast<const Accumulation<T>*>(packed.get())));
 }
 
 template <typename T>
@@ -250,24 +286,25 @@ Tensor forward(const Tensor& x, const Tensor& weight, const Tensor* bias, const 
     multiply_few_rows(few, top_k);
     return y;
   }
-  const auto packed = pack_weight<T>(weight, false);
-  multiply(Product<T>{
-      .rows = data<T>(x),
-      .row_stride = x.stride(0),
-      .packed = packed.get(),
-      .bias = bias ? data<T>(*bias) : nullptr,
-      .gates = data<Acc>(gates),
-      .experts = data<int32_t>(experts),
-      .count = rows,
-      .from = x.size(1),
-      .to = weight.size(1),
-      .num_experts = weight.size(0),
-      .top_k = top_k,
-      .with_gates = false,
-      .x = nullptr,
-      .x_stride = 0,
-      .grad_gates = nullptr,
-      .out = mutable_data<T>(y),
+  pack_and_multiply(unpacked_weight<T>(weight, false), [&]<typename Operand>(const Operand* packed) {
+    return Product<T, Operand>{
+        .rows = data<T>(x),
+        .row_stride = x.stride(0),
+        .packed = packed,
+        .bias = bias ? data<T>(*bias) : nullptr,
+        .gates = data<Acc>(gates),
+        .experts = data<int32_t>(experts),
+        .count = rows,
+        .from = x.size(1),
+        .to = weight.size(1),
+        .num_experts = weight.size(0),
+        .top_k = top_k,
+        .with_gates = false,
+        .x = nullptr,
+        .x_stride = 0,
+        .grad_gates = nullptr,
+        .out = mutable_data<T>(y),
+    };
   });
   return y;
 }
@@ -280,24 +317,25 @@ std::tuple<Tensor, Tensor> backward_input(
   const int64_t rows = x.size(0), in_features = x.size(1), top_k = gates.size(1);
   Tensor grad_x = new_tensor(x.scalar_type(), {rows, in_features});
   Tensor grad_gates = with_gates ? new_tensor(gates.scalar_type(), {rows, top_k}) : new_tensor(gates.scalar_type(), {0});
-  const auto packed = pack_weight<T>(weight, true);
-  multiply(Product<T>{
-      .rows = data<T>(grad),
-      .row_stride = grad.stride(0),
-      .packed = packed.get(),
-      .bias = bias && with_gates ? data<T>(*bias) : nullptr,
-      .gates = data<Acc>(gates),
-      .experts = data<int32_t>(experts),
-      .count = rows,
-      .from = weight.size(1),
-      .to = in_features,
-      .num_experts = weight.size(0),
-      .top_k = top_k,
-      .with_gates = with_gates,
-      .x = data<T>(x),
-      .x_stride = x.stride(0),
-      .grad_gates = mutable_data<Acc>(grad_gates),
-      .out = mutable_data<T>(grad_x),
+  pack_and_multiply(unpacked_weight<T>(weight, true), [&]<typename Operand>(const Operand* packed) {
+    return Product<T, Operand>{
+        .rows = data<T>(grad),
+        .row_stride = grad.stride(0),
+        .packed = packed,
+        .bias = bias && with_gates ? data<T>(*bias) : nullptr,
+        .gates = data<Acc>(gates),
+        .experts = data<int32_t>(experts),
+        .count = rows,
+        .from = weight.size(1),
+        .to = in_features,
+        .num_experts = weight.size(0),
+        .top_k = top_k,
+        .with_gates = with_gates,
+        .x = data<T>(x),
+        .x_stride = x.stride(0),
+        .grad_gates = mutable_data<Acc>(grad_gates),
+        .out = mutable_data<T>(grad_x),
+    };
   });
   return {grad_x, grad_gates};
 }

@@ -4,13 +4,14 @@
 
 #include <algorithm>
 
+#include "bfloat16_pairs.h"
 #include "outer_tile.h"
 #include "pairs.h"
 
 namespace rbm::cpu {
 namespace {
 
-// Rows that are taken at once: the part of them that a tile multiplies stays in the nearest cache.
+// Rows that are taken at once: the part of them that a tile multiplies stays in the nearest cache. An even number.
 constexpr int64_t kPieceRows = 128;
 
 template <typename T>
@@ -28,16 +29,17 @@ struct WeightGrad {
 };
 
 // kRows output features, of which `valid` exist, and one panel of input features: grad_weight gets or is increased by what
-// `count` rows contribute. `gated` and `panel` begin at the first of those features, in the first row.
-template <int kBytes, int kRows, int kVectors, typename Acc>
+// `steps` operands (rows, or pairs of rows) contribute. `gated` and `panel` begin at the first of those features, in the first
+// row.
+template <int kBytes, int kRows, int kVectors, typename Operand, typename Acc>
 RBM_INLINE void sum_tile(
-    const Acc* gated, int64_t gated_stride, const Acc* panel, int64_t count, bool first, int64_t valid, int64_t width,
-    Acc* grad_weight, int64_t features) {
+    const Operand* gated, int64_t gated_stride, const Operand* panel, int64_t steps, bool first, int64_t valid,
+    int64_t width, Acc* grad_weight, int64_t features) {
   using L = Lanes<Acc, kBytes>;
   typename L::Vector sums[kRows][kVectors] = {};
-  const Acc* left[kRows];
+  const Operand* left[kRows];
   for (int r = 0; r < kRows; ++r) left[r] = gated + std::min<int64_t>(r, valid - 1);
-  outer_tile<kBytes, kRows, kVectors>(left, gated_stride, panel, kVectors * L::kCount, count, sums);
+  product_tile<kBytes, kRows, kVectors>(left, gated_stride, panel, kVectors * L::kCount, steps, sums);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     if (r < valid) {
@@ -53,27 +55,75 @@ RBM_INLINE void sum_tile(
   }
 }
 
-template <int kBytes, int kVectors, typename Acc>
+template <int kBytes, int kVectors, typename Operand, typename Acc>
 RBM_INLINE void sum_panel(
-    const Acc* gated, int64_t outputs, const Acc* panel, int64_t count, bool first, int64_t width, Acc* grad_weight,
-    int64_t features) {
+    const Operand* gated, int64_t outputs, const Operand* panel, int64_t steps, bool first, int64_t width,
+    Acc* grad_weight, int64_t features) {
   int64_t n = 0;
   for (; n + kTileRows / 2 < outputs; n += kTileRows) {
     const int64_t valid = std::min<int64_t>(kTileRows, outputs - n);
     sum_tile<kBytes, kTileRows, kVectors>(
-        gated + n, outputs, panel, count, first, valid, width, grad_weight + n * features, features);
+        gated + n, outputs, panel, steps, first, valid, width, grad_weight + n * features, features);
   }
   if (n < outputs) {
     sum_tile<kBytes, kTileRows / 2, kVectors>(
-        gated + n, outputs, panel, count, first, outputs - n, width, grad_weight + n * features, features);
+        gated + n, outputs, panel, steps, first, outputs - n, width, grad_weight + n * features, features);
+  }
+}
+
+// The gradients of `count` rows times their gates, [steps, outputs], which are added to the bias's as well.
+template <typename T, typename Operand>
+RBM_INLINE void gate_rows(
+    const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t begin, int64_t outputs, Accumulation<T>* bias_sum,
+    Operand* gated) {
+  using Acc = Accumulation<T>;
+  const auto grad_of = [&](int64_t i) { return w.grad + pairs[i].row * w.grad_stride + begin; };
+  for (int64_t i = 0; i < count; i += kNumbersOf<Operand>) {
+    const Acc gate = w.gates[pairs[i].index];
+    const T* const grad = grad_of(i);
+    Operand* const row = gated + i / kNumbersOf<Operand> * outputs;
+    if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+      // Products are rounded to bfloat16, the bias's sum is of what they were before.
+      const bool has_second = i + 1 < count;
+      const Acc next_gate = has_second ? w.gates[pairs[i + 1].index] : Acc(0);
+      const T* const next_grad = has_second ? grad_of(i + 1) : grad;
+      for (int64_t n = 0; n < outputs; ++n) {
+        const Acc number = gate * static_cast<Acc>(grad[n]), next = next_gate * static_cast<Acc>(next_grad[n]);
+        bias_sum[n] = bias_sum[n] + number + next;
+        row[n].bits = bfloat16_bits(number) | static_cast<uint32_t>(bfloat16_bits(next)) << 16;
+      }
+    } else {
+      for (int64_t n = 0; n < outputs; ++n) {
+        row[n] = gate * static_cast<Acc>(grad[n]);
+        bias_sum[n] += row[n];
+      }
+    }
+  }
+}
+
+// Features [first, first + filled) of `count` rows as a panel of `width` columns, with zeros past the last feature.
+template <typename T, typename Operand>
+RBM_INLINE void panel_of_rows(
+    const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t first, int64_t filled, int64_t width,
+    Operand* panel) {
+  constexpr int64_t kNumbers = kNumbersOf<Operand>;
+  for (int64_t i = 0; i < count; i += kNumbers) {
+    const T* const x = w.x + pairs[i].row * w.x_stride + first;
+    Operand* const row = panel + i / kNumbers * width;
+    if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+      pair_rows(x, i + 1 < count ? w.x + pairs[i + 1].row * w.x_stride + first : nullptr, filled, row);
+    } else {
+      for (int64_t c = 0; c < filled; ++c) row[c] = static_cast<Operand>(x[c]);
+    }
+    std::fill_n(row + filled, width - filled, Operand{});
   }
 }
 
 // Output features [begin, end) of one expert. `gated` has room for [kPieceRows, end - begin] and `panels` for
 // [kPieceRows, features, padded to whole vectors].
-template <int kBytes, typename T>
+template <int kBytes, typename T, typename Operand>
 RBM_INLINE void sum_expert_lanes(
-    const WeightGrad<T>& w, int64_t expert, int64_t begin, int64_t end, Accumulation<T>* gated, Accumulation<T>* panels) {
+    const WeightGrad<T>& w, int64_t expert, int64_t begin, int64_t end, Operand* gated, Operand* panels) {
   using Acc = Accumulation<T>;
   constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
   const int64_t outputs = end - begin, features = w.in_features;
@@ -84,41 +134,55 @@ RBM_INLINE void sum_expert_lanes(
   if (pairs == 0) std::fill_n(weight_sum, outputs * features, Acc(0));
 
   for (int64_t first = 0; first < pairs; first += kPieceRows) {
-    const int64_t count = std::min(kPieceRows, pairs - first);
-    for (int64_t i = 0; i < count; ++i) {
-      const Pair pair = w.pairs->of(expert)[first + i];
-      const Acc gate = w.gates[pair.index];
-      const T* const grad = w.grad + pair.row * w.grad_stride + begin;
-      Acc* const row = gated + i * outputs;
-      for (int64_t n = 0; n < outputs; ++n) {
-        row[n] = gate * static_cast<Acc>(grad[n]);
-        bias_sum[n] += row[n];
-      }
-      const T* const x = w.x + pair.row * w.x_stride;
-      for (int64_t d = 0; d < padded; d += kWidth) {
-        const int64_t width = std::min(kWidth, padded - d), filled = std::min(width, features - d);
-        Acc* const part = panels + d * kPieceRows + i * width;
-        for (int64_t c = 0; c < filled; ++c) part[c] = static_cast<Acc>(x[d + c]);
-        std::fill_n(part + filled, width - filled, Acc(0));
-      }
+    const int64_t count = std::min(kPieceRows, pairs - first), steps = operands_of<Operand>(count);
+    const Pair* const piece = w.pairs->of(expert) + first;
+    gate_rows(w, piece, count, begin, outputs, bias_sum, gated);
+    for (int64_t d = 0; d < padded; d += kWidth) {
+      const int64_t width = std::min(kWidth, padded - d);
+      panel_of_rows(w, piece, count, d, std::min(width, features - d), width, panels + d * kPieceRows);
     }
     for (int64_t d = 0; d < padded; d += kWidth) {
       const int64_t vectors = std::min(kWidth, padded - d) / kCount, width = std::min(kWidth, features - d);
-      const Acc* const panel = panels + d * kPieceRows;
+      const Operand* const panel = panels + d * kPieceRows;
       Acc* const target = weight_sum + d;
       if (vectors == tile_vectors<kBytes>()) {
-        sum_panel<kBytes, tile_vectors<kBytes>()>(gated, outputs, panel, count, first == 0, width, target, features);
+        sum_panel<kBytes, tile_vectors<kBytes>()>(gated, outputs, panel, steps, first == 0, width, target, features);
       } else if (vectors == 3) {
-        sum_panel<kBytes, 3>(gated, outputs, panel, count, first == 0, width, target, features);
+        sum_panel<kBytes, 3>(gated, outputs, panel, steps, first == 0, width, target, features);
       } else if (vectors == 2) {
-        sum_panel<kBytes, 2>(gated, outputs, panel, count, first == 0, width, target, features);
+        sum_panel<kBytes, 2>(gated, outputs, panel, steps, first == 0, width, target, features);
       } else {
-        sum_panel<kBytes, 1>(gated, outputs, panel, count, first == 0, width, target, features);
+        sum_panel<kBytes, 1>(gated, outputs, panel, steps, first == 0, width, target, features);
       }
     }
   }
 }
 RBM_DISPATCH(sum_expert)
+
+// All experts, with the weights' operands of one kind.
+template <typename Operand, typename T>
+void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
+  // As many slices of output features as threads, or as there are tiles. Slice by slice and not expert by expert, so that
+  // threads get an equal share where experts do not.
+  const int64_t threads = torch::stable::get_num_threads(), tiles = (w.out_features + kTileRows - 1) / kTileRows;
+  const int64_t width = (tiles + threads - 1) / threads * kTileRows;
+  const int64_t slices = width > 0 ? (w.out_features + width - 1) / width : 0;
+  parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
+    const auto gated = scratch<Operand>(kPieceRows * width);
+    // No vector is longer than 64 bytes.
+    const auto panels = scratch<Operand>(kPieceRows * (w.in_features + 64));
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task / num_experts * width, last = std::min(first + width, w.out_features);
+      if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+#if defined(__x86_64__)
+        sum_expert_avx512(w, task % num_experts, first, last, gated.get(), panels.get());
+#endif
+      } else {
+        sum_expert(w, task % num_experts, first, last, gated.get(), panels.get());
+      }
+    }
+  });
+}
 
 template <typename T>
 std::tuple<Tensor, Tensor> backward_weight(
@@ -141,20 +205,11 @@ std::tuple<Tensor, Tensor> backward_weight(
       .grad_weight = mutable_data<Acc>(grad_weight),
       .grad_bias = mutable_data<Acc>(grad_bias),
   };
-  // As many slices of output features as threads, or as there are tiles. Slice by slice and not expert by expert, so that
-  // threads get an equal share where experts do not.
-  const int64_t threads = torch::stable::get_num_threads(), tiles = (out_features + kTileRows - 1) / kTileRows;
-  const int64_t width = (tiles + threads - 1) / threads * kTileRows;
-  const int64_t slices = width > 0 ? (out_features + width - 1) / width : 0;
-  parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
-    const auto gated = scratch<Acc>(kPieceRows * width);
-    // No vector is longer than 64 bytes.
-    const auto panels = scratch<Acc>(kPieceRows * (in_features + 64));
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task / num_experts * width, last = std::min(first + width, out_features);
-      sum_expert(sums, task % num_experts, first, last, gated.get(), panels.get());
-    }
-  });
+  if (std::is_same_v<T, BFloat16> && has_bfloat16_products()) {
+    if constexpr (std::is_same_v<T, BFloat16>) sum_experts<BFloat16Pair>(sums, num_experts);
+  } else {
+    sum_experts<Acc>(sums, num_experts);
+  }
   if (!with_bias) grad_bias = new_tensor(gates.scalar_type(), {0});
   return {grad_weight, grad_bias};
 }
