@@ -2,8 +2,8 @@
 
     pip install 'rbm-kernels[export]' && python examples/digits_transformer.py [FOLDER]
 
-Each handwritten digit of scikit-learn is 16 patches, the tokens. In both blocks ``RbMFeedForward`` stands where a
-transformer has two linear layers: a token goes to 2 of 8 experts, whose memory vectors start by K-means.
+Each handwritten digit of scikit-learn is cut into 16 patches, which are the tokens. In both blocks, ``RbMFeedForward``
+replaces the two linear layers of a transformer: each token is routed to 2 of 8 experts. K-means initialises the memory.
 """
 
 import json
@@ -24,7 +24,7 @@ import rbm
 
 
 class Block(nn.Module):
-    """Attention, then experts; each reads a normalised copy and adds to the stream."""
+    """Attention, then experts, both with a norm before them and a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """From patches ``[B, 16, 4]`` to logits ``[B, 10]``."""
+    """Maps patches ``[B, 16, 4]`` to logits ``[B, 10]``."""
 
     def __init__(self, width: int = 32, blocks: int = 2) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
 
 
 def digits() -> list[Tensor]:
-    """Patches of training and test images, then the labels of both."""
+    """Return the patches of training and test images, then the labels of both."""
     data = load_digits()
     images = torch.from_numpy(data.images).float() / 8 - 1
     patches = images.unfold(1, 2, 2).unfold(2, 2, 2).flatten(1, 2).flatten(2)  # [N, 16, 4]
@@ -73,7 +73,7 @@ def train(model: nn.Module, patches: Tensor, labels: Tensor, epochs: int) -> Non
 
 
 def serve(path: Path) -> ThreadingHTTPServer:
-    """An HTTP server on a free port: posted patches are answered with logits, by the ONNX file alone."""
+    """Start an HTTP server on a free port that answers posted patches with logits, from the ONNX file alone."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -1,11 +1,11 @@
-"""FusedRbMLayer in a model that has nothing to do with graphs: handwritten digits in any of four orientations.
+"""FusedRbMLayer in a model without a graph: handwritten digits in any of four orientations.
 
     pip install rbm-kernels && python examples/rotated_digits.py
 
-A digit looks different each way up, so no linear map reads them all. Many can that share them: ``FusedRbMLayer`` sends
-each image to 2 of 24 linear maps, those whose memory it resembles. Beside it stand one linear map, and a network with a
-hidden layer so wide that a prediction uses as many parameters. The mixture is trained, saved, loaded and exported, and
-each step gives the same answers.
+A digit looks different in each orientation, so no single linear map classifies them all well. ``FusedRbMLayer`` routes
+each image to the 2 of 24 linear maps with the most similar memory vectors. It is compared with one linear map, and with
+a network whose hidden layer gives about as many active parameters. The mixture is trained, saved, loaded and exported,
+and gives the same accuracy after each step.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rbm import FusedRbMLayer
 
 
 def rotated_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images ``[4 N, 8, 8]`` in [0, 1] and labels ``[4 N]``, of training and of test digits: 1,797 in all."""
+    """Images ``[4 N, 8, 8]`` in [0, 1] and labels ``[4 N]`` of the training and of the test digits: 1,797 in total."""
     digits = load_digits()
     images, labels = torch.from_numpy(digits.images).float() / 16, torch.from_numpy(digits.target)
     halves = train_test_split(images, labels, test_size=0.5, stratify=labels, random_state=0)
@@ -34,8 +34,8 @@ def rotated_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def classifier(*layers: nn.Module) -> nn.Sequential:
-    """From images ``[B, 8, 8]`` to logits ``[B, 10]``; ``layers`` begin with 64 pixels."""
-    # The norm takes the mean off each image: cosines between images without negative pixels tell little apart.
+    """A model from images ``[B, 8, 8]`` to logits ``[B, 10]``; ``layers`` take 64 pixels."""
+    # The norm subtracts each image's mean: cosines between images without negative pixels are all similar.
     return nn.Sequential(nn.Flatten(), nn.LayerNorm(64, elementwise_affine=False), *layers)
 
 
@@ -55,7 +55,7 @@ MODELS = {"nn.Linear": linear, "a hidden layer": hidden_layer, "FusedRbMLayer": 
 
 
 def active_parameters(model: nn.Module) -> int:
-    """How many numbers one prediction uses: of a mixture all memory vectors, and ``top_k`` of the experts."""
+    """Numbers that one prediction uses: for a mixture, all memory vectors and ``top_k`` of the experts."""
     count = sum(p.numel() for p in model.parameters())
     for layer in model:
         if isinstance(layer, FusedRbMLayer):
@@ -65,7 +65,7 @@ def active_parameters(model: nn.Module) -> int:
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> nn.Module:
-    """As any other model: nothing here knows of experts or of their memory."""
+    """Train like any other model: nothing here is specific to experts or their memory."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model.train()
     for _ in range(epochs):
@@ -104,7 +104,7 @@ def main(folder: Path, epochs: int, seed: int) -> dict[str, float]:
     accuracies["loaded"] = accuracy(loaded.eval(), test_images, test_labels)
 
     export(loaded, test_images, folder / "digits.pt2")
-    # Another process that loads the file needs `import rbm_kernels` for its operators, and nothing else of this.
+    # Another process that loads the file needs only `import rbm_kernels`, for its operators.
     exported = torch.export.load(folder / "digits.pt2").module()
     accuracies["exported"] = accuracy(exported, test_images, test_labels)
     print(f"         loaded: {accuracies['loaded']:.2%}\n       exported: {accuracies['exported']:.2%}")
@@ -113,7 +113,7 @@ def main(folder: Path, epochs: int, seed: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/rotated_digits"), help="folder of what is saved")
+    parser.add_argument("--out", type=Path, default=Path("runs/rotated_digits"), help="output folder")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
