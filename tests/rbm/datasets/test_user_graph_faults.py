@@ -428,7 +428,7 @@ def test_classes_without_a_node_are_told(tmp_path, caplog):
     gaps = np.array([0, 1, 5, 0, 1, 5])
     data = load_graph(write_npz(tmp_path, y=gaps))
     assert data.num_classes == 6
-    told = "no node has class 2, 3, 4, yet these 3 count as classes, since classes are all numbers from 0 to 5. "
+    told = "no node has class 2, 3, 4, but classes are all numbers from 0 to 5, so these 3 count. "
     assert f"graph.npz, y: {told}" in caplog.text
     caplog.clear()
     validate_data(data)  # says nothing again

@@ -328,7 +328,7 @@ def test_requests_in_a_row_without_waiting_are_answered_in_order(client):
 
 def test_a_reload_of_a_student_that_has_no_folder_is_told():
     app = app_with()
-    with pytest.raises(ValueError, match="there is no run folder to read anew"):
+    with pytest.raises(ValueError, match="there is no run folder to reload"):
         asyncio.run(app.state.service.reload())
 
 

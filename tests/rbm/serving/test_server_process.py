@@ -120,7 +120,7 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
             make_run(folder, F, C, seed=1)
             students.append(probabilities(folder))
             assert now() == 0, "not before it is told"
-            hang_up("was read anew: 12 numbers a row, 4 classes")
+            hang_up("was reloaded: 12 numbers per row, 4 classes")
             assert now() == 1
             (folder / "rbm.safetensors").write_bytes(b"no safetensors")
             hang_up("not reloaded, the former student goes on answering: ")
