@@ -52,15 +52,17 @@ class Metrics:
         return "".join(f"{line}\n" for line in self._lines(gauges))
 
     def _lines(self, gauges: Mapping[str, tuple[str, float]]) -> Iterator[str]:
-        yield from _head("rbm_requests_total", "counter", "Answers by HTTP status.")
+        yield from _head("rbm_requests_total", "counter", "Responses by HTTP status.")
         yield from (f'rbm_requests_total{{status="{status}"}} {n}' for status, n in sorted(self.requests.items()))
-        yield from _head("rbm_reloads_total", "counter", "Attempts to read the run folder anew.")
+        yield from _head("rbm_reloads_total", "counter", "Attempts to reload the run folder.")
         yield from (f'rbm_reloads_total{{result="{result}"}} {self.reloads[result]}' for result in ("done", "failed"))
         yield from _head("rbm_rows_total", "counter", "Rows that got predictions.")
         yield f"rbm_rows_total {self.rows}"
-        yield from _head("rbm_request_seconds", "histogram", "From the head of a request to /predict to its answer.")
+        yield from _head(
+            "rbm_request_seconds", "histogram", "Seconds from the headers of a request to /predict to its response."
+        )
         yield from self.seconds.lines("rbm_request_seconds")
-        yield from _head("rbm_batch_rows", "histogram", "Rows of one forward.")
+        yield from _head("rbm_batch_rows", "histogram", "Rows per forward.")
         yield from self.batch_rows.lines("rbm_batch_rows")
         for name, (description, value) in gauges.items():
             yield from _head(name, "gauge", description)

@@ -144,6 +144,6 @@ def _first_line(service: Service, listener: socket.socket) -> str:
     return (
         f"{served.name} at http://{f'[{host}]' if ':' in host else host}:{port}/predict: rows of {served.in_channels}"
         f" numbers{widths}, {served.num_classes} classes; at most {limits.body_bytes:,} bytes and {limits.rows:,} rows"
-        f" a request, {limits.queue_rows:,} rows waiting, {limits.connections:,} connections,"
-        f" {limits.timeout:g} s to send or take"
+        f" per request, {limits.queue_rows:,} rows waiting, {limits.connections:,} connections,"
+        f" {limits.timeout:g} s to send or receive"
     )
