@@ -281,7 +281,7 @@ def test_bodies_of_all_clients_together_are_bounded():
         until(lambda: app.state.service.held_bytes == 8 * 65000)
         slow[8].sendall(HEAD + b"Content-Length: 65536\r\n\r\n" + b" " * 65536)
         status, message = told(answer_of(slow[8]))
-        assert (status, "bodies of other requests" in message) == (503, True)
+        assert (status, "too many request bodies" in message) == (503, True)
         assert client.ask(GOOD)[0] == 200
         for connection in slow:
             connection.close()

@@ -79,7 +79,7 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}, *a{i}
 NO_YAML = {
     "nested": ("[" * 50_000, "nested too deeply"),
     "aliases": (LAUGHS, "stands for more than 65,536 values"),
-    "circle": ("a: &a [*a]", "an alias stands for what holds it"),
+    "circle": ("a: &a [*a]", "an alias refers to the value that contains it"),
     "date": ("a: 2024-13-45", "month must be in"),
     "number": ("a: " + "9" * 5000, "not valid YAML"),
     "tag": ("a: !!int ''", "not valid YAML"),
