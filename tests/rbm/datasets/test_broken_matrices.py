@@ -1,4 +1,4 @@
-"""Raw files whose sparse matrices point outside themselves: SciPy would read and write there, or end the process."""
+"""Raw files with invalid sparse indices: SciPy would access memory outside the matrix, or crash the process."""
 
 import pickle
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_attributed(tmp_path):
 
 
 def test_a_planetoid_pickle_that_asks_for_a_table_of_gigabytes(tmp_path):
-    """``LONG_BINPUT`` at place 2^28: Python made a table of 4 GiB for it."""
+    """``LONG_BINPUT`` with index 2^28: Python would allocate a table of 4 GiB for it."""
     folder = tmp_path / "Planetoid/Cora/raw"
     folder.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):

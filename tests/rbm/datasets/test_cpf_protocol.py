@@ -21,7 +21,7 @@ NODES, RING = 560, 550
 
 
 def ring() -> list[tuple[int, int]]:
-    """A ring of 550 nodes, a self-loop and a duplicate; a path through the 10 others."""
+    """A ring of 550 nodes with a self-loop and a duplicate, and a path through the 10 others."""
     return (
         [(node, (node + 1) % RING) for node in range(RING)]
         + [(4, 4), (7, 8)]
@@ -50,7 +50,7 @@ def write_planetoid(root: Path, name: str = "Cora") -> None:
 
 
 def write_attributed(root: Path) -> Path:
-    """The graph in AttributedGraphDataset's files: classes 10, 20 and 30, labels in an order of their own."""
+    """The graph in AttributedGraphDataset's files: classes 10, 20 and 30, labels in another order."""
     folder = root / "AttributedGraphDataset/citeseer/raw"
     folder.mkdir(parents=True)
     sp.save_npz(folder / "attrs.npz", counts())
@@ -62,7 +62,7 @@ def write_attributed(root: Path) -> Path:
 
 @pytest.fixture
 def _small(monkeypatch):
-    """The small graph's component is the one that the protocol is about."""
+    """Make the component of the small graph the one that the protocol expects."""
     monkeypatch.setitem(DATASETS, "cora", replace(DATASETS["cora"], component=(RING, RING)))
     monkeypatch.setattr(load, "CPF_CITESEER", replace(CPF_CITESEER, component=(RING, RING)))
 

@@ -1,4 +1,4 @@
-"""``rbm serve`` and bodies that it cannot answer: one sentence in JSON, and the next request is answered."""
+"""``rbm serve`` and invalid bodies: one sentence in JSON, and the next request is answered."""
 
 import json
 import random
@@ -134,7 +134,7 @@ def test_as_many_rows_as_a_request_may_have(client, encoded):
 
 
 def test_few_bytes_do_not_name_gigabytes_of_zeros():
-    """Rows of a wide student that hold nothing are three bytes each, and would be dense ones of 400 KB."""
+    """Empty rows for a wide student have three bytes each, and would become dense rows of 400 KB."""
     with running(make_app(rbm.MLPStudent(100_000, 4, 2), limits=Limits(body_bytes=2**20))) as client:
         status, answer = client.ask({"indices": [[]] * 4000, "values": [[]] * 4000})
         assert status == 413
@@ -143,7 +143,7 @@ def test_few_bytes_do_not_name_gigabytes_of_zeros():
 
 
 def test_bodies_at_random_get_200_or_400(client):
-    """Pieces of good bodies in any order, with bytes changed: always JSON, and the server lives."""
+    """Pieces of valid bodies in any order with changed bytes: always JSON, and the server survives."""
     random.seed(0)
     good = json.dumps({"x": [[0.5] * F, [1] * F]}).encode()
     pieces = [
