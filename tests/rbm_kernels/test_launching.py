@@ -1,4 +1,4 @@
-"""From an operator's call to its kernels: checks, devices, and launches prepared once a shape."""
+"""From an operator's call to its kernels: checks, devices, and launches prepared once per shape."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Arguments that the operators refuse with a sentence: devices, sizes, memory that is written to."""
+"""Arguments that the operators refuse with a message: devices, sizes, memory that is written to."""
 
 from pathlib import Path
 
