@@ -95,7 +95,7 @@ def load_graph(
         if doubtful := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
             raise ValueError(
                 f"dataset: {path} holds {', '.join(doubtful)}, but no masks of a known name and form; call them "
-                "train_mask, val_mask and test_mask, or take them away for a split drawn by the seed"
+                "train_mask, val_mask and test_mask, or remove them for a split drawn by the seed"
             )
         masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
     data.train_mask, data.val_mask, data.test_mask = masks

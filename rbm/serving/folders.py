@@ -157,7 +157,7 @@ def _rows(parquet: Any, path: Path) -> int:
     try:
         return parquet.read_metadata(path).num_rows
     except Exception as error:  # a damaged file raises nearly anything
-        raise ValueError(f"features file {path} cannot be read ({error}); restore it, or take it away") from error
+        raise ValueError(f"features file {path} cannot be read ({error}); restore it, or remove it") from error
 
 
 def _is_done(parquet: Any, path: Path, rows: int) -> bool:

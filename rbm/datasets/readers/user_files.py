@@ -87,7 +87,7 @@ def _read_saved(path: Path) -> dict[str, Any]:
             f"may run any code ({error}). Save a plain graph: torch.save(Data(x=..., edge_index=..., y=...), path)"
         ) from error
     except ValueError as error:
-        raise ValueError(f"dataset: {path} is no file of torch.save: {error}") from error
+        raise ValueError(f"dataset: {path} is not a file written by torch.save: {error}") from error
     if isinstance(saved, Data):
         try:
             saved = saved.to_dict()

@@ -51,7 +51,7 @@ def test_attributed(tmp_path):
     sp.save_npz(folder / "attrs.npz", unsound())
     for name in ("edgelist.txt", "labels.txt"):
         (folder / name).write_text("0 1\n")
-    with pytest.raises(ValueError, match=r"root: .*attrs\.npz is no sparse matrix: .*Fetch the original file again"):
+    with pytest.raises(ValueError, match=r"root: .*attrs\.npz is not a sparse matrix: .*Fetch the original file again"):
         load_dataset("citeseer", tmp_path, protocol="cpf")
 
 

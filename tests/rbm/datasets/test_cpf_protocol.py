@@ -136,8 +136,8 @@ def test_graphs_that_both_protocols_share():
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("attrs.npz", b"", r"root: .*attrs\.npz is no sparse matrix: .*Fetch the original file again"),
-        ("attrs.npz", b"PK\x03\x04 broken", r"attrs\.npz is no sparse matrix"),
+        ("attrs.npz", b"", r"root: .*attrs\.npz is not a sparse matrix: .*Fetch the original file again"),
+        ("attrs.npz", b"PK\x03\x04 broken", r"attrs\.npz is not a sparse matrix"),
         ("edgelist.txt", b"0 1\n2\n3 4 5\n", r"edgelist\.txt is no table of numbers: lines 1 to 3 do not all hold 2"),
         ("edgelist.txt", b"0 1 1\n", r"edgelist\.txt is no table of numbers: line 1 has 3 columns, expected 2"),
         ("edgelist.txt", b"0 560\n", r"edgelist\.txt holds node ids from 0 to 560, expected 0 to 559"),
@@ -165,7 +165,7 @@ def test_features_of_citeseer_that_are_no_sound_matrix(tmp_path, change):
             arrays = dict(file)
         arrays["indices"] = arrays["indices"] + 3 if change == "columns outside" else arrays["indices"].astype(object)
         np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=rf"root: {re.escape(str(path))} is no sparse matrix"):
+    with pytest.raises(ValueError, match=rf"root: {re.escape(str(path))} is not a sparse matrix"):
         load_dataset("citeseer", tmp_path, protocol="cpf")
 
 

@@ -115,7 +115,7 @@ def test_bad_masks_in_one_array(tmp_path, masks, message):
 @pytest.mark.parametrize("name", ["trian_mask", "Train", "train_idx", "validation", "testing_nodes", "split_idx"])
 def test_a_misspelt_mask_is_no_random_split(tmp_path, name):
     np.savez(tmp_path / "graph.npz", **unsplit(**{name: np.arange(2)}))
-    with pytest.raises(ValueError, match=f"holds {name}, but no masks of a known name.*take them away for a split"):
+    with pytest.raises(ValueError, match=f"holds {name}, but no masks of a known name.*remove them for a split"):
         load_graph(tmp_path / "graph.npz")
 
 
