@@ -113,7 +113,9 @@ def read_attributed(info: DatasetInfo, folder: Path) -> Data:
         features = scipy_csr(read_npz(attributes, SPARSE_NAMES)[1])
         check_memory(f"dense features {list(features.shape)}", 4 * features.shape[0] * features.shape[1])
     except ValueError as error:
-        raise ValueError(f"root: {attributes} is not a sparse matrix: {error}. Fetch the original file again") from error
+        raise ValueError(
+            f"root: {attributes} is not a sparse matrix: {error}. Fetch the original file again"
+        ) from error
     num_nodes = features.shape[0]
     edges, labels = (read_table(path, np.int64, columns=2) for path in (edge_list, label_list))
     if not np.array_equal(np.sort(labels[:, 0]), np.arange(num_nodes)):
