@@ -1,4 +1,4 @@
-"""Fixtures that the whole suite shares."""
+"""Fixtures shared by the whole test suite."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ if not torch.cuda.is_available() and EXECUTED_ARCHITECTURE is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-    # Workers side by side share the cores; threads of theirs that wait for each other's would take most of the time.
+    # Parallel workers share the cores; several threads per worker would spend most of the time waiting for each other.
     _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     torch.set_num_threads(_threads)
-    # Of processes that tests start as well: with two threads each on two busy cores, `rbm distill` took four times as
-    # long, most of it in threads that spin until the others have come.
+    # Also for processes that tests start: with two threads each on two busy cores, `rbm distill` took four times as
+    # long, mostly in threads that spin while they wait for the others.
     os.environ.setdefault("OMP_NUM_THREADS", str(_threads))
-    # A pool of processes that torch.compile starts takes longer than the few kernels of a test.
+    # The process pool that torch.compile starts takes longer than compiling the few kernels of a test.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # The processor's flags name its vector instructions; PyTorch would compile and load a program for each as well.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
-# Runs draw nothing unless a test asks for it: plots and a report take longer than the training of a small student.
+# Runs make no plots unless a test asks for them: plots and a report take longer than training a small student.
 os.environ["RBM_PLOTS"] = "0"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep pytest-xdist from handing files out by their number of tests: files of one long test came last."""
+    """Keep pytest-xdist from ordering files by their number of tests, which put files with one long test last."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Between workers, files with slow tests come first: a long one at the end would leave the other workers idle."""
+    """With several workers, run files with slow tests first: a long file at the end would leave other workers idle."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Wheels are tried where no compiler is, and one of them has no library (.ci/try-wheel)."""
+    """Skip tests that need a compiler or a library if they are missing: wheels are tested like that (.ci/try-wheel)."""
     if item.get_closest_marker("compiler") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler")
     if item.get_closest_marker("native"):
@@ -68,7 +68,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """Folder of the real datasets: ``RBM_DATA_ROOT``, or ``shared/data`` beside the checkout; skips without."""
+    """Folder of the real datasets: ``RBM_DATA_ROOT``, or ``shared/data`` next to the checkout; skips if missing."""
     root = Path(os.environ.get("RBM_DATA_ROOT", REPOSITORY.parent / "shared" / "data"))
     if not root.is_dir():
         pytest.skip(f"real datasets are not at {root} (RBM_DATA_ROOT names another place)")
@@ -88,7 +88,7 @@ def _own_compile_cache(tmp_path_factory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _mended_interpreter() -> None:
-    """Where kernels are interpreted: before the first launch, which may be what imports Triton."""
+    """Patch the interpreter, if it is used, before the first launch, which may import Triton."""
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
         from mended_interpreter import mend
 
@@ -97,7 +97,7 @@ def _mended_interpreter() -> None:
 
 @pytest.fixture(scope="session")
 def device() -> Iterator[str]:
-    """Where kernels run in this session: on the GPU, or on the CPU, interpreted or as compiled code."""
+    """The device of kernels in this session: the GPU, or the CPU, interpreted or as compiled code."""
     if EXECUTED_ARCHITECTURE is not None:
         from ptx_executor.gpu import Gpu
 
@@ -111,7 +111,7 @@ def device() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Sums in one order, whatever the machine has."""
+    """Use one thread, so that sums have the same order on every machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -120,7 +120,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets the number of PyTorch's threads, for one test."""
+    """A function that sets the number of PyTorch's threads for one test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -133,14 +133,14 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _ordered_rows(monkeypatch) -> None:
-    """Without a GPU problems are small, and yet the kernels for many rows, put in order, are to be tested."""
+    """Test the kernels for many (ordered) rows although problems are small without a GPU."""
     if not torch.cuda.is_available():
         monkeypatch.setattr("rbm_kernels.ops.expert_matmul.config._WASTE", -1)
 
 
 @pytest.fixture
 def few_rows(_ordered_rows, monkeypatch) -> None:
-    """The kernels for few rows, which stand as they come, at any number of them."""
+    """Use the kernels for few (unordered) rows for any number of rows."""
     monkeypatch.setattr("rbm_kernels.ops.expert_matmul.config._WASTE", 2**62)
 
 

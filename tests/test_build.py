@@ -1,4 +1,4 @@
-"""The build: what the binaries need, what they say of themselves, what a failing build or a missing library says."""
+"""The build: requirements and metadata of the binaries, and messages of a failing build or a missing library."""
 
 import json
 import os
@@ -33,10 +33,10 @@ needs_nm = pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm (binu
 
 
 def configure(build: Path, *, imports_torch: bool = False, **environment: str) -> subprocess.CompletedProcess:
-    """Configure CMakeLists.txt as a person would; seconds, nothing is compiled.
+    """Configure CMakeLists.txt like a user, in seconds and without compiling anything.
 
-    CMake asks Python where PyTorch is. Importing it takes longer than all the rest, so where it is not asked for by
-    ``imports_torch``, a module that knows the answer stands in its place.
+    CMake asks Python for the location of PyTorch. Importing PyTorch takes longer than everything else, so unless
+    ``imports_torch`` is set, a module that only knows the location replaces it.
     """
     if not imports_torch:
         stand_in = build / "stand_in" / "torch.py"
@@ -67,7 +67,7 @@ def test_stable_abi_only(library):
 @needs_nm
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
 def test_exports_nothing_of_its_own(library):
-    """Operators are found through PyTorch's registry; a symbol that stands open could clash with another library's."""
+    """Operators are found through PyTorch's registry; an exported symbol could clash with one of another library."""
     listing = subprocess.run(
         ["nm", "-D", "--defined-only", "--demangle", library], capture_output=True, text=True, check=True
     ).stdout
@@ -110,7 +110,7 @@ def test_one_version():
 
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the sources")
 def test_setup_changes_no_flag(monkeypatch, tmp_path):
-    """The shell and pip make the same binaries: setup.py may choose the Python and the place, and nothing else."""
+    """The shell and pip build the same binaries: setup.py may only choose the Python and the output folder."""
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
     from setuptools import Distribution
 
@@ -166,7 +166,7 @@ def test_a_misspelt_choice_is_named(tmp_path):
     "architectures", ["75", "80,90", "90 100", "90;", "sm_90", "native"], ids=lambda value: re.sub(r"\W", "_", value)
 )
 def test_a_misspelt_architecture_is_named(tmp_path, architectures):
-    """With or without nvcc: a typing error must not wait for the machine that has one."""
+    """With or without nvcc, so that a typo is found before the build reaches a machine with nvcc."""
     result = configure(tmp_path, RBM_CUDA_ARCHITECTURES=architectures, RBM_BUILD_CUDA="0")
     assert result.returncode != 0
     assert (
@@ -196,7 +196,7 @@ def test_an_architecture_that_nvcc_does_not_know_is_named(tmp_path):
     ids=["all", "one", "two"],
 )
 def test_architectures(tmp_path, architectures, built):
-    """What is said, what nvcc is told, and what ``rbm info`` will say are the same."""
+    """CMake's output, nvcc's arguments and ``rbm info`` agree."""
     result = configure(tmp_path, RBM_CUDA_ARCHITECTURES=architectures)
     assert result.returncode == 0, result.stderr
     assert f"librbm_cuda is built for {built}\n" in result.stdout
@@ -208,7 +208,7 @@ def test_architectures(tmp_path, architectures, built):
 
 @pytest.fixture
 def another_library_dir(monkeypatch, tmp_path):
-    """An empty folder in place of ``rbm_kernels/lib``, and the status as it was afterwards."""
+    """Replace ``rbm_kernels/lib`` by an empty folder, and restore the status afterwards."""
     monkeypatch.setattr(_native, "LIBRARY_DIR", tmp_path)
     monkeypatch.setattr(_native, "_status", {})
     return tmp_path
@@ -238,7 +238,7 @@ def test_unloadable_cpu_library(another_library_dir):
 @pytest.mark.parametrize("has_triton", [True, False])
 @pytest.mark.parametrize("content", [None, "not a library"])
 def test_cuda_library_only_warns(another_library_dir, monkeypatch, content, has_triton):
-    """Not even that where it was not built and Triton stands in."""
+    """There is not even a warning if it was not built and Triton replaces it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_native, "_load_library", only_cuda(_native._load_library))
     monkeypatch.setattr(_native, "find_spec", lambda name: object() if has_triton else None)
@@ -268,7 +268,7 @@ def test_without_cuda_the_cuda_library_is_not_touched(another_library_dir, monke
 
 
 def only_cuda(load_library):
-    """Load as usual, but take librbm_cpu, which this process has loaded already, for loaded."""
+    """Load as usual, but report librbm_cpu, which this process has loaded already, as loaded."""
 
     def load(name: str) -> None:
         if name == "cpu":

@@ -41,7 +41,7 @@ def test_no_spills(kernels):
 
 
 def test_two_blocks_of_the_first_stage_fit_on_a_multiprocessor(rows):
-    """One block forms norms while the other waits for its rows."""
+    """One block computes norms while the other waits for its rows."""
     first_stage = [row for row in rows if row.kernel == "memory_statistics_kernel"]
     assert len(first_stage) == len(ARCHITECTURES) * 8  # four dtypes, aligned or not
     for row in first_stage:

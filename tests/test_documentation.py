@@ -1,4 +1,4 @@
-"""The documentation: its Python runs, its commands exist, its site builds, its map of the tree is true.
+"""The documentation: its Python code runs, its commands exist, its site builds, its map of the tree is correct.
 
 Pages are README.md, CONTRIBUTING.md and all of docs/. The Python blocks of a page run from top to bottom in one
 namespace and an empty folder; of shell blocks, and of commands within sentences, those of ``rbm`` are parsed, not run.
@@ -32,13 +32,13 @@ PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [*ROOT.glob("
 
 
 def blocks(text, language):
-    """Code blocks of a language, each with the line that it begins in."""
+    """Code blocks of a language, each with the line on which it begins."""
     found = re.finditer(rf"(?ms)^```{language}\n(.*?)^```", text)
     return [(text[: block.start(1)].count("\n"), block[1]) for block in found]
 
 
 def commands(text):
-    """What a page tells its readers to type that begins with ``rbm``: of shell blocks, and of sentences."""
+    """The commands of a page that begin with ``rbm``, in shell blocks and in sentences."""
     for _, block in blocks(text, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             tokens = shlex.shlex(line, posix=True, punctuation_chars="&|;")
@@ -50,13 +50,13 @@ def commands(text):
     prose = re.sub(r"(?ms)^```.*?^```", "", text)
     for sentence in re.findall(r"`rbm ([^`]+)`", prose):
         words = shlex.split(sentence)
-        if len(words) > 1:  # one word names a command and does not show how it is called
+        if len(words) > 1:  # a single word names a command without showing how to call it
             yield words
 
 
 @pytest.fixture
 def _registries():
-    """A page may add methods, teachers and datasets of its own; other tests do not see them."""
+    """A page may add methods, teachers and datasets; hide them from other tests."""
     from rbm import datasets, teachers
     from rbm.distillation import registry as methods
 
@@ -72,7 +72,7 @@ def _registries():
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] if page == "docs/serving.md" else [])  # it compiles a student
+        pytest.param(page, marks=[pytest.mark.slow] if page == "docs/serving.md" else [])  # compiles a student
         for page, text in PAGES.items()
         if blocks(text, "python")
     ],
@@ -110,7 +110,7 @@ def test_command_has_its_options(page, words):
     try:
         parse(words)
     except Exception as error:
-        # A sentence may name an option and leave its value out.
+        # A sentence may name an option without its value.
         if "requires an argument" not in str(error):
             pytest.fail(f"{page} says: rbm {shlex.join(words)}, but: {error}")
 
@@ -146,7 +146,9 @@ def test_map_names_what_exists(page, heading):
     assert len(named) > 10
     there = set()
     for _, folders, files in os.walk(ROOT):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # an environment may lie in the tree
+        folders[:] = [
+            name for name in folders if not name.startswith(".")
+        ]  # the tree may contain a virtual environment
         there |= {*folders, *files}
     for name in named:
         assert name.rstrip("/") in there, f"{name} is on the map and not in the tree"
@@ -167,7 +169,7 @@ def site(tmp_path_factory):
 
 
 class Tags(HTMLParser):
-    """Of a page of the site: what a browser would fetch by itself, where its links lead, and the names in it."""
+    """URLs that a browser would fetch for a page of the site, targets of its links, and names in it."""
 
     def __init__(self):
         super().__init__()
@@ -194,17 +196,17 @@ def pages(site):
 
 
 def broken(site, pages):
-    """Addresses within the site that lead nowhere: the page that has them, and what they say."""
+    """Broken links within the site: the page and the address."""
     for page, tags in pages.items():
         for address in (*filter(None, tags.fetched), *tags.links):
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
                 continue
             path = unquote(parts.path)
-            # Without a site's address, the page of an error is thought to lie anywhere, and begins at the root.
+            # Without a site address, the error page may be served at any path, so its links begin at the root.
             target = site / path[1:] if path.startswith("/") else page.parent / path if path else page
             target = (target / "index.html" if target.is_dir() else target).resolve()
-            if parts.fragment and target in pages:  # that of a picture names the colour scheme which it is for
+            if parts.fragment and target in pages:  # a picture's fragment names its colour scheme
                 found = unquote(parts.fragment) in pages[target].names
             else:
                 found = target.is_file()
@@ -231,9 +233,7 @@ def test_every_link_leads_somewhere(site, pages):
 
 
 def test_the_map_of_methods(pages, site):
-    """Each of its ends is a link to a section of docs/methods.md, which has one of every method; its figures are those
-    of docs/results.md.
-    """
+    """Each leaf links to a section of docs/methods.md, which covers all methods; figures match docs/results.md."""
     sections = {heading.lower() for heading in re.findall(r"(?m)^### (\S+)$", PAGES["docs/methods.md"])}
     assert {name.removesuffix("_plus") for name in METHODS} == sections
     text = PAGES["docs/choose.md"].split('<div class="choose" markdown>')[1].split("</div>")[0]
@@ -250,7 +250,7 @@ def test_the_map_of_methods(pages, site):
 
 @pytest.mark.skipif(programs() is None, reason="needs Chromium and ChromeDriver (apt-get install chromium-driver)")
 def test_search_and_map_of_a_site_on_the_disk(site, tmp_path):
-    """Pages that were opened from a folder: search finds, and the map fits a telephone, light and dark."""
+    """For pages opened from a folder, search works, and the map fits a phone in light and dark mode."""
     type_in = (
         "document.querySelector('#__search').click(); const field = document.querySelector('[name=query]');"
         "field.focus(); field.value = 'homophily'; field.dispatchEvent(new KeyboardEvent('keyup'))"
@@ -259,7 +259,7 @@ def test_search_and_map_of_a_site_on_the_disk(site, tmp_path):
     with browser(tmp_path / "profile") as window:
         for width, scheme in ((390, "light"), (1280, "dark")):
             window.look(width, 900, scheme)
-            for page in ("operators/cosine_topk.html", "choose.html"):  # formulas that are wider; the map
+            for page in ("operators/cosine_topk.html", "choose.html"):  # wide formulas; the map
                 window.open(site / page)
                 assert window.run("return document.documentElement.scrollWidth") <= width, page
             boxes = window.run(
@@ -301,7 +301,7 @@ def test_reference_reads_as_the_docstrings_do(site):
 
 @pytest.mark.parametrize("package", [rbm, rbm_kernels], ids=lambda package: package.__name__)
 def test_the_reference_lists_every_public_name(package):
-    """Each by itself, or with the module that it is written in."""
+    """Each on its own, or with the module that defines it."""
     listed = {
         line for page, text in PAGES.items() for line in re.findall(r"(?m)^::: (\S+)$", text) if "docs/api" in page
     }
@@ -311,7 +311,7 @@ def test_the_reference_lists_every_public_name(package):
 
 
 def test_pages_name_tests_that_exist():
-    """Each promise of docs/reliability.md names the test that holds it."""
+    """Each claim in docs/reliability.md names the test that checks it."""
     named = {(page, name) for page, text in PAGES.items() for name in re.findall(r"`(tests/[\w/]+\.py)`", text)}
     assert len({name for page, name in named if page == "docs/reliability.md"}) > 15
     assert [(page, name) for page, name in named if not (ROOT / name).is_file()] == []

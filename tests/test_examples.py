@@ -1,4 +1,4 @@
-"""The examples run, and print what docs/layer.md says."""
+"""The examples run and print the output shown in docs/layer.md."""
 
 import re
 import subprocess
@@ -17,11 +17,11 @@ def test_digits_in_four_orientations(tmp_path, capsys):
     assert found["loaded"] == found["exported"] == found["FusedRbMLayer"]
     printed = capsys.readouterr().out
     assert f"FusedRbMLayer: {found['FusedRbMLayer']:.2%}" in printed
-    # Neither has an advantage in what a prediction computes with.
+    # Both use the same number of parameters per prediction.
     active = [example.active_parameters(model) for model in (example.hidden_layer(), example.mixture())]
     assert abs(active[0] / active[1] - 1) < 0.02
 
-    # Elsewhere the exported file needs the operators alone, and takes any number of images.
+    # Elsewhere, the exported file only needs the operators and accepts any number of images.
     torch.save(example.rotated_digits()[2][:5], tmp_path / "images.pt")
     program = (
         "import sys, torch, rbm_kernels; images = torch.load('images.pt');"

@@ -1,4 +1,4 @@
-"""Importing is quick, and brings nothing that only some users need. (A broken librbm_cuda: see test_build.py.)"""
+"""Importing is fast and loads nothing that only some users need. (For a broken librbm_cuda, see test_build.py.)"""
 
 import math
 import resource
@@ -9,7 +9,7 @@ import pytest
 
 
 def seconds(program: str) -> float:
-    """The processor's time: other work on the machine does not count."""
+    """Processor time, which excludes other work on the machine."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", program], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -17,10 +17,10 @@ def seconds(program: str) -> float:
 
 
 def test_import_time():
-    """The bound is 2.5 s in all; what is ours is what comes on top of torch. A shared core only ever adds time."""
+    """The limit is 2.5 s in total; our share is the time beyond importing torch. A shared core can only add time."""
     seconds("import rbm, rbm_kernels")
     ours = torch_alone = math.inf
-    for _ in range(4):  # a turn is enough where the machine is quiet
+    for _ in range(4):  # one is enough on a quiet machine
         ours = min(ours, seconds("import rbm, rbm_kernels"))
         torch_alone = min(torch_alone, seconds("import torch"))
         if ours - torch_alone < 0.8:
@@ -29,7 +29,7 @@ def test_import_time():
 
 
 def test_import_brings_no_graph_library():
-    """And every student that a file may name: a process that only loads one imports nothing else."""
+    """Nor does loading any student that a file may name."""
     needless = {"torch_geometric", "sklearn", "matplotlib", "huggingface_hub"}
     students = {
         "MLPStudent",

@@ -45,7 +45,7 @@ def package_setup(monkeypatch):
     ids=["linux", "empty", "none", "windows"],
 )
 def test_one_wheel_for_every_python(package_setup, monkeypatch, platform, build, native):
-    """Only where something is compiled does the build need PyTorch, and the wheel a platform."""
+    """Only if something is compiled does the build need PyTorch and the wheel a platform tag."""
     from setuptools import Distribution
 
     module, passed = package_setup(platform, build)
@@ -74,7 +74,7 @@ def test_a_build_that_cannot_be_is_named(package_setup, platform, build, message
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout")
 def test_a_package_without_libraries(tmp_path):
-    """Built without a compiler and without PyTorch, unpacked, and used; libraries of an earlier build do not stay."""
+    """Built without compiler and PyTorch, unpacked, and used; libraries of an earlier build are removed."""
     pytest.importorskip("setuptools", "77.0.3")
     tree, out, package = tmp_path / "tree", tmp_path / "out", tmp_path / "package"
     versions.copy_tracked_files(tree)
@@ -118,7 +118,7 @@ POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tt
 
 
 def test_only_the_server_needs_a_posix_system():
-    """Elsewhere such a module is imported where its absence is caught; the package imports on Windows otherwise."""
+    """All other imports of such modules handle their absence, so that the package can be imported on Windows."""
     found = {}
     for path in [*(ROOT / "rbm").rglob("*.py"), *(ROOT / "rbm_kernels").rglob("*.py")]:
         tree = ast.parse(path.read_text())
@@ -135,7 +135,7 @@ def test_only_the_server_needs_a_posix_system():
 
 
 def workflow(path: Path) -> dict:
-    """A workflow's content. YAML 1.1 takes the key ``on`` for the truth value."""
+    """A workflow's content. YAML 1.1 reads the key ``on`` as true."""
     content = yaml.safe_load(path.read_text())
     content["on"] = content.pop(True)
     return content
@@ -162,7 +162,7 @@ def test_workflows_are_all_here():
 
 
 def test_steps_run_scripts_that_run_anywhere():
-    """A step is an action at a version, or one script of .ci/ and its arguments; nothing is written in a workflow."""
+    """A step is an action at a version, or a script of .ci/ with arguments; workflows contain no inline scripts."""
     run = [(where, job, step["run"]) for where, job, _, step in steps() if "run" in step]
     assert {shlex.split(command)[0] for *_, command in run} == {
         f".ci/{name}" for name in ("docs", "gpu", "lint", "run", "tag", "try-wheel", "versions", "wheels")
@@ -177,7 +177,7 @@ def test_steps_run_scripts_that_run_anywhere():
 
 
 def test_texts_that_people_type_are_no_part_of_a_command():
-    """GitHub puts an expression's text into the script before the shell reads it."""
+    """GitHub inserts an expression's text into the script before the shell reads it."""
     for where, job, _, step in steps():
         for expression in re.findall(r"\$\{\{\s*(.*?)\s*\}\}", step.get("run", "")):
             assert expression.startswith("matrix."), f"{where}: {job} puts {expression} into a command"
@@ -215,13 +215,13 @@ def test_the_matrix_holds_the_ends_of_what_is_promised():
     assert sorted({row["python"] for row in matrix}) == sorted(promised)
     oldest = ".".join(map(str, versions.OLDEST_TORCH)) + ".0"
     assert {f"{oldest} --lowest", oldest, "newest"} <= {row["arguments"] for row in matrix}
-    for row in matrix:  # arguments that the script takes
+    for row in matrix:  # arguments that the script accepts
         versions.parse([row["arguments"].split()[0], sys.executable, *row["arguments"].split()[1:]])
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_whole(script):
-    """Bash reads each to its end, and each stops at the first command that fails."""
+    """Bash can parse each script, and each stops at the first failing command."""
     text = script.read_text()
     assert "set -euo pipefail" in text
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0

@@ -67,7 +67,7 @@ def test_a_shim_that_fails_is_passed_over(tmp_path, monkeypatch):
 
 
 def test_what_pip_is_told():
-    """The PyTorch under test stands in for ours; torch-geometric is another package."""
+    """The PyTorch under test replaces the required one; torch-geometric is another package."""
     requirements = ["torch==2.13.0", "torch>=2.11", "torch-geometric>=2.6", "numpy>=1.26", "rbm-kernels[bench]"]
     requirements += ["numpy>=1.26", "triton>=3.6; sys_platform == 'linux'"]
     newest = ["torch-geometric>=2.6", "numpy>=1.26", "triton>=3.6; sys_platform == 'linux'"]
@@ -77,7 +77,7 @@ def test_what_pip_is_told():
 
 
 def test_every_dependency_has_a_lower_bound():
-    """--lowest tries a bound that is there; a dependency without one promises every version that ever was."""
+    """--lowest tests the bounds; a dependency without one would claim support for every version."""
     project = (ROOT / "pyproject.toml").read_text()
     block = re.search(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)[1]
     dependencies = re.findall(r'^ +"(.+)",$', block, re.MULTILINE)
@@ -94,7 +94,7 @@ def needed_functions() -> list[str]:
 
 
 def test_symbols_of_an_older_pytorch():
-    """A function that came after 2.11 would be missing among what 2.11 offers."""
+    """A function that was added after 2.11 would be missing from the symbols of 2.11."""
     needed = needed_functions()
     assert len(needed) > 10
     folder = CPU_LIBRARY.parent
@@ -122,7 +122,7 @@ def test_no_library_is_no_pass(tmp_path):
 
 
 def test_a_stage_that_fails_fails_the_check(monkeypatch, capsys):
-    """The table names it, later stages still ran, and the status says so; the working folder is gone."""
+    """The table names the stage, later stages still run, the exit status is nonzero, and the working folder is gone."""
     folders = []
 
     def stages(check, options):
@@ -155,7 +155,7 @@ def test_the_copy_is_what_git_tracks(tmp_path):
 
 
 def test_a_wheel_is_unpacked_once(tmp_path, monkeypatch):
-    """What was unpacked before is taken, and nothing is downloaded."""
+    """A wheel that was unpacked before is reused, and nothing is downloaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     unpacked = tmp_path / "rbm-kernels" / "torch-2.11.0" / "torch"
     unpacked.mkdir(parents=True)

@@ -32,11 +32,11 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_TORCH = (2, 11)
 OLDEST_PYTHON = (3, 10)
 ARCHITECTURES = (80, 90)
-# Patterns of files, so that a test that moves is still found. Of the tests that take Triton's interpreter minutes, the
-# usual shapes alone: CI runs all, with one version.
+# Patterns of files, so that tests that move are still found. Tests that take minutes in Triton's interpreter only run
+# with the usual shapes here: CI runs all shapes with one version.
 CHOSEN_TESTS = "not slow", "not (kernels.py or passes.py or properties.py or twin_run.py) or usual"
 TESTS = ("tests/test_import.py", "tests/test_build.py", "tests/rbm_kernels/test_*.py", "tests/rbm/**/test_*layer*.py")
-# With the lower bounds: what reads files, splits, encodes, trains and draws, and so uses every dependency.
+# With the lower bounds: tests that read files, split, encode, train and plot, and so use every dependency.
 LOWEST_TESTS = tuple(
     f"tests/rbm/**/test_{name}.py"
     for name in ("datasets", "user_graph", "splits", "sparse_rows", "encodings", "statistics", "plots", "run_folder")
@@ -51,7 +51,7 @@ PROBES = "tests/helpers/version_probes.py"
 
 
 class CheckError(Exception):
-    """A stage failed, or an argument is wrong; the message is for a person."""
+    """A stage failed, or an argument is wrong; the message is for the user."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def find_python(name: str | None) -> str:
-    """The interpreter that a version or a path names, where it runs and is new enough.
+    """The interpreter with this version or path, checked to run and to be new enough.
 
     Raises:
         CheckError: there is no such interpreter, it does not run, or it is older than 3.10.
@@ -97,7 +97,7 @@ def find_python(name: str | None) -> str:
         candidates = [shutil.which(name)]
     program = "import sys; print(*sys.version_info[:2])"
     for candidate in filter(None, candidates):
-        # A shim of pyenv stands on PATH for versions that are not active, and fails.
+        # pyenv puts shims on PATH for versions that are not active; these fail.
         done = subprocess.run([candidate, "-c", program], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             if tuple(map(int, done.stdout.split())) < OLDEST_PYTHON:
@@ -108,7 +108,7 @@ def find_python(name: str | None) -> str:
 
 @dataclass
 class Check:
-    """Stages of one check, each with a log; results are kept in the order in which they came."""
+    """Stages of a check, each with a log; results are kept in order."""
 
     work: Path
     offline: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Check:
         """Run a command without a network, or with one; return what it wrote to standard output.
 
         Raises:
-            CheckError: there is no such program, or it failed; the message holds the last lines of its output.
+            CheckError: the program does not exist or failed; the message contains the last lines of its output.
         """
         if not network:
             command, environment = [*self.offline, *command], {"PIP_NO_INDEX": "1", **environment}
@@ -137,7 +137,7 @@ class Check:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Time a stage and keep its result; the block is given a function that takes one line about it."""
+        """Time a stage and keep its result; yields a function that takes one line about it."""
         said, start = [], time.monotonic()
         print(f"-- {name} ...", flush=True)
         try:
@@ -157,7 +157,7 @@ class Check:
         return any(result == "FAILED" for _, result, _, _ in self.results)
 
     def table(self) -> str:
-        """The results, a line a stage."""
+        """The results, one line per stage."""
         lines = [f"{name:<18} {result:<7} {seconds:>5.0f} s  {said}" for name, result, seconds, said in self.results]
         return "\n".join(lines)
 
@@ -182,7 +182,7 @@ def check_environment(check: Check, options: argparse.Namespace) -> None:
     if check.has_failed:
         return
     check.offline = without_network()
-    # The environment's programs come first, as in an activated one; caches of the user are neither read nor written.
+    # The environment's programs come first, as if it were activated; the user's caches are neither read nor written.
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     place = {"PATH": path, "TRITON_CACHE_DIR": str(check.work / "triton"), "PYTHONPATH": str(tree)}
     data = ROOT.parent / "shared" / "data"
@@ -193,7 +193,7 @@ def check_environment(check: Check, options: argparse.Namespace) -> None:
         return check.run(command, cwd=tree, **place, **environment)
 
     with check.stage("build") as say:
-        # Two architectures of four: what differs between PyTorch's versions is the same for all.
+        # Two of four architectures: differences between PyTorch versions are the same for all.
         place["RBM_CUDA_ARCHITECTURES"] = ";".join(map(str, ARCHITECTURES))
         run(str(python), "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", ".")
         say("no network" if check.offline else "PIP_NO_INDEX, for unshare is not allowed here")
@@ -239,7 +239,7 @@ def copy_tracked_files(target: Path) -> None:
 
 
 def choose_versions(requirements: Sequence[str], *, lowest: bool) -> list[str]:
-    """What pip is told: no torch and no extras of our own; with ``lowest`` the lower bounds themselves."""
+    """The requirements for pip: no torch and none of our own extras; with ``lowest``, exactly the lower bounds."""
     chosen = []
     for requirement in dict.fromkeys(requirements):
         if re.match(r"torch\b(?!-)|rbm-kernels\b", requirement):
@@ -254,7 +254,7 @@ def oldest_cmake() -> str:
 
 
 def without_network() -> tuple[str, ...]:
-    """A prefix that runs a command with no network but its own loopback; empty where that is not allowed."""
+    """A prefix that runs a command with only a loopback network; empty if that is not allowed."""
     prefix = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh")
     if shutil.which("unshare") is None:
         return ()
@@ -281,7 +281,7 @@ def check_headers(check: Check, options: argparse.Namespace) -> None:
         place = {"PYTHONPATH": str(torch.parent), "RBM_CUDA_ARCHITECTURES": "90", "CMAKE_COLOR_DIAGNOSTICS": "OFF"}
         place["PATH"] = os.pathsep.join([str(Path(options.python).parent), os.environ.get("PATH", os.defpath)])
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DRBM_OUTPUT_DIR={out}"]
-        # What is called does not depend on the optimisation, which takes most of a build.
+        # The functions called do not depend on optimisation, which takes most of the build time.
         configure += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0", "-DCMAKE_CUDA_FLAGS=-Xcompiler=-O0"]
         said = check.run([*configure, f"-DPython_EXECUTABLE={shutil.which(options.python)}"], **place)
         check.run(["cmake", "--build", str(build)], **place)
@@ -295,7 +295,7 @@ def check_headers(check: Check, options: argparse.Namespace) -> None:
 def unpacked_wheel(check: Check, options: argparse.Namespace) -> Path:
     """The folder ``torch`` with the headers, the libraries to link with, and the names that all libraries offer.
 
-    pip downloads the wheel, from its cache where that has it; what is unpacked stays for the next time.
+    pip downloads the wheel or takes it from its cache; the unpacked files are kept for the next time.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rbm-kernels"
     torch = cache / f"torch-{options.torch}" / "torch"

@@ -1,4 +1,4 @@
-"""The command line; ``rbm --help`` lists its commands, a file each here or a few that belong together."""
+"""The command line. ``rbm --help`` lists the commands; related commands share a module of this package."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,13 +28,13 @@ def _version(asked: bool) -> None:
 @one_sentence
 def common(
     plugin: Annotated[
-        list[Path] | None, typer.Option(help="Python file with a method, teacher or dataset of your own; repeatable.")
+        list[Path] | None, typer.Option(help="Python file that adds a method, teacher or dataset; repeatable.")
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Distil a graph neural network into a Routing-by-Memory student that needs no graph."""
+    """Distil a graph neural network into a Routing-by-Memory student that predicts without the graph."""
     from rbm.utils.plugins import load_plugin
 
     for path in plugin or []:
@@ -42,7 +42,7 @@ def common(
 
 
 def info() -> None:
-    """Tell what was built, what is installed, and which implementation serves each operator."""
+    """Show the build, the installed versions, the devices, and the implementation used for each operator."""
     from rbm.cli.info import tables
 
     for shown in tables():

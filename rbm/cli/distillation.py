@@ -36,55 +36,61 @@ def distill(
     protocol: Protocol = None,
     teacher: TeacherName = None,
     method: Annotated[
-        str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; all stay in the run folder.")
+        str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; the run folder keeps all of them.")
     ] = _METHODS,
     keep: Annotated[
         str | None,
-        typer.Option(help="Student for predictions (default: the best at validation, or a cheaper one as good)."),
+        typer.Option(
+            help="Student to use for predictions (default: the best on validation nodes, or a cheaper one that is"
+            " about as good)."
+        ),
     ] = None,
     inflate: Annotated[
-        int | None, typer.Option(help="Multiplies the students' hidden width; 8 for the paper's plus variants.")
+        int | None, typer.Option(help="Factor for the students' hidden width; 8 gives the paper's + variants.")
     ] = None,
     features_only: Annotated[
-        bool, typer.Option("--features-only", help="Students whose input is features alone: no encodings.")
+        bool, typer.Option("--features-only", help="Train students on node features alone, without encodings.")
     ] = False,
     preset: Annotated[
-        str | None, typer.Option(help="clean (recommended), paper (its equations) or official (its released code).")
+        str | None,
+        typer.Option(help="clean (default, recommended), paper (its equations) or official (its released code)."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of splits, initialisation and dropout.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Several, such as 0-9: a CSV file of all runs.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for the split, initialisation and dropout.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Several seeds, such as 0-9; writes one CSV file instead of a run folder.")
+    ] = None,
     config: ConfigFile = None,
     set_: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/DATASET-SETTING-PRESET-seedN).")] = None,
     auto: Annotated[
         bool,
-        typer.Option("--auto", help="First search for teacher, encodings, student and settings, on validation nodes."),
+        typer.Option("--auto", help="First search for teacher, encodings, student and settings on validation nodes."),
     ] = False,
-    budget: Annotated[str | None, typer.Option(help="With --auto: time for it all, such as 90s or 10m.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run of this folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of this folder.")] = False,
+    budget: Annotated[str | None, typer.Option(help="With --auto: total time, such as 90s or 10m.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run folder.")] = False,
     plots: Annotated[
         bool | None,
         typer.Option("--plots/--no-plots", help="Write plots and report.html into the run folder (default: plots)."),
     ] = None,
     tensorboard: Annotated[
         bool,
-        typer.Option("--tensorboard", help="Losses, accuracies and expert load for TensorBoard, in the run folder."),
+        typer.Option("--tensorboard", help="Log losses, accuracies and expert load to the run folder for TensorBoard."),
     ] = False,
     device: Device = None,
     cache: CacheFolder = CACHE,
-    jobs: Annotated[int, typer.Option(min=1, help="With --seeds: processes side by side.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="With --seeds: number of parallel processes.")] = 1,
 ) -> None:
     """Train a teacher on a graph, distil it into students, and compare them.
 
-    Under torchrun --nproc-per-node N -m rbm distill, N processes train the students together.
+    To train the students with N processes, use torchrun --nproc-per-node N -m rbm distill.
     """
     from rbm.config.presets import FEATURES_ONLY
     from rbm.datasets import load_dataset
     from rbm.distillation.distill import distill as run_distillation
     from rbm.utils.distributed import is_main_process, joined
 
-    if features_only and not auto:  # a search keeps it beside the settings that it starts from
+    if features_only and not auto:  # a search stores this option separately from its initial settings
         set_ = [*(set_ or []), *FEATURES_ONLY]
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     methods = [name.strip() for name in method.split(",")]
@@ -144,7 +150,7 @@ def distill(
 
 
 def _is_begun(out: Path | None, options) -> bool:
-    """Whether a search is resumed with nothing said of its settings."""
+    """Whether a search is resumed without any option that changes its settings."""
     dataset, teacher, preset, given, config, set_ = options
     said = (dataset, teacher, preset, config, *given.values())
     nothing = not set_ and all(value is None for value in said)
@@ -152,7 +158,7 @@ def _is_begun(out: Path | None, options) -> bool:
 
 
 def _begun(out: Path, methods: list[str], method: str, budget: str | None):
-    """What the search of a run folder was started with: configuration, methods, teacher, budget, features alone."""
+    """What the search in a run folder was started with: configuration, methods, teacher, budget, features only."""
     from rbm.distillation.auto.folder import config_of, read_begun
 
     known = read_begun(out)["search"]

@@ -1,4 +1,4 @@
-"""Errors of commands: a user's mistake, a full disk or an interruption becomes one sentence and an exit status."""
+"""Errors of commands: a mistake, a full disk or an interruption is reported in one sentence with an exit status."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ C = TypeVar("C", bound=Callable)
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM: a command ends as by Ctrl-C, so that locks, bars and unfinished files are cleared away."""
+    """Raised on SIGTERM, so that a command ends as with Ctrl-C and cleans up locks, bars and unfinished files."""
 
 
 def one_sentence(command: C) -> C:
-    """Turn an error that a user can mend into one sentence and an exit status, in place of a traceback."""
+    """Report an error that the user can fix as one sentence and an exit status instead of a traceback."""
 
     @wraps(command)
     def run(*arguments, **options):
@@ -52,7 +52,7 @@ def one_sentence(command: C) -> C:
 
 @contextmanager
 def goes_on_by(how: str) -> Iterator[None]:
-    """Inside, an interruption and a failure of the disk say how the work is continued."""
+    """Add how to continue the work to the message of an interruption or disk failure inside the block."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -65,14 +65,14 @@ def goes_on_by(how: str) -> Iterator[None]:
 
 
 def _check_empty(options: dict[str, Any]) -> None:
-    """An empty text is most often a variable of a shell that was not set."""
+    """Reject empty strings, which usually come from an unset shell variable."""
     for name, value in options.items():
         if value == "":
             raise ValueError(f"--{name.strip('_').replace('_', '-')} is empty; give it a value, or leave it out")
 
 
 def _written_out(name: str, value: Any) -> Any:
-    """A path, or several, with a leading ``~`` written out: shells leave it in what is quoted, and after ``=``."""
+    """Expand a leading ``~`` in a path or a list of paths: shells do not do so inside quotes or after ``=``."""
     if isinstance(value, list):
         return [_written_out(name, each) for each in value]
     return with_home(name, value) if isinstance(value, Path) else value
@@ -85,7 +85,7 @@ def _terminate(*_) -> None:
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return "DefaultCPUAllocator" in str(error)  # PyTorch has no class of its own for it on the CPU
+    return "DefaultCPUAllocator" in str(error)  # on the CPU, PyTorch raises a plain RuntimeError
 
 
 def _say(text: str, advice: str = "") -> None:

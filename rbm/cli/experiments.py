@@ -9,44 +9,52 @@ import typer
 from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
 
-# Read from the files, so that a command's help need not import the modules that make tables.
+# Read from the files, so that --help does not import the modules that make tables.
 _FILES = Path(__file__).parent.parent / "config" / "configs" / "tables"
 _TABLES = (*sorted(file.stem for file in _FILES.glob("*.yaml")), "complexity", "representation")
 
 
 def experiment(
-    file: Annotated[Path, typer.Argument(help="YAML: datasets, settings, methods, seeds, preset, changes, variants.")],
-    out: Annotated[Path | None, typer.Option(help="CSV file, a row a model (default: results/NAME.csv).")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="YAML file: datasets, settings, methods, seeds, preset, changes, variants.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="CSV file, one row per model (default: results/NAME.csv).")] = None,
     root: Root = None,
     cache: CacheFolder = CACHE,
     jobs: Jobs = 1,
 ) -> None:
-    """Run all that a file describes and the CSV file does not hold yet; a run that was killed goes on."""
+    """Run the experiment that a YAML file describes, and print its results as a table.
+
+    Rows that the CSV file already contains are not run again, so the same command continues a killed experiment.
+    """
     from rbm.experiments.experiment import Experiment
 
     run_and_show(Experiment.from_yaml(file), out or Path("results") / f"{file.stem}.csv", root, cache, jobs)
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help=f"One of {', '.join(_TABLES)}.")],
-    datasets: Annotated[str, typer.Option(help="Comma-separated names.")] = "cora,citeseer,amazon-photo",
+    table: Annotated[str, typer.Argument(help=f"Table to make: {', '.join(_TABLES)}.")],
+    datasets: Annotated[str, typer.Option(help="Comma-separated datasets.")] = "cora,citeseer,amazon-photo",
     settings: Annotated[str | None, typer.Option(help="transductive,inductive (default: the table's).")] = None,
-    seeds: Annotated[str, typer.Option(help="Such as 0-9.")] = "0-4",
-    methods: Annotated[str | None, typer.Option(help="Only these columns' methods, such as glnn,rbm.")] = None,
-    protocol: Annotated[str, typer.Option(help="rbm or cpf: which form and split of a named graph.")] = "rbm",
-    out: Annotated[Path, typer.Option(help="CSV file of all runs, which tables share.")] = Path("results/paper.csv"),
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0-9.")] = "0-4",
+    methods: Annotated[str | None, typer.Option(help="Only the columns of these methods, such as glnn,rbm.")] = None,
+    protocol: Annotated[str, typer.Option(help="Version and split of a named graph: rbm or cpf.")] = "rbm",
+    out: Annotated[Path, typer.Option(help="CSV file of all runs, shared by the tables.")] = Path("results/paper.csv"),
     root: Root = None,
     cache: CacheFolder = CACHE,
     jobs: Jobs = 1,
     device: Device = None,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Or only show what there is.")] = True,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Run what is missing, or only show existing results.")
+    ] = True,
 ) -> None:
-    """Run one of the paper's tables on the graphs that you have, and set it beside the paper's figures.
+    """Run one of the paper's tables on the graphs that you have, and compare the results with the paper's figures.
 
-    ``complexity`` counts and times students; ``representation`` shows whether experts specialise in classes.
+    "complexity" counts and times students; "representation" shows whether experts specialise in classes.
 
-    What is there already is not run again; a run that was killed goes on. Beside the CSV file stand, in a folder of its
-    name, the table as Markdown and as a picture.
+    Rows that the CSV file already contains are not run again, so the same command continues a killed run.
+
+    The table is also written as Markdown and as a picture, into a folder next to the CSV file and with its name.
     """
     from dataclasses import replace
 
@@ -92,17 +100,21 @@ def reproduce(
 
 def table(
     file: Annotated[Path, typer.Argument(help="CSV file of an experiment.")],
-    methods: Annotated[bool, typer.Option("--methods", help="A column for each method, and median Scores.")] = False,
-    variants: Annotated[bool, typer.Option("--variants", help="A column for each variant of the RbM student.")] = False,
+    methods: Annotated[bool, typer.Option("--methods", help="One column per method, with median scores.")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="One column per variant of the RbM student.")] = False,
     column: Annotated[
-        str, typer.Option(help="Of all but the plain table: test_at_best_val, test_max, or val, by which to choose.")
+        str,
+        typer.Option(
+            help="Accuracy for --methods, --variants and --against: test_at_best_val, test_max, or val, which is the"
+            " one to choose settings by."
+        ),
     ] = "test_at_best_val",
     against: Annotated[
-        str | None, typer.Option(help="Gains of all students over one, such as mlp or 'rbm, NAME' of a variant.")
+        str | None, typer.Option(help="Show each student's gain over this one: mlp, or 'rbm, NAME' for a variant.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="With --variants: draw them into this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With --variants: also draw them into this PNG file.")] = None,
 ) -> None:
-    """Print an experiment as a Markdown table, beside the paper's figures where it has them."""
+    """Print the results of an experiment as a Markdown table, with the paper's figures if there are any."""
     from rbm.experiments import tables
     from rbm.experiments.comparisons import gains_table
     from rbm.experiments.paper_tables import render, table_of

@@ -1,4 +1,4 @@
-"""``rbm info``: the build, the versions, the devices, and the implementation that serves each operator."""
+"""``rbm info``: the build, the versions, the devices, and the implementation used for each operator."""
 
 import platform
 from collections.abc import Iterator
@@ -14,15 +14,16 @@ PACKAGES = ("torch", "triton", "torch-geometric", "numpy", "scikit-learn", "safe
 
 
 def tables() -> Iterator[Table | str]:
-    """Tables for the terminal, and a sentence where no library was built, in the order in which they are printed."""
+    """Tables for the terminal in print order, and a sentence if no library was built."""
     yield _pairs("Build", {name: str(value) for name, value in _native.build_info().items()})
     yield _pairs("Versions", {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}})
     yield _pairs("Devices", devices())
     yield _pairs("Libraries", libraries())
     if _native.is_built_without_libraries():
         yield (
-            "No compiled libraries: eager PyTorch serves every operator on a CPU, slower and with the same answers up"
-            " to rounding. A wheel for Linux on x86-64, or pip install . with a C++ compiler, brings them."
+            "No compiled libraries: eager PyTorch serves every operator on a CPU, which is slower and gives the same"
+            " results up to rounding. To get the libraries, install the wheel for Linux on x86-64, or run pip install ."
+            " with a C++ compiler."
         )
 
     served = Table(title="Operators", title_justify="left")
@@ -35,7 +36,7 @@ def tables() -> Iterator[Table | str]:
 
 
 def devices() -> dict[str, str]:
-    """The devices found, by name."""
+    """Descriptions of the available devices, by name."""
     threads = torch.get_num_threads()
     found = {"cpu": f"{platform.machine()}, {threads} {'thread' if threads == 1 else 'threads'}"}
     for index in range(torch.cuda.device_count()):
@@ -45,7 +46,7 @@ def devices() -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """Which libraries were built and loaded, a line each."""
+    """For each library, whether it is loaded and if not, why."""
     return {
         f"librbm_{name}": "loaded" if entry["loaded"] else f"not loaded: {entry['reason']}"
         for name, entry in _native.status().items()

@@ -1,4 +1,4 @@
-"""Shared by the commands: consoles, options of several commands, and the configuration that options amount to."""
+"""Consoles, options used by several commands, and the configuration that the options describe."""
 
 import re
 from pathlib import Path
@@ -13,26 +13,26 @@ CACHE = Path("runs/cache")
 _OF_RUNS = ("dataset", "root", "setting", "protocol", "preset", "seed")
 
 Dataset = Annotated[
-    str | None, typer.Option(help="Name, or the path of your own graph; the default, digits, needs no files.")
+    str | None, typer.Option(help="Name, or path of your own graph (default: digits, which needs no files).")
 ]
-Root = Annotated[str | None, typer.Option(help="Folder of the datasets' raw files; may be read-only.")]
-Setting = Annotated[str | None, typer.Option(help="transductive or inductive.")]
-Protocol = Annotated[str | None, typer.Option(help="rbm or cpf: which form and split of a named graph (default: rbm).")]
+Root = Annotated[str | None, typer.Option(help="Folder with the datasets' raw files; may be read-only.")]
+Setting = Annotated[
+    str | None, typer.Option(help="transductive (default), or inductive: some test nodes are not seen in training.")
+]
+Protocol = Annotated[str | None, typer.Option(help="Version and split of a named graph: rbm (default) or cpf.")]
 TeacherName = Annotated[
-    str | None, typer.Option(help="sage, gcn, gat, appnp, mlp, label_propagation, revgat or drgat.")
+    str | None, typer.Option(help="sage (default), gcn, gat, appnp, mlp, label_propagation, revgat or drgat.")
 ]
 ConfigFile = Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")]
-Assignments = Annotated[
-    list[str] | None, typer.Option("--set", help="One setting, for example rbm.lr=0.005; repeatable.")
-]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")]
-CacheFolder = Annotated[Path, typer.Option(help="Folder of trained teachers and encodings.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Processes side by side.")]
-Run = Annotated[Path, typer.Argument(help="Run folder of a finished distillation.")]
+Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as rbm.lr=0.005; repeatable.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N (default: cuda if available).")]
+CacheFolder = Annotated[Path, typer.Option(help="Folder in which trained teachers and encodings are cached.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel processes.")]
+Run = Annotated[Path, typer.Argument(help="Run folder of a finished rbm distill.")]
 
 
 def configuration(dataset, teacher, preset, given, config_file, assignments, *, resumed=None):
-    """Preset, then file, then options and ``--set``; or, resuming with no options, what the run was started with."""
+    """The preset, changed by file, options and ``--set``; or the stored one if a run is resumed without options."""
     from rbm.config import Config, parse_assignments, read_changes
     from rbm.config.presets import preset_config
     from rbm.datasets import dataset_name
@@ -57,7 +57,7 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
 
 
 def lasting_changes(config_file, assignments) -> dict:
-    """What a file and ``--set`` change beyond the preset, without the settings in which the runs differ."""
+    """What a file and ``--set`` change on top of the preset, without the settings that differ between runs."""
     from rbm.config import merged, parse_assignments, read_changes
 
     changes = {} if config_file is None else read_changes(config_file)
@@ -66,13 +66,13 @@ def lasting_changes(config_file, assignments) -> dict:
 
 
 def run_name(config) -> str:
-    """The default name of a folder or file of runs."""
+    """The default name of a run folder or of a CSV file of runs."""
     protocol = [] if config.protocol == "rbm" else [config.protocol]
     return "-".join([Path(config.dataset).stem, *protocol, config.setting, config.preset])
 
 
 def usable_device(name: str | None) -> str:
-    """The device of that name, CUDA's where none is named and there is one; ValueError where it does not work."""
+    """Check a device name; None means CUDA if available, else the CPU. ValueError if the device is not usable."""
     import torch
 
     if name is None:

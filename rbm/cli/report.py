@@ -9,21 +9,26 @@ from rbm.cli.options import console, status
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are set side by side.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; several are compared on one page.", show_default=False)
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Page to write (default: report.html in RUN; of several runs, here).")
+        Path | None,
+        typer.Option(help="Page to write (default: report.html in RUN, or in the current folder for several)."),
     ] = None,
     root: Annotated[
-        str | None, typer.Option(help="Folder of the datasets' raw files, for runs without a report.json.")
+        str | None, typer.Option(help="Folder with the datasets' raw files, for runs without a report.json.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page of several runs.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
     tsne: Annotated[
-        bool, typer.Option("--tsne", help="Also draw representation.png in each RUN: t-SNE of what the router sees.")
+        bool, typer.Option("--tsne", help="Also draw representation.png in each RUN: t-SNE of the router's inputs.")
     ] = False,
 ) -> None:
-    """Write a page on runs: verdict, accuracy, calibration, experts, speed; it opens in a browser, without a network.
+    """Write an HTML report on one or more runs: verdict, accuracy, calibration, experts and speed.
 
-    Each run of rbm distill ends with its own. Where a run has none, its graph is loaded and its models are asked again.
+    The page works offline. rbm distill writes one for each run.
+
+    For a run without a report.json, the graph is loaded and the models are run again.
     """
     from rbm.distillation.report import REPORT
     from rbm.distillation.report.finished import read_distillation

@@ -9,8 +9,8 @@ import typer
 from rbm.cli.errors import THE_SAME, goes_on_by
 from rbm.cli.options import Device, Run, console, status, usable_device
 
-MethodName = Annotated[str | None, typer.Option(help="Whose student of the run (default: the one that it keeps).")]
-Quantize = Annotated[str | None, typer.Option(help="int8: weights of 8 bits (default: float32).")]
+MethodName = Annotated[str | None, typer.Option(help="Student to use, by its method (default: the one the run keeps).")]
+Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit weights (default: float32).")]
 
 
 def predict(
@@ -18,34 +18,39 @@ def predict(
     features: Annotated[
         Path,
         typer.Argument(
-            help=".npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet, one row a node; or a folder of"
-            " .parquet files."
+            help="Features, one row per node: .npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet; or a"
+            " folder of .parquet files."
         ),
     ],
     nodes: Annotated[
         Path | None,
-        typer.Option(help=".npy or .csv, [B]: of each row its node in the training graph; all: all nodes in order."),
+        typer.Option(
+            help=".npy or .csv file [B]: for each row, its node in the training graph; or the word all, if the rows are"
+            " all nodes in order."
+        ),
     ] = None,
     neighbors: Annotated[
-        Path | None, typer.Option(help=".npy or .csv, [M, 2]: a row, and a node of the training graph joined to it.")
+        Path | None,
+        typer.Option(help=".npy or .csv file [M, 2]: pairs of a row and its neighbour in the training graph."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write: .csv or .parquet (class and probability) or .npy (all) (default: predictions.csv);"
-            " for a folder a folder (default: predictions)."
+            help="File to write: .csv or .parquet (class and its probability) or .npy (all probabilities) (default:"
+            " predictions.csv). For a folder of features, a folder (default: predictions)."
         ),
     ] = None,
     method: MethodName = None,
     quantize: Quantize = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="A folder's files side by side: the cluster of RAY_ADDRESS, or this machine.")
+        bool,
+        typer.Option("--ray", help="Process a folder's files in parallel on the RAY_ADDRESS cluster or this machine."),
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Of --ray (default: one for each processor).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers for --ray (default: one per processor).")] = None,
 ) -> None:
-    """Predict classes for rows of features with a student of a run folder; files may be larger than memory.
+    """Predict the class of each row of a features file, which may be larger than memory.
 
-    A folder of .parquet files is answered file by file, into a folder; the same command goes on where it was killed.
+    For a folder of .parquet files, one file is written per input file; the same command continues a killed run.
     """
     from rbm.serving.prediction import predict_file
 
@@ -69,30 +74,35 @@ def predict(
 def export(
     run: Run,
     format_: Annotated[
-        str, typer.Option("--format", help="torch-export, aoti (compiled here, for this processor) or onnx.")
+        str, typer.Option("--format", help="torch-export, aoti (compiled for this machine's processor) or onnx.")
     ],
-    out: Annotated[Path | None, typer.Option(help="File to write (default: student.pt2 or .onnx in RUN).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write (default: student.pt2 or student.onnx in RUN).")
+    ] = None,
     method: MethodName = None,
     quantize: Quantize = None,
 ) -> None:
-    """Write a student of a run folder to one file that needs nothing of this package, for any batch size."""
+    """Export a student to one file that runs without this package, for any batch size."""
     from rbm.serving.export import export_student
 
-    with status.status(f"{format_}: written, and compared with the student"):
+    with status.status(f"{format_}: exporting and comparing with the student"):
         path = export_student(run, format_, out, method=method, quantize=quantize)
     console.print(f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does", highlight=False)
 
 
 def latency(
     run: Run,
-    root: Annotated[str | None, typer.Option(help="Folder of the dataset's raw files (default: the run's).")] = None,
-    batch_sizes: Annotated[str, typer.Option(help="How many nodes are asked for at once.")] = "1,64,4096",
-    repeats: Annotated[int, typer.Option(help="Calls of each kind; fewer where they take over ten seconds.")] = 200,
+    root: Annotated[str | None, typer.Option(help="Folder with the dataset's raw files (default: the run's).")] = None,
+    batch_sizes: Annotated[str, typer.Option(help="Numbers of nodes per call.")] = "1,64,4096",
+    repeats: Annotated[int, typer.Option(help="Calls per measurement; fewer if they take over ten seconds.")] = 200,
     device: Device = None,
     method: MethodName = None,
     quantize: Quantize = None,
 ) -> None:
-    """Time a run's student, an MLP and the teacher on the run's own graph; latency.json and .png go into its folder."""
+    """Time a run's student, an MLP and the teacher on the graph of the run.
+
+    The results go to latency.json and latency.png in the run folder.
+    """
     from rbm.experiments.plots import plot_latency
     from rbm.serving.latency import latency_table, measure_run
     from rbm.training.run_files import file_of, list_file
@@ -120,24 +130,26 @@ def latency(
 
 def serve(
     run: Run,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     threads: Annotated[
-        int, typer.Option(min=1, max=1024, help="Of a forward; more than one pays for large requests.")
+        int, typer.Option(min=1, max=1024, help="Threads per forward pass; more than one helps with large requests.")
     ] = 1,
-    max_body: Annotated[float, typer.Option(help="MiB of a request's body.")] = 8.0,
-    max_rows: Annotated[int, typer.Option(help="Rows of a request, and of a forward.")] = 4096,
-    max_queue: Annotated[int, typer.Option(help="Rows that wait for a forward; more hear 503.")] = 16384,
-    max_connections: Annotated[int, typer.Option(help="Connections at once; more hear 503.")] = 512,
-    timeout: Annotated[float, typer.Option(help="Seconds to send a head, a body, or to take an answer.")] = 10.0,
-    grace: Annotated[float, typer.Option(help="Seconds to finish what is in flight, after SIGTERM.")] = 10.0,
+    max_body: Annotated[float, typer.Option(help="Largest request body, in MiB.")] = 8.0,
+    max_rows: Annotated[int, typer.Option(help="Maximum rows per request and per forward pass.")] = 4096,
+    max_queue: Annotated[int, typer.Option(help="Maximum rows waiting for a forward pass; beyond it, 503.")] = 16384,
+    max_connections: Annotated[int, typer.Option(help="Maximum open connections; beyond it, 503.")] = 512,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for a client to send the headers, to send the body, or to read the response.")
+    ] = 10.0,
+    grace: Annotated[float, typer.Option(help="Seconds to finish open requests after SIGTERM.")] = 10.0,
     method: MethodName = None,
     quantize: Quantize = None,
 ) -> None:
-    """Serve a student of a run folder over HTTP; SIGHUP reads the folder anew, SIGTERM finishes and stops."""
+    """Serve a student over HTTP. SIGHUP reloads the run folder; SIGTERM finishes open requests and stops."""
     from rbm.serving import server
 
-    # In bytes it is a whole number, which infinity and NaN are not.
+    # Converted to whole bytes below, which is not possible for infinity and NaN.
     if not 0 < max_body < math.inf:
         raise ValueError(f"max-body: got {max_body}, expected a finite number of MiB above 0")
     server.serve(

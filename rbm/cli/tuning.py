@@ -36,20 +36,22 @@ def tune(
     setting: Setting = None,
     protocol: Protocol = None,
     teacher: TeacherName = None,
-    method: Annotated[str, typer.Option(help="The student whose settings are searched.")] = "rbm",
-    inflate: Annotated[int | None, typer.Option(help="Multiplies the students' hidden width.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Where the search starts: clean, paper or official.")] = None,
+    method: Annotated[str, typer.Option(help="Student to tune, by its method.")] = "rbm",
+    inflate: Annotated[int | None, typer.Option(help="Factor for the students' hidden width.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Starting point of the search: clean (default), paper or official.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the search itself.")] = None,
-    seeds: Annotated[str, typer.Option(help="Of a trial's runs, such as 0-4: more of them, less noise.")] = "0-1",
+    seeds: Annotated[str, typer.Option(help="Seeds that each trial runs with; more seeds mean less noise.")] = "0-1",
     config: ConfigFile = None,
     set_: Assignments = None,
     space: Annotated[
-        Path | None, typer.Option(help="YAML file: setting -> choices or range (default: the paper's space).")
+        Path | None, typer.Option(help="YAML file with choices or a range per setting (default: the paper's space).")
     ] = None,
-    trials: Annotated[int, typer.Option(help="How many there shall be, the starting point included.")] = 20,
-    jobs: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
+    trials: Annotated[int, typer.Option(help="Number of trials, including the starting point.")] = 20,
+    jobs: Annotated[int, typer.Option(help="Number of parallel trials.")] = 1,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Through Ray Tune: the cluster of RAY_ADDRESS, or this machine.")
+        bool, typer.Option("--ray", help="Use Ray Tune on the RAY_ADDRESS cluster or this machine.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the search (default: runs/tune-DATASET-SETTING-PRESET-METHOD).")
@@ -57,9 +59,9 @@ def tune(
     device: Device = None,
     cache: CacheFolder = CACHE,
 ) -> None:
-    """Search for settings on validation nodes, never on test nodes, and write the best for distill --config.
+    """Search for settings on validation nodes (never test nodes), and write the best ones for rbm distill --config.
 
-    The same command goes on where a search was killed, and with more --trials where it was done.
+    The same command continues a search that was killed; with more --trials, it extends a finished one.
     """
     from rbm.experiments.experiment import parse_seeds
     from rbm.experiments.tuning.run import tune as search
@@ -88,13 +90,13 @@ def tune(
 
 
 def _table(found: "Tuned") -> "Table":
-    """The starting point beside the best trial."""
+    """A table of the starting point and the best trial."""
     from rich import box
     from rich.table import Table
 
     pruned = sum(row["state"] == "pruned" for row in found.rows)
     table = Table(
-        title=f"{len(found.rows)} trials, {pruned} of them given up early",
+        title=f"{len(found.rows)} trials, {pruned} of them pruned",
         title_justify="left",
         caption="Accuracy on held-out validation nodes, mean over seeds. The best of many is an optimistic figure.",
         caption_justify="left",

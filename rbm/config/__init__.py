@@ -1,6 +1,6 @@
 """All settings of a run as one tree of dataclasses: typed, checked by pydantic, read from YAML and written to it.
 
-Where the values of a named dataset and of a preset come from stands in :mod:`rbm.config.presets`.
+:mod:`rbm.config.presets` describes where the values for a named dataset and for a preset come from.
 """
 
 from rbm.config.baselines import CoHOpConfig, EnsembleConfig, GLNNConfig, KRDConfig, MoEConfig, NOSMOGConfig

@@ -1,4 +1,4 @@
-"""The methods that RbM is compared with, each with the settings of its own publication as defaults."""
+"""Settings of the methods that RbM is compared with. The defaults are those of each method's publication."""
 
 from dataclasses import field
 from typing import Annotated, Literal
@@ -28,9 +28,9 @@ from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 class MoEConfig(Network, Pretrained):
     """The sparse mixture of experts with a learned cosine router: see :class:`rbm.nn.moe.MoELayer`.
 
-    Defaults follow the paper's text. The released code uses one expert more than ``top_k`` (``extra_experts = 1``),
-    gates that are shares of all experts (``gates_over = "all"``), and pretrains by giving each expert a part of the
-    rows (``pretrain = "proportional"``) where the paper trains the first and clones it (``"first"``).
+    The defaults follow the paper's text. The released code uses one expert more than ``top_k`` (``extra_experts = 1``),
+    normalises the gates over all experts (``gates_over = "all"``), and gives each expert a part of the rows in
+    pretraining (``pretrain = "proportional"``), whereas the paper trains the first expert and clones it (``"first"``).
     """
 
     num_experts: Experts = NUM_EXPERTS
@@ -51,7 +51,7 @@ class MoEConfig(Network, Pretrained):
 
 @section
 class EnsembleConfig(Section):
-    """Several MLP students (section ``mlp``) that differ in their seeds and vote by the mean of their probabilities."""
+    """Several MLP students (section ``mlp``) with different seeds, whose predicted probabilities are averaged."""
 
     members: Layers = 3
 
@@ -60,8 +60,9 @@ class EnsembleConfig(Section):
 class GLNNConfig(Network):
     """Graph-less neural network: see :mod:`rbm.distillation.methods.glnn`.
 
-    ``label_weight`` is the weight of the true labels' pass. At zero that pass is left out; ``zero_weight_pass`` keeps
-    it, as its code does, for what Adam's momentum and weight decay then do by themselves.
+    ``label_weight`` is the weight of the pass over true labels. With a weight of zero, this pass is skipped.
+    ``zero_weight_pass`` keeps it, as the released code does: Adam's momentum and weight decay then still change the
+    student.
     """
 
     hidden_channels: Width = 128
@@ -74,9 +75,11 @@ class GLNNConfig(Network):
 
 @section
 class NOSMOGConfig(GLNNConfig):
-    """GLNN with positions, disturbed inputs and similarity to the teacher's hidden layer: see
-    :mod:`rbm.distillation.methods.nosmog`. Learning rate and weight decay are those that its code uses for every
-    dataset; those in its configuration files it never reads.
+    """GLNN with positional encodings, adversarial inputs and similarity to the teacher's hidden layer: see
+    :mod:`rbm.distillation.methods.nosmog`.
+
+    Learning rate and weight decay are those that its code uses for every dataset. The code never reads the values in
+    its configuration files.
     """
 
     adversarial_weight: NonNegative = 0.1
@@ -90,8 +93,8 @@ class NOSMOGConfig(GLNNConfig):
 class KRDConfig(Network):
     """Knowledge-inspired reliable distillation: see :mod:`rbm.distillation.methods.krd`.
 
-    Until ``reliability.update_start_epoch`` all neighbours teach; from there on those that are drawn by how reliable
-    they are.
+    Until ``reliability.update_start_epoch``, all neighbours teach. From then on, neighbours are drawn by their
+    reliability.
     """
 
     hidden_channels: Width = 512
@@ -106,9 +109,9 @@ class KRDConfig(Network):
 class CoHOpConfig(Network):
     """Contrastive learning and histograms of the labels around a node: see :mod:`rbm.distillation.methods.cohop`.
 
-    One layer is the linear model that it uses on small and medium graphs. ``histogram`` is ``exact`` (by distances),
-    ``propagation`` (by random walks, for large graphs), or ``none``, which leaves features alone; ``auto`` takes the
-    first while its table of distances has at most 50 million entries.
+    One layer is the linear model that the publication uses on small and medium graphs. ``histogram`` is ``exact`` (by
+    distances), ``propagation`` (by random walks, for large graphs), or ``none`` (features only). ``auto`` selects
+    ``exact`` if its table of distances has at most 50 million entries, else ``propagation``.
     """
 
     num_layers: Annotated[int, Field(ge=1, le=2, description="1 (linear) or 2")] = 1

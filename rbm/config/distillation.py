@@ -1,4 +1,4 @@
-"""Settings of the distillation: losses, whose soft labels a student learns, and what it sees of the graph."""
+"""Settings of the distillation: losses, the source of the soft labels, and the encodings that a student sees."""
 
 from typing import Annotated, Literal
 
@@ -9,23 +9,23 @@ from rbm.config.section import Count, CountOrZero, Float, NonNegative, Positive,
 
 @section
 class DistillConfig(Section):
-    """How soft and hard labels mix, and whose soft labels a node learns from.
+    """How soft and hard labels are combined, and which soft labels a node learns from.
 
-    ``label_weight`` is the weight of the true labels, the teacher's get the rest. ``neighbors`` adds the soft labels of
-    reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous
-    (:mod:`rbm.distillation.neighbor_labels`). ``source`` says whose soft labels these are: the ``teacher``'s; ``auto``
-    takes those of an MLP trained on the labels alone where it is ahead of the teacher at validation by more than chance
+    ``label_weight`` is the weight of the true labels; the soft labels get the rest. ``neighbors`` adds the soft labels
+    of reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous
+    (:mod:`rbm.distillation.neighbor_labels`). ``source`` selects the soft labels: ``teacher``, or ``auto``, which uses
+    those of an MLP trained on the labels alone if it beats the teacher on validation nodes by more than chance
     (:mod:`rbm.distillation.source`). ``mean`` and ``draw`` are explained at
-    :func:`rbm.distillation.soft_targets.weigh_pairs`. ``forward`` is ``node`` (one student forward a node, against one
-    aggregated target) or ``pair`` (one a pair).
+    :func:`rbm.distillation.soft_targets.weigh_pairs`. ``forward`` is ``node`` (one student forward per node, against
+    one aggregated target) or ``pair`` (one per pair).
 
-    ``batch_size = 0`` takes all rows at once. ``reduction`` is ``global_mean``, where batches add up to the means of
-    the paper's equations, or ``sum_of_batch_means``, where every batch weighs alike, as in the released code: then hard
-    and soft labels weigh by their numbers of batches as well. ``step_per_batch`` takes an optimiser step after every
-    batch instead of one an epoch; ``shuffle`` draws the rows of batches anew each epoch.
+    ``batch_size = 0`` uses all rows at once. With ``reduction = "global_mean"``, the batches add up to the means of the
+    paper's equations. With ``"sum_of_batch_means"``, every batch has the same weight, as in the released code; the
+    weights of hard and soft labels then also depend on their numbers of batches. ``step_per_batch`` takes an optimiser
+    step after every batch instead of one per epoch. ``shuffle`` draws the rows of the batches anew in each epoch.
 
-    ``adversarial_weight`` adds the loss of inputs disturbed by projected gradient ascent (``adversarial_eps`` is the
-    largest disturbance), ``similarity_weight`` that of :func:`rbm.nn.losses.similarity_loss`; both are off at zero.
+    ``adversarial_weight`` adds the loss on inputs perturbed by projected gradient ascent (``adversarial_eps`` is the
+    largest perturbation), and ``similarity_weight`` adds :func:`rbm.nn.losses.similarity_loss`. Zero turns either off.
     """
 
     label_weight: Share = 0.2
@@ -50,10 +50,10 @@ class DistillConfig(Section):
 
 @section
 class ReliabilityConfig(Section):
-    """How far each neighbour's soft label is trusted: see :mod:`rbm.distillation.reliability`.
+    """How much each neighbour's soft label is trusted: see :mod:`rbm.distillation.reliability`.
 
-    The exponent is learned after epoch ``update_start_epoch`` and every ``update_every`` epochs from there;
-    ``power_momentum`` is the share of the old one.
+    The exponent is updated after epoch ``update_start_epoch`` and then every ``update_every`` epochs;
+    ``power_momentum`` is the share of the old exponent.
     """
 
     noise_std: Positive = 1.0
@@ -70,15 +70,15 @@ class ReliabilityConfig(Section):
 
 @section
 class EncodingConfig(Section):
-    """What a student sees of the graph beside a node's features: see :mod:`rbm.datasets.encodings`.
+    """What a student sees of the graph in addition to a node's features: see :mod:`rbm.datasets.encodings`.
 
-    ``deepwalk`` appends ``embedding_dim`` coordinates learned from random walks (``walk_length`` nodes each), in which
-    unseen nodes are placed by their neighbours (``fill``); ``label_propagation`` appends class shares of the training
+    ``deepwalk`` appends ``embedding_dim`` coordinates learned from random walks (``walk_length`` nodes each). Unseen
+    nodes get coordinates from their neighbours (``fill``). ``label_propagation`` appends class shares of the training
     labels around a node.
 
-    ``relative_norm`` scales each of the two until its rows are on average so many times as long as the features' (0
-    leaves them as they are). Coordinates of walks are far longer than row-normalised features and far shorter than
-    Amazon's, and cosines see the longer part alone.
+    ``relative_norm`` scales each of the two encodings so that the mean norm of its rows is this multiple of the
+    features' mean norm (0: no scaling). DeepWalk coordinates are far longer than row-normalised features and far
+    shorter than Amazon's, and the longer part dominates a cosine.
     """
 
     deepwalk: bool = True

@@ -1,4 +1,4 @@
-"""Settings of the networks that are trained: the teacher, and the students of the paper's own comparison."""
+"""Settings of the trained networks: the teacher, the MLP student and the RbM student."""
 
 from typing import Annotated, Literal
 
@@ -24,9 +24,9 @@ Norm = Literal["none", "batch", "layer"]
 
 @section
 class Network(Section):
-    """Settings of every trained network: shape, optimiser (Adam, one step an epoch), and when training stops.
+    """Settings of every trained network: shape, optimiser (Adam, one step per epoch), and when training stops.
 
-    Epochs before ``min_epochs`` are not selected, whatever their validation accuracy.
+    Epochs before ``min_epochs`` are never selected, whatever their validation accuracy.
     """
 
     num_layers: Layers = 2
@@ -41,22 +41,24 @@ class Network(Section):
 
 
 class Pretrained:
-    """Settings of sections with ``pretrain_epochs``: epochs before ``max_epochs``, without routing."""
+    """Mixin for sections with ``pretrain_epochs``, the epochs without routing that come before ``max_epochs``."""
 
     @property
     def pretraining(self) -> int:
-        """Epochs of pretraining: at most as many as follow, so that ten epochs do not come to sixty."""
+        """Epochs of pretraining: at most ``max_epochs``, so that a run of ten epochs does not pretrain for fifty."""
         return min(self.pretrain_epochs, self.max_epochs)
 
 
 @section
 class TeacherConfig(Network):
-    """The teacher: ``sage`` (mean aggregation with the node itself), ``gcn``, ``gat``, ``appnp``, ``mlp`` (sees no
-    edge), ``label_propagation`` (sees no feature and is not trained), or one of those that have settings of their own
-    in :class:`AttentionConfig`, ``revgat`` and ``drgat``.
+    """The teacher.
 
-    In its first epochs a teacher may already order the classes well on a few hundred validation nodes while its soft
-    labels are close to uniform; a student learns little from those. Hence ``min_epochs``.
+    ``name`` is ``sage`` (mean aggregation that includes the node itself), ``gcn``, ``gat``, ``appnp``, ``mlp`` (uses no
+    edges), ``label_propagation`` (uses no features and is not trained), ``revgat`` or ``drgat`` (with further settings
+    in :class:`AttentionConfig`).
+
+    In the first epochs, a teacher may already rank the classes well on a few hundred validation nodes while its soft
+    labels are still close to uniform. A student learns little from such labels, hence ``min_epochs``.
     """
 
     name: str = "sage"
@@ -66,12 +68,12 @@ class TeacherConfig(Network):
 
 @section
 class SamplingConfig(Section):
-    """Training by sampled neighbourhoods, for graphs too large for one pass: see :mod:`rbm.teachers.neighbor_sampling`.
+    """Training on sampled neighbourhoods, for graphs too large for one pass: see :mod:`rbm.teachers.neighbor_sampling`.
 
-    ``batch_size`` training nodes make a batch and an optimiser step; 0, the default, takes the whole graph at once. Of
-    each node's neighbours ``fan_out`` are drawn, in every layer alike (``"10"``) or in each its own number, from the
-    training nodes outwards (``"15,10,5"``); -1 takes all. A mean over drawn neighbours is one over those that were
-    drawn; GCN counts degrees within a batch. Evaluation and soft labels take the whole graph.
+    Each optimiser step uses a batch of ``batch_size`` training nodes; 0, the default, uses the whole graph at once.
+    ``fan_out`` neighbours are drawn per node: the same number in every layer (``"10"``), or one number per layer from
+    the training nodes outwards (``"15,10,5"``); -1 takes all. Mean aggregation averages over the drawn neighbours only,
+    and GCN counts degrees within a batch. Evaluation and soft labels use the whole graph.
     """
 
     batch_size: CountOrZero = 0
@@ -83,10 +85,10 @@ class SamplingConfig(Section):
         self.require("fan_out", whole, "numbers from 1 on, or -1 for all neighbours, such as '10' or '15,10,5'")
 
     def neighbors(self, num_layers: int) -> list[int]:
-        """A number for each layer.
+        """The number of drawn neighbours for each layer.
 
         Raises:
-            ValueError: ``fan_out`` has several numbers, but not as many as layers.
+            ValueError: ``fan_out`` has several numbers, but not one per layer.
         """
         numbers = [int(part) for part in self.fan_out.split(",")]
         fits = len(numbers) in (1, num_layers)
@@ -100,19 +102,20 @@ ATTENTION_TEACHERS = ("revgat", "drgat")
 
 @section
 class AttentionConfig(Section):
-    """Settings of the teachers ``revgat`` and ``drgat`` beside :class:`TeacherConfig`; nothing else reads them.
+    """Settings of the teachers ``revgat`` and ``drgat`` in addition to :class:`TeacherConfig`; nothing else reads them.
 
-    The defaults are those of RevGAT's released code for ogbn-arxiv, and of DRGAT's but for its dropouts of input and
-    edges (0.35 and 0.5). One is ours: ``label_input`` is off, and theirs is on; it shows the classes of training nodes
-    as features (:class:`rbm.teachers.LabelInput`), of which small graphs have few. Shape, ``dropout`` (of all hidden
-    layers), learning rate, weight decay and epochs stand in :class:`TeacherConfig`, whose defaults suit GraphSAGE; what
-    these two need instead stands in ``configs/teachers.yaml``, and as released in ``configs/ogbn-arxiv.yaml``.
+    The defaults are those of RevGAT's released code for ogbn-arxiv. DRGAT's released code has the same values except
+    for the dropouts of input and edges (0.35 and 0.5). ``label_input`` differs: it is off here and on in both releases.
+    It adds the classes of training nodes as features (:class:`rbm.teachers.LabelInput`); small graphs have few of
+    these. Shape, ``dropout`` (of all hidden layers), learning rate, weight decay and epochs are settings of
+    :class:`TeacherConfig`, whose defaults suit GraphSAGE. ``configs/teachers.yaml`` has the values for these two
+    teachers, and ``configs/ogbn-arxiv.yaml`` the released ones.
 
-    Each of the ``heads`` is ``teacher.hidden_channels`` wide; ``groups`` part the channels of a reversible layer
-    (``revgat`` alone). ``label_mask_rate`` of the training labels are shown in training, and ``label_iterations``
-    rounds of label reuse follow. RMSprop's learning rate rises to ``teacher.lr`` over ``warmup_epochs``. ``loss`` is
-    ``log``, where a label that cannot be learned costs little (:func:`rbm.nn.losses.saturating_label_loss`), or
-    ``cross_entropy``.
+    Each of the ``heads`` has ``teacher.hidden_channels`` channels. ``groups`` is the number of channel groups of a
+    reversible layer (``revgat`` only). Training shows a share ``label_mask_rate`` of the training labels, followed by
+    ``label_iterations`` rounds of label reuse. RMSprop's learning rate rises to ``teacher.lr`` over ``warmup_epochs``.
+    ``loss`` is ``cross_entropy`` or ``log``, in which a label that cannot be learned costs little
+    (:func:`rbm.nn.losses.saturating_label_loss`).
     """
 
     heads: Layers = 3
@@ -131,8 +134,9 @@ _AS_RBM = "at least 1, or 0 (section rbm's), and at most"
 
 @section
 class MLPConfig(Network):
-    """The plain student that the RbM student is compared with, and each member of an ensemble. A depth and a width of 0
-    and the norm ``same`` are those of the RbM student.
+    """The MLP student that the RbM student is compared with, and each member of an ensemble.
+
+    A depth or width of 0 and the norm ``same`` mean the value of the RbM student.
     """
 
     num_layers: Annotated[int, Field(ge=0, le=1000, description=f"{_AS_RBM} 1000")] = 0
@@ -147,29 +151,29 @@ class MLPConfig(Network):
 class RbMConfig(Network, Pretrained):
     """The RbM student.
 
-    ``decay`` is the share of the old memory in each update, ``anneal_delta`` and ``anneal_steps`` are its schedule
-    (Eq. 13); ``memory_weight_decay`` lets the optimiser's weight decay act on the memory vectors where the
-    self-similarity loss trains them; ``kmeans_max_rows = 0`` means all rows, where K-means places the memory. The first
-    ``pretrain_epochs``, at most as many as ``max_epochs``, come before these and are not routed.
+    ``decay`` is the share of the old memory in each update; ``anneal_delta`` and ``anneal_steps`` define its schedule
+    (Eq. 13). ``memory_weight_decay`` applies the optimiser's weight decay to the memory vectors, if the self-similarity
+    loss trains them. ``kmeans_max_rows`` limits the rows that K-means initialises the memory from (0: all rows).
+    ``pretrain_epochs`` epochs without routing, at most ``max_epochs``, come before ``max_epochs`` epochs with routing.
 
-    ``select_pretraining`` lets validation accuracy choose one of these epochs too: the student is then the pretrained
-    expert, copied to all. With ``init_scale`` and ``init_attention`` of 1 routing begins with the function that
-    pretraining ends with. The release selects routed epochs alone, and starts at 2 and 1.1, which changes the function.
-    ``route_from_best`` begins routing from the epoch of pretraining with the best validation accuracy, not from the
-    last one.
+    With ``select_pretraining``, validation accuracy may also select a pretraining epoch: the student is then the
+    pretrained expert, copied to all experts. If ``init_scale`` and ``init_attention`` are 1, routing begins with the
+    function that pretraining ends with. The released code selects among routed epochs only and starts at 2 and 1.1,
+    which changes the function. ``route_from_best`` begins routing from the pretraining epoch with the best validation
+    accuracy instead of the last one.
 
-    ``memory_init`` says where the memory vectors start: at the K-means centres of the rows that each router sees
-    (``kmeans``), or at the mean directions of groups of nodes that the teacher tells apart, by K-means on its
-    probabilities (``classes``) or on its last hidden layer (``teacher``).
+    ``memory_init`` selects where the memory vectors start: at the K-means centres of the rows that each router sees
+    (``kmeans``), or at the mean directions of groups of nodes, found by K-means on the teacher's probabilities
+    (``classes``) or on its last hidden layer (``teacher``).
 
-    How far routed experts may move apart (:mod:`rbm.distillation.experts`): ``expert_pull`` is the share of its way to
-    their mean that each goes after an optimiser step, 1 keeps them alike. ``routed_lr`` multiplies the learning rate of
-    the experts once they are routed; 0 leaves them as they were cloned. ``shared_expert`` trains each as a shared part
-    and a part of its own, which starts at zero; ``routed_lr`` then is that of the own part, and
-    ``residual_weight_decay`` its weight decay.
+    Three settings limit how far routed experts move apart (:mod:`rbm.distillation.experts`). ``expert_pull`` moves each
+    expert by this share of the way to their mean after each optimiser step; 1 keeps them equal. ``routed_lr``
+    multiplies the learning rate of the experts once routing begins; 0 leaves them as cloned. ``shared_expert`` trains
+    each expert as a shared part plus a part of its own, which starts at zero; ``routed_lr`` then applies to the own
+    part, and ``residual_weight_decay`` is its weight decay.
 
-    ``reset_dead_experts`` is a number of epochs, 0 for never: after every so many routed ones, experts that no observed
-    node uses get a new start (:func:`rbm.reset_dead_experts`).
+    ``reset_dead_experts`` is a number of routed epochs (0: never). Each time that many have passed, experts that no
+    observed node uses are started anew (:func:`rbm.reset_dead_experts`).
     """
 
     num_experts: Experts = NUM_EXPERTS

@@ -1,4 +1,4 @@
-"""Students and alternatives published since 2024, each with the settings of its own publication as defaults."""
+"""Settings of students and alternatives published since 2024. Defaults are those of the publications, if they exist."""
 
 from dataclasses import field
 from typing import Annotated, Literal
@@ -27,8 +27,8 @@ from rbm.config.section import (
 class HGMDConfig(Network):
     """Hardness-aware distillation: see :mod:`rbm.distillation.methods.hgmd`.
 
-    ``scheme`` is ``mixup`` (the publication's best) or ``weight``. ``rate`` is the first value of the rate at which
-    hardness makes a node take neighbours, which falls to a hundredth over ``max_epochs``; ``beta`` the parameter of the
+    ``scheme`` is ``mixup`` (the publication's best) or ``weight``. ``rate`` sets how strongly a node's hardness makes
+    it use its neighbours; it falls to a hundredth of this value over ``max_epochs``. ``beta`` is the parameter of the
     Beta distribution that mixup draws from.
     """
 
@@ -45,8 +45,8 @@ class HGMDConfig(Network):
 class SIGNConfig(Network):
     """Features of 0 to ``hops`` edges away, computed before training: see :mod:`rbm.distillation.methods.sign`.
 
-    ``label_weight`` is the weight of the true labels, the teacher's soft labels get the rest. No ``hops`` leave an MLP
-    on features alone. The settings are ours: the publications have none for few labels on small graphs.
+    ``label_weight`` is the weight of the true labels; the teacher's soft labels get the rest. ``hops = 0`` is an MLP on
+    features alone. The settings are ours: the publications have none for small graphs with few labels.
     """
 
     hidden_channels: Width = 128
@@ -59,9 +59,10 @@ class SIGNConfig(Network):
 class TreesConfig(Section):
     """Gradient-boosted trees: see :mod:`rbm.distillation.methods.trees`.
 
-    ``targets`` says what they learn: ``labels``, the true ones alone; or ``teacher``, beside these its most likely
-    class of every other node. A round of boosting, one tree for each class, is an epoch; ``lr`` shrinks its trees,
-    which have at most ``leaves`` leaves, ``depth`` steps down, of at least ``min_samples`` nodes. Settings are ours.
+    ``targets`` is ``labels`` (the true labels only) or ``teacher`` (also the teacher's most likely class for every
+    other node). An epoch is a boosting round with one tree per class. ``lr`` shrinks the trees, which have at most
+    ``leaves`` leaves of at least ``min_samples`` nodes each and are at most ``depth`` levels deep. The settings are
+    ours.
     """
 
     targets: Literal["labels", "teacher"] = "teacher"
@@ -79,9 +80,10 @@ class TreesConfig(Section):
 class TINEDConfig(GLNNConfig):
     """Teacher injection and Dirichlet energies: see :mod:`rbm.distillation.methods.tined`.
 
-    The student's width and layers are the teacher's: ``hidden_channels`` and ``num_layers`` are not read. What was
-    copied learns at ``injected_lr`` times ``lr``. ``energy_weight`` is the weight of the energies' step, ``energy_log``
-    compares logarithms of ratios and not the ratios, and ``energy_share`` of the edges are drawn for each.
+    The student has the teacher's width and layers: ``hidden_channels`` and ``num_layers`` are not read. Copied
+    parameters are trained at ``injected_lr`` times ``lr``. ``energy_weight`` is the weight of the energy loss.
+    ``energy_log`` compares the logarithms of the energy ratios instead of the ratios, and a share ``energy_share`` of
+    the edges is drawn in each step.
     """
 
     dropout: Probability = 0.0
@@ -96,7 +98,7 @@ class TINEDConfig(GLNNConfig):
 
 @section
 class TINEDPlusConfig(TINEDConfig):
-    """TINED with positions, disturbed inputs and similarity to the teacher's hidden layer, as in NOSMOG."""
+    """TINED with encodings, adversarial inputs and similarity to the teacher's hidden layer, as in NOSMOG."""
 
     adversarial_weight: NonNegative = 0.1
     adversarial_eps: Positive = 0.04
@@ -109,10 +111,10 @@ class TINEDPlusConfig(TINEDConfig):
 class TokenizerConfig(Network):
     """The GNN with a codebook that teaches VQGraph's student: see :mod:`rbm.distillation.methods.vqgraph`.
 
-    ``codebook_size`` codes of ``code_channels`` numbers follow the rows that take them with ``decay``. ``code_start``
-    says what they are before: unit vectors drawn at ``random``, as in the released code, or ``rows`` of the graph.
-    ``node_weight``, ``edge_weight`` and ``commitment_weight`` are the weights of what codes lose of nodes and of edges,
-    and of how far rows are from their codes, beside the labels.
+    The codebook has ``codebook_size`` codes with ``code_channels`` channels, updated with ``decay`` from the rows
+    assigned to them. ``code_start`` is ``random`` (random unit vectors, as in the released code) or ``rows`` (rows of
+    the graph). ``node_weight``, ``edge_weight`` and ``commitment_weight`` are the weights of the losses that are added
+    to that of the labels: the reconstruction of nodes and of edges, and the distance between rows and their codes.
     """
 
     hidden_channels: Width = 128
@@ -131,7 +133,8 @@ class TokenizerConfig(Network):
 class VQGraphConfig(GLNNConfig):
     """Soft labels and codes of a tokenizer: see :mod:`rbm.distillation.methods.vqgraph`.
 
-    ``code_weight`` is the weight of the pass on codes, ``code_temperature`` that of both soft assignments.
+    ``code_weight`` is the weight of the pass over codes, and ``code_temperature`` the temperature of both soft
+    assignments.
     """
 
     label_weight: Share = 0.0
@@ -145,11 +148,11 @@ class VQGraphConfig(GLNNConfig):
 class SimMLPConfig(Network):
     """Alignment without labels, then a linear head: see :mod:`rbm.distillation.methods.simmlp`.
 
-    ``num_layers`` to ``patience`` are the MLP's and the alignment's, ``propagation_layers`` its view of the graph,
-    ``predictor_layers``, ``predictor_channels`` and ``predictor_dropout`` what brings the MLP's rows beside that view.
-    ``feature_mask`` and ``edge_mask`` are the shares that an epoch leaves out; ``power`` is the exponent of the
-    distance, ``reconstruction_weight`` the weight of the features that shall be found again. ``head_lr`` to
-    ``head_patience`` are those of the head.
+    ``num_layers`` to ``patience`` are for the MLP and the alignment. ``propagation_layers`` is the number of layers of
+    the graph view, and ``predictor_layers``, ``predictor_channels`` and ``predictor_dropout`` describe the predictor
+    that maps the MLP's rows to that view. ``feature_mask`` and ``edge_mask`` are the shares masked in each epoch,
+    ``power`` is the exponent of the distance, and ``reconstruction_weight`` is the weight of the reconstruction of the
+    features. ``head_lr`` to ``head_patience`` are for the linear head.
     """
 
     hidden_channels: Width = 512

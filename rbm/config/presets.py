@@ -1,17 +1,16 @@
-"""Presets: the switches and the hyperparameters with which the configuration of a dataset starts.
+"""Presets: the switches and hyperparameters that the configuration of a dataset starts from.
 
-A preset chooses between the paper's equations, its released code, and good practice where they differ (the
-specification lists every difference):
+The paper's equations, its released code and good practice differ in places. A preset chooses between them:
 
 * ``clean``: what we recommend.
 * ``paper``: the equations.
-* ``official``: the released code with its quirks; as slow as one forward a pair is.
+* ``official``: the released code with its quirks; slow, because it runs one forward per pair.
 
-The hyperparameters of the paper's nine datasets are the released ones (``configs/paper``; numbers that the release
-wrote as text are numbers there), with the release's start of routing, for which they were chosen; those of its
-baselines, and of students since 2024, the ones of their code (``configs/baselines.yaml`` and ``configs/newer.yaml``).
-Ours, for the embedded graph and where a search on validation data found better ones, are changes to these, in
-``configs``; and so are those of teachers that the release has none for (``configs/teachers.yaml``).
+The hyperparameters of the paper's nine datasets are the released ones (``configs/paper``), with the initial routing of
+the released code, for which they were chosen. Those of its baselines and of students since 2024 come from their code
+(``configs/baselines.yaml`` and ``configs/newer.yaml``). Our own hyperparameters are stored as changes to these in
+``configs``: for the embedded graph, for datasets where a search on validation nodes found better ones, and for teachers
+that the release does not cover (``configs/teachers.yaml``).
 """
 
 from functools import cache, reduce
@@ -48,11 +47,11 @@ _SWITCHES: dict[str, dict[str, Any]] = {
     },
 }
 
-# How routing begins in the release. Under ``clean`` too it goes with the hyperparameters that were tuned with it, until
-# rows of these graphs show that the start of ``RbMConfig`` is better.
+# How routing begins in the released code. ``clean`` uses it as well, with the hyperparameters that were tuned with it,
+# except where results on a graph show that the start of ``RbMConfig`` is better.
 _RELEASED_START = {"select_pretraining": False, "init_scale": 2.0, "init_attention": 1.1}
 
-# Students whose input is features alone: what `rbm distill --features-only` sets.
+# The settings of `rbm distill --features-only`: students that see features alone.
 FEATURES_ONLY = (
     "encoding.deepwalk=false",
     "encoding.label_propagation=false",
@@ -83,7 +82,7 @@ def preset_config(
             " use the preset clean"
         )
     if released is None and (of_sage := _released(dataset, setting, "sage")):
-        # The paper does not tune this teacher: it has its own defaults, and its students have those of GraphSAGE.
+        # The paper does not tune this teacher: it keeps its own defaults, and its students use those for GraphSAGE.
         released = {name: values for name, values in of_sage.items() if name != "teacher"}
     if released is not None:
         config = config.updated(released)
@@ -104,7 +103,7 @@ def teacher_settings(teacher: str) -> dict[str, Any]:
 
 
 def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
-    """The hyperparameters of ``configs/paper``, in the names of :class:`rbm.config.Config`."""
+    """The hyperparameters of ``configs/paper``, under the names of :class:`rbm.config.Config`."""
     groups = _read(f"paper/{dataset}.yaml").get(setting, {}).get(teacher)
     if groups is None:
         return None
@@ -132,7 +131,7 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
 
 
 def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
-    """The hyperparameters of the other methods' own code, ``configs/baselines.yaml`` and ``configs/newer.yaml``."""
+    """The other methods' own hyperparameters, from ``configs/baselines.yaml`` and ``configs/newer.yaml``."""
     found = {}
     for method, datasets in (_read("baselines.yaml") | _read("newer.yaml")).items():
         settings = datasets.get(dataset, {})
@@ -142,8 +141,10 @@ def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
 
 
 def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, Any] | None:
-    """The changes of ``configs``: of both settings, then of one; of any teacher (``any``), then of one; and what holds
-    under the protocol ``rbm`` alone, where features of Planetoid's graphs are row-normalised, again of both and of one.
+    """Our changes from ``configs/DATASET.yaml``, or None; later changes override earlier ones.
+
+    The order is: both settings, then this one, each for any teacher and then for this one. Under the protocol ``rbm``,
+    which row-normalises the features of Planetoid's graphs, ``row_normalized`` follows: both settings, then this one.
     """
     found = _read(f"{dataset}.yaml")
     parts = [found.get(where, {}).get(name) for where in ("both", setting) for name in ("any", teacher)]

@@ -1,7 +1,6 @@
-"""The base of every section of the configuration: pydantic checks its values; they are changed by name.
+"""The base class of the configuration's sections. Pydantic checks their values, and values are changed by name.
 
-Ranges stand beside their fields. A value that does not fit raises ValueError with the key, what came, and what was
-expected.
+Each field declares its range. A value outside it raises ValueError with the key, the value, and what was expected.
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -19,7 +18,7 @@ _MOST_SHOWN = 200
 
 
 def _number(value: Any) -> Any:
-    # YAML 1.1 reads 1e-7 as text, and the released hyperparameters hold such texts: they are taken as numbers.
+    # YAML 1.1 reads 1e-7 as a string. The released hyperparameters contain such strings, so they are converted.
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -33,7 +32,7 @@ Share = Annotated[Float, Field(ge=0, le=1)]
 Probability = Annotated[Float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-# What a module is built of: a number that is mistyped, or a damaged file, must not take all memory or forever.
+# Sizes of modules have upper limits: a typo or a damaged file must not use up all memory or run forever.
 Layers = Annotated[int, Field(ge=1, le=1000)]
 Width = Annotated[int, Field(ge=1, le=2**20)]
 Experts = Annotated[int, Field(ge=1, le=2**16)]
@@ -41,7 +40,7 @@ Experts = Annotated[int, Field(ge=1, le=2**16)]
 
 @dataclass_transform(frozen_default=True)
 def section(cls: T) -> T:
-    """Make a class a frozen dataclass whose values pydantic checks, with one sentence for the first that fails."""
+    """Make a class a frozen dataclass checked by pydantic; the first invalid value raises a one-sentence ValueError."""
     made = dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))(cls)
     checked = made.__init__
 
@@ -58,13 +57,13 @@ def section(cls: T) -> T:
 
 @section
 class Section:
-    """A part of the tree. Values are checked when it is built."""
+    """A part of the configuration tree. Its values are checked when it is built."""
 
     def __post_init__(self) -> None:
         self.validate()
 
     def validate(self) -> None:
-        """Raise ValueError where values do not fit one another; each by itself was checked before."""
+        """Raise ValueError if values contradict one another; each value on its own has been checked before."""
 
     def require(self, name: str, fits: bool, expected: str) -> None:
         if not fits:
@@ -88,7 +87,7 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it; a long one is cut."""
+    """A value as shown in messages, truncated if long."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
@@ -121,7 +120,7 @@ def _kind(known: FieldInfo) -> str:
 
 
 def _range(known: FieldInfo) -> str:
-    """The values that a field takes, in words: its description where it has one."""
+    """The values that a field accepts, in words: its description if it has one."""
     if known.description:
         return known.description
     if get_origin(known.annotation) is Literal:

@@ -29,8 +29,8 @@ Preset = Literal["clean", "paper", "official"]
 SparseFeatures = Literal["auto", "always", "never"]
 SETTINGS, PROTOCOLS, PRESETS = get_args(Setting), get_args(Protocol), get_args(Preset)
 SPARSE_FEATURES = get_args(SparseFeatures)
-# Settings that came later, with the value that all earlier runs had. The file of a run that lacks them is read with
-# these, and the fingerprint of a result row leaves out those that have it, so that earlier rows keep theirs.
+# Settings added later, with the value that all earlier runs had. A run file that lacks them is read with these values.
+# The fingerprint of a result row ignores settings with these values, so that earlier rows keep their fingerprints.
 LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "rbm": {
         "select_pretraining": False,
@@ -49,18 +49,19 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
 
 @section
 class Config(Section):
-    """A whole run. ``root`` is a dataset folder; ``preset`` is a record of where the values below started.
+    """The configuration of a run.
 
-    ``protocol`` says which form of a named graph and which split are meant: see :func:`rbm.datasets.load_dataset`.
-    ``evaluate_on = "validation"`` is for choosing settings: half of the validation nodes stand for the test set, which
-    is taken away (see :func:`rbm.datasets.splits.without_test_set`).
-    ``inflate`` multiplies the hidden width of every student: 8 makes the paper's "+" variants.
-    ``sparse_features`` says whether a named dataset's features come as a CSR tensor: see
+    ``root`` is a dataset folder. ``preset`` records which preset the values started from.
+    ``protocol`` selects the version and the split of a named graph: see :func:`rbm.datasets.load_dataset`.
+    ``evaluate_on = "validation"`` is for choosing settings: the test set is removed, and half of the validation nodes
+    replace it (see :func:`rbm.datasets.splits.without_test_set`).
+    ``inflate`` multiplies the hidden width of every student; 8 gives the paper's "+" variants.
+    ``sparse_features`` selects whether a named dataset's features are loaded as a CSR tensor: see
     :func:`rbm.datasets.load_dataset`.
 
-    ``rbm``, ``mlp``, ``moe`` and ``ensemble`` are students of one recipe, that of ``distill``, ``reliability`` and
-    ``encoding``. Methods with a recipe of their own hold it in the sections of their names. ``attention`` belongs to
-    the teachers ``revgat`` and ``drgat``, ``sampling`` to those trained in batches.
+    The students ``rbm``, ``mlp``, ``moe`` and ``ensemble`` share one training recipe, given by ``distill``,
+    ``reliability`` and ``encoding``. The other methods have their own recipes in the sections of their names.
+    ``attention`` is for the teachers ``revgat`` and ``drgat``, and ``sampling`` for teachers trained in batches.
     """
 
     dataset: str = "digits"
@@ -96,7 +97,7 @@ class Config(Section):
 
     @property
     def teacher_sections(self) -> tuple[str, ...]:
-        """The sections that a trained teacher depends on: ``teacher``, and others only where they change its result."""
+        """The sections that a trained teacher depends on: ``teacher``, and others only if they affect the result."""
         extra = {"attention": self.teacher.name in ATTENTION_TEACHERS, "sampling": self.sampling.batch_size > 0}
         return ("teacher", *(name for name, says in extra.items() if says))
 
@@ -107,7 +108,7 @@ class Config(Section):
     def from_yaml(cls, path: Path | str) -> "Config":
         """Read a configuration that :meth:`to_yaml` of this or an earlier version wrote.
 
-        What is raised is that of :func:`read_changes`.
+        Raises the errors of :func:`read_changes`.
         """
         return cls().updated(LATER_SETTINGS).updated(read_changes(path))
 
@@ -117,11 +118,11 @@ class Config(Section):
 
 
 def read_changes(path: Path | str) -> dict[str, Any]:
-    """The settings that a YAML file changes, checked against the tree.
+    """Read the settings that a YAML file changes, and check them against the tree.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: no YAML, an unknown key, or a value that does not fit.
+        FileNotFoundError: the file does not exist.
+        ValueError: invalid YAML, an unknown key, or an invalid value.
     """
     content = read_yaml("configuration file", path)
     if not isinstance(content, dict):
@@ -131,7 +132,7 @@ def read_changes(path: Path | str) -> dict[str, Any]:
 
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two trees of changes in one; where both set a value, the second wins."""
+    """Merge two trees of changes; if both set a value, the second wins."""
     both = dict(first)
     for key, value in second.items():
         nested = isinstance(value, dict) and isinstance(both.get(key), dict)
@@ -140,7 +141,7 @@ def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """Turn ``["rbm.lr=0.005"]`` into ``{"rbm": {"lr": 0.005}}``, values read as YAML."""
+    """Turn ``["rbm.lr=0.005"]`` into ``{"rbm": {"lr": 0.005}}``, reading values as YAML."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -154,7 +155,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
 
 
 def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """A tree's leaves by their names: the inverse of :func:`nested`."""
+    """The leaves of a tree by their dotted names: the inverse of :func:`nested`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
@@ -162,7 +163,7 @@ def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """``{"rbm.lr": 0.01}`` as the tree ``{"rbm": {"lr": 0.01}}``."""
+    """Turn ``{"rbm.lr": 0.01}`` into the tree ``{"rbm": {"lr": 0.01}}``."""
     tree: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")

@@ -1,4 +1,4 @@
-"""Graphs: those that the package loads by name, those that users bring in files, and checks for both."""
+"""Graphs: datasets that the package loads by name, users' own graphs from files, and checks for both."""
 
 from rbm.datasets.load import check_files, load_dataset
 from rbm.datasets.registry import DATASETS, DatasetInfo, dataset_name, find_dataset, unseen_fraction

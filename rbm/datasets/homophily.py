@@ -1,20 +1,20 @@
-"""How far the edges of a graph follow its classes."""
+"""Homophily: how often edges join nodes of the same class."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-HETEROPHILOUS = 0.3  # a share of edges within a class below it
+HETEROPHILOUS = 0.3  # a graph is heterophilous if its share of edges within a class is below this
 
 
 class Homophily(NamedTuple):
     """Edge homophily.
 
     Attributes:
-        share: of the edges that join two nodes of one class, in [0, 1].
-        chance: the share that classes dealt at random would give, each node keeping its degree.
-        edges: that were counted: directed, without self-loops.
+        share: the share of edges that join two nodes of the same class, in [0, 1].
+        chance: the share that would be expected if classes were assigned at random and each node kept its degree.
+        edges: the number of edges counted: directed, without self-loops.
     """
 
     share: float
@@ -23,15 +23,15 @@ class Homophily(NamedTuple):
 
 
 def edge_homophily(edge_index: Tensor, labels: Tensor, known: Tensor) -> Homophily | None:
-    """The homophily of the edges between nodes whose label may be read.
+    """The homophily of the edges between nodes with known labels.
 
     Args:
         edge_index: int64 ``[2, M]``.
-        labels: int64 ``[N]``; those of other nodes are not looked at.
-        known: bool ``[N]``, whose labels may be read.
+        labels: int64 ``[N]``; only those of known nodes are read.
+        known: bool ``[N]``, the nodes whose labels may be read.
 
     Returns:
-        None where no edge joins two such nodes.
+        The homophily, or None if no edge joins two known nodes.
     """
     sources, targets = edge_index
     counted = known[sources] & known[targets] & (sources != targets)

@@ -1,4 +1,4 @@
-"""`load_dataset`: a graph by its name, always in the same form."""
+"""`load_dataset`: load a graph by its name, always in the same form."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def load_dataset(
 ) -> Data:
     """Load a graph by name, as the paper's experiments use it, or a graph of your own by its path.
 
-    The two protocols of the literature; results under one do not compare with results under the other:
+    The literature uses two protocols. Results under different protocols are not comparable:
 
     ========================  ==========================================  ============================================
     graphs                    ``"rbm"`` (RbM, KRD)                        ``"cpf"`` (GLNN, NOSMOG, CoHOp)
@@ -54,33 +54,33 @@ def load_dataset(
                               split
     ========================  ==========================================  ============================================
 
-    A split by seed has 20 training and 30 validation nodes of each class, and test nodes.
+    A split by seed has 20 training and 30 validation nodes per class; the rest are test nodes.
 
     Args:
         name: a key of ``DATASETS`` or an alias (``"photo"``, ``"coauthor-cs"``, ``"Cora"``); or the path of a file or
-            folder, see :func:`rbm.datasets.load_graph`, for which a protocol has no meaning beyond the generator.
+            folder, see :func:`rbm.datasets.load_graph`. For these, the protocol only selects the random generator.
         root: folder with raw files, in PyG's layout (``<root>/Planetoid/Cora/raw``) or OGB's (``<root>/ogbn_arxiv``);
             may be read-only.
         protocol: ``"rbm"`` or ``"cpf"``.
         seed: seed of the per-class split.
-        split_rng: ``"pcg64"`` or ``"mt19937"``, see ``rbm.datasets.splits.per_class_masks``; None is the protocol's:
-            the first for ``rbm``, the second for ``cpf``.
-        normalize_features: divide each row of the features by its sum; None does as the protocol says.
-        binarize: Amazon and Coauthor only: features as PyG gives them, 1 where the raw value is positive.
+        split_rng: ``"pcg64"`` or ``"mt19937"``, see ``rbm.datasets.splits.per_class_masks``; None uses the first for
+            ``rbm`` and the second for ``cpf``.
+        normalize_features: divide each row of the features by its sum; None follows the protocol.
+        binarize: Amazon and Coauthor only: features as in PyG, 1 where the raw value is positive.
         keep_duplicates: ogbn graphs only: see :func:`rbm.datasets.readers.ogb.read_ogb`.
-        sparse_features: ``"always"`` gives ``x`` as a CSR tensor, ``"never"`` as a dense one, ``"auto"`` as CSR where
-            at most one entry in fifty is not zero and a dense ``x`` would hold 2^24 numbers or more (64 MiB): the two
-            Coauthor graphs. Small graphs train quickly either way, and other code expects dense tensors.
-        download: fetch missing raw files into ``root``. Without it the network is never used.
+        sparse_features: ``"always"`` returns ``x`` as a CSR tensor, ``"never"`` as a dense one. ``"auto"`` returns CSR
+            if at most one entry in fifty is nonzero and a dense ``x`` would hold 2^24 numbers or more (64 MiB), as for
+            the two Coauthor graphs. Small graphs train quickly either way, and other code expects dense tensors.
+        download: fetch missing raw files into ``root``. Otherwise the network is never used.
 
     Returns:
         ``x`` float32 ``[N, F]``, dense or CSR; ``edge_index`` int64 ``[2, M]``, symmetric, without self-loops or
-        duplicates (one's own graphs: as they are); ``y`` int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask``
-        bool ``[N]``; ``num_classes`` int; ``name``, what results call it; of a graph that is known by it
-        ``unseen_fraction`` float, the share of its test nodes that the inductive setting hides.
+        duplicates (graphs of your own: as they are); ``y`` int64 ``[N]``; ``train_mask``, ``val_mask``, ``test_mask``
+        bool ``[N]``; ``num_classes`` int; ``name``, its name in results; and for graphs loaded by name
+        ``unseen_fraction`` float, the share of the test nodes that the inductive setting hides.
 
     Raises:
-        TypeError, ValueError: an unknown name, no root where one is needed, a bad option, a corrupt file.
+        TypeError, ValueError: an unknown name, a missing root, an invalid option, or a corrupt file.
         FileNotFoundError: the root or raw files are missing.
         RuntimeError: the download failed.
     """
@@ -121,7 +121,7 @@ def load_dataset(
 
 
 def check_files(name: str | Path, root: str | Path | None = None, *, protocol: str = "rbm") -> None:
-    """Raise what :func:`load_dataset` would where raw files of a graph with a name are missing; reads none of them."""
+    """Raise the errors of :func:`load_dataset` for missing raw files of a named graph, without reading the files."""
     if not is_path(name) and (info := _info(name, protocol)).raw_files:
         find_raw_folder(info, root)
 

@@ -1,4 +1,4 @@
-"""The graphs that the package loads by name, and how the two protocols split and normalise them."""
+"""The graphs that the package loads by name, and the share of unseen test nodes under each protocol."""
 
 import difflib
 from collections.abc import Callable
@@ -9,28 +9,28 @@ from torch_geometric.data import Data
 
 from rbm.config import PROTOCOLS
 
-# Share of the test nodes that the inductive setting hides, but for Planetoid's graphs.
+# Share of the test nodes that the inductive setting hides, except for Planetoid's graphs.
 UNSEEN_FRACTION = 0.2
 PATH_SUFFIXES = (".pt", ".pth", ".npz")
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a dataset is and where its raw files lie.
+    """Description of a dataset and of its raw files.
 
     Attributes:
         name: the key in ``DATASETS`` and in the hyperparameter files of ``rbm/config/configs``.
         kind: how it is loaded: ``"digits"``, ``"planetoid"``, ``"attributed"``, ``"amazon"``, ``"coauthor"`` or
             ``"ogb"``.
-        description: one line for people.
-        folders: where below the root its files may lie; the first one is where a download goes.
-        raw_files: the files expected in one of them.
-        pyg_class: name of the class in ``torch_geometric.datasets`` that fetches it, if one does.
-        pyg_name: the name that this class knows it by.
+        description: one line for users.
+        folders: folders below the root in which its files are looked for; downloads go to the first.
+        raw_files: the files expected in one of these folders.
+        pyg_class: the class in ``torch_geometric.datasets`` that downloads it, if any.
+        pyg_name: its name in that class.
         url: the archive of a graph of the Open Graph Benchmark.
-        component: nodes and undirected edges of the largest component where the protocol ``cpf`` takes that.
-        note: what to know when its files are missing.
-        loader: of a plugin's dataset: ``loader(root, seed)`` gives the graph, with masks; nothing else is read then.
+        component: nodes and undirected edges of the largest component, if the protocol ``cpf`` uses that.
+        note: a hint for the message about missing files.
+        loader: for a plugin's dataset: ``loader(root, seed)`` returns the graph with masks; no files are read then.
     """
 
     name: str
@@ -47,7 +47,7 @@ class DatasetInfo:
 
 
 def _pyg(name: str, kind: str, pyg_class: str, pyg_name: str, files: tuple[str, ...], *args, **more) -> DatasetInfo:
-    folders = (f"{pyg_class}/{pyg_name}/raw", f"{pyg_name}/raw")  # the second below a root of PyG's own
+    folders = (f"{pyg_class}/{pyg_name}/raw", f"{pyg_name}/raw")  # the second for a root that a PyG class was given
     return DatasetInfo(name, kind, *args, folders, files, pyg_class, pyg_name, **more)
 
 
@@ -112,7 +112,7 @@ DATASETS: dict[str, DatasetInfo] = {
     )
 }
 
-# Planetoid's CiteSeer is not the one that the CPF protocol is about: other papers, other citations.
+# The CPF protocol does not use Planetoid's CiteSeer, but a graph of other papers and citations.
 CPF_CITESEER = _pyg(
     "citeseer",
     "attributed",
@@ -143,11 +143,11 @@ _ALIASES = {
 
 
 def find_dataset(name: str) -> DatasetInfo:
-    """The entry of ``DATASETS`` that ``name`` means, in any case, with ``_`` or ``-``; a few aliases work.
+    """Find the entry of ``DATASETS`` for a name or alias, ignoring case and treating ``_`` as ``-``.
 
     Raises:
-        TypeError: ``name`` is not text.
-        ValueError: the name is unknown; the message lists the known ones and the closest.
+        TypeError: ``name`` is not a string.
+        ValueError: the name is unknown; the message lists the known names and the closest match.
     """
     if not isinstance(name, str):
         raise TypeError(f"dataset: got {type(name).__name__}, expected a name such as 'cora'")
@@ -160,35 +160,37 @@ def find_dataset(name: str) -> DatasetInfo:
 
 
 def is_path(name: str | Path) -> bool:
-    """Whether a dataset is a file or folder of one's own: a ``Path``, a text with a separator or one of
-    ``PATH_SUFFIXES``, or what exists under that name, unless the package knows a graph by it (write ``./cora`` then).
+    """Whether ``name`` is the path of a user's file or folder instead of a dataset name.
+
+    It is if it is a ``Path``, if it contains a path separator or ends in one of ``PATH_SUFFIXES``, or if it exists. A
+    known dataset name is never a path (write ``./cora`` for a folder of that name).
     """
     if isinstance(name, Path):
         return True
-    # Path("") is the working directory; an empty text is a mistake.
+    # Path("") is the working directory, but an empty string is a mistake.
     if not isinstance(name, str) or not name or _key(name) in DATASETS:
         return False
     return "/" in name or "\\" in name or name.endswith(PATH_SUFFIXES) or Path(name).exists()
 
 
 def dataset_name(dataset: str | Path) -> str:
-    """The name that configurations and result files keep: the key in ``DATASETS``, or the path as it was given.
+    """The name used in configurations and result files: the key in ``DATASETS``, or the path as given.
 
     Raises:
-        TypeError, ValueError: as :func:`find_dataset`, where it is neither.
+        TypeError, ValueError: it is neither, as for :func:`find_dataset`.
     """
     return str(dataset) if is_path(dataset) else find_dataset(dataset).name
 
 
 def short_name(dataset: str) -> str:
-    """What tables call a dataset: its name; of a graph given as a file or folder that of the file, without its path."""
+    """The name of a dataset in tables; for a graph given as a path, the file's name without folder and ending."""
     return Path(dataset).stem if "/" in dataset or "\\" in dataset or dataset.endswith(PATH_SUFFIXES) else dataset
 
 
 def unseen_fraction(dataset: str | Path, protocol: str = "rbm") -> float:
     """Share of the test nodes that the inductive setting hides from training: a fifth.
 
-    But all of Planetoid's public test nodes under the protocol ``rbm``, as that benchmark has always been used.
+    For Planetoid's graphs under the protocol ``rbm``, it is all public test nodes, as is usual for that benchmark.
 
     Raises:
         TypeError, ValueError: an unknown dataset or protocol.

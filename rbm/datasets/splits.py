@@ -1,8 +1,8 @@
 """Splits: which nodes train, validate and test a student, and which nodes training may see.
 
-Two settings of the paper. *Transductive*: training sees the whole graph, and only the labels of validation and test
-nodes are hidden. *Inductive*: some test nodes are hidden with all their edges; training sees the graph that remains,
-and the hidden ("unseen") nodes arrive afterwards, as new users of a deployed model do.
+The paper has two settings. *Transductive*: training sees the whole graph, and only the labels of validation and test
+nodes are hidden. *Inductive*: some test nodes are hidden with all their edges. Training sees the remaining graph, and
+the hidden ("unseen") nodes arrive afterwards, like new users of a deployed model.
 """
 
 import copy
@@ -42,19 +42,19 @@ class GraphSplit:
 
     @cached_property
     def full_rows(self) -> Rows | HalfPrecisionRows:
-        """Features of all nodes in the form for many passes over them, made once: see ``nn.sparse_rows.packed``."""
+        """Features of all nodes in a form for repeated passes, made once: see ``nn.sparse_rows.packed``."""
         return packed(self.graph.x)
 
     @cached_property
     def observed_rows(self) -> Rows | HalfPrecisionRows:
-        """The same of the observed nodes."""
+        """The same for the observed nodes."""
         return self.full_rows if self.observed is self.graph else packed(self.observed.x)
 
 
 def split_for(config: Config, data: Data, *, unseen_fraction: float | None = None) -> GraphSplit:
-    """The split of a run: its setting and its seed; where settings are chosen, of the graph without its test set.
+    """The split of a run by its setting and seed, without the test set if the run evaluates on validation nodes.
 
-    Arguments and what is raised as for :func:`split_graph`.
+    Arguments and errors are those of :func:`split_graph`.
     """
     if config.evaluate_on == "validation":
         data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
@@ -68,8 +68,8 @@ def split_graph(
     """Hide a part of the test nodes from training (inductive), or nothing (transductive).
 
     The unseen nodes are the first ``int(unseen_fraction * n_test)`` entries of ``torch.randperm(n_test)`` under
-    ``seed``, taken as positions in the ascending list of test nodes: the rule of the RbM, GLNN, NOSMOG and CoHOp code.
-    With ``unseen_fraction=1.0`` (Planetoid's protocol) every test node is unseen, and ``observed`` has no test node.
+    ``seed``, used as positions in the ascending list of test nodes, as in the code of RbM, GLNN, NOSMOG and CoHOp.
+    With ``unseen_fraction=1.0`` (Planetoid's protocol), every test node is unseen, and ``observed`` has no test nodes.
     Observed nodes are renumbered in the order training, validation, observed test, other nodes, each ascending. No edge
     of ``observed`` touches an unseen node.
 
@@ -77,7 +77,7 @@ def split_graph(
         data: a graph with ``train_mask``, ``val_mask`` and ``test_mask`` (see ``rbm.datasets.validate_data``).
         setting: ``"transductive"`` or ``"inductive"``.
         unseen_fraction: share of the test nodes to hide, in (0, 1]; unused when transductive. By default
-            ``data.unseen_fraction``, which :func:`rbm.datasets.load_dataset` sets; a fifth where the graph has none.
+            ``data.unseen_fraction``, which :func:`rbm.datasets.load_dataset` sets, or a fifth if the graph has none.
         seed: seed of the permutation; unused when transductive.
 
     Raises:
@@ -114,12 +114,12 @@ def split_graph(
 def without_test_set(
     data: Data, setting: str = "transductive", *, unseen_fraction: float | None = None, seed: int = 0
 ) -> Data:
-    """A graph to choose hyperparameters on: half of the validation nodes, drawn by the seed, are its test nodes.
+    """A graph for choosing hyperparameters: half of the validation nodes, drawn by the seed, become its test nodes.
 
-    The nodes that :func:`split_graph` would hide are gone with their edges, and the labels of the other test nodes are
-    -1: what is chosen cannot have seen the test set. In the inductive setting all of its test nodes are to be hidden
-    (its ``unseen_fraction`` is 1): they then arrive as unseen nodes do, which validation nodes within the observed
-    graph do not. Arguments and what is raised as for :func:`split_graph`.
+    The nodes that :func:`split_graph` would hide are removed with their edges, and the labels of the other test nodes
+    are set to -1, so the choice cannot depend on the test set. The ``unseen_fraction`` of the result is 1: in the
+    inductive setting all its test nodes are hidden, and so arrive as unseen nodes. Arguments and errors are those of
+    :func:`split_graph`.
     """
     known = data.get("num_classes")
     observed = split_graph(data, setting, unseen_fraction=unseen_fraction, seed=seed).observed
@@ -127,12 +127,12 @@ def without_test_set(
 
 
 def halved(observed: Data, num_classes: int, seed: int, *, other: bool = False) -> Data:
-    """What :func:`without_test_set` makes of an observed graph: each seed draws another half of its validation nodes.
+    """Make the graph of :func:`without_test_set` from an observed graph; the seed draws half of the validation nodes.
 
-    ``other`` makes the half that was not drawn the test nodes; of an odd number of nodes it has one more.
+    With ``other``, the half that was not drawn becomes the test nodes; if the number of nodes is odd, it has one more.
 
     Raises:
-        ValueError: there is one validation node alone.
+        ValueError: there is only one validation node.
     """
     graph = copy.copy(observed)
     validation = _nodes(graph.val_mask)
@@ -168,7 +168,7 @@ def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
         elif key == "num_nodes":
             observed.num_nodes = nodes.numel()
         elif data.is_node_attr(key):
-            # PyTorch has no indexing of CSR tensors.
+            # PyTorch cannot index CSR tensors.
             csr = isinstance(value, Tensor) and value.layout == torch.sparse_csr
             observed[key] = SparseRows(value)[nodes].to_csr() if csr else value[nodes]
         elif data.is_edge_attr(key):
@@ -187,28 +187,29 @@ def per_class_masks(
     split_rng: str = "pcg64",
     small_classes: str = "error",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw a training and a validation set with equally many nodes of each class; the rest is the test set.
+    """Draw a training and a validation set with the same number of nodes per class; the rest is the test set.
 
-    For each class in ascending order ``train_per_class`` of its nodes are drawn without replacement; then, again class
-    by class, ``val_per_class`` of the nodes left.
+    For each class in ascending order, ``train_per_class`` of its nodes are drawn without replacement. Then, again class
+    by class, ``val_per_class`` of the remaining nodes are drawn.
 
     Args:
-        labels: int64 ``[N]``; nodes with a negative one, unknown, are in no set.
+        labels: int64 ``[N]``; nodes with a negative (unknown) label are in no set.
         seed: seed of the generator.
-        train_per_class: training nodes of each class.
-        val_per_class: validation nodes of each class.
+        train_per_class: training nodes per class.
+        val_per_class: validation nodes per class.
         split_rng: ``"pcg64"`` (NumPy's ``default_rng(seed)``) gives the splits of the RbM code, ``"mt19937"``
             (``RandomState(seed)``) those of GLNN and NOSMOG.
-        small_classes: a class that cannot fill both sets and leave a test node is an ``"error"``; or it may
-            ``"share"`` what it has: one node for testing, the others for training and validation in the proportion of
-            their sizes, rounded down for training, where there is at least one. Of 11 nodes 4 train and 6 validate, of
-            two nodes one trains and one tests, and a single one trains.
+        small_classes: how to treat a class that cannot fill both sets and leave a test node. ``"error"`` raises.
+            ``"share"`` uses one node for testing and divides the others between training and validation in proportion
+            to the sizes above, rounded down for training, with at least one training node. With 11 nodes, 4 are for
+            training and 6 for validation; with two, one is for training and one for testing; a single node is for
+            training.
 
     Returns:
         Training, validation and test mask, bool ``[N]`` each.
 
     Raises:
-        ValueError: an unknown option, a negative seed, no label at all, or a class too small.
+        ValueError: an unknown option, a negative seed, no labels, or a class that is too small.
     """
     if split_rng not in _GENERATORS:
         raise ValueError(f"split_rng: got {split_rng!r}, expected one of {', '.join(_GENERATORS)}")

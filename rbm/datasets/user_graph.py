@@ -1,4 +1,4 @@
-"""`load_graph`: a user's own graph, in the form that the rest of the package takes."""
+"""`load_graph`: load a user's own graph in the form that the rest of the package expects."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes
 from rbm.utils.files import with_home
 
-# Fewer features become float32 at once, which any code takes.
+# Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
 MIN_STORED_NUMEL = 2**24
 _MOST_EXACT = 2.0**53
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
@@ -27,45 +27,44 @@ def load_graph(
     small_classes: str = "share",
     sparse_features: str = "auto",
 ) -> Data:
-    """Load a graph from files: features, edges, labels, and if you have them masks and a teacher's logits.
+    """Load a graph from files: features, edges, labels, and optionally masks and a teacher's logits.
 
     ``path`` is one of
 
-    * a PyG ``Data`` (or a dictionary of tensors) as ``torch.save`` wrote it, ``.pt`` or ``.pth``; opened with
-      ``weights_only=True``, so that nothing in it can run;
+    * a PyG ``Data`` (or a dictionary of tensors) written by ``torch.save``, ``.pt`` or ``.pth``; it is opened with
+      ``weights_only=True``, so no code in it can run;
     * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one;
-    * a folder with a file for each part: ``.npy`` (mapped into memory, not read), ``.npz`` (one array, or
-      ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over; of pandas,
-      ``to_csv(FILE, index=False, header=False)``). Features in float16, 2^24 numbers or more, stay as they are:
-      students read their batches from the file. Weights of edges are not used: no teacher here takes them.
+    * a folder with one file per part: ``.npy`` (memory-mapped), ``.npz`` (one array, or ``scipy.sparse.save_npz``),
+      ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is skipped; with pandas, use
+      ``to_csv(FILE, index=False, header=False)``). float16 features of at least 2^24 numbers stay as they are, and
+      students read their batches from the file. Edge weights are ignored: no teacher here supports them.
 
-    The parts have the same names everywhere:
+    The parts have the same names in all formats:
 
     * ``x`` or ``features``: numbers ``[N, F]``.
-    * ``edge_index`` or ``edges``: whole numbers ``[2, M]`` or ``[M, 2]``, from and to; ``[2, 2]`` is read as the first,
-      tables have an edge a row. Self-loops, duplicates and directions stay as they are; messages flow from the first
-      node of an edge to the second. Without edges, give an empty array.
-    * ``y`` or ``labels``: class numbers ``[N]`` from 0; -1 for unknown, outside the masks. A number that no node has,
-      such as 2 of 0, 1, 3, counts as a class, and a warning says so; ``num_classes``, a number beside the parts,
-      declares how many there are, and nothing is said.
+    * ``edge_index`` or ``edges``: whole numbers ``[2, M]`` or ``[M, 2]``, source and target. An array of shape
+      ``[2, 2]`` is read as the first; tables have one edge per row. Self-loops, duplicates and directions are kept;
+      messages flow from the first node of an edge to the second. For a graph without edges, give an empty array.
+    * ``y`` or ``labels``: class numbers ``[N]`` from 0; -1 means unknown and is allowed outside the masks only. A
+      number that no node has, such as 2 among 0, 1, 3, counts as a class, with a warning. To declare the number of
+      classes and avoid the warning, add the number ``num_classes`` as a part.
     * ``train_mask``, ``val_mask`` and ``test_mask``, or ``train``, ``val`` and ``test``: true or false for each node,
-      or the ids of nodes; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without any, 20 training and 30
-      validation nodes are drawn of each class (:func:`rbm.datasets.splits.per_class_masks`) from the nodes with a
-      label.
-    * ``teacher_logits`` or ``logits``: a teacher's answers ``[N, C]``, for ``rbm distill --teacher logits``.
+      or node ids; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without masks, 20 training and 30 validation
+      nodes per class are drawn from the labelled nodes (:func:`rbm.datasets.splits.per_class_masks`).
+    * ``teacher_logits`` or ``logits``: a teacher's logits ``[N, C]``, for ``rbm distill --teacher logits``.
 
     Args:
         path: the file or folder.
-        seed: seed of the split, where the files have none.
+        seed: seed of the split, if the files have none.
         split_rng: its generator.
-        small_classes: what to do there with a class of too few nodes, see :func:`rbm.datasets.splits.per_class_masks`.
+        small_classes: how to split a class with too few nodes, see :func:`rbm.datasets.splits.per_class_masks`.
         sparse_features: as for :func:`rbm.datasets.load_dataset`.
 
     Returns:
-        As :func:`rbm.datasets.load_dataset`, and ``teacher_logits`` float32 ``[N, C]`` where there are any.
+        As :func:`rbm.datasets.load_dataset`, plus ``teacher_logits`` float32 ``[N, C]`` if the files have them.
 
     Raises:
-        FileNotFoundError: nothing lies at ``path``.
+        FileNotFoundError: ``path`` does not exist.
         ModuleNotFoundError: a Parquet file, without ``pyarrow``.
         ValueError: a file cannot be read, a part is missing, or the parts do not fit together.
     """
@@ -96,7 +95,7 @@ def load_graph(
         if doubtful := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
             raise ValueError(
                 f"dataset: {path} holds {', '.join(doubtful)}, but no masks of a known name and form; call them "
-                "train_mask, val_mask and test_mask, or take them away for a split drawn by the seed"
+                "train_mask, val_mask and test_mask, or remove them for a split drawn by the seed"
             )
         masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
     data.train_mask, data.val_mask, data.test_mask = masks
@@ -133,7 +132,7 @@ def _features(path: Path, x: Any) -> Tensor:
 
 
 def _whole(where: str, value: Any) -> Tensor:
-    """As int64; floating-point numbers, which tables often have, where they are whole."""
+    """Convert to int64; floating-point numbers, which tables often have, must be whole."""
     value = as_tensor(value, where)
     if value.is_floating_point():
         if not bool((value.isfinite() & (value == value.round())).all()):
@@ -192,7 +191,7 @@ def _mask(where: str, value: Any, num_nodes: int) -> Tensor:
         raise ValueError(
             f"dataset: {where} has shape {list(value.shape)}, expected [{num_nodes}] or a list of node ids"
         )
-    # Distinct ids of more than two nodes cannot all be 0 or 1, so such numbers are true and false.
+    # Distinct ids of more than two nodes cannot all be 0 or 1, so such numbers mean true and false.
     if value.dtype == torch.bool or (value.numel() == num_nodes > 2 and bool(((value == 0) | (value == 1)).all())):
         if value.numel() != num_nodes:
             raise ValueError(

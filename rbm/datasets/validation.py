@@ -12,18 +12,18 @@ from rbm.nn.sparse_rows import SparseRows
 from rbm.utils.chunks import rows_not_finite
 
 MASKS = ("train_mask", "val_mask", "test_mask")
-# Every graph gets a table [nodes, classes] and a layer of as many outputs, so a wrong label would take all memory.
+# Every run makes a table [nodes, classes] and layers with one output per class: a wrong label could use up all memory.
 MOST_CLASSES = 2**16
 
 
 def num_classes(data: Data) -> int:
-    """The number of classes: ``data.num_classes`` where it is set, else the largest label plus one."""
+    """The number of classes: ``data.num_classes`` if it is set, else the largest label plus one."""
     known = data.get("num_classes")
     return int(known) if known is not None else int(data.y.max()) + 1
 
 
 def check_class_numbers(where: str, labels: Tensor) -> None:
-    """Raise ValueError where the class numbers ``labels`` (any shape, int64) are too large to count classes by them."""
+    """Raise ValueError if a class number in ``labels`` (any shape, int64) is ``MOST_CLASSES`` or more."""
     if labels.numel() and (largest := int(labels.max())) >= MOST_CLASSES:
         raise ValueError(
             f"{where} holds the class number {largest}, expected numbers below {MOST_CLASSES}; renumber the classes"
@@ -31,7 +31,7 @@ def check_class_numbers(where: str, labels: Tensor) -> None:
 
 
 def warn_of_absent_classes(where: str, labels: Tensor) -> None:
-    """Say which class numbers no node has, since each becomes an output of every model.
+    """Warn of class numbers that no node has, since each becomes an output of every model.
 
     ``labels`` are int64; negative ones are unknown.
     """
@@ -39,20 +39,20 @@ def warn_of_absent_classes(where: str, labels: Tensor) -> None:
     absent = (counts == 0).nonzero().flatten()
     if absent.numel():
         logging.getLogger("rbm").warning(
-            "%s: no node has class %s, yet %s as classes, since classes are all numbers from 0 to %d. If they are none,"
-            " number the others anew, as numpy.unique(y, return_inverse=True)[1] does; if they are, num_classes=%d in"
-            " the graph says so.",
-            *(where, _first(absent), "it counts" if absent.numel() == 1 else f"these {absent.numel()} count"),
-            *(counts.numel() - 1, counts.numel()),
+            "%s: no node has class %s, but classes are all numbers from 0 to %d, so %s. If this is a mistake, renumber"
+            " the classes, for example with numpy.unique(y, return_inverse=True)[1]; if not, set num_classes=%d in the"
+            " graph.",
+            *(where, _first(absent), counts.numel() - 1),
+            *("it counts as one" if absent.numel() == 1 else f"these {absent.numel()} count", counts.numel()),
         )
 
 
 def validate_data(data: Data) -> None:
-    """Check that ``data`` can be distilled; the first problem found is raised with the way to mend it.
+    """Check that ``data`` can be distilled; the first problem is raised with a way to fix it.
 
-    Expected: ``x`` float32 ``[N, F]``, finite, without gradient, dense or CSR (dense ones may be stored as float16);
-    ``edge_index`` int64 ``[2, M]`` with ids in ``[0, N)``, messages flowing from row 0 to row 1 (directed graphs are
-    left as they are); ``y`` int64 ``[N]``, valid in the masks and -1 at most outside them; ``train_mask``,
+    Expected: ``x`` float32 ``[N, F]``, finite, without gradient, dense or CSR (dense features may be stored as
+    float16); ``edge_index`` int64 ``[2, M]`` with ids in ``[0, N)``, messages flowing from row 0 to row 1 (directed
+    graphs are left as they are); ``y`` int64 ``[N]``, valid in the masks and possibly -1 outside them; ``train_mask``,
     ``val_mask``, ``test_mask`` bool ``[N]``, not empty, not overlapping.
 
     Raises:
@@ -67,7 +67,7 @@ def validate_data(data: Data) -> None:
     if labels.shape != (num_nodes,):
         columns = labels.size(1) if labels.dim() == 2 and labels.size(0) == num_nodes else 0
         hint = f"; use data.y.{'squeeze(1)' if columns == 1 else 'argmax(1) of one-hot rows'}" if columns else ""
-        raise ValueError(f"data.y: got shape {list(labels.shape)}, expected [{num_nodes}], one class a node{hint}")
+        raise ValueError(f"data.y: got shape {list(labels.shape)}, expected [{num_nodes}], one class per node{hint}")
     if labels.dtype != torch.int64:
         raise TypeError(f"data.y: got {labels.dtype}, expected torch.int64 class numbers; use data.y.long()")
     _check_masks(data, num_nodes)
@@ -88,7 +88,7 @@ def _tensor(data: Data, name: str, layouts: tuple[torch.layout, ...] = (torch.st
 
 
 def _as_tensor(name: str, value: Any, layouts: tuple[torch.layout, ...]) -> str:
-    """How to make a tensor of what came instead."""
+    """Advice on how to convert the given value to the expected tensor."""
     if isinstance(value, Tensor):
         return f"; use data.{name}.{'to_sparse_csr' if layouts[1:] else 'to_dense'}()"
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
@@ -105,7 +105,7 @@ def _first(ids: Tensor, limit: int = 5) -> str:
 
 def _check_features(data: Data) -> int:
     x = _tensor(data, "x", (torch.strided, torch.sparse_csr))
-    # Networks are float32, and their layers take no other numbers. What is stored as float16 becomes so in batches.
+    # Networks are float32, and their layers accept nothing else. Features stored as float16 are converted per batch.
     stored = x.layout == torch.strided and x.dtype == torch.float16
     if x.dtype != torch.float32 and not stored:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Many runs: experiments, their result rows, tables, plots and searches.
+"""Series of runs: experiments, their result rows, tables, plots and searches.
 
 :mod:`rbm.experiments.experiment` defines the runs of an experiment, :mod:`rbm.experiments.runner` makes them, and
 :mod:`rbm.experiments.results` reads and writes their rows. Tables and plots of rows are in

@@ -1,4 +1,4 @@
-"""The paper's other measurements: sizes and times of students, and whether experts specialise."""
+"""The paper's other measurements: sizes and latencies of students, and whether experts specialise."""
 
 import datetime
 from collections.abc import Sequence
@@ -49,25 +49,25 @@ def study(
     device: str = "cpu",
     console: Console | None = None,
 ) -> Path:
-    """Make ``<name>.md`` in a folder, and what it shows: a CSV file (``complexity``) or pictures (``representation``).
+    """Write ``<name>.md`` and its data to a folder: a CSV file (``complexity``) or pictures (``representation``).
 
     Args:
         name: one of :data:`STUDIES`.
         datasets: names of graphs.
-        folder: where files go; made where it is missing.
-        command: what the page says it was made by.
+        folder: output folder; created if missing.
+        command: the command that the page says it was made by.
         root: folder of the datasets.
-        seed: of splits and training.
+        seed: seed of splits and training.
         setting: transductive or inductive.
-        cache: folder of trained teachers and encodings.
-        device: where models are trained and timed.
-        console: shows progress there.
+        cache: folder of cached teachers and encodings.
+        device: device on which models are trained and timed.
+        console: where progress is shown.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        ValueError: another name.
+        ValueError: an unknown name.
     """
     if name not in STUDIES:
         raise ValueError(f"study is {name!r}, expected one of {', '.join(STUDIES)}")
@@ -98,14 +98,14 @@ def study(
 
 
 def _short(config: Config) -> Config:
-    """One epoch of each: neither numbers of parameters nor times depend on how well a student is trained."""
+    """Train for one epoch only: neither parameter counts nor times depend on how well a student is trained."""
     once = {"max_epochs": 1, "min_epochs": 0}
     mixture = {**once, "pretrain_epochs": 0}
     return config.updated({"teacher": once, "mlp": once, "moe": mixture, "rbm": mixture})
 
 
 def complexity_rows(dataset: str, result: Distillation) -> list[dict[str, Any]]:
-    """A row for the teacher and for each student: parameters, those that one node uses, and milliseconds."""
+    """A row for the teacher and for each student: parameters, parameters used per node, and milliseconds."""
     made = {
         "nodes": result.summary["nodes"],
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
@@ -122,7 +122,7 @@ def complexity_rows(dataset: str, result: Distillation) -> list[dict[str, Any]]:
 
 
 def complexity_table(rows: list[dict[str, Any]]) -> str:
-    """Markdown of :func:`complexity_rows`."""
+    """A Markdown table of :func:`complexity_rows`."""
     lines = ["| | | parameters | active | one node (ms) | all nodes (ms) |", "|---|---|---:|---:|---:|---:|"]
     for row in rows:
         title = "Teacher" if row["method"] == "teacher" else METHODS[row["method"]].title

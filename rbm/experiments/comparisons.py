@@ -1,7 +1,7 @@
-"""Paired differences between methods over many graphs at once, all cells jointly.
+"""Paired differences between methods over many graphs.
 
-A cell is a graph in one setting. Differences are taken seed by seed, where both sides had the same split and teacher. A
-single cell is noisy; the mean over cells is the question that a default is about.
+A cell is a graph in one setting. Differences are taken per seed, for which both sides had the same split and teacher. A
+single cell is noisy; to choose a default, the mean over cells matters.
 """
 
 import math
@@ -15,18 +15,18 @@ from scipy.stats import t as student_t
 from rbm.experiments.results import ACCURACIES
 from rbm.experiments.tables import group_rows
 
-Cells = dict[tuple[str, ...], dict[int, float]]  # per cent by seed
+Cells = dict[tuple[str, ...], dict[int, float]]  # cell -> seed -> per cent
 
 
 class Gain(NamedTuple):
-    """What one kind of row gains over another.
+    """The gain of one kind of row over another.
 
     Attributes:
-        difference: points, the mean over cells of each cell's mean over seeds.
-        error: its standard error: cells are fixed, seeds within them are drawn.
-        p: two-sided, by Student's t with Welch and Satterthwaite's degrees of freedom. NaN where a cell has one seed.
+        difference: in points, the mean over cells of each cell's mean over seeds.
+        error: its standard error, with fixed cells and random seeds within them.
+        p: two-sided p-value of Student's t with Welch-Satterthwaite degrees of freedom; NaN if a cell has one seed.
         cells: differences by cell.
-        pairs: how many runs of each side were compared.
+        pairs: the number of runs compared on each side.
     """
 
     difference: float
@@ -53,7 +53,7 @@ def gain(first: Cells, second: Cells) -> Gain:
     difference, pairs = statistics.fmean(means.values()), sum(map(len, found.values()))
     if min(map(len, found.values())) < 2:
         return Gain(difference, float("nan"), float("nan"), means, pairs)
-    # Variances of the cells' means, of which the joint mean is the average.
+    # Variances of the cells' means; the joint mean is their average.
     parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in found.values()]
     total = sum(part for part, _ in parts)
     error = math.sqrt(total) / len(parts)
@@ -74,10 +74,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def kinds(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[str, Cells]:
-    """Per cent of a column by kind of row, in their order: ``mlp``, ``rbm``, with a variant ``rbm, NAME``.
+    """A column in per cent by kind of row, in row order: ``mlp``, ``rbm``, or with a variant ``rbm, NAME``.
 
     Raises:
-        ValueError: no column of accuracies.
+        ValueError: the column is not one of accuracies.
     """
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
@@ -91,12 +91,12 @@ def kinds(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[
 
 
 def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at_best_val") -> str:
-    """Markdown: a line for each kind of student, with its gain over the kind ``against`` in points, over all cells.
+    """A Markdown table with the gain of each kind of student over the kind ``against``, in points over all cells.
 
-    ``p`` is corrected by Holm for the number of lines.
+    ``p`` has Holm's correction for the number of lines.
 
     Raises:
-        ValueError: no such kind of row, or no column of accuracies.
+        ValueError: an unknown kind of row, or a column that is not one of accuracies.
     """
     found = kinds(rows, column)
     if against not in found:

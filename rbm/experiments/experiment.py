@@ -1,4 +1,4 @@
-"""The definition of an experiment: the runs that a file asks for, each a task with a configuration."""
+"""The definition of an experiment: the runs that a file describes, each a task with a configuration."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ def _is_list_of(values: Any, kind: type) -> bool:
 
 
 def _is_tree(variants: Any) -> bool:
-    """Whether there is a variant, and each is named and has settings."""
+    """Whether there is at least one variant, and each has a name and settings."""
     parts = list(variants.items()) if isinstance(variants, dict) else []
     return parts != [] and all(isinstance(name, str) and isinstance(changes, dict) for name, changes in parts)
 
@@ -39,17 +39,17 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to run: every combination of the lists.
+    """An experiment: every combination of the lists is run.
 
     Attributes:
         datasets: names, see :func:`rbm.load_dataset`.
         settings: ``transductive``, ``inductive``.
-        methods: of ``rbm.distillation.registry.METHODS``; the teacher's row comes with any of them.
-        seeds: of splits, initialisation and dropout.
+        methods: names in ``rbm.distillation.registry.METHODS``; a row of the teacher is always added.
+        seeds: seeds of splits, initialisation and dropout.
         preset, protocol, teacher: as for ``rbm distill``.
-        changes: settings for all runs, after the preset's.
-        dataset_changes: settings for the runs of one dataset by its name, after those for all.
-        variants: further changes by name; every variant is run. The default is one without a name.
+        changes: settings for all runs, applied after the preset's.
+        dataset_changes: settings for the runs of one dataset, by its name, applied after ``changes``.
+        variants: further changes by name; every variant is run. The default is a single variant without a name.
     """
 
     datasets: tuple[str, ...] = ("digits",)
@@ -88,11 +88,11 @@ class Experiment:
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> "Experiment":
-        """Read an experiment file: the attributes as keys, ``seeds`` also as text such as ``0-9``.
+        """Read an experiment file: its keys are the attributes, and ``seeds`` may be a string such as ``0-9``.
 
         Raises:
-            FileNotFoundError: no such file.
-            ValueError: no YAML, an unknown key, or a value that does not fit; before anything runs.
+            FileNotFoundError: the file does not exist.
+            ValueError: invalid YAML, an unknown key, or an invalid value; raised before anything runs.
         """
         content = read_yaml("experiment file", path)
         known = {item.name for item in fields(cls) if item.init}
@@ -108,7 +108,7 @@ class Experiment:
             raise ValueError(f"experiment file {path}: {error}") from error
 
     def tasks(self) -> Iterator["Task"]:
-        """One for each dataset, setting, variant and seed; seeds turn slowest, so that rows fill evenly."""
+        """One task per dataset, setting, variant and seed; seeds are the outer loop, so that rows fill evenly."""
         for seed in self.seeds:
             for dataset in self.datasets:
                 for setting in self.settings:
@@ -116,7 +116,7 @@ class Experiment:
                         yield Task(dataset, setting, variant, seed)
 
     def config(self, task: "Task") -> Config:
-        """The whole configuration of a task."""
+        """The complete configuration of a task."""
         key = (task.dataset, task.setting, task.variant)
         if key not in self._configs:
             config = preset_config(self.preset, task.dataset, task.setting, self.teacher, self.protocol)
@@ -137,10 +137,10 @@ class Task:
 
 
 def parse_seeds(text: str | int | list[int]) -> tuple[int, ...]:
-    """``"0-9"``, ``"0,3,7-9"``, ``5`` or a list of numbers; each counts once.
+    """Parse seeds from ``"0-9"``, ``"0,3,7-9"``, ``5`` or a list of numbers, without duplicates.
 
     Raises:
-        ValueError: anything else, no seed at all, more than :data:`MOST_SEEDS`, or one that is not below 2^31.
+        ValueError: anything else, no seeds, more than :data:`MOST_SEEDS`, or a seed that is not below 2^31.
     """
     parts = [str(text)] if type(text) is int else text.split(",") if isinstance(text, str) else text
     if not isinstance(parts, list) or not all(type(part) in (int, str) for part in parts):

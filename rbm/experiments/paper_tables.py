@@ -1,7 +1,7 @@
-"""The paper's tables as experiments: the runs of each, and our figures beside the paper's.
+"""The paper's tables as experiments: the runs of each, and our figures next to the paper's.
 
-A table is a file in ``configs/tables``: its columns (a method, and what the column changes), its teachers and settings,
-and the name of the paper's table. All tables share one CSV file of runs, so that what two of them need is run once.
+A table is a file in ``configs/tables`` with its columns (a method and its changes), its teachers and settings, and the
+name of the paper's table. All tables share one CSV file, so that a run needed by two tables is made once.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _TEACHERS = {"sage": "GraphSAGE", "gcn": "GCN", "revgat": "RevGNN", "drgat": "DR
 
 
 class Column(NamedTuple):
-    """A method under certain changes. ``variant`` is their name in the rows, ``sees`` what it needs to answer."""
+    """A method with changes. ``variant`` is their name in the rows, and ``sees`` the inputs of a prediction."""
 
     method: str
     variant: str = ""
@@ -38,12 +38,12 @@ class Table:
     """One table of the paper.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         about: what it shows.
         columns: title -> :class:`Column`.
-        paper: the table of ``configs/paper/tables.json`` with the paper's figures; empty where it prints none.
+        paper: the table of ``configs/paper/tables.json`` with the paper's figures; empty if there are none.
         teachers, settings: each combination is a block of rows.
-        protocol: of graphs and splits, see :func:`rbm.datasets.load_dataset`; the paper's is ``rbm``.
+        protocol: protocol of graphs and splits, see :func:`rbm.datasets.load_dataset`; the paper's is ``rbm``.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Table:
         return self.name if self.protocol == "rbm" else f"{self.name}-{self.protocol}"
 
     def experiments(self, **common: Any) -> list[Experiment]:
-        """What fills the table; ``common`` are further arguments of :class:`~rbm.experiments.experiment.Experiment`."""
+        """The experiments of the table; ``common`` are arguments of :class:`~rbm.experiments.experiment.Experiment`."""
         alike: dict[str, list[Column]] = {}
         for column in self.columns.values():
             if column.method != "teacher":
@@ -78,10 +78,10 @@ class Table:
         ]
 
     def only(self, methods: Iterable[str]) -> "Table":
-        """The table without the columns of other methods, but with the teacher's.
+        """The table with only the columns of these methods and of the teacher.
 
         Raises:
-            ValueError: it has no column of one of them.
+            ValueError: it has no column for one of the methods.
         """
         known, wanted = {column.method for column in self.columns.values()}, set(methods)
         if unknown := sorted(wanted - known):
@@ -95,15 +95,15 @@ class Table:
 
 
 def table_names() -> list[str]:
-    """The tables that there are."""
+    """The names of all tables."""
     return sorted(file.name.removesuffix(".yaml") for file in _TABLES.iterdir() if file.name.endswith(".yaml"))
 
 
 def read_table(name: str) -> Table:
-    """A table by its name.
+    """Read a table by its name.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: the name is unknown.
     """
     if name not in table_names():
         raise ValueError(
@@ -118,7 +118,7 @@ def read_table(name: str) -> Table:
 
 
 def table_of(rows: list[dict[str, str]]) -> Table:
-    """A table of any experiment: a column for each method and variant that ``rows`` hold."""
+    """A table of any experiment, with a column for each method and variant in ``rows``."""
     teachers, settings = (tuple(dict.fromkeys(row[name] for row in rows)) for name in ("teacher", "setting"))
     titles = {column.method: title for title, column in read_table("main").columns.items()}
     titles |= {"moe": "MoE", "ensemble": "ensemble"} | ({} if teachers == ("sage",) else {"teacher": "teacher"})
@@ -130,7 +130,7 @@ def table_of(rows: list[dict[str, str]]) -> Table:
 
 
 class Line(NamedTuple):
-    """A graph in a setting under a teacher: what we found by title of the column, and what the paper prints."""
+    """A graph in a setting with a teacher: our results by column title, and the paper's."""
 
     dataset: str
     setting: str
@@ -140,10 +140,10 @@ class Line(NamedTuple):
 
 
 def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_best_val") -> list[Line]:
-    """The table's lines, graphs in the paper's order: those of which ``rows`` hold two students to compare.
+    """The table's lines, with graphs in the paper's order, for which ``rows`` has at least two students to compare.
 
-    A table with a single student needs that one alone. Tables share rows: a graph of which another table has run one
-    column is none of this table's.
+    For a table with a single student, one is enough. Two are required because tables share rows: a graph may be there
+    only because another table ran one of the columns.
     """
     known = list(paper_tables()["dataset_statistics"])
     students = {title for title, cell in table.columns.items() if cell.method != "teacher"}
@@ -173,9 +173,9 @@ def _published(table: Table, dataset: str, setting: str, teacher: str) -> dict[s
 
 
 def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best_val") -> str:
-    """Markdown: ours with the paper's mean in brackets, best student bold, second best in italics; then the statistics.
+    """Markdown: our figures with the paper's mean in brackets, best student bold, second best italic; then statistics.
 
-    The bracket holds what the paper's code reports, a maximum over epochs: column ``test_max`` is its like.
+    The figure in brackets is what the paper's code reports, a maximum over epochs; it corresponds to ``test_max``.
     """
     titles = list(table.columns)
     lines = [f"| | seeds | {' | '.join(titles)} |", "|---|---:|" + "---:|" * len(titles)]
@@ -210,7 +210,7 @@ def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
 
 
 def _test(table: Table, lines: list[Line], setting: str) -> str:
-    """A sentence on whether the columns differ over the graphs of a setting, beside the paper's p-value."""
+    """A sentence on whether the columns differ over the graphs of a setting, with the paper's p-value."""
     blocks = [{title: s.mean for title, s in line.ours.items()} for line in lines if line.setting == setting]
     blocks = [block for block in blocks if len(block) >= 2]
     if len(blocks) < 2:
@@ -225,7 +225,7 @@ def _test(table: Table, lines: list[Line], setting: str) -> str:
 
 
 def write_outputs(table: Table, rows: list[dict[str, str]], folder: Path, command: str) -> list[Path]:
-    """Write ``<table>.md`` and ``<table>.png`` into a folder; returns the files."""
+    """Write ``<table>.md`` and ``<table>.png`` into a folder, and return their paths."""
     from rbm.experiments.plots import plot_table
 
     folder.mkdir(parents=True, exist_ok=True)

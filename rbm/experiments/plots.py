@@ -1,4 +1,4 @@
-"""Pictures of many runs: tables of the paper, variants of an experiment, latencies."""
+"""Plots of several runs: tables of the paper, variants of an experiment, latencies."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ def plot_variants(figures: dict[str, dict[str, Summary]], path: str | Path, *, y
     """Draw one line for each graph over the variants of an experiment, mean and standard deviation over seeds.
 
     Args:
-        figures: graph -> variant -> its accuracy in per cent; a variant that a graph lacks leaves a gap.
-        path: PNG file to write; its folder is made.
-        ylabel: what the figures are.
+        figures: graph -> variant -> its accuracy in per cent; a missing variant leaves a gap.
+        path: PNG file to write; its folder is created.
+        ylabel: label of the figures.
 
     Raises:
         ValueError: no figures.
@@ -27,7 +27,7 @@ def plot_variants(figures: dict[str, dict[str, Summary]], path: str | Path, *, y
     ends: list[float] = []
     for i, (graph, of_graph) in enumerate(figures.items()):
         color, marker = _look(i)
-        # A little apart, so that bars of spread do not hide one another.
+        # Slightly shifted, so that error bars do not hide one another.
         x = [place[name] + 0.06 * (i - (len(figures) - 1) / 2) for name in of_graph]
         means, stds = ([getattr(summary, part) for summary in of_graph.values()] for part in ("mean", "std"))
         axes.errorbar(x, means, yerr=stds, color=color, marker=marker, capsize=3, linewidth=1.2, label=graph)
@@ -44,12 +44,13 @@ def plot_variants(figures: dict[str, dict[str, Summary]], path: str | Path, *, y
 def plot_table(
     lines: dict[str, tuple[dict[str, Summary], dict[str, Summary]]], path: str | Path, *, title: str = ""
 ) -> None:
-    """Draw a table: a panel for each line, on an axis of its own, with a row for each column. Ours are filled, with
-    their spread over runs, the paper's hollow.
+    """Draw a table: one panel per line with its own axis, and in it one row per column.
+
+    Our figures are filled markers with their spread over runs, the paper's are hollow.
 
     Args:
         lines: name -> (ours, the paper's), each column -> figure in per cent.
-        path: PNG file to write; its folder is made.
+        path: PNG file to write; its folder is created.
         title: heading.
 
     Raises:
@@ -92,11 +93,11 @@ def _look(place: int) -> tuple[str, str]:
 
 
 def plot_latency(rows: list[dict], path: str | Path, *, title: str = "") -> None:
-    """Draw each model's median time over the batch size, and above it how far the slowest calls reach.
+    """Draw each model's median time over the batch size, with bars up to the time of the slowest calls.
 
     Args:
-        rows: those of ``latency.json``: ``title``, ``batch_size``, ``p50_ms``, ``p99_ms``.
-        path: PNG file to write; its folder is made.
+        rows: the rows of ``latency.json``: ``title``, ``batch_size``, ``p50_ms``, ``p99_ms``.
+        path: PNG file to write; its folder is created.
         title: heading.
 
     Raises:

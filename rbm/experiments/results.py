@@ -1,4 +1,4 @@
-"""The rows of an experiment's CSV file: a row a trained model, what made it, and how to read and append them."""
+"""The rows of an experiment's CSV file, one per trained model with its provenance: reading and appending them."""
 
 import csv
 import datetime
@@ -28,8 +28,9 @@ COLUMNS = (
 
 
 def figures(result: dict[str, Any], timing: dict[str, Any]) -> dict[str, str]:
-    """Accuracies, epochs and size of a model, from its part of a run's summary, and the seconds of its training: none
-    where it was trained before and taken from the cache.
+    """Accuracies, epochs and size of a model from its part of a run's summary, and the seconds of its training.
+
+    The seconds are empty if the model was taken from the cache.
     """
     return {
         "test_at_best_val": f"{result['test_accuracy']:.5f}",
@@ -44,7 +45,7 @@ def figures(result: dict[str, Any], timing: dict[str, Any]) -> dict[str, str]:
 
 
 def made_by(config: Config, method: str) -> dict[str, str]:
-    """The provenance of a row: settings, code, versions, threads, and the day."""
+    """The provenance of a row: settings, code, versions, threads, and date."""
     return {
         "config": config_fingerprint(config, method),
         "commit": _commit(),
@@ -57,9 +58,10 @@ def made_by(config: Config, method: str) -> dict[str, str]:
 
 
 def config_fingerprint(config: Config, method: str) -> str:
-    """Differs where a method's result may: what is no section (but the data's folder), and the sections it reads.
+    """A hash of all settings that a method's result may depend on.
 
-    A setting that came later counts where it has another value than earlier rows had without it.
+    These are the settings outside sections (except for the data's folder) and the sections that the method reads. A
+    setting that was added later counts only if its value differs from that of all earlier rows.
     """
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
     if "teacher" in read:
@@ -69,7 +71,7 @@ def config_fingerprint(config: Config, method: str) -> str:
 
 
 def _without_former(values: dict[str, Any], former: dict[str, Any]) -> dict[str, Any]:
-    """Settings but for those with the value that all runs had before they came; sections may hold sections."""
+    """Remove settings with the value that all runs had before the setting existed; sections may be nested."""
     kept = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -81,7 +83,7 @@ def _without_former(values: dict[str, Any], former: dict[str, Any]) -> dict[str,
 
 @lru_cache(maxsize=1)
 def _commit() -> str:
-    """The commit of this package's source, with a plus where the tree has changes; empty outside a checkout."""
+    """The commit of this package's source, with a plus if the tree has changes; empty outside a checkout."""
     where = ["git", "-C", str(Path(__file__).parent)]
     try:
         commit = subprocess.run([*where, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
@@ -92,10 +94,10 @@ def _commit() -> str:
 
 
 def read_rows(path: Path | str) -> list[dict[str, str]]:
-    """The rows of an experiment's CSV file; none where it does not exist. A line that a kill cut short is left out.
+    """The rows of an experiment's CSV file; empty if it does not exist. A last line truncated by a kill is ignored.
 
     Raises:
-        ValueError: the file has other columns, a row has, or it is no text.
+        ValueError: the file or a row has other columns, or the file is not text.
     """
     path = Path(path)
     if not path.is_file():
@@ -108,14 +110,14 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
         rows = list(csv.DictReader(text.splitlines()))
     except csv.Error as error:
         raise ValueError(f"{path} is no table of results: {error}") from error
-    # Too few columns are None, too many stand under None.
+    # DictReader fills missing columns with None, and collects surplus ones under the key None.
     if wrong := [place for place, row in enumerate(rows, 2) if None in row or None in row.values()]:
         raise ValueError(f"{path}: row {wrong[0]} has not the {len(COLUMNS)} columns of a result; repair or remove it")
     return rows
 
 
 def _whole_lines(text: str) -> str:
-    """``text`` with a newline at its end, without a last line that a kill cut short: one with columns missing."""
+    """``text`` with a newline at its end, without a last line that lacks columns because of a kill."""
     before, newline, last = text.rpartition("\n")
     if not last:
         return text
@@ -132,7 +134,7 @@ def row_key(row: dict[str, str]) -> tuple[str, ...]:
 
 
 def append_rows(path: Path, rows: list[dict[str, str]]) -> None:
-    """Add rows to a file that :func:`read_rows` has read, or begin one."""
+    """Append rows to a file that :func:`read_rows` has read, or create it."""
     if path.exists():
         text = read_text(path)
         if (whole := _whole_lines(text)) != text:

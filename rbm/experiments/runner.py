@@ -1,4 +1,4 @@
-"""Runs over datasets, settings, variants and seeds, resumable; each model is a row (:mod:`rbm.experiments.results`)."""
+"""Resumable runs over datasets, settings, variants and seeds; each model is a row (:mod:`rbm.experiments.results`)."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
@@ -30,25 +30,25 @@ def run_experiment(
     device: str = "cpu",
     console: Console | None = None,
 ) -> list[dict[str, str]]:
-    """Run what ``out`` does not hold yet, and append a row for each model as soon as it is trained.
+    """Run what ``out`` does not contain yet, and append a row for each model as soon as it is trained.
 
     Args:
-        experiment: what to run; several take turns, seed after seed.
-        out: CSV file with :data:`rbm.experiments.results.COLUMNS`; made where it is missing. An experiment run again
-            with the same file goes on.
+        experiment: what to run; several experiments are interleaved by seed.
+        out: CSV file with :data:`rbm.experiments.results.COLUMNS`; created if missing. Running an experiment again
+            with the same file continues it.
         root: folder of the datasets.
-        cache: folder of trained teachers and encodings, which all models share; without one they are kept for the time
-            of the experiment.
-        jobs: processes that train models side by side; they share the cores.
-        device: where models are trained.
-        console: shows progress there.
+        cache: folder of cached teachers and encodings, shared by all models; without one, they are cached only for the
+            duration of the experiment.
+        jobs: number of parallel processes, which share the cores.
+        device: device on which models are trained.
+        console: where progress is shown.
 
     Returns:
-        All rows of the experiments, those of earlier runs too.
+        All rows of the experiments, including those of earlier runs.
 
     Raises:
-        ValueError: ``out`` is no such file, or holds a row of this experiment that other settings made.
-        FileNotFoundError: a graph's files are missing; before anything runs.
+        ValueError: ``out`` is not such a file, or contains a row of this experiment made with other settings.
+        FileNotFoundError: a graph's files are missing; raised before anything runs.
         BlockingIOError: another process is adding rows to ``out``.
     """
     out = Path(out)
@@ -67,19 +67,19 @@ def run_experiment(
 def _plan(
     experiments: list[Experiment], out: Path, jobs: int
 ) -> tuple[dict[tuple, dict[str, str]], list[tuple[Experiment, "Task", str]]]:
-    """The rows that a file holds, by their keys, and the models that are missing, in the order in which they run."""
+    """The rows of a file by their keys, and the missing models in the order in which they will run."""
     done: dict[tuple, dict[str, str]] = {}
     for each in experiments:
         done |= check_rows(read_rows(out), each)
     tasks = _tasks(experiments)
     waiting = [(each, task, method) for each, task in tasks for method in _missing(task, each, done)]
-    if jobs > 1:  # one method after the other: processes that start with the same teacher would wait for it
+    if jobs > 1:  # method by method: processes that start with the same teacher would wait for it
         waiting.sort(key=lambda what: (what[0].seeds.index(what[1].seed), what[0].methods.index(what[2])))
     return done, waiting
 
 
 def _tasks(experiments: list[Experiment]) -> list[tuple[Experiment, "Task"]]:
-    """Those of several experiments, which take turns, seed after seed."""
+    """The tasks of several experiments, interleaved by seed."""
     tasks = [(each, task) for each in experiments for task in each.tasks()]
     return sorted(tasks, key=lambda pair: pair[0].seeds.index(pair[1].seed))
 
@@ -100,7 +100,7 @@ def _run_missing(
     with count_runs(console, "runs", total) as bar, _shared(cache) as folder:
         bar.update(finished, "")
         arguments = [(*what, root, folder, device) for what in waiting]
-        with closing(_results(arguments, jobs)) as results:  # workers end with it, also where a row cannot be written
+        with closing(_results(arguments, jobs)) as results:  # ends the workers, even if a row cannot be written
             for task, rows in results:
                 new = [row for row in rows if row_key(row) not in done]
                 append_rows(out, new)
@@ -139,13 +139,13 @@ def _run_task(
     cache: Path,
     device: str,
 ) -> list[dict[str, str]]:
-    """The rows of a student and of its teacher."""
+    """Train a student, and return its row and its teacher's."""
     config = experiment.config(task)
     result = distill(
         remembered_dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
         config=config,
         methods=[method],
-        labels_alone=config.distill.source == "auto",  # which asks for that MLP
+        labels_alone=config.distill.source == "auto",  # "auto" needs that MLP
         cache=cache,
         measure_latency=False,
         console=None,
@@ -161,12 +161,12 @@ def _run_task(
 def remembered_dataset(
     name: str, root: str | None, protocol: str, seed: int, sparse_features: str, device: str
 ) -> Data:
-    """A graph as :func:`rbm.load_dataset` gives it, on a device; this process keeps the last two."""
+    """Load a graph with :func:`rbm.load_dataset` onto a device; the process keeps the last two graphs."""
     return load_dataset(name, root, protocol=protocol, seed=seed, sparse_features=sparse_features).to(device)
 
 
 def _expected(task: Task, experiment: Experiment, methods: list[str] | None = None) -> list[dict[str, str]]:
-    """The keys of a task's rows. A teacher is the same for all variants of the students."""
+    """The keys of a task's rows. The teacher's row is the same for all variants of the students."""
     shared = {name: getattr(experiment, name) for name in ("protocol", "teacher", "preset")}
     shared |= {"dataset": task.dataset, "setting": task.setting, "seed": str(task.seed)}
     students = experiment.methods if methods is None else methods
@@ -183,7 +183,7 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
     """The rows by their keys.
 
     Raises:
-        ValueError: one of them is of this experiment by its key, but other settings made it.
+        ValueError: a row belongs to this experiment by its key, but was made with other settings.
     """
     done = {row_key(row): row for row in rows}
     for task in experiment.tasks():

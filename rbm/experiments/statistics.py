@@ -1,4 +1,4 @@
-"""Statistics of many runs: means over seeds, and whether differences between methods are more than chance."""
+"""Statistics of several runs: means over seeds, and tests of whether methods differ by more than chance."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from scipy.stats import chi2, rankdata, ttest_rel
 
 
 class Summary(NamedTuple):
-    """Mean and the sample's standard deviation (ddof 1) over ``count`` runs; 0 of a single one."""
+    """Mean and sample standard deviation (ddof 1) over ``count`` runs; the deviation of a single run is 0."""
 
     mean: float
     std: float
@@ -21,12 +21,12 @@ class Summary(NamedTuple):
         return cls(statistics.fmean(values), spread, len(values))
 
     def __str__(self) -> str:
-        """``81.59 ± 0.54``; of one run the mean alone, since one run says nothing of how far others lie apart."""
+        """``81.59 ± 0.54``; for a single run only the mean, since one run says nothing about the spread."""
         return f"{self.mean:.2f} ± {self.std:.2f}" if self.count > 1 else f"{self.mean:.2f}"
 
 
 class Paired(NamedTuple):
-    """Mean difference of paired runs, and the two-sided p-value of the paired t-test; NaN for fewer than two pairs."""
+    """Mean difference of paired runs, and the paired t-test's two-sided p-value; NaN for fewer than two pairs."""
 
     difference: float
     p: float
@@ -36,11 +36,11 @@ class Paired(NamedTuple):
 def median_scores(blocks: Iterable[dict[str, float]]) -> dict[str, float]:
     """The paper's Score of each method: the median over blocks (graphs) of ``(accuracy - min) / (max - min)``.
 
-    Minimum and maximum are over the methods that a block has; a method that it lacks is skipped there. A block in which
-    all are equal tells nothing and is left out.
+    Minimum and maximum are over the methods present in a block; missing methods are skipped. Blocks in which all
+    methods are equal are ignored.
 
     Args:
-        blocks: method -> accuracy, one for each graph.
+        blocks: method -> accuracy, one per graph.
     """
     scores: dict[str, list[float]] = {}
     for block in blocks:
@@ -52,7 +52,9 @@ def median_scores(blocks: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
-    """``first - second`` over the seeds that both have: ``{seed: accuracy}``. Same seed, same split, same teacher.
+    """Paired t-test of ``first - second``, each ``{seed: accuracy}``, over the seeds that both have.
+
+    Runs with the same seed must have the same split and teacher.
 
     Raises:
         ValueError: they have no seed in common.
@@ -62,7 +64,7 @@ def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
         raise ValueError(f"no seed in common: {sorted(first)} and {sorted(second)}; a paired test needs the same seeds")
     differences = [first[seed] - second[seed] for seed in seeds]
     mean = statistics.fmean(differences)
-    if len(set(differences)) == 1:  # no spread: the test's statistic does not exist
+    if len(set(differences)) == 1:  # no spread: the test statistic is undefined
         return Paired(mean, 1.0 if mean == 0 else float("nan"), len(seeds))
     p = ttest_rel([first[seed] for seed in seeds], [second[seed] for seed in seeds]).pvalue
     return Paired(mean, float(p), len(seeds))
@@ -71,7 +73,7 @@ def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
 class SkillingsMack(NamedTuple):
     """A Skillings-Mack test: the statistic, its degrees of freedom, and p-values by chi-square and by simulation.
 
-    ``p_simulated`` is NaN where no permutations were asked for.
+    ``p_simulated`` is NaN without permutations.
     """
 
     statistic: float
@@ -81,21 +83,21 @@ class SkillingsMack(NamedTuple):
 
 
 def skillings_mack(blocks: Iterable[dict[str, float]], *, permutations: int = 0, seed: int = 0) -> SkillingsMack:
-    r"""Whether methods differ over graphs, some of which lack some methods (Skillings and Mack, Technometrics 1981).
+    r"""Test whether methods differ over graphs with missing methods (Skillings and Mack, Technometrics 1981).
 
-    Methods are ranked within each block (ties share the mean rank); a missing one counts as the block's mean rank. With
+    Methods are ranked within each block (ties share the mean rank); a missing method gets the block's mean rank. With
     ``k_i`` methods in block ``i``, ``A_j = sum_i sqrt(12 / (k_i + 1)) (r_ij - (k_i + 1) / 2)``, and the statistic is
-    ``A^T Sigma^+ A``, where ``-Sigma_jl`` is the number of blocks that hold both ``j`` and ``l`` and rows of ``Sigma``
-    sum to zero. For blocks that lack nothing and have no ties it is Friedman's statistic. Blocks with fewer than two
-    methods are left out.
+    ``A^T Sigma^+ A``, where ``-Sigma_jl`` is the number of blocks with both ``j`` and ``l``, and the rows of ``Sigma``
+    sum to zero. For complete blocks without ties, it is Friedman's statistic. Blocks with fewer than two methods are
+    ignored.
 
     Args:
-        blocks: method -> accuracy, one for each graph.
-        permutations: random orders within the blocks for ``p_simulated``, which does not rest on many blocks.
-        seed: of these.
+        blocks: method -> accuracy, one per graph.
+        permutations: number of random orders within the blocks for ``p_simulated``, which is valid for few blocks too.
+        seed: seed of the random orders.
 
     Raises:
-        ValueError: no block with two methods.
+        ValueError: no block has two methods.
     """
     kept = [block for block in blocks if len(block) >= 2]
     if not kept:
@@ -123,12 +125,12 @@ def skillings_mack(blocks: Iterable[dict[str, float]], *, permutations: int = 0,
         for found, ranks in zip(members, weighted, strict=True):
             drawn[:, found] += random.permuted(np.tile(ranks, (permutations, 1)), axis=1)
         chance = np.einsum("pi,ij,pj->p", drawn, inverse, drawn)
-        # The order that was seen is one of the possible ones: no p-value is zero.
+        # The observed order is one of the possible orders, so no p-value is zero.
         simulated = float((1 + (chance >= statistic - 1e-9).sum()) / (1 + permutations))
     return SkillingsMack(statistic, df, float(chi2.sf(statistic, df)), simulated)
 
 
 def _centred_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks within a block around their mean, with the block's weight."""
+    """Ranks within a block minus their mean, times the block's weight."""
     middle = (len(values) + 1) / 2
     return np.sqrt(12 / (len(values) + 1)) * (rankdata(values) - middle)

@@ -1,4 +1,4 @@
-"""Tables of an experiment's CSV file, ours beside the paper's."""
+"""Markdown tables of an experiment's CSV file, with our figures next to the paper's."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from rbm.datasets.registry import short_name
 from rbm.distillation.registry import METHODS
 from rbm.experiments.statistics import Summary, paired_test
 
-Runs = dict[int, dict[str, str]]  # rows by seed
+Runs = dict[int, dict[str, str]]  # seed -> row
 
 
 @cache
@@ -22,7 +22,7 @@ def paper_tables() -> dict[str, dict]:
 
 
 class Group(NamedTuple):
-    """The columns that rows share which may be compared, or averaged over seeds."""
+    """The values that rows must share to be compared or averaged over seeds."""
 
     dataset: str
     setting: str
@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
     @property
     def graph(self) -> str:
-        """The dataset's short name; in brackets protocol, preset and teacher where they are not the defaults."""
+        """The dataset's short name, with protocol, preset and teacher in brackets if they are not the defaults."""
         usual = {"protocol": "rbm", "preset": "clean"}
         unlike = [getattr(self, name) for name in usual if getattr(self, name) != usual[name]]
         if self.teacher != "sage":
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 
 def group_rows(rows: list[dict[str, str]]) -> dict[Group, dict[str, Runs]]:
-    """``group -> method -> seed -> row``; a teacher stands under the variant ``""``."""
+    """``group -> method -> seed -> row``; teachers have the variant ``""``."""
     groups: dict[Group, dict[str, Runs]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         groups[Group(*(row[name] for name in Group._fields))][row["method"]][int(row["seed"])] = row
@@ -51,20 +51,20 @@ def group_rows(rows: list[dict[str, str]]) -> dict[Group, dict[str, Runs]]:
 
 
 def percent(runs: Runs, column: str) -> Summary | None:
-    """A column over seeds in per cent; None where there is no run."""
+    """A column over seeds in per cent; None if there are no runs."""
     return Summary.of([100 * float(row[column]) for row in runs.values()]) if runs else None
 
 
 def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) -> str:
-    """Markdown: for every dataset and setting the paper's RbM, ours, other methods' and the teacher's accuracy.
+    """Markdown: for each dataset and setting, the accuracies of the paper's RbM, ours, other methods and the teacher.
 
-    Cells are means ± the sample's standard deviations over seeds. *Test* is at the epoch with the best validation
-    accuracy. *Best test*, the maximum over epochs, is the protocol of the paper's code, which looks at test labels, and
-    stands beside the paper's figure for that reason alone.
+    Cells are means ± sample standard deviations over seeds. *Test* is at the epoch with the best validation accuracy.
+    *Best test*, the maximum over epochs, is the protocol of the paper's code. It looks at test labels, and is shown
+    only for comparison with the paper's figure.
 
     Args:
-        rows: of an experiment.
-        methods: the students beside RbM. A column that would be empty is left out.
+        rows: the rows of an experiment.
+        methods: the students in addition to RbM. Empty columns are omitted.
     """
     groups = group_rows(rows)
     lines = []
@@ -97,7 +97,7 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
 
 
 def _short(method: str) -> str:
-    """A method's title as the head of a column."""
+    """A method's title as a column heading."""
     title = METHODS[method].title if method in METHODS else method
     return title.removesuffix(" student")
 
@@ -113,9 +113,9 @@ def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "tes
 
 
 def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> str:
-    """Markdown: a row for each dataset and setting, a column for each variant; test at best validation, per cent.
+    """Markdown: one row per dataset and setting, one column per variant, in per cent.
 
-    A choice between variants is made by the ``column`` ``val``.
+    The default column is the test accuracy at the best validation epoch. To choose between variants, use ``val``.
     """
     found = variants(rows, method, column)
     names = list(dict.fromkeys(name for of_graph in found.values() for name in of_graph))
@@ -126,7 +126,7 @@ def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str 
 
 
 def _published(group: Group) -> list[float] | None:
-    """Mean and standard deviation of the paper's RbM under the same teacher and protocol."""
+    """Mean and standard deviation of the paper's RbM with the same teacher and protocol."""
     printed = {"sage": "sage_distillation", "gcn": "gcn_distillation"}.get(group.teacher)
     if printed is None or group.protocol != "rbm":
         return None
@@ -134,7 +134,7 @@ def _published(group: Group) -> list[float] | None:
 
 
 def _in_order(groups: Iterable[Group]) -> Callable[[Group], tuple[int, str, int]]:
-    """Graphs and variants in order of their first rows; transductive last."""
+    """A sort key: graphs and variants in order of their first rows; transductive last."""
     graphs = list(dict.fromkeys(group.graph for group in groups))
     variants = list(dict.fromkeys(group.variant for group in groups))
     return lambda group: (graphs.index(group.graph), group.setting, variants.index(group.variant))

@@ -1,8 +1,8 @@
-"""A student, or any model with our layers in it, as one file: for PyTorch alone, compiled ahead of time, or for ONNX.
+"""Export a student, or any model with this package's layers, to one file: for PyTorch, compiled ahead, or ONNX.
 
-All formats are written from one program, :func:`rbm.serving.standard_ops.plain` traced with any batch size, so that the
-loading side needs neither this package nor its operators: where ``rbm_kernels`` can be imported, it is faster by
-:func:`rbm.load`, which needs no export.
+All formats are written from the same program, :func:`rbm.serving.standard_ops.plain` traced with a dynamic batch size.
+Loading the file requires neither this package nor its operators. If ``rbm_kernels`` is available, :func:`rbm.load` is
+faster and needs no export.
 """
 
 import contextlib
@@ -30,28 +30,28 @@ from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load
 from rbm.utils.files import check_ending, disk_errors, optional, write_atomically
 
-# A written file must answer as the student does, within this share of the largest logit. Other libraries add up in
-# another order; an operator that is wrong, or a wrong expert, is off by orders of magnitude more.
+# Outputs of a written file must match the student's within this share of the largest logit. Other libraries sum in a
+# different order; a wrong operator or a wrong expert causes errors that are orders of magnitude larger.
 TOLERANCE = 1e-4
-# With weights of 8 bits a number between two integers may be rounded to either, where sums are formed in another order.
-# That moves an answer by less than rounding to 8 bits does, and some rows to another expert. The median difference must
-# be as small as in float32, and these shares of the numbers must agree within these tolerances.
+# With 8-bit weights, a different order of summation may round a number to a neighbouring integer. This changes an
+# output by less than rounding to 8 bits does, but moves some rows to another expert. The median difference must be as
+# small as in float32, and these shares of the numbers must agree within these tolerances.
 _SHARES = {False: (1.0, TOLERANCE), True: (0.95, 2e-2)}
 _BATCHES = (1, 2, 7, 64)
-_COMPILER_FILES = 2**26  # bytes, beside those of the weights
+_COMPILER_FILES = 2**26  # bytes, in addition to the weights
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file.
+    """A file format.
 
     Attributes:
-        file: its name in a run folder, unless another is asked for.
-        content: makes it from a traced model and the names of its inputs and outputs, in memory: exporters abort the
-            process where a disk is full.
-        open: gives a function from the model's inputs to its outputs that the file alone answers; for a student from
+        file: the default name of the file in a run folder.
+        content: makes the file's content from a traced model and the names of its inputs and outputs. It does so in
+            memory because exporters abort the process if the disk is full.
+        open: returns a function from the model's inputs to its outputs that uses only the file; for a student, from
             rows ``[B, F]`` to logits ``[B, C]``.
-        needs: packages beside PyTorch; those of the extra ``export``.
+        needs: required packages in addition to PyTorch, from the extra ``export``.
     """
 
     file: str
@@ -68,30 +68,30 @@ def export_student(
     method: str | None = None,
     quantize: str | None = None,
 ) -> Path:
-    """Write a student to one file that answers dense rows ``[B, in_channels]`` with logits ``[B, C]``, any ``B``.
+    """Export a student to one file that maps dense rows ``[B, in_channels]`` to logits ``[B, C]``, for any ``B``.
 
-    The file is written beside its place, opened again, compared with the student on rows of several batch sizes, and
-    only then moved there. Input and output of an ONNX model are called ``x`` and ``logits``.
+    The file is first written under a temporary name, opened again and compared with the student at several batch sizes.
+    Only then is it moved to ``path``. The input and output of an ONNX model are called ``x`` and ``logits``.
 
     Args:
         student: a run folder, or a student of this package, on the CPU.
-        format: ``torch-export`` (opened by ``torch.export.load``), ``aoti`` (AOTInductor: compiled here, for this kind
-            of processor; opened by ``torch._inductor.aoti_load_package``, or from C++) or ``onnx`` (standard operators
-            alone).
+        format: ``torch-export`` (opened by ``torch.export.load``), ``aoti`` (AOTInductor: compiled for this machine's
+            kind of processor; opened by ``torch._inductor.aoti_load_package`` or from C++) or ``onnx`` (standard
+            operators only).
         path: the file; by default one in the run folder, see :data:`FORMATS`, with the ``method`` in its name.
-        method: whose student of the run folder; by default the one that the run keeps.
-        quantize: ``int8`` for weights of 8 bits, a quarter of the file; ``-int8`` is then in its name. It answers as
-            ``rbm.load(..., quantize="int8")`` does.
+        method: the method of the student in the run folder; by default the student that the run keeps.
+        quantize: ``int8`` for 8-bit weights, which makes the file a quarter of the size; the default name then contains
+            ``-int8``. Outputs are those of ``rbm.load(..., quantize="int8")``.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        ValueError: an unknown format, a path that does not end as the format does, no path for a student that comes
-            without a run folder, a student that ``quantize`` does not serve, or a file that does not answer as the
-            student does: nothing is kept of that.
+        ValueError: an unknown format, a path with another ending than the format's, no path for a student without a run
+            folder, a student that ``quantize`` does not support, or a file whose outputs differ from the student's
+            (which is deleted).
         ModuleNotFoundError: the format needs a package that is not installed.
-        FileNotFoundError: no finished run, or no such folder to write to.
+        FileNotFoundError: no finished run, or the folder of ``path`` does not exist.
     """
     kind = _format(format)
     if isinstance(student, nn.Module) and path is None:
@@ -117,31 +117,32 @@ def export(
     *,
     dynamic_shapes: Any = None,
 ) -> Path:
-    """Write any model with layers of this package in it to one file that answers as the model does in eval mode.
+    """Export any model that contains layers of this package to one file with the model's outputs in eval mode.
 
-    In the file our layers are standard operators of PyTorch or ONNX, and what opens it needs nothing of this package.
-    It is written beside its place, opened again, compared with the model on rows of the example in batches of several
-    sizes, and only then moved there. The model stays as it is. Inputs of an ONNX model have the names of the arguments
-    of ``model.forward``; its output is called ``output``, or ``output_0``, ``output_1`` and so on.
+    In the file, the layers are made of standard operators of PyTorch or ONNX, so loading it does not require this
+    package. The file is first written under a temporary name, opened again and compared with the model on rows of the
+    example in batches of several sizes. Only then is it moved to ``path``. The model is not changed. Inputs of an ONNX
+    model have the names of the arguments of ``model.forward``; its output is called ``output``, or ``output_0``,
+    ``output_1`` and so on.
 
     Args:
-        model: any module on the CPU that :func:`torch.export.export` can trace; its outputs are one tensor, or a tuple
-            of tensors.
-        example: the positional arguments of the model, or its only one. The first dimension of each is the batch; a
-            file answers batches of any size. All values should be such as the model meets: they are what is compared.
+        model: a module on the CPU that :func:`torch.export.export` can trace and that returns a tensor or a tuple of
+            tensors.
+        example: the positional arguments of the model, or its only argument. The first dimension of each is the batch;
+            the file accepts any batch size. The values should be realistic, since the comparison uses them.
         format: ``torch-export``, ``aoti`` or ``onnx``, as in :func:`export_student`.
-        path: the file; its ending is that of the format, ``.pt2`` or ``.onnx``.
-        dynamic_shapes: which dimensions are dynamic instead, as in :func:`torch.export.export`. The file is then
-            compared on the example alone, as it is.
+        path: the file, with the ending of the format, ``.pt2`` or ``.onnx``.
+        dynamic_shapes: the dynamic dimensions, if they differ, as in :func:`torch.export.export`. The file is then
+            compared on the example only.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        ValueError: an unknown format, a path that does not end as the format does, an example that is no tensors of one
-            batch, or a file that does not answer as the model does: nothing is kept of that.
+        ValueError: an unknown format, a path with another ending than the format's, an example that is not tensors of
+            one batch, or a file whose outputs differ from the model's (which is deleted).
         ModuleNotFoundError: the format needs a package that is not installed.
-        FileNotFoundError: no such folder to write to.
+        FileNotFoundError: the folder of ``path`` does not exist.
     """
     kind, path = _format(format), Path(path)
     _check_target(kind, format, path)
@@ -160,13 +161,13 @@ def export(
     count = len(_tensors(cases[0][1]))
     outputs = ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
     inputs = [*inspect.signature(module.forward).parameters][: len(example)]
-    # A forward of *args names none of them.
+    # The signature of forward(*args) has no argument names.
     inputs = inputs if len(inputs) == len(example) else [f"input_{i}" for i in range(len(example))]
     return _write(program, kind, format, path, cases, inputs, outputs)
 
 
 def trace(student: nn.Module) -> ExportedProgram:
-    """A student as a program of standard operators, from rows ``x [batch, in_channels]`` to logits; any batch size."""
+    """Trace a student as a program of standard operators, from rows ``x [B, in_channels]`` to logits, for any ``B``."""
     rows = torch.zeros(2, student.in_channels, dtype=dtype_of(student))
     with torch.no_grad():
         return torch.export.export(plain(student), (rows,), dynamic_shapes=({0: Dim("batch")},))
@@ -182,10 +183,10 @@ def _write(
     outputs: Sequence[str],
     is_quantized: bool = False,
 ) -> Path:
-    """Write a program, compare the file with what the model answers in each case, and move it to its place."""
+    """Write a program to a file, compare its outputs with the model's in each case, and move it to its path."""
     with _quiet():
         content = kind.content(program, inputs, outputs)
-    # Runtimes insist on the ending, which a partial file does not have.
+    # Runtimes require the ending, which a partial file does not have.
     with disk_errors(path, len(content)), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as near:
         whole = Path(near) / path.name
         whole.write_bytes(content)
@@ -202,7 +203,7 @@ def _random_rows(student: nn.Module) -> Iterator[Tensor]:
 
 
 def _batch_of(example: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
-    """So many rows of an example, which begins anew where it has fewer."""
+    """``count`` rows of an example, repeated if it has fewer."""
     return tuple(tensor[torch.arange(count, device=tensor.device) % len(tensor)] for tensor in example)
 
 
@@ -268,7 +269,7 @@ def _exported(program: ExportedProgram, *_: Sequence[str]) -> memoryview:
 
 
 def _compiled(program: ExportedProgram, *_: Sequence[str]) -> bytes:
-    # The compiler works among temporary files, and aborts the process where there is no room for them.
+    # The compiler writes temporary files, and aborts the process if there is no space for them.
     with tempfile.TemporaryDirectory(prefix="rbm-") as folder:
         size = sum(tensor.nbytes for tensor in program.state_dict.values())
         free = shutil.disk_usage(folder).free
@@ -288,8 +289,8 @@ def _onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str
         program,
         (),
         dynamo=True,
-        external_data=False,  # one file; it may have 2 GB
-        opset_version=18,  # an old one, which many runtimes know
+        external_data=False,  # a single file, of at most 2 GB
+        opset_version=18,  # old, so that many runtimes support it
         verbose=False,
         input_names=[*inputs],
         output_names=[*outputs],
@@ -299,7 +300,7 @@ def _onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str
 
 
 def _stable_sort() -> Callable:
-    """ONNX has TopK and no sort; among equal values it gives the lower index first, so a sort by it is stable."""
+    """A sort built from ONNX's TopK, since ONNX has no sort. TopK returns the lower index first among equal values."""
     from onnxscript import opset18 as onnx
 
     def sort(values, *, stable=None, dim=-1, descending=False):
@@ -325,7 +326,7 @@ def _open_onnx(path: Path) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, exporters do not log missing optional packages or deprecations of their own."""
+    """Silence the exporters' logs of missing optional packages and of their own deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Rows of features from a file, a piece at a time: files may be larger than memory.
+"""Rows of features from a file, read in chunks: files may be larger than memory.
 
-A piece is what one batch of predictions takes, 16 MiB of float32 or less. A ``.npy`` is mapped anew for each piece:
-pages that were read would count as the process's own for as long as the mapping lasts.
+A chunk is one batch of predictions, at most 16 MiB of float32. A ``.npy`` is mapped anew for each chunk, because pages
+that were read count as memory of the process for as long as the mapping exists.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,13 +27,13 @@ _PIECE_NUMBERS, _PIECE_ROWS = 2**22, 2**14
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """Features ``[rows, width]``, opened and not yet read.
+    """Features ``[rows, width]`` in a file that is opened but not yet read.
 
     Attributes:
         path: the file.
-        rows: how many there are; None where only reading tells (``.csv``).
-        pieces: gives float32 rows ``[b, width]`` in order, dense or sparse. Raises ValueError where the file turns out
-            to be damaged, or at the first row that holds NaN or infinity.
+        rows: the number of rows; None if it is only known after reading (``.csv``).
+        pieces: yields float32 rows ``[b, width]`` in order, dense or sparse. Raises ValueError if the file turns out to
+            be damaged, or at the first row with NaN or infinity.
     """
 
     path: Path
@@ -42,19 +42,19 @@ class FeatureFile:
 
 
 def open_features(path: Path | str, width: int, meaning: str = "features") -> FeatureFile:
-    """Open ``[rows, width]`` numbers in a ``.npy``, ``.npz``, ``.csv`` or ``.parquet``.
+    """Open a ``.npy``, ``.npz``, ``.csv`` or ``.parquet`` file of numbers ``[rows, width]``.
 
-    An ``.npz`` holds an array ``x``, or what ``scipy.sparse.save_npz`` writes, which stays sparse; it is read at once,
-    as it is compressed. A ``.csv`` may have a header. A ``.parquet`` (needs ``pyarrow``) holds a column for each
+    An ``.npz`` contains an array ``x``, or a matrix from ``scipy.sparse.save_npz``, which stays sparse; it is read at
+    once because it is compressed. A ``.csv`` may have a header. A ``.parquet`` (needs ``pyarrow``) has one column per
     feature, or one column of lists.
 
     Args:
         path: the file.
-        width: columns that it must have.
-        meaning: what the message about another width says that they are.
+        width: the required number of columns.
+        meaning: what the columns are, for the message about a wrong width.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: the file does not exist.
         ModuleNotFoundError: Parquet without ``pyarrow``.
         ValueError: an ending not listed above, a file that cannot be read (pickled arrays are refused), or another
             shape.
@@ -67,7 +67,7 @@ def open_features(path: Path | str, width: int, meaning: str = "features") -> Fe
     if len(shape) != 2 or shape[1] != width:
         shown = ", ".join("*" if size is None else str(size) for size in shape)
         raise ValueError(
-            f"features file {path} holds an array of shape [{shown}], expected [*, {width}]: one row a node, the"
+            f"features file {path} holds an array of shape [{shown}], expected [*, {width}]: one row per node, the"
             f" student's {meaning}"
         )
 
@@ -88,7 +88,7 @@ def _rows_at_once(width: int) -> int:
 
 
 class _BadRowError(ValueError):
-    """The file is sound, what it says is not: a message of its own."""
+    """A row of an intact file has invalid values; reported with a message of its own."""
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def _checked(path: Path, array: Any, start: int) -> Rows:
     if sp.issparse(array):
         bad = np.unique(array.nonzero()[0][~np.isfinite(array.data[array.data != 0])])
     else:
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and named below
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are reported below
             array = np.array(array, dtype=np.float32, order="C")
         bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
     if bad.size:

@@ -1,8 +1,8 @@
-"""Predictions for a folder of Parquet files: one after the other, or side by side on a Ray cluster.
+"""Predictions for a folder of Parquet files: one after the other, or in parallel on a Ray cluster.
 
-Each file of features has one file of predictions, which appears under its name when it is whole and is then never
-written again. So a run that was killed goes on with the files that are missing, a worker that died costs its own file
-alone, and two writers of one file, of which a cluster may take one for dead, leave the same bytes.
+Each file of features has one file of predictions, which appears under its name when it is complete and is then never
+written again. A killed run therefore continues with the missing files, and a worker that dies loses only its current
+file. If a cluster mistakes a worker for dead and two workers write the same file, both write the same bytes.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ MANIFEST = "predictions.json"
 
 @dataclass(frozen=True)
 class _Task:
-    """One file: whole paths, since workers run in folders of their own."""
+    """One file to process, with absolute paths, since workers run in other folders."""
 
     features: str
     out: str
@@ -51,33 +51,32 @@ def predict_folder(
     workers: int | None = None,
     console: Console | None = None,
 ) -> int:
-    """Let a student of a run folder answer for every ``.parquet`` file of a folder; what is there already, stays.
+    """Predict classes for every ``.parquet`` file of a folder; files with finished predictions are skipped.
 
     Args:
-        run: folder of a finished run. With ``ray`` every machine sees it, and the other folders, under the same path.
-        features: folder of ``.parquet`` files, rows ``[B, F]`` each, as
-            :func:`rbm.serving.prediction.predict_file` takes them. Files whose names begin with ``.`` or ``_`` are
-            passed over.
-        out: folder to write to, for each file of features a ``.parquet`` of the same name (row of its file, class,
-            its probability). It is new, empty, or of an earlier call with the same student and the same features.
-        nodes: folder with a ``.npy`` or ``.csv`` for each file of features, named as it is but for the ending: which
-            node of the training graph each of its rows is, see :func:`rbm.serving.prediction.predict_file`.
-        neighbors: such a folder with the nodes of the training graph that new rows are joined to. Rows are counted
-            in their own file.
-        method: whose student answers; by default the one that the run keeps.
-        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
-        ray: share the files among workers on the cluster that ``RAY_ADDRESS`` names, or on one of this machine. Each
-            loads the student once and uses one thread.
-        workers: how many, at most one for each of the cluster's processors; by default as many.
-        console: shows progress there, and what is said of single files.
+        run: folder of a finished run. With ``ray``, every machine must see this and the other folders under the same
+            path.
+        features: folder of ``.parquet`` files with rows ``[B, F]``, as for
+            :func:`rbm.serving.prediction.predict_file`. Files whose names begin with ``.`` or ``_`` are skipped.
+        out: folder to write to: for each file of features, a ``.parquet`` of the same name (row in the file, class, and
+            its probability). The folder must be new, empty, or from an earlier call with the same student and features.
+        nodes: folder with a ``.npy`` or ``.csv`` per file of features, with the same name except for the ending, which
+            gives the training graph's node of each row, see :func:`rbm.serving.prediction.predict_file`.
+        neighbors: such a folder with the neighbours of new rows in the training graph. Rows are numbered per file.
+        method: the method of the student; by default the student that the run keeps.
+        quantize: ``int8`` for 8-bit weights, as in :func:`rbm.load`.
+        ray: distribute the files over workers on the cluster of ``RAY_ADDRESS``, or on this machine. Each worker loads
+            the student once and uses one thread.
+        workers: the number of workers, at most (and by default) one per processor of the cluster.
+        console: where progress and messages about single files are shown.
 
     Returns:
         The number of rows in all files.
 
     Raises:
         FileNotFoundError: a folder, or a table that belongs to a file of features, does not exist.
-        FileExistsError: ``out`` holds other files, or predictions of another student or other features.
-        ValueError: a file is damaged or does not fit the run, or an argument makes no sense. Other files are kept.
+        FileExistsError: ``out`` contains other files, or predictions of another student or for other features.
+        ValueError: a file is damaged or does not fit the run, or an argument is invalid. Finished files are kept.
         BlockingIOError: another process writes to ``out``.
     """
     _check(ray, workers)
@@ -108,7 +107,7 @@ def predict_folder(
                 if answer["told"]:
                     progress.say(f"{answer['name']}: {answer['told']}")
                 advance(1)
-        for left in out.glob(".*.parquet-*.partial"):  # of workers that were killed
+        for left in out.glob(".*.parquet-*.partial"):  # left by killed workers
             left.unlink(missing_ok=True)
     return sum(rows.values())
 
@@ -158,11 +157,11 @@ def _rows(parquet: Any, path: Path) -> int:
     try:
         return parquet.read_metadata(path).num_rows
     except Exception as error:  # a damaged file raises nearly anything
-        raise ValueError(f"features file {path} cannot be read ({error}); restore it, or take it away") from error
+        raise ValueError(f"features file {path} cannot be read ({error}); restore it, or remove it") from error
 
 
 def _is_done(parquet: Any, path: Path, rows: int) -> bool:
-    """Whether predictions for all rows are there; what a failing disk has cut short is made again."""
+    """Whether a file has predictions for all rows; a file truncated by a failing disk is written again."""
     if not path.exists():
         return False
     try:
@@ -172,7 +171,7 @@ def _is_done(parquet: Any, path: Path, rows: int) -> bool:
 
 
 def _claim(out: Path, about: dict[str, Any]) -> None:
-    """Write down what the folder's predictions are of, or compare it with what an earlier call wrote."""
+    """Record what the folder's predictions were made from, or compare it with the record of an earlier call."""
     path = out / MANIFEST
     if not path.exists():
         if not is_free(out):
@@ -192,7 +191,7 @@ def _here(tasks: list[_Task], predictor: Predictor) -> Iterator[_Answer]:
 
 
 def _answer(predictor: Predictor, task: _Task) -> _Answer:
-    """The result for one file; an error of its content is reported, and the worker goes on."""
+    """The result for one file; an error in its content is reported, and the worker continues."""
     name = Path(task.features).name
     try:
         rows, told = predictor.predict(task.features, task.out, nodes=task.nodes, neighbors=task.neighbors)
@@ -202,7 +201,7 @@ def _answer(predictor: Predictor, task: _Task) -> _Answer:
 
 
 class _Worker:
-    """The state of a Ray worker: one student."""
+    """A Ray worker, which holds one student."""
 
     def __init__(self, run: str, method: str | None, quantize: str | None, plugins: tuple[str, ...]) -> None:
         for plugin in plugins:
@@ -215,7 +214,7 @@ class _Worker:
 
 
 def _on_ray(tasks: list[_Task], student: dict[str, Any], workers: int | None) -> Iterator[_Answer]:
-    """Ray Data gives the file of a worker that died to another one."""
+    """Run the tasks with Ray Data, which reassigns the file of a worker that died."""
     if not tasks:
         return
     with connected(), _quiet_data():
@@ -236,7 +235,7 @@ def _on_ray(tasks: list[_Task], student: dict[str, Any], workers: int | None) ->
 
 @contextmanager
 def _quiet_data() -> Iterator[None]:
-    """Ray Data without its own progress bars, which would write over ours."""
+    """Turn off Ray Data's own progress bars, which would overwrite ours."""
     import ray.data
 
     context = ray.data.DataContext.get_current()

@@ -1,8 +1,8 @@
-"""Latency of a prediction: of a student from its rows, of its teacher with the neighbourhood that it needs.
+"""Latency of predictions: of a student from its rows, and of its teacher including the neighbourhood that it needs.
 
 Times are wall-clock milliseconds of consecutive calls, each with its own batch. A student's rows are in memory before
-the clock starts. A teacher gets node ids, and its time includes gathering their neighbourhood; so does that of a
-student with stored hops (:mod:`rbm.datasets.encodings.hops`) where nodes are new, in a row of its own.
+the clock starts. A teacher gets node ids, and its time includes gathering their neighbourhood. A student with stored
+hops (:mod:`rbm.datasets.encodings.hops`) has an additional row for new nodes, whose time includes this as well.
 """
 
 import copy
@@ -36,7 +36,7 @@ from rbm.utils.progress import Progress
 
 PERCENTILES = (50, 95, 99)
 MOST_ROWS = 2**20
-# Calls of a kind stop after so many seconds, see milliseconds().
+# Calls of one measurement stop after this many seconds, see milliseconds().
 _SECONDS = 10.0
 
 
@@ -51,27 +51,27 @@ def measure_run(
     quantize: str | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Time a student of a run folder, an MLP as wide as one of its experts, and the teacher, on the run's own graph.
+    """Time a run's student, an MLP as wide as one of its experts, and the teacher, on the run's own graph.
 
     Args:
         run: folder of a finished run.
-        root: folder of the dataset's raw files; by default that of the run.
-        batch_sizes: how many nodes are asked for at once; drawn at random, with replacement, anew for each call.
-        repeats: calls of each model and batch size; fewer, twenty at least, where they take longer than ten seconds.
-        device: where models and features lie.
-        method: whose student; by default the one that the run keeps.
-        quantize: ``int8`` times the student with weights of 8 bits, and the student in float32 beside it.
-        console: shows progress there.
+        root: folder with the dataset's raw files; by default that of the run.
+        batch_sizes: numbers of nodes per call. The nodes of each call are drawn at random with replacement.
+        repeats: calls per model and batch size; fewer, but at least twenty, if they take longer than ten seconds.
+        device: device of the models and features.
+        method: the method of the student; by default the student that the run keeps.
+        quantize: ``int8`` times the student with 8-bit weights, and in float32 for comparison.
+        console: where progress is shown.
 
     Returns:
-        What is written to ``latency.json`` in the folder (``latency-METHOD.json`` where one is named): what was
-        measured on, and under ``"rows"`` for each model and batch size its ``p50_ms``, ``p95_ms`` and ``p99_ms``. A run
-        whose teacher was given has no row for it.
+        The content of ``latency.json`` in the folder (``latency-METHOD.json`` if a method is given): a description of
+        the measurement, and under ``"rows"`` the ``p50_ms``, ``p95_ms`` and ``p99_ms`` for each model and batch size. A
+        run with a given teacher has no row for the teacher.
 
     Raises:
-        FileNotFoundError: no finished run, or no dataset.
-        ValueError: batch sizes below one or above :data:`MOST_ROWS`, repeats below one, or a dataset that is not that
-            of the run.
+        FileNotFoundError: no finished run, or missing files of the dataset.
+        ValueError: batch sizes below one or above :data:`MOST_ROWS`, repeats below one, or a dataset that is not the
+            one of the run.
     """
     if not batch_sizes or min(batch_sizes) < 1:
         raise ValueError(f"batch_sizes: got {list(batch_sizes)}, expected whole numbers of at least 1, such as 1,64")
@@ -129,14 +129,14 @@ def measure_run(
 
 
 def new_node_answer(student: nn.Module, graph: Data, given: Tensor) -> Callable[[Tensor], Tensor]:
-    """What a student with stored hops does for nodes that are new: a function from ids, int64 ``[B]``, to logits.
+    """The work of a student with stored hops for new nodes, as a function from ids, int64 ``[B]``, to logits.
 
-    It gathers what the nodes' neighbours have stored, takes means, and answers. The nodes are those of a graph that has
-    stored hops for them too; these are not looked at.
+    It gathers what the nodes' neighbours have stored, averages it, and runs the student. The hops that the graph stores
+    for these nodes themselves are not used.
 
     Args:
         student: takes features ``[F]`` and hops ``[D]``.
-        graph: with ``x [N, F]`` and ``edge_index``.
+        graph: graph with ``x [N, F]`` and ``edge_index``.
         given: float ``[N, D]``, what each node passes on (:func:`rbm.training.run_folder.load_encodings`).
     """
     x, around = as_rows(graph.x), Neighborhood(graph.edge_index, graph.num_nodes)
@@ -153,7 +153,7 @@ def new_node_answer(student: nn.Module, graph: Data, given: Tensor) -> Callable[
 
 
 def one_expert_mlp(student: nn.Module) -> nn.Module | None:
-    """The MLP, untrained, that an expert (or member) of a student alone would be; None of one that is an MLP itself."""
+    """An untrained MLP of the shape of one expert (or member) of a student; None if the student is itself an MLP."""
     if isinstance(student, EnsembleStudent):
         return student.members[0]
     if not isinstance(student, MixtureStudent):
@@ -165,7 +165,7 @@ def one_expert_mlp(student: nn.Module) -> nn.Module | None:
 
 
 def latency_table(found: dict[str, Any]) -> Table:
-    """What :func:`measure_run` found, for the terminal: times, and the ratio of a median to the student's."""
+    """The results of :func:`measure_run` for the terminal: times, and ratios of medians to the student's."""
     where = f"{found['dataset']}, {found['nodes']:,} nodes, {found['device']}, threads: {found['threads']}"
     table = Table(title=f"Latency: {where}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("Nodes", justify="right", no_wrap=True)
@@ -186,7 +186,7 @@ def latency_table(found: dict[str, Any]) -> Table:
 
 
 def _readable(ms: float) -> str:
-    """Milliseconds in three digits, and never below a microsecond."""
+    """Milliseconds with three digits, but never below a microsecond."""
     return f"{ms:,.0f}" if ms >= 99.95 else f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}" if ms >= 0.995 else f"{ms:.3f}"
 
 

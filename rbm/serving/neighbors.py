@@ -1,4 +1,4 @@
-"""Encodings for rows of features, from the nodes of the training graph that the rows are or are joined to."""
+"""Encodings for rows of features: of the training graph's nodes that the rows are, or from their neighbours there."""
 
 from bisect import bisect_left
 from pathlib import Path
@@ -13,7 +13,7 @@ from rbm.utils.arrays import open_npy
 from rbm.utils.files import check_ending
 
 _EDGES_AT_ONCE = 2**22
-ALL = "all"  # in the place of a file of nodes
+ALL = "all"  # instead of a file of nodes
 _NAMED = 10  # rows without encodings that a message names
 
 
@@ -22,11 +22,11 @@ def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, coun
 
     Args:
         known: encodings of the training graph's nodes, floating ``[N, D]``.
-        rows: int64 ``[M]``, of each edge the row, 0 to ``count - 1``.
-        joined: int64 ``[M]``, of each edge the node that its row is joined to, 0 to ``N - 1``.
-        count: how many rows there are; one that no edge names gets zeros.
+        rows: int64 ``[M]``, the row of each edge, 0 to ``count - 1``.
+        joined: int64 ``[M]``, the neighbour of each edge, a node from 0 to ``N - 1``.
+        count: the number of rows; a row without an edge gets zeros.
     """
-    # Only the nodes that these rows are joined to: the training graph may be large.
+    # Select only the neighbours of these rows: the training graph may be large.
     nodes, places = np.unique(joined, return_inverse=True)
     pairs = torch.from_numpy(np.stack([places, rows + len(nodes)]))
     encodings = transfer(known[torch.from_numpy(nodes)], torch.arange(len(nodes)), pairs, len(nodes) + count)
@@ -36,20 +36,20 @@ def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, coun
 class Neighbors:
     """A file of whole numbers ``[M, 2]``: a row of the features, and a node of the training graph that it is joined to.
 
-    A row that is a node of that graph itself is joined to that node alone. A ``.npy`` whose rows ascend is read piece
-    by piece; any other one, and a ``.csv``, is held and put in order in memory, 40 bytes an edge.
+    A row that is itself a node of that graph must be joined to that node alone. A ``.npy`` with ascending rows is read
+    in chunks. Any other ``.npy``, and a ``.csv``, is loaded and sorted in memory, 40 bytes per edge.
 
     Args:
         path: ``.npy`` or ``.csv``.
         known: encodings of the training graph's nodes, floating ``[N, D]``.
-        rows: how many rows of features there are, if that is known yet.
+        rows: the number of rows of features, if known yet.
 
     Attributes:
-        missing: how many of the rows so far have no edge in the file; their encodings are zeros.
+        missing: the number of rows so far that have no edge in the file; their encodings are zeros.
         first_missing: the first ten of them.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: the file does not exist.
         ValueError: not readable, not whole numbers of that shape, or a number out of range.
     """
 
@@ -73,10 +73,10 @@ class Neighbors:
             self._edges = edges[self._order]
 
     def encodings(self, start: int, stop: int, wanted: np.ndarray | None = None) -> Tensor:
-        """Those of rows ``start`` to ``stop - 1``, ``[stop - start, D]``: see :func:`rbm.datasets.encodings.transfer`.
+        """Encodings of rows ``start`` to ``stop - 1``, ``[stop - start, D]``.
 
-        Calls go on where the last one stopped. Rows that are not ``wanted``, bool ``[stop - start]``, are not counted
-        where they are missing.
+        See :func:`rbm.datasets.encodings.transfer`. Each call must start where the last one stopped. Rows that are not
+        ``wanted``, bool ``[stop - start]``, do not count as missing.
         """
         edges = self._open()
         end = bisect_left(range(self.count), stop, lo=self._place, key=lambda edge: int(edges[edge, 0]))
@@ -89,13 +89,13 @@ class Neighbors:
         return neighbor_encodings(self.known, rows - start, joined, stop - start)
 
     def check_rows(self, rows: int) -> None:
-        """Raise ValueError if an edge names a row that has not come, now that all ``rows`` have."""
+        """Raise ValueError if an edge names a row beyond the ``rows`` rows of features."""
         if self._place < self.count:
             line = self._place if self._order is None else self._order[self._place]
             self._check(self._open()[self._place : self._place + 1, 0], line, rows, "rows of features")
 
     def told(self, rows: int) -> str | None:
-        """A sentence on the rows that are missing in the file, or None."""
+        """A sentence on the rows without an edge in the file, or None."""
         if not self.missing:
             return None
         more = f" and {self.missing - len(self.first_missing):,} more" if self.missing > len(self.first_missing) else ""
@@ -106,7 +106,7 @@ class Neighbors:
         )
 
     def _open(self) -> np.ndarray:
-        # Mapped anew each time, as features are: pages that were read do not add up.
+        # Mapped anew each time, like features, so that pages that were read do not accumulate.
         return self._edges if self._edges is not None else open_npy(self.path)
 
     def _check(self, ids: np.ndarray, start: int, count: int | None, what: str) -> None:
@@ -119,19 +119,19 @@ class Neighbors:
 
 
 class Nodes:
-    """Rows that are nodes of the training graph themselves, by a file of whole numbers ``[B]`` (or ``[B, 1]``).
+    """Rows that are nodes of the training graph, given by a file of whole numbers ``[B]`` (or ``[B, 1]``).
 
     Args:
-        path: ``.npy`` or ``.csv``, for each row of the features its node; or :data:`ALL`, where the rows are all nodes
-            in their order.
+        path: ``.npy`` or ``.csv`` with the node of each row of features; or :data:`ALL` if the rows are all nodes in
+            order.
         known: encodings of the training graph's nodes, floating ``[N, D]``.
-        rows: how many rows of features there are, if that is known yet.
-        neighbors: gives the encodings of rows whose node is -1, which are new; None where there are none. What it
-            says of other rows is not used.
+        rows: the number of rows of features, if known yet.
+        neighbors: provides the encodings of new rows, whose node is -1; None if there are no such rows. Its edges of
+            other rows are not used.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not readable, not whole numbers of that shape, a number out of range, or not one for each row.
+        FileNotFoundError: the file does not exist.
+        ValueError: not readable, not whole numbers of that shape, a number out of range, or not one per row.
     """
 
     def __init__(self, path: Path | str, known: Tensor, rows: int | None, neighbors: Neighbors | None = None) -> None:
@@ -150,7 +150,7 @@ class Nodes:
             self.check_rows(rows)
 
     def encodings(self, start: int, stop: int) -> Tensor:
-        """Those of rows ``start`` to ``stop - 1``, ``[stop - start, D]``; calls go on where the last one stopped."""
+        """Encodings of rows ``start`` to ``stop - 1``, ``[stop - start, D]``; calls must be in order, without gaps."""
         if stop > self.count:
             raise self._unequal(f"at least {stop}")
         nodes = self._of(start, stop)
@@ -162,14 +162,14 @@ class Nodes:
         return found
 
     def check_rows(self, rows: int) -> None:
-        """Raise ValueError unless there is a node for each of ``rows`` rows."""
+        """Raise ValueError unless there is one node per row, for ``rows`` rows."""
         if rows != self.count:
             raise self._unequal(str(rows))
         if self.neighbors is not None:
             self.neighbors.check_rows(rows)
 
     def told(self, rows: int) -> str | None:
-        """A sentence on the new rows that the file of neighbors lacks, or None."""
+        """A sentence on the new rows without an edge in the file of neighbours, or None."""
         return None if self.neighbors is None else self.neighbors.told(rows)
 
     def _unequal(self, rows: str) -> ValueError:
@@ -199,7 +199,7 @@ class Nodes:
 
 
 def _open_table(what: str, path: Path | str) -> tuple[np.ndarray | None, np.dtype, list[int]]:
-    """A file of whole numbers: its content (of a ``.npy``, which is mapped, None), its type and its shape."""
+    """Open a file of whole numbers: its content (None for a ``.npy``, which is mapped), dtype and shape."""
     file = check_ending(what, path, (".npy", ".csv"))
     if not file.is_file():
         raise FileNotFoundError(f"{what} {path} does not exist")

@@ -1,8 +1,8 @@
 """Predictions of a finished student for rows of features from a file, which may be larger than memory.
 
-A student that was trained with encodings needs them beside the features. Nodes of the training graph have theirs in the
-run folder. Nodes that arrive later get theirs as unseen nodes of the inductive setting do: from the nodes of the
-training graph that they are joined to.
+A student that was trained with encodings needs them in addition to the features. Those of the training graph's nodes
+are stored in the run folder. Nodes that arrive later get theirs from their neighbours in the training graph, like
+unseen nodes of the inductive setting.
 """
 
 import csv
@@ -35,27 +35,26 @@ def predict_file(
     quantize: str | None = None,
     console: Console | None = None,
 ) -> int:
-    """Let a student of a run folder answer for the rows of a file, piece by piece.
+    """Predict classes for the rows of a file, chunk by chunk.
 
     Args:
         run: folder of a finished run.
-        features: rows ``[B, F]``, see :func:`rbm.serving.feature_files.open_features`. They hold the features alone
-            where ``nodes`` or ``neighbors`` are given or the student takes no encodings, else features and encodings.
+        features: rows ``[B, F]``, see :func:`rbm.serving.feature_files.open_features`. They contain only the features
+            if ``nodes`` or ``neighbors`` are given or the student takes no encodings, else features and encodings.
         out: file to write: ``.npy`` (all probabilities, float32 ``[B, C]``), or ``.csv`` or ``.parquet`` (row, class,
-            its probability). It is written beside its place and moved there when it is whole.
-        nodes: which node of the training graph each row is, see :class:`rbm.serving.neighbors.Nodes`.
-        neighbors: which nodes of the training graph new rows are joined to, see
-            :class:`rbm.serving.neighbors.Neighbors`.
-        method: whose student answers; by default the one that the run keeps.
-        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
-        console: shows progress there, and how many rows, and which, have no neighbor in the file.
+            and its probability). It is written under a temporary name and renamed when complete.
+        nodes: the node of the training graph that each row is, see :class:`rbm.serving.neighbors.Nodes`.
+        neighbors: the neighbours of new rows in the training graph, see :class:`rbm.serving.neighbors.Neighbors`.
+        method: the method of the student; by default the student that the run keeps.
+        quantize: ``int8`` for 8-bit weights, as in :func:`rbm.load`.
+        console: where progress is shown, and how many and which rows have no neighbour in the file.
 
     Returns:
         The number of rows, B.
 
     Raises:
-        FileNotFoundError, ValueError, ModuleNotFoundError: a file is missing, damaged, something else, or does not fit
-            the run, and ``out`` was not touched.
+        FileNotFoundError, ValueError, ModuleNotFoundError: a file is missing, damaged, of another kind, or does not fit
+            the run. ``out`` is not changed.
     """
     progress = Progress(console)
     predictor = Predictor(run, method, quantize)
@@ -66,17 +65,17 @@ def predict_file(
 
 
 class Predictor:
-    """A student of a run folder, loaded once, that answers for files.
+    """A student of a run folder, loaded once to make predictions for several files.
 
     Args:
         run: folder of a finished run.
-        method: whose student answers; by default the one that the run keeps.
-        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
+        method: the method of the student; by default the student that the run keeps.
+        quantize: ``int8`` for 8-bit weights, as in :func:`rbm.load`.
 
     Attributes:
         student: the module, in eval mode.
         known: encodings of the training graph's nodes, ``[N, D]``, or None for a student of features alone.
-        given: what these nodes give to a new neighbour: their encodings, but for a student of stored hops.
+        given: what these nodes pass on to a new neighbour: their encodings, except for a student of stored hops.
     """
 
     def __init__(self, run: Path | str, method: str | None = None, quantize: str | None = None) -> None:
@@ -94,10 +93,10 @@ class Predictor:
         neighbors: Path | str | None = None,
         progress: Progress | None = None,
     ) -> tuple[int, str | None]:
-        """Answer for the rows of one file; arguments and errors are those of :func:`predict_file`.
+        """Predict classes for the rows of one file; arguments and errors are those of :func:`predict_file`.
 
         Returns:
-            The number of rows, and a sentence on those that no edge of ``neighbors`` names, or None.
+            The number of rows, and a sentence on the rows without an edge in ``neighbors``, or None.
         """
         out, progress = check_ending("predictions file", out, _WRITE), progress or Progress(None)
         if out.suffix == ".parquet":
@@ -141,8 +140,9 @@ def _open(
     known: Tensor | None,
     given: Tensor | None,
 ) -> tuple[FeatureFile, Nodes | Neighbors | None]:
-    """The features that a student of ``width`` inputs takes, and what gives the columns that they lack: the encodings
-    that are ``known`` of the training graph's nodes, and what these have ``given`` to new neighbours.
+    """Open the features for a student with ``width`` inputs, and the source of the encodings that they lack.
+
+    ``known`` and ``given`` are the encodings of the training graph's nodes, and what they pass on to new neighbours.
     """
     if known is None:
         for name, file in (("nodes", nodes), ("neighbors", neighbors)):
@@ -176,7 +176,7 @@ def predict_probabilities(student: nn.Module, x: Features, *, batch_size: int = 
     return torch.cat([torch.softmax(student(rows[start : start + batch_size]), dim=-1) for start in starts])
 
 
-# Each gives a function add(first row, probabilities [b, C]), to be called in order.
+# Each yields a function add(first row, probabilities [b, C]), to be called in order.
 _Add = Callable[[int, np.ndarray], None]
 
 
@@ -200,7 +200,7 @@ def _write_npy(path: Path) -> Iterator[_Add]:
         shape = None
 
         def header() -> None:
-            # NumPy leaves room in it for the first dimension to grow, so that it can be written again at the end.
+            # NumPy pads the header so that the first dimension can grow; it is rewritten at the end.
             content = {"descr": "<f4", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, content)
 

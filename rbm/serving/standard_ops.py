@@ -1,7 +1,7 @@
-"""Models in PyTorch's own operators alone: the form that leaves this package, for runtimes that do not know it.
+"""Models rewritten with PyTorch's own operators, for export to runtimes without this package.
 
-Answers are those of the model to rounding. What a layer folds is folded once; a batch goes through all experts by one
-matrix product, since only the operators of :mod:`rbm_kernels` spare those that a row does not use.
+Outputs equal the model's up to rounding. Constants are folded once. A batch goes through all experts in one matrix
+product; only the operators of :mod:`rbm_kernels` skip the experts that a row does not use.
 """
 
 import copy
@@ -20,10 +20,10 @@ from rbm_kernels.ops.int8_experts.reference import quantize, unpack
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """A copy of any model, in eval mode and without gradients, whose mixture layers are made of standard operators.
+    """A copy of a model in eval mode and without gradients, with mixture layers made of standard operators.
 
-    It takes and gives what the model does, dense and in the model's dtypes: a student's rows ``[B, in_channels]`` and
-    logits ``[B, C]``. A layer that stands at several places of the model is one twin at all of them.
+    Its inputs and outputs are those of the model, dense and in the model's dtypes: for a student, rows
+    ``[B, in_channels]`` and logits ``[B, C]``. A layer that is shared in the model is shared in the copy.
     """
     module = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
     twins: dict[nn.Module, nn.Module] = {}
@@ -47,12 +47,12 @@ class PlainExperts(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.flatten().detach().clone())
 
     def answers(self, rows: Tensor) -> Tensor:
-        """Those of all experts, ``[..., E N]``."""
+        """Outputs of all experts, ``[..., E N]``."""
         return F.linear(rows, self.weight, self.bias)
 
     def forward(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         answers = self.answers(rows).unflatten(-1, (self.num_experts, self.out_features))
-        # Standard runtimes scatter into a tensor that is there: zeros of the shape of all gates.
+        # Standard runtimes scatter into an existing tensor: zeros of the shape of all gates.
         dense_gates = torch.zeros_like(answers[..., 0]).scatter(-1, experts, gates.to(answers.dtype))
         return (dense_gates.unsqueeze(-2) @ answers).squeeze(-2)
 
@@ -65,7 +65,7 @@ class PlainFeedForwards(nn.Module):
         self.num_experts, self.hidden_features = layer.num_experts, layer.hidden_features
         self.activation, self.factor = ACTIVATIONS[layer.activation]
         bias_in = None if layer.bias_in is None else layer.bias_in.flatten()
-        # Side by side: the product with a row's hidden features of all experts, gated, is the sum over experts.
+        # Concatenated: multiplying a row's gated hidden features of all experts gives the sum over experts.
         weight_out = layer.weight_out.permute(1, 0, 2).flatten(1)
         for name, tensor in (("weight_in", layer.weight_in.flatten(0, 1)), ("bias_in", bias_in)):
             self.register_buffer(name, None if tensor is None else tensor.detach().clone())
@@ -81,8 +81,10 @@ class PlainFeedForwards(nn.Module):
 
 
 class PlainInt8Experts(PlainExperts):
-    """Linear experts whose weights are 8-bit integers, as one matrix. Rows are rounded to whole numbers and multiplied
-    in float32, which holds integers up to 2^24: beyond, sums are rounded.
+    """Linear experts with 8-bit integer weights, as one matrix.
+
+    Rows are rounded to whole numbers and multiplied in float32, which is exact for integers up to 2^24; larger sums are
+    rounded.
     """
 
     def __init__(self, layer: Int8Layer) -> None:
@@ -96,7 +98,7 @@ class PlainInt8Experts(PlainExperts):
 
 
 class PlainRbMLayer(nn.Module):
-    """The answer of a layer that routes by memory (paper, Eqs. 3 and 5), ``[..., D]`` to ``[..., N]``."""
+    """A layer that routes by memory vectors (paper, Eqs. 3 and 5), ``[..., D]`` to ``[..., N]``."""
 
     def __init__(self, layer: FusedRbMLayer | RbMFeedForward | Int8Layer) -> None:
         super().__init__()
@@ -112,14 +114,14 @@ class PlainRbMLayer(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         cosines = F.normalize(rows.to(self.directions.dtype), dim=-1) @ self.directions
-        # A stable sort, not topk: among equal cosines, as all of an empty row are, the lower expert must win.
+        # A stable sort instead of topk: among equal cosines (all of them for an empty row), the lower expert must win.
         nearest, experts = torch.sort(cosines, dim=-1, descending=True, stable=True)
         gates = torch.softmax(nearest[..., : self.top_k] / self.temperature, dim=-1)
         return self.experts(rows, gates, experts[..., : self.top_k])
 
 
 class PlainMoELayer(nn.Module):
-    """The answer of a :class:`~rbm.nn.moe.MoELayer`, ``[..., D]`` to ``[..., N]``."""
+    """A :class:`~rbm.nn.moe.MoELayer`, ``[..., D]`` to ``[..., N]``."""
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__()
@@ -139,7 +141,7 @@ class PlainMoELayer(nn.Module):
 
 
 class PlainInt8Linear(PlainInt8Experts):
-    """The answer of an :class:`~rbm.nn.int8.Int8Layer` that routes nothing, ``[..., D]`` to ``[..., N]``."""
+    """An :class:`~rbm.nn.int8.Int8Layer` without routing, ``[..., D]`` to ``[..., N]``."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.answers(rows)
@@ -153,5 +155,5 @@ _TWINS = {FusedRbMLayer: PlainRbMLayer, RbMFeedForward: PlainRbMLayer, MoELayer:
 
 
 def _kind(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
-    """What stands in for a layer; None where it is made of standard operators."""
+    """The class that replaces a layer; None if the layer already consists of standard operators."""
     return next((twin for kind, twin in _TWINS.items() if isinstance(module, kind)), None)

@@ -1,4 +1,4 @@
-"""Files, caches, progress bars, processes. All other folders import from this one, which imports from none of them.
+"""Files, caches, progress bars, processes. Other folders import from this one, which imports from none of them.
 
 - Files: :mod:`rbm.utils.files`, :mod:`rbm.utils.tensor_files`, :mod:`rbm.utils.arrays`, :mod:`rbm.utils.cache`,
   :mod:`rbm.utils.locks`, :mod:`rbm.utils.chunks`, :mod:`rbm.utils.figures`.

@@ -1,7 +1,7 @@
-"""Checks of what Python callers pass to constructors: a message names the argument, what came, and what is expected.
+"""Checks of constructor arguments: messages name the argument, the value, and what is expected.
 
-Values come back as Python's own types: NumPy's numbers, such as ``y.max() + 1``, would neither print nor be saved as
-what they are.
+The checks return Python's own types: NumPy numbers, such as ``y.max() + 1``, print differently and may not be saved as
+plain numbers.
 """
 
 import math
@@ -14,29 +14,29 @@ import torch
 
 from rbm.utils.files import first_line
 
-# Those of the parameters. The operators compute in no other.
+# Dtypes of parameters; the operators support no others.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_sizes(**sizes: int) -> list[int]:
-    """Whole numbers of at least one, in the order given.
+    """Check whole numbers of at least 1, and return them in the order given.
 
     Raises:
-        TypeError: one is no whole number; ``True`` and ``3.0`` are none.
+        TypeError: one is not a whole number; ``True`` and ``3.0`` are not accepted.
         ValueError: one is below 1.
     """
     return [check_at_least(name, size, 1) for name, size in sizes.items()]
 
 
 def check_at_least(name: str, value: int, least: int) -> int:
-    """A whole number of at least ``least``; TypeError or ValueError for others."""
+    """Check and return a whole number of at least ``least``; TypeError or ValueError for others."""
     if (whole := _whole(name, value)) < least:
         raise ValueError(f"{name} is {value}, expected at least {least}")
     return whole
 
 
 def check_top_k(top_k: int, num_experts: int) -> int:
-    """A whole number of experts a row, from 1 to ``num_experts``; TypeError or ValueError for others."""
+    """Check and return the number of experts per row, from 1 to ``num_experts``; TypeError or ValueError for others."""
     whole = _whole("top_k", top_k)
     if not 1 <= whole <= num_experts:
         raise ValueError(f"top_k is {top_k}, expected between 1 and num_experts={num_experts}")
@@ -44,11 +44,11 @@ def check_top_k(top_k: int, num_experts: int) -> int:
 
 
 def check_number(name: str, value: float, fits: Callable[[float], bool], expected: str) -> float:
-    """A real number that ``fits``.
+    """Check and return a real number for which ``fits`` is true.
 
     Raises:
-        TypeError: no real number; ``True`` is none.
-        ValueError: it does not fit; the message says what is ``expected``.
+        TypeError: not a real number; ``True`` is not accepted.
+        ValueError: ``fits`` is false; the message says what is ``expected``.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"{name} is {_shown(value)}, expected a number{_remedy('float', name, value)}")
@@ -59,17 +59,17 @@ def check_number(name: str, value: float, fits: Callable[[float], bool], expecte
 
 
 def check_probability(name: str, value: float) -> float:
-    """A number in [0, 1), such as a dropout."""
+    """Check and return a number in [0, 1), such as a dropout."""
     return check_number(name, value, lambda p: 0.0 <= p < 1.0, "at least 0 and below 1")
 
 
 def check_positive(name: str, value: float) -> float:
-    """A number above 0 that is not infinite."""
+    """Check and return a finite number above 0."""
     return check_number(name, value, lambda v: 0.0 < v < math.inf, "a positive number, not an infinite one")
 
 
 def check_flags(**flags: bool) -> None:
-    """Raise TypeError unless all are True or False: ``"no"`` would count as true."""
+    """Raise TypeError unless all are True or False: a string such as ``"no"`` would count as true."""
     for name, flag in flags.items():
         if not isinstance(flag, bool | np.bool_):
             raise TypeError(f"{name} is {_shown(flag)}, expected True or False")
@@ -89,7 +89,7 @@ def check_device_and_dtype(device: torch.device | str | int | None, dtype: torch
         return
     try:
         torch.empty(0, device=device)
-    except Exception as error:  # an AssertionError where PyTorch was built without CUDA
+    except Exception as error:  # an AssertionError if PyTorch was built without CUDA
         raise ValueError(
             f"device is {_shown(device)}, expected one that PyTorch has here, such as 'cpu' or 'meta', or 'cuda' where"
             f" torch.cuda.is_available() says so ({first_line(error)})"
@@ -108,7 +108,7 @@ def _shown(value: Any) -> str:
 
 
 def _remedy(kind: str, name: str, value: Any) -> str:
-    """How to make a number of what holds one: 3.0, an array or tensor of one element."""
+    """Advice for values that contain a number, such as 3.0 or an array or tensor of one element."""
     one = isinstance(value, float) and value.is_integer()
     one = one or (isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) == 1)
     return f"; use {kind}({name})" if one else ""

@@ -1,4 +1,4 @@
-"""NumPy's files: the sizes in a header are checked against file and memory before an array is made."""
+"""NumPy files: sizes in a header are checked against the file and the memory before an array is made."""
 
 import math
 import os
@@ -21,7 +21,7 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_memory(what: str, size: int) -> None:
-    """Raise ValueError where ``size`` bytes are more than this machine or process may ever have."""
+    """Raise ValueError if ``size`` bytes exceed the memory of this machine or the limit of this process."""
     if size > (limit := _memory()):
         raise ValueError(f"{what} would take {_gib(size)} of memory, and this process may have {_gib(limit)}")
 
@@ -32,7 +32,7 @@ def _memory() -> int:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if resource is not None and (soft := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         limits.append(soft)
-    with suppress(OSError, ValueError):  # "max" says that the container has no limit of its own
+    with suppress(OSError, ValueError):  # "max" means that the container has no limit
         limits.append(int(_CONTAINER.read_text()))
     return min(limits, default=2**47)
 
@@ -42,14 +42,14 @@ def _gib(size: int) -> str:
 
 
 def open_npy(path: Path, mode: str = "r") -> np.ndarray:
-    """An ``.npy``, mapped into memory: pages are read when they are needed.
+    """Open an ``.npy`` as a memory map: pages are read when they are needed.
 
     Args:
         path: the file.
-        mode: ``"r"``; or ``"c"``, where what is written stays in memory.
+        mode: ``"r"``, or ``"c"`` for copy-on-write.
 
     Raises:
-        ValueError: the file is something else or damaged; the message tells why, and does not name the file.
+        ValueError: the file is not an ``.npy`` or damaged; the message gives the reason without the file's name.
     """
     try:
         with open(path, "rb") as file:
@@ -63,17 +63,17 @@ def open_npy(path: Path, mode: str = "r") -> np.ndarray:
 
 
 def read_npz(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The arrays of an ``.npz`` that are wanted; the others are not read, however large they are.
+    """Read the wanted arrays of an ``.npz``; the others are not read, however large they are.
 
     Args:
         path: the file.
-        wanted: names, or what tells of a name whether it is wanted. Names that the file lacks are passed over.
+        wanted: names, or a predicate on names. Names that the file lacks are ignored.
 
     Returns:
         All names, and the wanted arrays by name.
 
     Raises:
-        ValueError: as :func:`open_npy`; or a name is there twice, or an array is larger than memory.
+        ValueError: as for :func:`open_npy`, a duplicate name, or an array larger than memory.
     """
     chosen = wanted if callable(wanted) else set(wanted).__contains__
     try:
@@ -89,8 +89,9 @@ def read_npz(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple
 
 
 def pickled_arrays(path: Path) -> list[str]:
-    """The names of the arrays of an ``.npz`` that are pickles of Python objects, by their headers alone; none of a file
-    that is damaged or something else, which :func:`read_npz` tells.
+    """The names of arrays in an ``.npz`` that are pickled Python objects, according to their headers.
+
+    Empty if the file is damaged or not an ``.npz``, which :func:`read_npz` reports.
     """
     found = []
     with suppress(Exception), zipfile.ZipFile(path) as archive:
@@ -107,12 +108,12 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     check_memory(entry.filename, entry.file_size)
     with archive.open(entry) as file:
         array = np.lib.format.read_array(file, allow_pickle=False)
-        file.read()  # zipfile compares checksums at the end
+        file.read()  # zipfile verifies the checksum at the end
     return array
 
 
 def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype that an ``.npy`` declares; ValueError where its header is none of an array of numbers."""
+    """Shape and dtype that an ``.npy`` declares; ValueError unless the header describes an array of numbers."""
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in read:
@@ -125,7 +126,7 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _check_header(file: BinaryIO, size: int) -> None:
-    """Raise ValueError unless an ``.npy`` of ``size`` bytes holds the array that its header declares."""
+    """Raise ValueError unless an ``.npy`` of ``size`` bytes fits the array that its header declares."""
     shape, dtype = _read_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, whose pickle may run any code")

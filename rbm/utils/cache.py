@@ -1,7 +1,7 @@
-"""A cache of results, keyed by the content of their inputs: random walks and teachers need not be computed twice.
+"""A cache of results, keyed by the content of their inputs, so that DeepWalk and teachers are not computed twice.
 
-A file of the cache is a safetensors file whose metadata hold a checksum and, on request, a few values beside the
-tensors. A file that is damaged, or was not written by this version, counts as missing.
+The cache consists of safetensors files. Their metadata contain a checksum and, if needed, a few values in addition to
+the tensors. A file that is damaged, or was not written by this version, counts as missing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,16 +19,16 @@ Entry: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Cache:
-    """A folder of tensors, each file named by a hash of the settings and the tensors that it follows from.
+    """A folder of tensor files, each named by a hash of the settings and input tensors that it depends on.
 
-    Files are written beside their place and renamed, so that a kill leaves a whole file or none. Of processes that want
-    the same one computes it, and the others wait. The folder may be deleted at any time.
+    Files are written under a temporary name and renamed, so a kill leaves either a complete file or none. If several
+    processes need the same result, one computes it and the others wait. The folder may be deleted at any time.
 
     Args:
-        folder: where files lie; made when the first is written. None keeps nothing: everything is computed.
+        folder: folder of the files, created when the first is written. With None, nothing is cached.
 
     Attributes:
-        taken: the kinds of which a result was there already.
+        taken: the kinds for which a cached result was found.
 
     Raises:
         FileExistsError: the folder is a file.
@@ -47,20 +47,20 @@ class Cache:
         inputs: Iterable[Tensor],
         compute: Callable[[], dict[str, Tensor]],
     ) -> dict[str, Tensor]:
-        """What ``compute`` returns, on the CPU, taken from the folder where it is known.
+        """The result of ``compute`` on the CPU, read from the folder if it is cached.
 
         Args:
-            kind: what it is, for example ``"deepwalk"``; the beginning of the file's name.
-            settings: everything beside ``inputs`` that the result depends on; values that JSON can hold.
+            kind: the kind of result, for example ``"deepwalk"``; the file's name begins with it.
+            settings: everything except ``inputs`` that the result depends on; JSON values.
             inputs: tensors that it depends on, dense or CSR, on any device.
-            compute: gives the tensors by name.
+            compute: returns the tensors by name.
         """
         return self.tensors_with_values(kind, settings, inputs, lambda: (compute(), {}))[0]
 
     def tensors_with_values(
         self, kind: str, settings: dict[str, Any], inputs: Iterable[Tensor], compute: Callable[[], Entry]
     ) -> Entry:
-        """As :meth:`tensors`, and beside the tensors a dictionary of values that JSON can hold."""
+        """Like :meth:`tensors`, but with a dictionary of JSON values in addition to the tensors."""
         if self.folder is None:
             return compute()
         path = self._path(kind, settings, inputs)
@@ -68,7 +68,7 @@ class Cache:
             self.taken.add(kind)
             return known
         with _alone(path):
-            entry = _read(path)  # another process may have been faster
+            entry = _read(path)  # another process may have written it meanwhile
             if entry is not None:
                 self.taken.add(kind)
             else:
@@ -78,7 +78,7 @@ class Cache:
         return entry
 
     def holds(self, kind: str, settings: dict[str, Any], inputs: Iterable[Tensor]) -> bool:
-        """Whether :meth:`tensors` would find this result there already."""
+        """Whether :meth:`tensors` would find this result in the cache."""
         return self.folder is not None and _read(self._path(kind, settings, inputs)) is not None
 
     def _path(self, kind: str, settings: dict[str, Any], inputs: Iterable[Tensor]) -> Path:
@@ -87,20 +87,20 @@ class Cache:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from computing ``path``, and remove the lock afterwards, also after a failure."""
+    """Keep other processes from computing ``path``, and remove the lock afterwards, even after a failure."""
     lock = path.with_name(f".{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):  # the system releases it where its process is killed
+    with FileLock(lock):  # released by the system if the process is killed
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)  # a process that waits for it finds the file, or makes it
-            with suppress(OSError):  # it is not empty, unless nothing came of its first file
+            lock.unlink(missing_ok=True)  # a waiting process finds the result, or computes it
+            with suppress(OSError):  # empty only if computing its first file failed
                 path.parent.rmdir()
 
 
 def _read(path: Path) -> Entry | None:
-    """The content of a file; None where there is none, or one that is not ours or that a disk has damaged."""
+    """The content of a file; None if it is missing, damaged, or not written by this package."""
     try:
         return read_sealed(path, unsealed=False) if path.is_file() else None
     except ValueError:
@@ -109,5 +109,5 @@ def _read(path: Path) -> Entry | None:
 
 def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     content = sealed(tensors, values)
-    path.parent.mkdir(parents=True, exist_ok=True)  # gone, if the process that held the lock before has failed
+    path.parent.mkdir(parents=True, exist_ok=True)  # missing if the process that held the lock before has failed
     write_bytes(path, content)

@@ -1,11 +1,11 @@
-"""Ray, where it is installed: a cluster that was connected to before stays connected."""
+"""Connections to a Ray cluster. An existing connection of the process is kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 def check_ray(part: str) -> None:
-    """Raise ValueError where Ray, or the ``part`` of it that is needed (``tune``, ``data``), is not installed."""
+    """Raise ValueError if Ray, or the required ``part`` of it (``tune``, ``data``), is not installed."""
     try:
         __import__(f"ray.{part}")
     except ImportError as error:
@@ -14,7 +14,7 @@ def check_ray(part: str) -> None:
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Connected to Ray's cluster, the one of ``RAY_ADDRESS`` or one of this machine; as before afterwards."""
+    """Connect to the Ray cluster of ``RAY_ADDRESS``, or start one on this machine; restore the state afterwards."""
     import ray
 
     before = ray.is_initialized()

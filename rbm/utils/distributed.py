@@ -1,11 +1,11 @@
-"""Distributed training: sums and rows over ranks, work of the first rank alone, and random numbers of each rank.
+"""Distributed training: sums and rows over ranks, work on the first rank only, and random numbers per rank.
 
-Start them by ``torchrun --nproc-per-node N -m rbm distill ...``, or start a process group and call
-:func:`rbm.distill` on every rank. A training step is then that of the *joint batch*: each rank has a part of its rows,
-and the loss of a rank is such that the mean over ranks is the loss of the whole. DDP averages gradients; what is no
-sum over rows (statistics of the memory and of BatchNorm, the experts' load) is added up over ranks, with gradient.
+Start it with ``torchrun --nproc-per-node N -m rbm distill ...``, or start a process group and call :func:`rbm.distill`
+on every rank. A training step then uses the *joint batch*: each rank has a part of its rows, and losses are scaled so
+that their mean over ranks is the loss of the joint batch. DDP averages gradients. Quantities that are not part of a
+mean over rows (statistics of the memory and of BatchNorm, the experts' load) are summed over ranks, with gradient.
 
-Everything a run reads or writes once is the first rank's: :func:`broadcast_from_rank0` lets it work while the others
+Only the first rank reads and writes the files of a run: :func:`broadcast_from_rank0` lets it work while the others
 wait.
 """
 
@@ -26,41 +26,41 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
-# A teacher may train for days while the others wait. The connection tells them where the rank has ended.
+# A teacher may train for days while the other ranks wait. If the first rank ends, they notice the closed connection.
 _PATIENCE = timedelta(days=30)
-# Whether this rank works by itself, as if there were no others.
+# Whether this rank currently works as if there were no others.
 _alone = False
-# The process group of the last message from the first rank, and the one that carries such messages.
+# The process group at the time of the last message from the first rank, and the group that carries such messages.
 _messengers: tuple[Any, Any] | None = None
 
 
 def world_size() -> int:
-    """Ranks that train together; 1 without a process group, and inside :func:`alone`."""
+    """The number of ranks that train together; 1 without a process group, and inside :func:`alone`."""
     if not _alone and dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return 1
 
 
 def rank() -> int:
-    """This process among them, from 0."""
+    """The rank of this process, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def is_main_process() -> bool:
-    """Whether this is the rank that reads, writes and reports for all; true in a single process."""
+    """Whether this rank reads, writes and reports for all; true in a single process."""
     return rank() == 0
 
 
 def launched() -> int:
-    """Processes that ``torchrun`` started, this one among them; 1 without it."""
+    """The number of processes that ``torchrun`` started, including this one; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 @contextmanager
 def joined(device: str) -> Iterator[str]:
-    """Join the processes that ``torchrun`` started beside this one, if it did; the device that this one shall use.
+    """Join the process group if ``torchrun`` started this process; yields the device that it should use.
 
-    NCCL connects GPUs, one a process, and gloo the CPUs of any number of machines.
+    The backend is NCCL for GPUs, one per process, and gloo for CPUs, on any number of machines.
     """
     if launched() == 1 or dist.is_initialized():
         yield device
@@ -78,14 +78,15 @@ def joined(device: str) -> Iterator[str]:
     try:
         yield device
     finally:
-        # DDP left in a cycle would later take its group along and hold the GIL, for which the threads of gloo wait.
+        # A DDP instance left in a reference cycle would later destroy its group while it holds the GIL, for which the
+        # threads of gloo wait.
         gc.collect()
         dist.destroy_process_group()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, this rank works as if there were no others: nothing waits for them, nothing is shared with them."""
+    """Let this rank work as if there were no others: it neither waits for them nor shares anything with them."""
     global _alone
     before, _alone = _alone, True
     try:
@@ -95,11 +96,11 @@ def alone() -> Iterator[None]:
 
 
 def broadcast_from_rank0(compute: Callable[[], T]) -> T:
-    """What ``compute()`` returns on the first rank, on all of them; the others wait for it and do not compute.
+    """Call ``compute()`` on the first rank and return its result on all ranks; the others wait.
 
-    The first works :func:`alone`, and what it draws leaves the random state as it was, so that ranks stay alike. CUDA
-    tensors arrive on each rank's own device. What it raises is raised on all ranks: on the others with the attribute
-    ``told_by_first``, so that one of them can tell it for all.
+    The first rank works :func:`alone`, and its random state is restored afterwards, so that all ranks keep the same
+    state. CUDA tensors arrive on each rank's own device. An error is raised on all ranks; on the others it has the
+    attribute ``told_by_first``, so that only the first rank reports it.
     """
     if world_size() == 1:
         return compute()
@@ -119,16 +120,17 @@ def broadcast_from_rank0(compute: Callable[[], T]) -> T:
 
 
 def on_main_process(compute: Callable[[], T]) -> T | None:
-    """As :func:`broadcast_from_rank0`, but what is computed stays where it is: the other ranks get None."""
+    """Like :func:`broadcast_from_rank0`, but the result stays on the first rank: the others get None."""
     kept = []
     broadcast_from_rank0(lambda: kept.append(compute()))
     return kept[0] if kept else None
 
 
 def once(known: dict[Hashable, Any], key: Hashable, compute: Callable[[], T]) -> T:
-    """``known[key]``, which the first rank computes for all where it is missing.
+    """``known[key]``; if it is missing, the first rank computes it for all.
 
-    What it computed :func:`alone` the others do not have: it is not taken for known when all ask.
+    Results that the first rank computed :func:`alone` are missing on the others, so they do not count as known when all
+    ranks call this function.
     """
     if (key, _alone) not in known:
         known[key, _alone] = broadcast_from_rank0(compute)
@@ -136,23 +138,23 @@ def once(known: dict[Hashable, Any], key: Hashable, compute: Callable[[], T]) ->
 
 
 def local_slice(count: int) -> slice:
-    """Which of ``count`` rows are this rank's: as even as may be, in order; none where rows are few."""
+    """This rank's part of ``count`` rows: in order and of nearly equal size; it may be empty."""
     first, ranks = rank(), world_size()
     return slice(count * first // ranks, count * (first + 1) // ranks)
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:
-    """Sum over ranks, the same bits on each, with gradient: it flows back to every rank's ``values`` from all ranks."""
+    """Sum over ranks, bitwise equal on each. Gradients flow back from all ranks to every rank's ``values``."""
     return values if world_size() == 1 else _JointSum.apply(values)
 
 
 def all_gather_rows(rows: Tensor) -> Tensor:
-    """The rows ``[B_r, ...]`` of all ranks, in their order, with gradient to each rank's own. ``B_r`` may be zero."""
+    """Concatenate the rows ``[B_r, ...]`` of all ranks in order, with gradient to each rank's own; ``B_r`` may be 0."""
     return rows if world_size() == 1 else _JointRows.apply(rows)
 
 
 def average_gradients(module: nn.Module | None) -> None:
-    """What DDP does, for a small module beside the one that it wraps; all ranks must have used it, or none."""
+    """Average gradients over ranks for a small module that DDP does not wrap; all ranks must have used it, or none."""
     if world_size() == 1 or module is None:
         return
     for parameter in module.parameters():
@@ -161,7 +163,7 @@ def average_gradients(module: nn.Module | None) -> None:
 
 
 class Replicas:
-    """A module that ranks train together, each on its rows: DDP where there are several ranks."""
+    """A module that ranks train together, each on its own rows; uses DDP if there are several ranks."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -169,22 +171,22 @@ class Replicas:
 
     @contextmanager
     def passing(self, *, ends_step: bool, some_unused: bool) -> Iterator[nn.Module]:
-        """What to call in place of the module, for a forward and its backward inside.
+        """Yield the module to call instead, for a forward and its backward.
 
         Args:
-            ends_step: average over ranks what this backward and those since the last step left in ``.grad``.
-            some_unused: a forward may leave parameters out; these keep no gradient, as in a single process.
+            ends_step: average the gradients in ``.grad`` since the last step over ranks.
+            some_unused: the forward may not use all parameters; unused ones get no gradient, as in a single process.
         """
         if world_size() == 1:
             yield self.module
             return
         if self._parallel is None or self._parallel.find_unused_parameters != some_unused:
-            # The old one's hooks must be gone before the new one's are set.
+            # The hooks of the old DDP must be removed before the new one sets its own.
             self._parallel = None
             with warnings.catch_warnings():
-                # PyTorch 2.13 has a new name for it, which earlier ones do not know.
+                # PyTorch 2.13 has a new name for this argument, which earlier versions do not know.
                 warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
-                # Buffers follow from joint statistics, alike on all ranks: nothing is to be sent.
+                # Buffers are computed from joint statistics and equal on all ranks, so they need not be sent.
                 self._parallel = DistributedDataParallel(
                     self.module, broadcast_buffers=False, find_unused_parameters=some_unused
                 )
@@ -194,10 +196,10 @@ class Replicas:
 
 @contextmanager
 def own_randomness(epoch: int) -> Iterator[None]:
-    """Inside, each rank draws numbers of its own (its rows' dropout), anew each epoch.
+    """Let each rank draw its own random numbers (dropout of its rows), different in each epoch.
 
-    Outside all draw the same: they start from one seed, and what is drawn inside leaves their state as it was. In a
-    single process it is nothing.
+    Outside, all ranks draw the same numbers: they start from the same seed, and their state is restored afterwards. In
+    a single process, this does nothing.
     """
     if world_size() == 1:
         yield
@@ -211,7 +213,7 @@ def own_randomness(epoch: int) -> Iterator[None]:
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """The random state of this process's devices is afterwards what it was before."""
+    """Restore the random state of this process's devices afterwards."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices if world_size() > 1 else None):
         yield
@@ -226,7 +228,7 @@ class _JointSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
-        # Every rank's loss depends on every rank's values.
+        # The loss of each rank depends on the values of all ranks.
         return _JointSum.apply(grad)
 
 
@@ -236,7 +238,7 @@ class _JointRows(torch.autograd.Function):
         sizes = [rows.new_empty(1, dtype=torch.int64) for _ in range(world_size())]
         dist.all_gather(sizes, torch.full_like(sizes[0], rows.shape[0]))
         ctx.sizes = [int(size) for size in sizes]
-        # Parts of one size are what every backend can gather.
+        # All backends can gather parts of equal size.
         padded = rows.new_zeros(max(ctx.sizes), *rows.shape[1:])
         padded[: rows.shape[0]] = rows
         parts = [torch.empty_like(padded) for _ in ctx.sizes]
@@ -251,7 +253,7 @@ class _JointRows(torch.autograd.Function):
 
 
 class _Raised:
-    """An error of the first rank, sent to the others; a user's mistake keeps its class."""
+    """An error of the first rank, sent to the others; errors caused by the user keep their class."""
 
     def __init__(self, error: Exception) -> None:
         kinds = (FileExistsError, FileNotFoundError, OSError, TypeError, ValueError, FloatingPointError)
@@ -266,7 +268,7 @@ class _Raised:
 
 def _pack(content: Any) -> Tensor:
     file = io.BytesIO()
-    # An older protocol takes the built-in classes for those of Python 2.
+    # Older pickle protocols map built-in classes to those of Python 2.
     torch.save(content, file, pickle_protocol=pickle.HIGHEST_PROTOCOL)
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
@@ -275,12 +277,12 @@ def _unpack(packed: Tensor) -> Any:
     def own_device(storage, location: str):
         return storage if location == "cpu" else storage.cuda(torch.cuda.current_device())
 
-    # It comes from a process of this run, whose classes no allow-list names.
+    # The message comes from a process of this run and may contain any class.
     return torch.load(io.BytesIO(packed.numpy().data), map_location=own_device, weights_only=False)
 
 
 def _broadcast(message: Tensor | None) -> Tensor:
-    """Send bytes of the first rank to all, over connections with a long timeout, always on the CPU."""
+    """Send bytes from the first rank to all, over connections with a long timeout, always on the CPU."""
     global _messengers
     if _messengers is None or _messengers[0] is not dist.group.WORLD:
         _messengers = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_PATIENCE)

@@ -1,6 +1,6 @@
-"""Pictures as files: Matplotlib's object interface on the Agg canvas, which needs no display and no global state.
+"""Figures as files: Matplotlib's object interface on the Agg canvas, which needs no display and no global state.
 
-Colours stay apart for colour-blind readers: Okabe and Ito's for a few lines, Petroff's ten for groups.
+Colours are distinguishable for colour-blind readers: Okabe and Ito's for a few lines, Petroff's ten for groups.
 """
 
 import io
@@ -18,21 +18,21 @@ from rbm.utils.files import write_bytes
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
 GROUP_COLORS += ("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
-# Okabe and Ito's without yellow: experts beside classes, which have the ten above.
+# Okabe and Ito's without yellow: for experts that are shown with classes, which have the ten above.
 EXPERT_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", RED, "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#333333"
 
 
 def new(width: float, height: float, panels: int, rows: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    """A figure of so many inches, and its panels: so many side by side, in rows, row by row."""
+    """A figure of this size in inches, and its axes, row by row: ``rows`` rows of ``panels`` panels."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, panels, squeeze=False).flatten()
 
 
 def tidy(axes: Axes, title: str) -> None:
-    """A heading, and axes without a frame."""
+    """Set a heading, remove the upper and right borders, and colour the rest."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
@@ -42,14 +42,14 @@ def tidy(axes: Axes, title: str) -> None:
 
 
 def in_percent(axis: Axis, low: float, high: float, *, unit: float = 1.0, ticks: int = 6) -> None:
-    """Ends of an axis of shares, never outside 0 and 100 %, with ticks at whole steps of 1, 2 or 5 and thus unrounded.
+    """Set the limits of a percentage axis within 0 and 100 %, with ticks at whole steps of 1, 2 or 5.
 
     Args:
-        axis: of the axes, x or y.
-        low: what it is to show, as far as there are shares.
-        high: likewise.
-        unit: 1 where values are in [0, 1], 100 where they are in per cent already.
-        ticks: at most so many steps.
+        axis: the x or y axis.
+        low: lowest value to show; clipped to 0 %.
+        high: highest value to show; clipped to 100 %.
+        unit: 1 if values are in [0, 1], 100 if they are in per cent.
+        ticks: maximum number of steps.
     """
     low, high = max(0.0, low), min(unit, high)
     (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(low, max(high, low + 1e-6 * unit))
@@ -58,7 +58,7 @@ def in_percent(axis: Axis, low: float, high: float, *, unit: float = 1.0, ticks:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure as the file that a path's ending names, PNG where it has none; its folder is made."""
+    """Write a figure in the format of the path's ending (PNG if it has none); its folder is created."""
     path = Path(path) if Path(path).suffix else Path(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Files: endings, text, JSON and YAML, atomic writing, and the optional packages that some formats need."""
+"""Files: endings, text, JSON and YAML, atomic writing, and optional packages that some formats need."""
 
 import csv
 import errno
@@ -23,7 +23,7 @@ _MOST_VALUES = 2**16
 
 
 def check_ending(what: str, path: Path | str, endings: Iterable[str]) -> Path:
-    """The path, if it ends as one of ``endings``; else ValueError, which calls the file ``what``."""
+    """Return the path if it has one of ``endings``, else raise ValueError, which calls the file ``what``."""
     path = Path(path)
     if path.suffix not in endings:
         raise ValueError(f"{what} {path} ends in {path.suffix!r}, expected one of {', '.join(endings)}")
@@ -31,7 +31,7 @@ def check_ending(what: str, path: Path | str, endings: Iterable[str]) -> Path:
 
 
 def with_home(what: str, path: Path | str) -> Path:
-    """``path`` with a leading ``~`` or ``~user`` written out; a ValueError where there is no such user."""
+    """Expand a leading ``~`` or ``~user`` in ``path``; ValueError if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -41,16 +41,16 @@ def with_home(what: str, path: Path | str) -> Path:
 
 
 def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> str:
-    """The text of a file in UTF-8.
+    """Read a UTF-8 text file.
 
     Args:
         path: the file.
         what: what messages call it, before its path.
-        most: bytes that it may have.
+        most: maximum size in bytes.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not UTF-8, or more bytes.
+        FileNotFoundError: the file does not exist.
+        ValueError: it is not UTF-8, or too large.
     """
     path, name = Path(path), f"{what} {path}".strip()
     if not path.is_file():
@@ -64,7 +64,7 @@ def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> s
 
 
 def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
-    """The object that a JSON file describes; FileNotFoundError or ValueError, which call the file ``what``."""
+    """Read a JSON object from a file; FileNotFoundError or ValueError, which call the file ``what``."""
     name = f"{what} {path}".strip()
     try:
         content = json.loads(read_text(path, what, most=_MOST_DESCRIPTION))
@@ -78,7 +78,7 @@ def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
 
 
 def read_yaml(what: str, path: Path | str) -> Any:
-    """What a YAML file says; FileNotFoundError or ValueError, which call the file ``what``."""
+    """Read a YAML file; FileNotFoundError or ValueError, which call the file ``what``."""
     text = read_text(path, what, most=_MOST_DESCRIPTION)
     try:
         return parse_yaml(text)
@@ -87,7 +87,7 @@ def read_yaml(what: str, path: Path | str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """What YAML says; ValueError where it is not valid, nested too deeply, or grows by its aliases."""
+    """Parse YAML; ValueError if it is invalid, nested too deeply, or expands too much through aliases."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -97,33 +97,33 @@ def parse_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    except Exception as error:  # a text that is no number after the tag "!!int" may raise nearly anything
+    except Exception as error:  # for example, a string with the tag "!!int" may raise nearly anything
         raise ValueError(str(error)) from error
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values in a node where every alias is written out: a few lines of aliases may stand for billions."""
+    """The number of values in a node with all aliases expanded: a few lines of aliases may expand to billions."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
-        known[id(node)] = 0  # its count is under way
+        known[id(node)] = 0  # being counted
         parts = itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
     if known[id(node)] == 0:
-        raise ValueError("an alias stands for what holds it")
+        raise ValueError("an alias refers to the value that contains it")
     if known[id(node)] > _MOST_VALUES:
-        raise ValueError(f"it stands for more than {_MOST_VALUES:,} values")
+        raise ValueError(f"it expands to more than {_MOST_VALUES:,} values")
     return known[id(node)]
 
 
 def first_line(error: Exception) -> str:
-    """What an error of another package says, in one line: without a stack of C++ frames, advice, and colours."""
+    """The message of another package's error in one line, without C++ stack, advice or colours."""
     lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
 
 def optional(package: str, extra: str, what: str, otherwise: str = "") -> ModuleType:
-    """A package that is not installed with this one; ModuleNotFoundError says what needs it, and how to get it."""
+    """Import an optional package; ModuleNotFoundError says what needs it and how to install it."""
     try:
         return import_module(package)
     except ImportError as error:
@@ -134,14 +134,14 @@ def optional(package: str, extra: str, what: str, otherwise: str = "") -> Module
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], size: int | None = None) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then rename it: a kill leaves the old file or the new one.
+    """Let ``write`` fill a temporary file in the same folder, then rename it: a kill leaves the old or the new file.
 
-    The temporary file has an unpredictable name, such as ``.name-x1y2z3.partial``. A failure leaves none; its message
-    tells the ``size`` in bytes, if that is known.
+    The temporary file has an unpredictable name, such as ``.name-x1y2z3.partial``, and is removed on failure. The error
+    message contains the ``size`` in bytes, if known.
 
     Raises:
-        IsADirectoryError: ``path`` is a folder; before ``write`` is called.
-        OSError: as :func:`disk_errors` tells it.
+        IsADirectoryError: ``path`` is a folder; raised before ``write`` is called.
+        OSError: as described in :func:`disk_errors`.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write")
@@ -156,25 +156,27 @@ def write_atomically(path: Path, write: Callable[[Path], object], size: int | No
                 os.chmod(partial, path.stat().st_mode)
             os.replace(partial, path)
         except BaseException:
-            with suppress(OSError):  # what went wrong first counts
+            with suppress(OSError):  # the first error is the one to report
                 partial.unlink(missing_ok=True)
             raise
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whose content is in memory, atomically. Libraries that write by themselves may abort the process
-    where the disk is full: what they make is taken into memory first, and written here.
+    """Write bytes to a file, atomically.
+
+    Some libraries abort the process if the disk is full while they write. Their output is made in memory and written
+    with this function.
     """
     write_atomically(path, lambda partial: partial.write_bytes(content), len(content))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of text (UTF-8), atomically."""
+    """Write a UTF-8 text file, atomically."""
     write_bytes(path, text.encode())
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> None:
-    """Write rows under a header, atomically; the columns are those of the first row where none are given."""
+    """Write a header and rows, atomically; the columns default to those of the first row."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, rows[0] if columns is None else columns, lineterminator="\n")
     writer.writeheader()
@@ -183,8 +185,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[s
 
 
 def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> None:
-    """Add rows to the end of a file, or begin one with a header; the columns are those of the first row where none are
-    given. A row that was written stays, whatever happens to the process.
+    """Append rows to a file, or create it with a header; the columns default to those of the first row.
+
+    Written rows persist, whatever happens to the process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), open(path, "a", newline="") as file:
@@ -195,7 +198,7 @@ def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[
 
 
 def read_csv(path: Path, *, missing_ok: bool = False) -> list[dict[str, str]]:
-    """The rows of a file under their header; with ``missing_ok`` none where there is no file."""
+    """The rows of a file with a header; with ``missing_ok``, a missing file has no rows."""
     if missing_ok and not path.exists():
         return []
     return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
@@ -206,8 +209,9 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 @contextmanager
 def disk_errors(path: Path, size: int | None = None) -> Iterator[None]:
-    """Inside, a disk that is full, damaged or read-only is an OSError whose sentence names ``path`` and its ``size``
-    in bytes, if that is known, and what is free there.
+    """Turn errors of a full, damaged or read-only disk inside the block into an OSError with a clear message.
+
+    It names ``path``, its ``size`` in bytes, if known, and the free space there.
     """
     try:
         yield
@@ -216,7 +220,7 @@ def disk_errors(path: Path, size: int | None = None) -> Iterator[None]:
             raise
         wanted = "" if size is None else f" {size:,} bytes are to be written;"
         told = type(error)(f"{path} could not be written: {error.strerror};{wanted} {_free(path.parent)}")
-        told.errno = error.errno  # and no strerror: then its text is the sentence alone
+        told.errno = error.errno  # without strerror, so that str() is the message alone
         raise told from error
 
 
@@ -228,7 +232,7 @@ def _free(folder: Path) -> str:
 
 
 def same_file(first: Path | str, second: Path | str) -> bool:
-    """Whether two paths lead to one file, be it by links; a file that does not exist is the same as its own path."""
+    """Whether two paths lead to the same file, also through links; paths that do not exist are compared as paths."""
     first, second = Path(first), Path(second)
     if first.exists() and second.exists():
         return first.samefile(second)
@@ -236,7 +240,7 @@ def same_file(first: Path | str, second: Path | str) -> bool:
 
 
 def as_json(content: Any) -> str:
-    """Indented JSON, as all files of this package have it."""
+    """Indented JSON, as in all files of this package."""
     return json.dumps(content, indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Locks of folders and files that one process at a time may write to; the system releases those of a killed process."""
+"""Locks for folders and files with one writer at a time; the system releases the locks of a killed process."""
 
 import os
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from rbm.utils.files import disk_errors
 
 @contextmanager
 def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
-    """Hold a lock file, which stays when the lock is released; ``<lock>.pid`` has the process id of its holder.
+    """Hold a lock file, which remains after release; ``<lock>.pid`` contains the process id of its holder.
 
     Args:
-        lock: the file; its folder exists.
-        what: the folder or file that is locked, for the message.
-        advice: how to go on, for the message.
+        lock: the file; its folder must exist.
+        what: the locked folder or file, for the message.
+        advice: what to do, for the message.
 
     Raises:
-        BlockingIOError: another process holds it, or this one does elsewhere.
+        BlockingIOError: another process holds the lock, or this process does so elsewhere.
     """
-    owner = lock.with_name(f"{lock.name}.pid")  # in the lock file itself, FileLock would overwrite it
+    owner = lock.with_name(f"{lock.name}.pid")  # FileLock would overwrite it in the lock file itself
     held = FileLock(lock)
     try:
         held.acquire(timeout=0)
@@ -39,7 +39,7 @@ def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether nothing is at this place, or a folder that holds nothing but locks."""
+    """Whether ``folder`` does not exist or contains only locks."""
     if not folder.is_dir():
         return not folder.exists()
     return all(file.name.startswith(".") and file.name.endswith((".lock", ".lock.pid")) for file in folder.iterdir())
@@ -48,5 +48,5 @@ def is_free(folder: Path) -> bool:
 def _read(owner: Path) -> str:
     try:
         return str(int(owner.read_text()))
-    except (OSError, ValueError):  # it has just begun, or just ended
+    except (OSError, ValueError):  # the holder has just started or just ended
         return "(unknown)"

@@ -21,18 +21,18 @@ MOST_JOBS = 1024
 def worker_pool(jobs: int) -> Iterator[Executor]:
     """A pool of ``jobs`` worker processes that load the plugins and share the cores; one job runs in this process.
 
-    The workers end when this process is killed or interrupted, and when what is done with the pool fails.
+    The workers end when this process is killed or interrupted, and when the block fails.
 
     Raises:
         ValueError: more jobs than :data:`MOST_JOBS`.
-        ChildProcessError: a worker was killed, or ended by itself.
+        ChildProcessError: a worker was killed or exited.
     """
     if jobs > MOST_JOBS:
         raise ValueError(f"jobs is {jobs:,}, expected at most {MOST_JOBS}")
     if jobs == 1:
         yield _Here()
         return
-    # Forked children of a process with threads may hang, so workers are spawned.
+    # Workers are spawned, because forked children of a process with threads may hang.
     threads = max(1, (os.cpu_count() or 1) // jobs)
     start = {"initializer": _start_worker, "initargs": (loaded_plugins(), threads)}
     others = active_children()
@@ -53,7 +53,7 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
 
 
 class _Here(Executor):
-    """An executor that runs a call at once, in this process; its errors come out of ``submit``."""
+    """An executor that runs a call immediately in this process; errors are raised by ``submit``."""
 
     def submit(self, do, /, *arguments: Any, **named: Any) -> Future:
         future: Future = Future()
@@ -62,9 +62,9 @@ class _Here(Executor):
 
 
 def _start_worker(plugins: tuple[str, ...], threads: int) -> None:
-    """Load the plugins, and end the worker when its parent process is killed, instead of waiting for ever.
+    """Load the plugins, and make the worker end when its parent process is killed, instead of waiting forever.
 
-    Ctrl-C reaches all processes of a terminal, and the parent ends its workers.
+    Ctrl-C reaches all processes of a terminal; workers ignore it, and the parent ends them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)

@@ -1,9 +1,8 @@
-"""Plug-ins: methods, teachers and datasets from a user's Python file; CONTRIBUTING.md shows one of each.
+"""Plugins: methods, teachers and datasets from a user's Python file; CONTRIBUTING.md shows one of each.
 
-Such a file adds entries to ``rbm.distillation.registry.METHODS``, ``rbm.teachers.TEACHERS`` or
-``rbm.datasets.DATASETS``.
-They are then like those of the package: on the command line (``rbm --plugin FILE distill --method NAME``), in
-experiments and in their worker processes.
+A plugin adds entries to ``rbm.distillation.registry.METHODS``, ``rbm.teachers.TEACHERS`` or
+``rbm.datasets.DATASETS``. They can then be used like the package's own, on the command line (``rbm --plugin FILE
+distill --method NAME``), in experiments and in their worker processes.
 """
 
 import hashlib
@@ -19,8 +18,8 @@ def load_plugin(path: Path | str) -> None:
     """Run a Python file, once.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: it is no ``.py`` file, or it raises anything.
+        FileNotFoundError: the file does not exist.
+        ValueError: it is not a ``.py`` file, or it raises an error.
     """
     path = Path(path).resolve()
     if str(path) in _loaded:
@@ -29,7 +28,7 @@ def load_plugin(path: Path | str) -> None:
         raise ValueError(f"plugin is {path}, expected a Python file that ends in .py")
     if not path.is_file():
         raise FileNotFoundError(f"plugin {path} does not exist")
-    # Importable under a name of its own, so that its classes can be pickled; two files may be called alike.
+    # Importable under a unique name, so that its classes can be pickled; two files may have the same name.
     name = f"rbm_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -44,11 +43,11 @@ def load_plugin(path: Path | str) -> None:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """The last line of the file that was at work when the error came."""
+    """The last line of the file in the error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame.lineno for frame in frames if frame.filename == str(path)][-1]
 
 
 def loaded_plugins() -> tuple[str, ...]:
-    """The files that ran so far: worker processes run them too."""
+    """The plugin files loaded so far, which worker processes load as well."""
     return tuple(_loaded)

@@ -1,4 +1,4 @@
-"""Faster float32 products on AMD's CPUs: by oneDNN in the place of MKL, where it is as exact."""
+"""Faster float32 matrix products on AMD CPUs: oneDNN instead of MKL, if it is as exact."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-# Relative to the largest entry: float32 stays below, bfloat16 far above.
+# Error relative to the largest entry: float32 is below this, bfloat16 far above.
 _FLOAT32 = 1e-5
 
 
 @contextmanager
 def fast_float32(device: torch.device | str) -> Iterator[None]:
-    """Let oneDNN multiply matrices inside, where it is as exact as MKL and about twice as fast: on AMD with AVX-512.
+    """Let oneDNN multiply matrices if it is as exact as MKL and about twice as fast: on AMD CPUs with AVX-512.
 
-    PyTorch gives products of float32 to MKL, which keeps to AVX2 on AMD's CPUs. With the precision "medium" it gives
-    them to oneDNN and allows it bfloat16, of which oneDNN makes use on CPUs with AMX alone; elsewhere its products are
-    float32 throughout, which this function checks. Nothing changes on other machines, for another ``device``, or where
-    the caller has chosen a precision. Products of a few rows become slower: it is meant for training.
+    PyTorch uses MKL for float32 products, which is limited to AVX2 on AMD CPUs. With the precision "medium", it uses
+    oneDNN and allows bfloat16. oneDNN uses bfloat16 only on CPUs with AMX; elsewhere its products are float32
+    throughout, which this function checks. Nothing changes on other machines, for another ``device``, or if the caller
+    has chosen a precision. Products of a few rows become slower, so this is meant for training.
     """
     if torch.device(device).type != "cpu" or _precision() != "highest" or not _is_faster():
         yield
@@ -40,7 +40,7 @@ def _through_onednn() -> Iterator[None]:
 def _precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set for a backend of its own, which has no one name
+    except RuntimeError:  # precisions were set per backend, so there is no single one
         return "chosen"
 
 
@@ -54,7 +54,7 @@ def _is_faster() -> bool:
 
 
 def _is_exact() -> bool:
-    """Whether products at precision "medium" are those of float32: of entries that need its bits, and of one sign."""
+    """Whether precision "medium" gives float32 products, tested on positive entries that need all of float32's bits."""
     a = torch.linspace(0, 1, 256 * 256).sqrt().view(256, 256)
     exact = a.double() @ a.double()
     return bool((_product(a) - exact).abs().max() < _FLOAT32 * exact.abs().max())

@@ -1,6 +1,6 @@
-"""Progress on the terminal: one bar a phase, with the current loss and accuracies; or one for many runs.
+"""Progress on the terminal: one bar per phase with the current loss and accuracies, or one bar for several runs.
 
-Where standard error is not a terminal, such as in a log file, a bar would show only its end: lines are written instead.
+If standard error is not a terminal, for example a log file, lines are written instead of bars.
 """
 
 import time
@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-# Between two lines of one phase.
+# Seconds between two lines of one phase.
 LOG_SECONDS = 10.0
 
 
@@ -32,16 +32,16 @@ class Bar:
         self._task = rich.add_task(title, total=total, status="")
 
     def update(self, done: int, status: str = "") -> None:
-        """So much is done; ``status`` is shown behind it."""
+        """Set the progress to ``done``; ``status`` is shown after the bar."""
         self._rich.update(self._task, completed=done, status=status)
 
     def finish(self, status: str = "") -> None:
-        """The phase is over: what is done so far is all of it."""
+        """End the phase: the current progress becomes the total."""
         self._rich.update(self._task, total=self._rich.tasks[self._task].completed, status=status)
 
 
 class Lines(Bar):
-    """The same as lines of text: one in ten seconds, and one at the end."""
+    """Progress as lines of text: one every ten seconds, and one at the end."""
 
     def __init__(self, console: Console, title: str, total: int | None) -> None:
         self._console, self._title, self._total = console, title, total
@@ -64,7 +64,7 @@ class Lines(Bar):
 
 
 class _TimeColumn(ProgressColumn):
-    """How long it will still take; of what is finished, how long it took."""
+    """The remaining time, or the elapsed time if finished."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ class _TimeColumn(ProgressColumn):
 
 
 class _LeftColumn(TimeRemainingColumn):
-    """How long it will still take; of what is finished nothing."""
+    """The remaining time, or nothing if finished."""
 
     def render(self, task: Task) -> Text:
         return Text("") if task.finished else Text("left ") + super().render(task)
 
 
 def watched_console() -> Console | None:
-    """A console on standard error in a terminal or a notebook; None elsewhere."""
+    """A console on standard error if it is a terminal or a notebook, else None."""
     console = Console(stderr=True)
     return console if _is_watched(console) else None
 
@@ -101,7 +101,7 @@ class Progress:
 
     @contextmanager
     def phase(self, phase: str, total: int) -> Iterator[Bar]:
-        """A bar for a training phase of at most ``total`` epochs; ``finish`` ends it where it stops."""
+        """A bar for a training phase of at most ``total`` epochs; ``finish`` ends it early."""
         if not _is_watched(self._console):
             yield Lines(self._console, phase, total)
             return
@@ -117,7 +117,7 @@ class Progress:
 
     @contextmanager
     def count(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """A bar for ``total`` things (None: not known yet), and a function that says how many more are done."""
+        """A bar for ``total`` items (None: unknown); yields a function to add the number of items done."""
         done = 0
 
         def advance(more: int) -> None:
@@ -143,7 +143,7 @@ class Progress:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Show a step without epochs, while it lasts."""
+        """Show a step without epochs while it runs."""
         if not _is_watched(self._console):
             self.say(name)
             yield
@@ -154,7 +154,7 @@ class Progress:
 
 @contextmanager
 def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
-    """One line for many runs: how many are done, how long it took and will take, and what the last one was."""
+    """One bar for several runs: how many are done, elapsed and remaining time, and the last run."""
     console = console or Console(quiet=True)
     if not _is_watched(console):
         yield _EachRun(console, what, total)
@@ -169,7 +169,7 @@ def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
 
 
 class _EachRun(Lines):
-    """A line for every run that ends."""
+    """A line for each finished run."""
 
     def update(self, done: int, status: str = "") -> None:
         if done > self._done:

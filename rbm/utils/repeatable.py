@@ -1,4 +1,4 @@
-"""Deterministic kernels and a random state of its own for a run: the same seed gives the same numbers."""
+"""Deterministic kernels and a separate random state for a run, so that the same seed gives the same numbers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,12 +10,12 @@ from rbm.utils.distributed import forked
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Repeatable kernels inside, and the caller's random state and settings untouched outside."""
+    """Use deterministic kernels inside, and restore the caller's random state and settings afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # PyTorch would fill every new tensor, to find reads of unwritten memory; that takes a seventh of an epoch on a CPU.
+    # PyTorch would fill every new tensor to expose reads of uninitialised memory: a seventh of an epoch on a CPU.
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         with forked():
@@ -27,10 +27,10 @@ def deterministic() -> Iterator[None]:
 
 @contextmanager
 def plain_modes() -> Iterator[None]:
-    """Train inside as PyTorch starts: with gradients, in float32, on the CPU where no device is named.
+    """Use PyTorch's initial modes inside: gradients enabled, float32, and the CPU as default device.
 
     The caller may be under ``torch.no_grad()``, ``torch.inference_mode()`` or autocast, or may have set another default
-    dtype or device, as a notebook does for all its cells. All of that is as it was outside.
+    dtype or device, for example for a whole notebook. All of this is restored afterwards.
     """
     dtype = torch.get_default_dtype()
     with ExitStack() as modes:

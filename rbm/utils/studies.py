@@ -1,4 +1,4 @@
-"""Optuna's trials in a file, for searches that are resumed."""
+"""Optuna's trials in a file, for searches that can be resumed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def import_optuna() -> Any:
-    """The package, which is not among those that every installation has.
+    """Import Optuna, which is an optional dependency.
 
     Raises:
         ValueError: it is not installed.
@@ -24,18 +24,18 @@ def import_optuna() -> Any:
 
 @contextmanager
 def open_trials(file: Path, advice: str) -> Iterator["BaseStorage"]:
-    """Optuna's storage in an SQLite file, and Optuna without its own log lines, as long as it is open.
+    """Open Optuna's storage in an SQLite file, and silence Optuna's own log while it is open.
 
     Args:
-        file: made where it is missing; its folder exists.
-        advice: what to do where the file is damaged, for the message.
+        file: created if missing; its folder must exist.
+        advice: what to do if the file is damaged, for the message.
 
     Raises:
         ValueError: Optuna is not installed.
         OSError: the file is damaged or cannot be written.
     """
     optuna = import_optuna()
-    from sqlalchemy.exc import SQLAlchemyError  # Optuna's own
+    from sqlalchemy.exc import SQLAlchemyError  # a dependency of Optuna
 
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

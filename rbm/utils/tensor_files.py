@@ -1,7 +1,7 @@
-"""Files of tensors: safetensors with a checksum of their content, and what ``torch.save`` wrote.
+"""Files of tensors: safetensors with a checksum of their content, and files written by ``torch.save``.
 
-A file of this package has one key in its metadata, ``rbm``: JSON of the values beside the tensors and of the checksum.
-Files of version 0.1.0 have no checksum and are taken as they are.
+A file of this package has one key in its metadata, ``rbm``: JSON with the values that accompany the tensors and with
+the checksum. Files of version 0.1.0 have no checksum and are accepted unchecked.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from torch import Tensor
 from rbm.utils.files import first_line
 
 METADATA_KEY = "rbm"
-# Dtypes that isfinite() supports; it lacks some of 8 bits.
+# Dtypes that isfinite() supports; it does not support some 8-bit ones.
 _FINITE_TOLD = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64)
 
 
@@ -28,22 +28,22 @@ def sealed(tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> 
     """The content of a safetensors file of tensors, values that JSON can hold, and a checksum of both."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     about = {"values": values or {}, "checksum": _checksum(tensors, values or {})}
-    # One key: safetensors writes several in an order that changes, and equal runs shall leave equal files.
+    # A single key: safetensors writes several keys in varying order, and equal runs should give equal files.
     return save(tensors, {METADATA_KEY: json.dumps(about)})
 
 
 def read_sealed(
     path: Path, *, foreign: bool = False, unsealed: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a safetensors file, and the values beside them.
+    """Read the tensors of a safetensors file, and the values that accompany them.
 
     Args:
         path: the file.
-        foreign: whether a file without this package's metadata is taken, as others write them. It has no values.
-        unsealed: whether a file without a checksum is taken, as version 0.1.0 wrote them.
+        foreign: accept a file without this package's metadata, as other programs write them; it has no values.
+        unsealed: accept a file without a checksum, as version 0.1.0 wrote them.
 
     Raises:
-        ValueError: the file is damaged: something else, cut short, or not what was written; or it is not taken.
+        ValueError: the file is damaged (another format, truncated, or a wrong checksum), or it is not accepted.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -66,7 +66,7 @@ def read_sealed(
 
 
 def check_finite(path: Path | str, tensors: dict[str, Tensor]) -> None:
-    """Raise ValueError where one of the tensors of a file holds NaN, infinity or complex numbers."""
+    """Raise ValueError if a tensor of a file contains NaN, infinity or complex numbers."""
     for name, tensor in tensors.items():
         known = tensor if tensor.dtype in _FINITE_TOLD else tensor.float()
         if tensor.is_complex() or not bool(known.isfinite().all()):
@@ -80,11 +80,11 @@ def _checksum(tensors: dict[str, Tensor], values: Any) -> str:
 
 
 def fingerprint(kind: str, settings: Any, inputs: Iterable[Tensor] = ()) -> str:
-    """16 hexadecimal digits that differ where kind, settings, or shapes, dtypes or numbers of the inputs do.
+    """A hash of 16 hexadecimal digits of kind, settings, and the inputs' shapes, dtypes and numbers.
 
     Args:
-        kind: what is told apart.
-        settings: what JSON can hold.
+        kind: the kind of object.
+        settings: JSON values.
         inputs: tensors, dense or CSR, on any device.
     """
     digest = hashlib.sha256(json.dumps([kind, settings], sort_keys=True).encode())
@@ -103,25 +103,25 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 class PicklesError(ValueError):
-    """A pickle asks for more than tensors, containers and the classes that are allowed."""
+    """A pickle contains more than tensors, containers and allowed classes."""
 
 
 def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None = "cpu") -> Any:
-    """What ``torch.save`` wrote, mapped into memory; nothing in it can run.
+    """Read a file written by ``torch.save``, memory-mapped; no code in it can run.
 
     Args:
         path: the file.
-        allowed: classes that may be in it, beside tensors and containers.
-        device: of the tensors; None leaves each where it was.
+        allowed: classes that may occur in it, in addition to tensors and containers.
+        device: device of the tensors; None keeps the stored devices.
 
     Raises:
-        PicklesError: it asks for something else.
-        ValueError: it is something else, damaged, or larger than it could have been written. Messages tell why, and do
-            not name the file.
+        PicklesError: it contains another class.
+        ValueError: it has another format, is damaged, or would be larger than the file. Messages give the reason
+            without the file's name.
     """
     try:
-        # Mapped: pages of a large graph are read when they are needed; and storages end where the file does, whatever
-        # the pickle says of their size. Files of PyTorch before 1.6 do not allow it.
+        # Memory-mapped, so that pages of a large graph are read when needed and storages cannot extend beyond the file,
+        # whatever size the pickle declares. Files of PyTorch before 1.6 do not support it.
         if archive := zipfile.is_zipfile(path):
             _check_archive(path)
         with torch.serialization.safe_globals(list(allowed)):
@@ -133,13 +133,16 @@ def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None
 
 
 def _check_archive(path: Path) -> None:
-    """PyTorch compares no checksum, and unpacks what was packed, to any size; ``torch.save`` packs nothing."""
+    """Check an archive: PyTorch verifies no checksums and inflates compressed data to any size.
+
+    ``torch.save`` does not compress.
+    """
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is a compressed archive, which torch.save never writes")
         if sum(entry.file_size for entry in entries) > path.stat().st_size:
             raise ValueError("its parts are larger than the file")
-        # torch.serialization.set_crc32_options(False) writes none.
+        # torch.serialization.set_crc32_options(False) writes no checksums.
         if any(entry.CRC for entry in entries) and (damaged := archive.testzip()) is not None:
             raise ValueError(f"its part {damaged} is not what was written (its checksum differs)")

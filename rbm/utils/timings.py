@@ -1,4 +1,4 @@
-"""Seconds of the phases of a run, as ``timings.json`` has them."""
+"""Seconds of the phases of a run, as stored in ``timings.json``."""
 
 import time
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 
 class Timings(dict[str, dict[str, float | bool]]):
-    """Phase -> its figures, ``seconds`` first; ``cached`` is true where these are of reading a former result.
+    """Phase -> its figures, ``seconds`` first; ``cached`` is true if these are the time of reading a former result.
 
-    Phases do not overlap: the time of one that is measured inside another is its own alone. ``evaluation_seconds`` of a
-    phase are a part of its ``seconds`` (see :func:`part_of_phase`). The whole is ``total``, since this object was made.
+    Phases do not overlap: a phase measured inside another one is not part of the outer one. ``evaluation_seconds`` are
+    part of a phase's ``seconds`` (see :func:`part_of_phase`). ``total`` is the time since this object was made.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Timings(dict[str, dict[str, float | bool]]):
 
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:
-        """Add the time inside to the seconds of ``phase``, but for that of phases measured inside."""
+        """Add the time inside to the seconds of ``phase``, except for that of phases measured inside."""
         outer, own, started = _measured.get(), _Measurement(self, phase), time.perf_counter()
         token = _measured.set(own)
         try:
@@ -35,16 +35,16 @@ class Timings(dict[str, dict[str, float | bool]]):
     def add(self, phase: str, name: str, seconds: float) -> None:
         """Add seconds to a figure of a phase."""
         figures = self.setdefault(phase, {"seconds": 0.0})
-        figures[name] = round(figures.get(name, 0.0) + seconds, 6)  # sums of many short epochs
+        figures[name] = round(figures.get(name, 0.0) + seconds, 6)  # limits the digits of sums of many short epochs
 
     def end(self) -> None:
-        """Write down the seconds from the beginning to here as those of ``total``."""
+        """Set ``total`` to the seconds since the beginning."""
         self["total"] = {"seconds": round(time.perf_counter() - self._began, 3)}
 
 
 @dataclass
 class _Measurement:
-    """A phase that is being measured, and the seconds of others inside it."""
+    """A phase that is being measured, and the seconds of other phases inside it."""
 
     timings: Timings
     phase: str
@@ -67,7 +67,7 @@ def part_of_phase(name: str) -> Iterator[None]:
 
 
 def time_sentence(timings: dict[str, dict[str, float | bool]]) -> str:
-    """Where the time of a run went, in one sentence, from :class:`Timings` or what ``timings.json`` has of them."""
+    """One sentence on where the time of a run went, from :class:`Timings` or the content of ``timings.json``."""
     whole = timings["total"]["seconds"]
     seconds = {phase: figures["seconds"] for phase, figures in timings.items() if phase != "total"}
     parts = [f"{phase} {took:.1f}" for phase, took in seconds.items()]

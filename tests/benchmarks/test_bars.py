@@ -14,7 +14,7 @@ def row(dataset, method, variant, seed, accuracy):
 
 
 def rows(shifts, method, variant="", seeds=4):
-    """Runs of a method whose accuracy is 0.7 and a shift of the dataset, but for a little noise."""
+    """Runs of a method with accuracy 0.7 plus a shift per dataset and a little noise."""
     return [
         row(dataset, method, variant, seed, 0.7 + shift + (NOISE[seed] if shift else 0))
         for dataset, shift in shifts.items()

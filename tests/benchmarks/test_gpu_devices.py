@@ -1,4 +1,4 @@
-"""Two devices on one: a rehearsal refuses what CUDA refuses, and lets through what CUDA lets through."""
+"""Two devices simulated on one: a rehearsal rejects and accepts the same calls as CUDA."""
 
 import os
 import subprocess

@@ -19,7 +19,7 @@ NOT_BUILT = "libraries: not built, see log.txt"
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A run with the options that are given."""
+    """A run with the given options."""
     made = []
 
     def make(**options) -> Run:
@@ -177,7 +177,7 @@ def test_a_process_that_lost_its_gpu_fails_no_other_test(tmp_path, workers):
 
 
 def test_gpu_tests_and_suites_need_no_settings():
-    """A lent machine has no pydantic; only what distils a graph may need it."""
+    """GPU machines may lack pydantic; only code that distils a graph may need it."""
     program = (
         "import importlib.util, pathlib, sys\n"
         "sys.modules['pydantic'] = None\n"

@@ -1,4 +1,4 @@
-"""Weights of 8 bits beside float32: both are timed, and the page shows the rows that are kept, accuracies too."""
+"""8-bit weights compared with float32: both are timed, and the page shows the stored rows and accuracies."""
 
 import csv
 from pathlib import Path

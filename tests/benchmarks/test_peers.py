@@ -1,6 +1,6 @@
-"""Every peer computes what ours computes, gradients too; adapters run with fakes of their libraries and with real ones.
+"""Every peer has the same results and gradients as ours; adapters run with fake and with real libraries.
 
-Real libraries take part where they are installed, in Triton's interpreter where there is no GPU.
+Real libraries are used if they are installed, in Triton's interpreter if there is no GPU.
 """
 
 import sys
@@ -82,7 +82,7 @@ def test_ffns_are_right(name, precision):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [Shape(30, 1_433, 47, 4, 2), Shape(30, 13, 8, 4, 3), Shape(7, 8, 5, 33, 8)], ids=str)
 def test_grouped_mm_serves_odd_widths(shape, precision):
-    """PyTorch's own refuses rows that are not multiples of 16 bytes: the peer would be missing by our fault."""
+    """PyTorch's function refuses rows that are not multiples of 16 bytes, so the adapter must pad them."""
     assert_right(grouped_mm, "experts", Workload(shape, precision))
 
 
@@ -171,7 +171,7 @@ def test_scattermoe_multiplies_as_the_suite_says():
 
 @pytest.mark.parametrize(("name", "kind"), ADAPTERS)
 def test_installed_libraries_are_right(name, kind, device):
-    """The real ones, in Triton's interpreter."""
+    """The real libraries, in Triton's interpreter."""
     if device != "cpu":
         pytest.skip("the suites check it on a GPU before they time it")
     missing = [line for line in libraries.missing_libraries() if line.startswith(f"{name} ")]
@@ -196,7 +196,7 @@ def test_missing_libraries_are_named_with_their_reason(monkeypatch):
 
 
 def test_somebody_elses_triton_kernels_is_not_taken():
-    """The package of that name on the registry has no matmul."""
+    """The package with this name on PyPI has no matmul."""
     fake = {"triton_kernels": {"add_vectors": lambda a, b: a + b}}
     with pytest.raises(ModuleNotFoundError), installed("triton_kernels", fake):
         pass

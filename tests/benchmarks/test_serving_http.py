@@ -1,4 +1,4 @@
-"""The comparison of servers: both answer what it asks, and the page shows the rows that are kept."""
+"""The comparison of servers: both answer its requests, and the page shows the stored rows."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""Threads that answer one row each: the benchmark runs, and its table says what the rows say."""
+"""Threads that answer one row each: the benchmark runs, and its table agrees with its rows."""
 
 import pytest
 

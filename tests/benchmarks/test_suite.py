@@ -1,4 +1,4 @@
-"""The harness and what suites do with it: turns, rotating tensors, errors, what is not timed, what is written."""
+"""The harness and its use by suites: turns, rotating tensors, errors, excluded times, output."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""The tuner without a GPU: what it drops, checks, writes and prints. Only the clock needs a GPU."""
+"""The tuner without a GPU: candidates that it drops, checks, output. Only the timing needs a GPU."""
 
 import csv
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Comparisons of versions by whole runs and by epochs: what tables take from rows, and the page from the table."""
+"""Comparisons of versions by whole runs and by epochs: tables from rows, and the page from the tables."""
 
 import csv
 from dataclasses import asdict, replace
@@ -34,7 +34,7 @@ def test_the_page_shows_the_rows_that_are_kept():
     with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert epoch_seconds.markdown(rows) in (here / "NOTES.md").read_text()
-    # A phase that one version has alone is left out.
+    # A phase that only one version has is omitted.
     kept = [row for row in rows if row["phase"] == "mlp" or row["version"] == "now"]
     assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])
 
@@ -50,7 +50,7 @@ def test_the_page_shows_the_narrow_teacher():
 
 
 class Scripted(Trainer):
-    """A training whose accuracies are known beforehand."""
+    """A training with given accuracies."""
 
     def __init__(self, accuracies: list[Accuracies]) -> None:
         self.model, self.accuracies = torch.nn.Linear(1, 1), iter(accuracies)

@@ -1,10 +1,10 @@
-"""Runs command lines of ``rbm`` that a seed draws, one after the other, in a process that may die of one.
+"""Runs random command lines of ``rbm`` one after the other, in a process that may be killed by one.
 
 A line ``seed`` on standard input makes a case; a line of JSON on standard output tells its outcome. By itself it
 replays one case: ``python tests/fuzz/command_cases.py SEED``.
 
-Options, their types and their choices are read off the command line itself. Values are valid, or taken from a pool of
-what nobody should pass. What costs time is cut off where it begins: a case that comes so far was taken.
+Options, their types and their choices are read from the command line itself. Values are valid, or taken from a pool of
+values that no one should pass. Expensive work is stopped where it begins: a case that gets there counts as taken.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ def _cut_off_work() -> None:
 
 
 def make_files(folder: Path) -> None:
-    """What the pool names: a finished run, features, tables and configurations, sound and broken ones."""
+    """The files named in the pool: a finished run, features, tables and configurations, valid and broken."""
     import rbm
 
     quick = {name: {"max_epochs": 1} for name in ("teacher", "rbm")}
@@ -139,7 +139,7 @@ def _pool(parameter: Any, random: Random) -> tuple[str, ...]:
 
 
 def _argument(command: str, name: str, random: Random) -> str:
-    """Mostly one that fits, so that the options are read."""
+    """An argument, mostly valid, so that the options are read."""
     fits = {"run": "run", "features": "x.npy", "file": "e.yaml" if command == "experiment" else "table.csv"}
     return fits.get(name, "main") if random.random() < 0.8 else random.choice(HOSTILE)
 

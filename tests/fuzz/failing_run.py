@@ -1,7 +1,7 @@
-"""A small run in a process of its own whose disk fails: ``python failing_run.py FOLDER [AT ERRNO SHORT]...``.
+"""A small run with a failing disk in a separate process: ``python failing_run.py FOLDER [AT ERRNO SHORT]...``.
 
-A line of JSON for each case (and first for a run without a failure): how often it wrote, how it ended, what its files
-are, and whether it came to the same end when it was resumed. Each case is a fork: all is imported once.
+Prints one line of JSON per case (and first for a run without a failure): the number of writes, how it ended, its files,
+and whether the resumed run had the same result. Each case is a fork, so that everything is imported once.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ def case(folder: Path, at: int, error: int, short: int) -> dict:
     except BaseException:
         found["ended"], found["said"] = "traceback", traceback.format_exc()[-2000:]
     found["writes"] = library.counted_writes()
-    library.fail_writes(str(folder).encode(), 0, 0, 0)  # there is room again
+    library.fail_writes(str(folder).encode(), 0, 0, 0)  # there is space again
     found["left"] = [path.name for path in folder.rglob(".*.partial")]
     if found["ended"] != "whole":
         begun = (folder / "run" / "config.yaml").is_file()

@@ -1,8 +1,8 @@
 """Every file format that the package reads: a small valid file, and its reader.
 
-A format's ``make`` fills an empty folder; ``target`` is the file in it that is mutated; ``read`` gives what was read,
-as something whose ``repr`` tells two contents apart. Formats that are ``sealed`` have checksums: a file that reads at
-all must read as it was written.
+A format's ``make`` fills an empty folder; ``target`` is the file in it that is mutated; ``read`` returns the content as
+an object whose ``repr`` distinguishes contents. ``sealed`` formats have checksums: a file that can be read must have
+its original content.
 """
 
 import shutil
@@ -24,7 +24,7 @@ EXPERIMENT = ROOT / "experiments" / "searches" / "batches.yaml"
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of file, see the module."""
+    """A file format, see the module's docstring."""
 
     target: str
     make: Callable[[Path], None]
@@ -129,7 +129,7 @@ def _neighbors(path: Path) -> Any:
     return answer
 
 
-# Saved students, and what else a run leaves
+# Saved students, and other files of a run
 
 
 def _student() -> torch.nn.Module:
@@ -218,7 +218,7 @@ def _make_cache(folder: Path) -> None:
 
 
 def _cache(path: Path) -> Any:
-    """A damaged file counts as missing: what is asked for comes, one way or the other."""
+    """A damaged file counts as missing, so the result is always returned."""
     from rbm.utils.cache import Cache, fingerprint
 
     path.rename(path.parent / f"deepwalk-{fingerprint('deepwalk', {}, [])}.safetensors")

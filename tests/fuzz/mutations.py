@@ -1,4 +1,4 @@
-"""Ways to damage a file: blind ones on its bytes, and others that keep an archive or header whole."""
+"""Ways to damage a file: random changes of its bytes, and changes that keep an archive or header valid."""
 
 import gzip
 import io
@@ -33,7 +33,7 @@ _WORDS = (b"nan", b"inf", b"-inf", b"1e999", b"0x10", b"null", b"true", b"[]", b
 
 
 def mutate(content: bytes, random: Random, *, forged: bool = True) -> bytes:
-    """One to three mutations of a file's content; ``forged`` archives have checksums that are right."""
+    """Apply one to three mutations to a file's content; ``forged`` archives have correct checksums."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         choices = [choice for choice in _choices(content) if forged or choice is not _in_archive]
         content = random.choice(choices)(content, random)
@@ -95,7 +95,7 @@ def _overwrite(content: bytes, random: Random) -> bytes:
 
 
 def _binary_number(content: bytes, random: Random) -> bytes:
-    """An extreme number in the place of four or eight bytes."""
+    """Replace four or eight bytes by an extreme number."""
     at, size = _place(content, random) // 4 * 4, random.choice((4, 8))
     number = random.choice(EXTREMES) % 2 ** (8 * size)
     return content[:at] + struct.pack("<Q", number)[:size] + content[at + size :]
@@ -128,7 +128,7 @@ def _repeat(content: bytes, random: Random) -> bytes:
 
 
 def _safetensors_header(content: bytes, random: Random) -> bytes:
-    """A header that is JSON still, with the tensors behind it as they were."""
+    """Change the header, which remains JSON, and keep the tensors after it."""
     (length,) = struct.unpack("<Q", content[:8])
     try:
         header = json.loads(content[8 : 8 + length])
@@ -159,7 +159,7 @@ def _in_gzip(content: bytes, random: Random) -> bytes:
 
 
 def _in_archive(content: bytes, random: Random) -> bytes:
-    """An archive with right checksums, whose entries are others."""
+    """Change the entries of an archive, with correct checksums."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             parts = [(entry.filename, archive.read(entry), entry.compress_type) for entry in archive.infolist()]

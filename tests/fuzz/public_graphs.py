@@ -14,7 +14,7 @@ from small_graph import CLASSES, N, dense, edges, sparse
 def make_planetoid(folder: Path) -> None:
     raw = folder / "Planetoid/Cora/raw"
     raw.mkdir(parents=True)
-    nodes = 560  # PyG takes 500 behind the training nodes for validation
+    nodes = 560  # PyG uses the 500 nodes after the training nodes for validation
     one_hot = np.eye(CLASSES, dtype=np.int32)[np.arange(nodes) % CLASSES]
     x = sp.csr_matrix(np.tile(sparse().toarray(), (14, 1)))
     content = {"x": x[:6], "tx": x[550:], "allx": x[:550], "y": one_hot[:6], "ty": one_hot[550:], "ally": one_hot[:550]}

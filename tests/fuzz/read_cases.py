@@ -1,4 +1,4 @@
-"""Reads mutated files, one after the other, in a process that may die of one.
+"""Reads mutated files one after the other, in a process that may be killed by one.
 
 A line ``format seed`` on standard input makes a case; a line of JSON on standard output tells its outcome. By itself it
 replays one case: ``python tests/fuzz/read_cases.py FORMAT SEED [FOLDER]``; what is read is kept in FOLDER.
@@ -19,10 +19,10 @@ from random import Random
 from formats import FORMATS
 from mutations import mutate
 
-MEMORY = 12 * 2**30  # of addresses: libraries take some before anything is read
+MEMORY = 12 * 2**30  # bytes of address space: libraries use some before anything is read
 SECONDS = 20
-GROWTH = 1024  # MiB that a case may take more than any before
-# What the command line turns into one sentence. Some ValueErrors of others name no file.
+GROWTH = 1024  # MiB by which a case may exceed all earlier ones
+# The errors that the command line reports in one sentence. Some ValueErrors of other packages name no file.
 ALLOWED = (ValueError, TypeError, OSError, ModuleNotFoundError)
 
 
@@ -44,7 +44,7 @@ def run(name: str, seed: int, folder: Path) -> dict[str, str]:
 
 
 def _peak() -> int:
-    """The most MiB of memory that this process has held."""
+    """The peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
@@ -91,7 +91,7 @@ def _expected(name: str, target: Path) -> str:
 def main() -> None:
     warnings.simplefilter("ignore")
     for module in ("rbm", "rbm.serving.feature_files", "rbm.experiments.runner", "rbm.datasets.load"):
-        importlib.import_module(module)  # whose seconds and memory are no case's
+        importlib.import_module(module)  # so that its time and memory do not count for a case
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, _stop)
     if len(sys.argv) > 1:

@@ -1,4 +1,4 @@
-"""The graph that every file of the fuzzer holds."""
+"""The graph in all files of the fuzzer."""
 
 import numpy as np
 import scipy.sparse as sp

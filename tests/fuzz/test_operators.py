@@ -1,7 +1,7 @@
-"""Every operator with arguments that hypothesis draws: it agrees with its reference, or refuses them in a sentence.
+"""Every operator with arguments drawn by hypothesis: it agrees with its reference, or refuses them in one sentence.
 
-``RBM_FUZZ_CASES`` (200) is spread over the operators; ``RBM_FUZZ_SEED`` takes other cases than the same every time. The
-cases run in a process of their own, which writes each down before it runs: a crash is reported with its case.
+``RBM_FUZZ_CASES`` (200) is divided among the operators; ``RBM_FUZZ_SEED`` selects other cases than the default. The
+cases run in a separate process, which records each case before running it, so that a crash is reported with its case.
 
 Tolerances: a sum of ``m`` products in a dtype of unit roundoff ``u`` lies within ``(m + 8) u`` times the sum of the
 products' absolute values of the exact one. The formulas are sums of products, so that the reference of the absolute
@@ -49,7 +49,7 @@ def check_cosine_topk(case: Case) -> None:
     roundoff = (case.d + 8) * torch.finfo(accumulated).eps
     every = routing.all_cosines(h.double(), memory.double())
     exact = routing.cosine_topk(h.double(), memory.double(), case.k, case.temperature)
-    # A memory vector that is not finite makes every row bad: then only the shape of the answer is known.
+    # A memory vector that is not finite makes every row bad: then only the shape of the result is known.
     good = every.isfinite().all(1)
     assert all(len(set(row)) == case.k for row in experts.tolist())
     assert experts.numel() == 0 or 0 <= int(experts.min()) <= int(experts.max()) < case.e
@@ -126,7 +126,7 @@ def check_sparse_expert_matmul(case: Case) -> None:
 
 
 def check_routed_matmul(case: Case) -> None:
-    """Against the two operators that it stands for, which have references of their own here."""
+    """Compare it with the two operators that it combines, which are tested against their references here."""
     generator, dtype = case.generator(), DTYPES[case.dtype]
     x = make.laid_out(make.numbers(case, generator, (case.b, case.d), dtype), case.strides[0])
     memory_dtype = torch.float64 if case.wide_memory else torch.float32
@@ -248,7 +248,7 @@ def run_cases(operator: str, check: Callable[[Case], None], dtypes: tuple[str, .
     with tempfile.TemporaryDirectory() as folder:
         written, failure = Path(folder) / "case", Path(folder) / "failure"
         child = os.fork()
-        if child == 0:  # one thread: those of the parent's pool are not here
+        if child == 0:  # one thread: the child has no threads of the parent's pool
             status = 1
             try:
                 torch.set_num_threads(1)
@@ -267,7 +267,7 @@ def run_cases(operator: str, check: Callable[[Case], None], dtypes: tuple[str, .
 
 
 def answer_or_refusal(case: Case, function, arguments: dict, shared: dict):
-    """The answer to legal arguments, or None where those with a fault were refused; on meta tensors the same shapes."""
+    """The result for legal arguments, or None if faulty ones were refused; meta tensors must give the same shapes."""
     if case.fault is not None:
         faulty = make.with_fault(case, arguments, shared)
         if faulty is None:
@@ -312,7 +312,7 @@ def compare_elements(found, truth, bound, unit: float, dtype: torch.dtype, terms
 
 
 def within(found, truth, allowed) -> None:
-    """Within ``allowed``, and the same numbers NaN."""
+    """Check that differences are within ``allowed`` and that the same numbers are NaN."""
     assert torch.equal(found.isnan(), truth.isnan())
     found, truth = found.double().nan_to_num(0.0), truth.double().nan_to_num(0.0)
     error = (found - truth).abs()

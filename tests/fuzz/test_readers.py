@@ -1,7 +1,7 @@
-"""Damaged files of every format: each is read, or refused in one sentence; none crashes, hangs, or takes all memory.
+"""Damaged files of every format: each is read, or refused in one sentence; none crashes, hangs, or uses all memory.
 
-``RBM_FUZZ_CASES`` says how many cases there are in all (200), ``RBM_FUZZ_SEED`` which ones (0). A worker reads them;
-the case that it dies of is named, and the message of a failure has the command that replays it.
+``RBM_FUZZ_CASES`` is the total number of cases (200), and ``RBM_FUZZ_SEED`` selects them (0). A worker reads them; if a
+case kills it, the case is named. The message of a failure contains the command that replays the case.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ def test_damaged_files(worker):
 
 
 def test_sound_files_are_taken(tmp_path):
-    """Else the mutations of a file that no reader takes would pass."""
+    """Otherwise, mutations of a file that no reader accepts would pass."""
     code = (
         "import sys; from pathlib import Path; from formats import FORMATS\n"
         "for name, form in FORMATS.items():\n"

@@ -11,7 +11,7 @@ REAL = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 
 @pytest.fixture(params=[pytest.param(RealGpu, id="gpu", marks=REAL), pytest.param(RehearsedGpu, id="rehearsal")])
 def bare_gpu(request, device) -> Iterator[RealGpu | RehearsedGpu]:
-    """The GPU, or CPU tensors that the CPU's own operators serve until a test asks for ``kernels()``."""
+    """The GPU, or CPU tensors with the CPU's own operators until a test calls ``kernels()``."""
     under_test = request.param()
     if not under_test.rehearses:
         yield under_test
@@ -25,7 +25,7 @@ def bare_gpu(request, device) -> Iterator[RealGpu | RehearsedGpu]:
 
 @pytest.fixture
 def gpu(bare_gpu) -> Iterator[RealGpu | RehearsedGpu]:
-    """The GPU, or the rehearsal with every Triton operator served by the interpreter."""
+    """The GPU, or the rehearsal with every Triton operator run by the interpreter."""
     with bare_gpu.kernels():
         yield bare_gpu
 

@@ -1,4 +1,4 @@
-"""The checks that every operator passes can fail: each sees a fault made for it."""
+"""The checks that every operator passes can fail: each detects a fault made for it."""
 
 import pytest
 import torch

@@ -5,12 +5,12 @@ import torch
 from gpu_ranks import batches, make, spawn, train
 from on_gpu import full_only
 
-# Processes start and import for longer than they train.
+# Starting processes and importing takes longer than training.
 pytestmark = pytest.mark.slow
 
 
 def check(states, gpu):
-    """Ranks hold the same bits, and what one process comes to with the joint batches, but for the order of sums."""
+    """All ranks are bitwise equal, and equal to one process with the joint batches up to the order of sums."""
     layer = make(gpu.name)
     start = {name: value.cpu().clone() for name, value in layer.state_dict().items()}
     expected = train(layer, layer, batches(gpu.name), 1.0)

@@ -1,4 +1,4 @@
-"""The layer on a GPU: training with its memory, inference, graphs, compilers, autocast, and its way between devices."""
+"""The layer on a GPU: training with its memory, inference, graphs, compilers, autocast, and moves between devices."""
 
 import copy
 from itertools import pairwise
@@ -133,7 +133,7 @@ def test_autocast(gpu):
 
 
 def test_state_dict_across_devices(gpu):
-    """Trained here, saved, loaded on the CPU and back: the same state, and the same answers where it was trained."""
+    """Trained on the GPU, saved, loaded on the CPU and back: the same state, and the same outputs on the GPU."""
     layer = make(gpu).to(gpu.name)
     train(layer, [rows_of(gpu, 1)])
     state = {name: value.cpu() for name, value in layer.state_dict().items()}
@@ -175,7 +175,7 @@ def training_step(gpu, **options):
 
 @pytest.mark.parametrize("options", ["live gates", *full_only("64 experts")])
 class TestStep:
-    """A training step as a whole: forward, gradients of rows and parameters, and the memory's move."""
+    """A whole training step: forward, gradients of rows and parameters, and the memory update."""
 
     @pytest.fixture
     def step(self, options, gpu):
@@ -276,7 +276,7 @@ def test_checkpointed_gradients_are_the_same(gpu):
 
 
 def test_dropout_draws_as_pytorch_does(gpu):
-    """On other devices than the CPU, where entries share draws of their own."""
+    """Unlike on the CPU, where several entries share one draw."""
     x = torch.randn(100, 10, device=gpu.name)
     torch.manual_seed(0)
     y = dropout(x, 0.5)

@@ -1,4 +1,4 @@
-"""The memory update on a GPU, by librbm_cuda and by Triton: what its kernels keep to beside their results.
+"""The memory update on a GPU, by librbm_cuda and by Triton: properties of its kernels other than their results.
 
 Results against float64, strides, bad rows and mistakes are tested on CPU and GPU alike, in
 tests/rbm_kernels/test_memory_update.py. In the rehearsal librbm_cpu takes the place of librbm_cuda.
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.float16]
 
 @pytest.fixture(params=["librbm_cuda", "Triton"])
 def implementation(request) -> str:
-    """Whose kernels serve."""
+    """The implementation to use."""
     return request.param
 
 
@@ -47,7 +47,7 @@ def drawn(gpu, rows, features, num_experts, k, dtype=torch.float32, seed=0):
 
 
 def step(memory, h, gates, experts):
-    """Statistics, and the memory that follows them; the caller's stays."""
+    """Statistics and the updated memory; the caller's memory is not changed."""
     statistics = memory_statistics(h, gates, experts, memory.shape[0])
     moved = memory.clone()
     memory_update_(moved, *statistics, 0.9)
@@ -138,7 +138,7 @@ class TestOperator(OperatorOnGpu):
 
 
 def test_update_in_a_graph_moves_the_memory_itself(gpu):
-    """Replayed twice from one start, as two calls would move it."""
+    """Replaying twice from the same start changes it like two calls."""
     memory, h, gates, experts = drawn(gpu, gpu.size(3_000, 60), 64, 8, 3)
     start = memory.clone()
 

@@ -1,4 +1,4 @@
-"""Students on a GPU: twin runs beside the CPU's, graphs and compilers, and ``rbm distill --device cuda`` to the end."""
+"""Students on a GPU: runs compared with the CPU's, graphs and compilers, and ``rbm distill --device cuda``."""
 
 import copy
 import json

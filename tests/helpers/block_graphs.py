@@ -1,4 +1,4 @@
-"""Graphs whose classes follow their edges as far as a test wants: contextual stochastic block models.
+"""Graphs with chosen homophily: contextual stochastic block models.
 
 The model is that of Deshpande, Sen, Montanari and Mossel (Contextual Stochastic Block Models, NeurIPS 2018): edges and
 features both depend on the class, and are independent given the class.
@@ -27,19 +27,19 @@ def block_graph(
     """A contextual stochastic block model.
 
     Args:
-        homophily: share of the edges that join nodes of one class.
+        homophily: share of the edges that join nodes of the same class.
         nodes: N.
         classes: C, of equal size.
         degree: mean number of neighbours.
         features: F.
-        signal: how much features tell of the class. Dense ones are normal around a centre for each class, this many
-            standard deviations times four from zero. Of sparse ones it is the share of a node's words that come from
-            its class's tenth of all words.
-        words: 0 gives dense features; another number gives ``x`` as a CSR tensor of zeros and ones, with at most so
-            many ones in a row.
-        train_per_class: training nodes of each class.
-        val_per_class: validation nodes of each class; all others are test nodes.
-        seed: of all that is drawn.
+        signal: how informative features are. Dense features are normal around a centre per class, at a distance of
+            four times this many standard deviations from zero. For sparse features, it is the share of a node's words
+            that come from its class's tenth of all words.
+        words: 0 gives dense features; another number gives ``x`` as a CSR tensor of zeros and ones, with at most this
+            many ones per row.
+        train_per_class: training nodes per class.
+        val_per_class: validation nodes per class; all others are test nodes.
+        seed: seed of all random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(nodes) % classes
@@ -47,7 +47,7 @@ def block_graph(
     sources = torch.randint(nodes, (count,), generator=generator)
     other = (y[sources] + torch.randint(1, classes, (count,), generator=generator)) % classes
     same = torch.rand(count, generator=generator) < homophily
-    # Classes take turns, so that a node of class c is c plus a multiple of their number.
+    # Classes alternate, so that the ids of nodes of class c are c plus multiples of the number of classes.
     block = torch.randint(nodes // classes, (count,), generator=generator) * classes
     targets = block + torch.where(same, y[sources], other)
     edges = torch.stack([sources, targets])[:, sources != targets]

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through ChromeDriver's HTTP interface (W3C WebDriver), which needs no further package."""
+"""A headless Chromium, driven by ChromeDriver's HTTP interface (W3C WebDriver), without additional packages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Nothing is looked up in a network; a root user's Chromium runs without its sandbox.
+# No network access; for root, Chromium must run without its sandbox.
 FLAGS = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
 FLAGS += ("disable-component-update", "disable-sync", "hide-scrollbars", "disable-dev-shm-usage")
 
 
 def programs() -> tuple[str, str] | None:
-    """Chromium and its driver, or None where one of them is missing."""
+    """Chromium and its driver, or None if one of them is missing."""
     found = shutil.which("chromium"), shutil.which("chromedriver")
     return found if all(found) else None
 
@@ -47,7 +47,7 @@ class Browser:
         return self._call("/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def look(self, width: int, height: int, scheme: str) -> None:
-        """From here on the page has this size in CSS pixels, and the user prefers this colour scheme."""
+        """Set the size of the page in CSS pixels and the preferred colour scheme."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -58,11 +58,11 @@ class Browser:
         self._call("/url", {"url": page.resolve().as_uri()})
 
     def run(self, script: str) -> Any:
-        """What a function body in JavaScript returns."""
+        """Run a JavaScript function body and return its result."""
         return self._call("/execute/sync", {"script": script, "args": []})
 
     def messages(self) -> list[dict[str, Any]]:
-        """What has come to the console since the last call."""
+        """Console messages since the last call."""
         return self._call("/se/log", {"type": "browser"})
 
 

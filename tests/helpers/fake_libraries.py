@@ -1,7 +1,7 @@
-"""Libraries that peers adapt, as far as adapters call them: the documented result in plain PyTorch, arguments checked.
+"""Fakes of the libraries behind the peers: the functions that adapters call, in plain PyTorch with checked arguments.
 
-A fake takes the arguments that the library takes, in its layouts, and says so where one is not as documented. With it
-an adapter's own code runs where the library is missing.
+A fake takes the library's arguments in its layouts, and fails if one is not as documented. It lets an adapter's own
+code run without the library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.peers import libraries
 
 @contextmanager
 def installed(name: str, modules: dict[str, dict]) -> Iterator[ModuleType]:
-    """The adapter of a library, imported with ``modules`` in its library's place; what was there before is put back."""
+    """The adapter of a library, imported with ``modules`` instead of the library; modules are restored afterwards."""
     adapter = f"benchmarks.peers.with_{name}"
     before = {key: sys.modules.pop(key) for key in list(sys.modules) if key == adapter or key.split(".")[0] == name}
     libraries._missing.cache_clear()
@@ -169,7 +169,7 @@ def triton_kernels_before() -> dict[str, dict]:
 
 @dataclass
 class PrecisionConfig:
-    """As far as adapters set it."""
+    """The part that adapters set."""
 
     allow_tf32: bool = True
 
@@ -281,7 +281,7 @@ def tutel() -> dict[str, dict]:
 
 
 class ActivationType(Enum):
-    """As far as adapters name it."""
+    """The members that adapters use."""
 
     SWIGLU = "swiglu"
 

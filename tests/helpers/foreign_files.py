@@ -1,4 +1,4 @@
-"""What the readers say of files: in this process, or in one that a segmentation fault may end."""
+"""The readers' messages for files, read in this process or in one that a segmentation fault may end."""
 
 import json
 import resource
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-WIDTH = 6  # of the features
+WIDTH = 6  # number of features
 _MEMORY = 6 * 2**30
 
 
 def said(path: Path) -> str:
-    """The message with which a graph (``.pt``, ``graph.npz``, a folder) or features are refused, or ``"taken"``."""
+    """The message with which a graph (``.pt``, ``graph.npz``, a folder) or features are refused, else ``"taken"``."""
     from rbm.datasets import load_graph, validate_data
     from rbm.nn.sparse_rows import SparseRows
     from rbm.serving.feature_files import open_features
@@ -31,7 +31,7 @@ def said(path: Path) -> str:
 
 
 def said_elsewhere(paths: Iterable[Path]) -> dict[str, str]:
-    """:func:`said` of each file by its name, from a process that may have 6 GiB."""
+    """:func:`said` for each file by its name, from a process with a limit of 6 GiB."""
     command = [sys.executable, __file__, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"

@@ -1,4 +1,4 @@
-"""A process that is asked for one case after the other, and started anew where a case has ended it."""
+"""A process that runs one case after another, and is restarted if a case has ended it."""
 
 import json
 import os
@@ -14,13 +14,13 @@ PATIENCE = 300.0  # for one case, or the first imports; a worker itself stops so
 
 
 class Worker:
-    """``script`` reads a line for each case and answers with a line of JSON that has ``outcome`` and ``why``."""
+    """``script`` reads one line per case and writes one line of JSON with ``outcome`` and ``why``."""
 
     def __init__(self, script: Path) -> None:
         self.script, self.process = script, None
 
     def answer(self, case: str) -> dict[str, str]:
-        """The outcome of a case; ``"fault"`` too where the process ends or hangs."""
+        """The outcome of a case; also ``"fault"`` if the process ends or hangs."""
         if self.process is None:
             self.process = subprocess.Popen(
                 [sys.executable, str(self.script)],

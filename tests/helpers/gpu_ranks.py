@@ -1,4 +1,4 @@
-"""What one process of a distributed GPU test does. Spawned processes import it, so it is no test module."""
+"""The work of one process in a distributed GPU test. Not a test module, since spawned processes import it."""
 
 import copy
 import socket
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rbm import FusedRbMLayer
 
 FEATURES, OUTPUTS, EXPERTS = 24, 10, 5
-# Rows of the joint batches; of the last one rank has none.
+# Rows of the joint batches; one rank has no rows of the last batch.
 BATCHES = (96, 37, 1)
 
 
@@ -39,7 +39,7 @@ def train(model: nn.Module, layer: FusedRbMLayer, rows: list[Tensor], factor: fl
 
 
 def spawn(ranks: int, backend: str, devices: list[str], folder: Path) -> list[dict[str, Tensor]]:
-    """The state that each rank comes to, trained by DDP on its part of every batch."""
+    """The final state of each rank, trained with DDP on its part of every batch."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -58,5 +58,5 @@ def _run(rank: int, ranks: int, port: int, backend: str, devices: list[str], fol
     mine = [batch.tensor_split(ranks)[rank] for batch in batches(devices[rank])]
     # DDP's mean over ranks times their number is the gradient of the joint batch.
     torch.save(train(model, layer, mine, float(ranks)), folder / f"rank{rank}.pt")
-    del model  # before its group, as docs/scale.md says
+    del model  # before its group, see docs/scale.md
     torch.distributed.destroy_process_group()

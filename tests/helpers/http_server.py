@@ -25,8 +25,8 @@ class Client:
     """One connection, opened when it is first used and kept.
 
     Args:
-        port: of the server, on this machine.
-        timeout: seconds.
+        port: port of the server on this machine.
+        timeout: in seconds.
     """
 
     def __init__(self, port: int, timeout: float = 20.0) -> None:
@@ -34,13 +34,13 @@ class Client:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
 
     def ask(self, body: Any, path: str = "/predict", **headers: str) -> tuple[int, Any]:
-        """Status and JSON of the answer to a POST; a body that is neither bytes nor str is sent as JSON."""
+        """Status and JSON of the response to a POST; a body that is neither bytes nor str is sent as JSON."""
         content = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body)
         self.connection.request("POST", path, content, headers)
         return self._answer()
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON, or text, of the answer to a GET."""
+        """Status and JSON, or text, of the response to a GET."""
         self.connection.request("GET", path)
         return self._answer()
 
@@ -53,15 +53,15 @@ class Client:
         return answer.status, content.decode()
 
     def fresh(self) -> "Client":
-        """A client with a connection of its own."""
+        """A client with a new connection."""
         return Client(self.port, self.timeout)
 
     def raw(self) -> socket.socket:
-        """A connection of its own that speaks no HTTP by itself."""
+        """A new raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=self.timeout)
 
     def say(self, *parts: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer to these bytes; status 0 where none comes."""
+        """Status and body of the response to these bytes; status 0 if there is none."""
         with self.raw() as connection:
             for part in parts:
                 connection.sendall(part)
@@ -69,7 +69,7 @@ class Client:
 
 
 def answer_of(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body of the answer that comes; status 0 where the other side closes without one."""
+    """Status and body of the next response; status 0 if the server closes the connection without one."""
     answer = http.client.HTTPResponse(connection)
     try:
         answer.begin()
@@ -79,7 +79,7 @@ def answer_of(connection: socket.socket) -> tuple[int, bytes]:
 
 
 def strict_json(content: bytes) -> Any:
-    """JSON as the standard has it: no NaN, no Infinity."""
+    """Parse standard JSON, without NaN and Infinity."""
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
@@ -89,7 +89,7 @@ def strict_json(content: bytes) -> Any:
 
 @contextlib.contextmanager
 def running(app) -> Iterator[Client]:
-    """Serve an application; gives a client of it, and fails where the server does not stop."""
+    """Serve an application and yield a client; fails if the server does not stop."""
     server, listener = make_server(app), listen("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(run_server(server, listener)), daemon=True)
     thread.start()
@@ -104,7 +104,7 @@ def running(app) -> Iterator[Client]:
 
 
 def held_back(served) -> tuple[threading.Event, list[int]]:
-    """Hold the forwards of a served student back: an event that lets them go, and the rows of those that began."""
+    """Hold back the forwards of a served student; returns an event that releases them, and the rows of those begun."""
     gate, sizes = threading.Event(), []
 
     def hold(_, rows):
@@ -116,7 +116,7 @@ def held_back(served) -> tuple[threading.Event, list[int]]:
 
 
 def until(condition, seconds: float = 10.0) -> None:
-    """Wait until a condition holds; fails where it does not in time."""
+    """Wait until a condition holds; fails if it does not in time."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true in time"
@@ -126,7 +126,7 @@ def until(condition, seconds: float = 10.0) -> None:
 def make_run(
     folder: Path, features: int, classes: int, *, seed: int = 0, encodings: torch.Tensor | None = None
 ) -> Path:
-    """A run folder with a student of random weights, in the place of any that is there."""
+    """Make a run folder with a student of random weights, replacing an existing one."""
     torch.manual_seed(seed)
     run = RunFolder(folder, Config(), overwrite=True)
     student = rbm.RbMStudent(features + (0 if encodings is None else encodings.shape[1]), 16, classes)
@@ -138,7 +138,7 @@ def make_run(
 
 
 def npy(array: np.ndarray, **options: Any) -> bytes:
-    """What ``numpy.save`` writes."""
+    """The bytes that ``numpy.save`` writes."""
     file = io.BytesIO()
     np.save(file, array, **options)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""A pickle that runs code where it is let."""
+"""A pickle that runs code if the unpickler allows it."""
 
 from pathlib import Path
 

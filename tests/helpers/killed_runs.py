@@ -1,4 +1,4 @@
-"""Distillations that are killed in an epoch of a phase, and resumed."""
+"""Distillations that are killed in a given epoch of a phase and resumed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from rbm.training.run_folder import RunFolder
 
 @contextmanager
 def killed_at(phase: str, epoch: int, *, checkpoint_seconds: float = -1.0) -> Iterator[None]:
-    """Inside, a distillation is interrupted before ``epoch`` of ``phase`` is noted; the block ends there.
+    """Interrupt a distillation in the block before ``epoch`` of ``phase`` is recorded; the block ends there.
 
     Checkpoints are ``checkpoint_seconds`` apart, by default after every epoch.
     """
@@ -35,7 +35,7 @@ def killed_at(phase: str, epoch: int, *, checkpoint_seconds: float = -1.0) -> It
 
 
 def killed_and_resumed(data: Data, folder: Path, phase: str, epoch: int, **options: Any) -> Distillation:
-    """Run ``rbm.distill`` with a checkpoint every epoch, kill it before an epoch of a phase is noted, and resume it."""
+    """Run ``rbm.distill`` with checkpoints in every epoch, kill it before an epoch is recorded, and resume it."""
     with killed_at(phase, epoch):
         rbm.distill(data, folder=folder, **options)
     return rbm.distill(data, folder=folder, resume=True, **options)

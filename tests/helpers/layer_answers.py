@@ -1,4 +1,4 @@
-"""A layer, its answers at inference, and what they shall be: for the tests of kept experts."""
+"""A layer, its outputs at inference, and the expected outputs: for the tests of cached experts."""
 
 import torch
 
@@ -19,6 +19,6 @@ def answer(layer, x):
 
 
 def expected(layer, x):
-    """By the two operators, from the parameters as they are now."""
+    """The output of the two operators with the current parameters."""
     with torch.enable_grad():
         return layer(x).detach()

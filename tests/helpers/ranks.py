@@ -1,4 +1,4 @@
-"""What one process of a distributed test does. Processes that are spawned import it, so it is no test module."""
+"""The work of one process in a distributed test. Not a test module, since spawned processes import it."""
 
 import torch
 from torch import nn
@@ -23,5 +23,5 @@ def train_rank(rank, world_size, port, state, batches, results):
             for parameter in layer.parameters():
                 parameter -= 0.01 * parameter.grad
     results[rank] = {name: value.tolist() for name, value in layer.eval().state_dict().items()}
-    del model  # before its group, as docs/scale.md says
+    del model  # before its group, see docs/scale.md
     torch.distributed.destroy_process_group()

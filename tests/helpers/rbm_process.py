@@ -1,7 +1,7 @@
 """``rbm`` in a process of its own, forked in a tenth of a second from one that has imported the package.
 
-A process that Python starts spends seven seconds of processor time on imports. First uses of the package, and all that
-concerns processes themselves, are tested by ``python -m rbm``: ``test_cli.py``, ``test_interruptions.py``.
+A new Python process spends seven seconds of processor time on imports. First use of the package and the behaviour of
+processes themselves are tested with ``python -m rbm`` in ``test_cli.py`` and ``test_interruptions.py``.
 """
 
 import multiprocessing
@@ -20,21 +20,21 @@ _PRELOADED = [__name__, "rbm.cli", "rbm.distillation.distill", "rbm.serving.late
 
 
 def forking(method: str = "forkserver") -> multiprocessing.context.BaseContext:
-    """A context whose processes have imported the package; ``method`` is there to stand for ``get_context``."""
+    """A context whose processes have imported the package; with ``method``, it can replace ``get_context``."""
     forkserver.set_forkserver_preload(_PRELOADED)
-    # It does not take over this one's path.
+    # The server does not inherit sys.path.
     with interruptible(), mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()
     return multiprocessing.get_context("forkserver")
 
 
 class RbmProcess:
-    """``rbm`` with these arguments, in the folder ``cwd``, in a session of its own.
+    """``rbm`` with these arguments, in the folder ``cwd`` and a new session.
 
-    ``largest_file``: a write beyond so many bytes fails, as one to a full disk does.
+    ``largest_file``: writes beyond this number of bytes fail as on a full disk.
 
     Attributes:
-        pid: of the process.
+        pid: the process id.
     """
 
     def __init__(self, *arguments: object, cwd: Path, largest_file: int | None = None):
@@ -47,18 +47,18 @@ class RbmProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As of ``subprocess``: a signal's number is negative."""
+        """As in ``subprocess``: negative for signals."""
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To this process alone."""
+        """Send a signal to this process only."""
         os.kill(self.pid, number)
 
     def finish(self, timeout: float = 300) -> tuple[str, str]:
-        """Wait for its end: what it wrote to standard output and to standard error.
+        """Wait for the end, and return standard output and standard error.
 
         Raises:
-            AssertionError: it has not ended by then. It is killed.
+            AssertionError: it has not ended in time; it is then killed.
         """
         self._process.join(timeout)
         if self.returncode is None:
@@ -69,7 +69,7 @@ class RbmProcess:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Around a process's start: Ctrl-C reaches it. What a shell runs in the background inherits that it does not."""
+    """Let Ctrl-C reach processes started inside; processes in a shell's background inherit an ignored SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

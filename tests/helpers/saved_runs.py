@@ -1,4 +1,4 @@
-"""A run folder with an untrained student, for tests of what finished runs serve."""
+"""A run folder with an untrained student, for tests that use finished runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Python files that are no part of a package, such as those of ``experiments/``, as modules."""
+"""Import Python files outside of packages, such as those of ``experiments/``."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_script(path: str) -> ModuleType:
-    """A module of a file, anew at each call; ``path`` begins at the root of the repository."""
+    """Import a file as a new module at each call; ``path`` is relative to the root of the repository."""
     name = Path(path).stem
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Trains a layer for thousands of steps in a process of its own, where the growth of memory can be measured."""
+"""Train a layer for thousands of steps in a separate process, in which the growth of memory can be measured."""
 
 import gc
 import json
@@ -19,10 +19,10 @@ ROUND = 500
 
 
 class Soak:
-    """A student in training, an answer now and then, and what it costs.
+    """A student in training with occasional inference, and its cost.
 
     Attributes:
-        seconds: (round, batch size) -> processor seconds of its steps, whatever else runs on the machine.
+        seconds: (round, batch size) -> processor seconds of its steps, independent of other load on the machine.
     """
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Soak:
         self.optimizer.zero_grad()
 
     def slowdown(self, early: int, late: int) -> float:
-        """How many times as long steps take in a late round: of each size the quickest, of these ratios the median."""
+        """Slowdown of a late round: the median over batch sizes of the ratio of the fastest steps."""
         return statistics.median(min(self.seconds[late, size]) / min(self.seconds[early, size]) for size in SIZES)
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """The resident memory of this process in bytes."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -76,7 +76,7 @@ def tensors() -> int:
 
 
 def main(first: int, last: int, leak: bool) -> dict[str, float]:
-    """What steps from ``first`` to ``last`` leave behind, and how much slower the last are than the first."""
+    """Memory growth from step ``first`` to ``last``, and how much slower the last steps are than the first."""
     torch.manual_seed(0)
     soak = Soak()
     soak.run(0, first)

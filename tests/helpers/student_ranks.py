@@ -1,4 +1,4 @@
-"""What one process of a test of distributed distillation does. Spawned processes import it, so it is no test module."""
+"""The work of one process in tests of distributed distillation. Spawned processes import it: it is no test module."""
 
 import os
 import socket
@@ -35,7 +35,7 @@ from rbm.utils.distributed import joined, local_slice, world_size
 
 NODES, FEATURES, CLASSES = 25, 12, 3
 
-# Every student starts without dropout or noise, which ranks draw for themselves.
+# Students have no dropout or noise, which each rank draws separately.
 COMMON = {
     "distill": {"label_weight": 0.3, "temperature": 0.8},
     "reliability": {"update_start_epoch": 0, "power_momentum": 0.5},
@@ -59,13 +59,13 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-# What a third rank adds: parts of unlike size, and none.
+# Additional cases for a third rank: parts of unequal size, and empty ones.
 CASES_OF_THREE = ("unequal batches", "empty ranks", "similarity")
 
 
 @dataclass
 class Outcome:
-    """What a training came to: losses and accuracies by epoch, and all its numbers."""
+    """The result of a training: losses and accuracies by epoch, and the whole state."""
 
     losses: list[float]
     accuracies: list[tuple[float, ...]]
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class ToldOutputs(TeacherOutputs):
-    """Soft labels without a teacher, of which some are more reliable than others."""
+    """Soft labels without a teacher, some more reliable than others."""
 
     def entropy_change(self, config, seed: int) -> Tensor:
         return torch.rand(len(self.soft_labels), generator=torch.Generator().manual_seed(5)).double()
@@ -132,7 +132,7 @@ def train(trainer: StudentTrainer, epochs: int) -> Outcome:
 
 
 def run_cases(start: Callable[[], None], cases: Iterable[str] = CASES) -> dict[str, Outcome]:
-    """Cases, with layers that were there before the process group."""
+    """Run cases with layers that were made before the process group."""
     trainers = {case: trainer(case) for case in cases}
     start()
     return {case: train(made, CASES[case][2]) for case, made in trainers.items()}
@@ -144,7 +144,7 @@ def run_all(start: Callable[[], None], folder: Path) -> dict[str, Any]:
 
 
 def train_layer(wrap: Callable[[FusedRbMLayer], Any]) -> dict[str, Tensor]:
-    """State of a layer after three steps, and its answers with kept folded experts after each of them."""
+    """State of a layer after three steps, and its outputs with cached folded experts after each step."""
     torch.manual_seed(8)
     layer = FusedRbMLayer(6, 4, 5, 2, dtype=torch.float64)
     wrap(layer)
@@ -165,7 +165,7 @@ def train_layer(wrap: Callable[[FusedRbMLayer], Any]) -> dict[str, Tensor]:
 
 
 def run_distillations(folder: Path) -> dict[str, Any]:
-    """Whole runs, with dropout: one to the end, one that is stopped and resumed, and one that is refused."""
+    """Complete runs with dropout: one without interruption, one stopped and resumed, and one that is refused."""
     quick = {"max_epochs": 6, "dropout": 0.3}
     changes = dict.fromkeys(("teacher", "mlp", "glnn"), quick)
     changes |= {"rbm": {**quick, "pretrain_epochs": 2}, "glnn": {**quick, "batch_size": 8}}
@@ -202,7 +202,7 @@ def _stopping_at_epoch_5(self: StudentTrainer, epoch: int) -> float:
 def spawn(ranks: int, target: Callable, folder: Path, *arguments, seconds: float = 120.0) -> list[Any]:
     """What ``target(start, *arguments)`` returns in each of several gloo processes, by rank.
 
-    ``start()`` begins the process group. Processes that are not done after so many seconds wait in vain: an error.
+    ``start()`` starts the process group. Processes that take longer than ``seconds`` are stuck, which is an error.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -221,16 +221,16 @@ def spawn(ranks: int, target: Callable, folder: Path, *arguments, seconds: float
 
 
 def _import_once() -> None:
-    """Let processes be forked from one that has this module imported, which takes each of them seconds otherwise."""
+    """Fork processes from one that has imported this module, which would take each of them seconds."""
     forkserver.set_forkserver_preload([__name__])
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # it does not take over this one's path
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # the server does not inherit sys.path
         forkserver.ensure_running()
 
 
 def _run(rank: int, ranks: int, port: int, target: Callable, folder: Path, arguments: tuple) -> None:
     torch.set_num_threads(1)
 
-    # What torchrun tells each process that it starts.
+    # The environment that torchrun gives each process.
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="127.0.0.1")
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""An RbM student that was trained for a few epochs on a graph of 12 features and three classes, as ``small_graph``."""
+"""An RbM student trained for a few epochs on a graph with 12 features and three classes, such as ``small_graph``."""
 
 import torch
 from torch_geometric.data import Data
@@ -17,7 +17,7 @@ def trained(
     kind: type[RbMTrainer] = RbMTrainer,
     outputs: TeacherOutputs | None = None,
 ) -> RbMTrainer:
-    """The trainer after its epochs; without ``outputs`` of a teacher it learned from random logits."""
+    """The trainer after its epochs; without a teacher's ``outputs``, it learns from random logits."""
     torch.manual_seed(0)
     split = split_graph(graph)
     student = rbm.RbMStudent.from_config(config.rbm, in_channels=12, out_channels=3)

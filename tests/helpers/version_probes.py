@@ -1,6 +1,6 @@
-"""What ``tests/versions.py`` asks of the Python under test; the first argument names a function of this file.
+"""Probes that ``tests/versions.py`` runs in the Python under test; the first argument names a function of this file.
 
-Each prints one line on standard output. The working folder is the root of a tree of ours, which is also importable.
+Each prints one line on standard output. The working folder is the root of a source tree, which is also importable.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def requirements() -> str:
-    """What the build, the package and its tests need, as JSON; runs before anything is installed."""
+    """The requirements of the build, the package and its tests, as JSON; runs before anything is installed."""
     try:
         import tomllib
     except ImportError:  # Python 3.10: pip brings its own
@@ -21,7 +21,7 @@ def requirements() -> str:
 
 
 def versions() -> str:
-    """Versions of what matters most, as JSON."""
+    """Versions of the most important packages, as JSON."""
     import platform
     from importlib.metadata import version
 
@@ -33,7 +33,7 @@ def versions() -> str:
 
 
 def libraries() -> str:
-    """Load both libraries; a symbol that is not there is an error of the dynamic linker."""
+    """Load both libraries; a missing symbol is an error of the dynamic linker."""
     import torch
 
     from rbm_kernels import _native

@@ -1,6 +1,6 @@
-"""Use a package that was built with ``RBM_BUILD=none``, in a process of its own; the first argument is an empty folder.
+"""Use a package built with ``RBM_BUILD=none`` in a separate process; the first argument is an empty folder.
 
-Prints the folders that the packages come from.
+Prints the folders of the packages.
 """
 
 import sys
@@ -17,7 +17,7 @@ from rbm_kernels import _dispatch, _native
 
 
 def told() -> None:
-    """Nothing is missing, and ``rbm info`` says what there is."""
+    """Nothing is missing, and ``rbm info`` reports the build."""
     reason = "this package was built without compiled libraries (RBM_BUILD=none)"
     assert {name: entry["reason"] for name, entry in _native.status().items()} == {"cpu": reason, "cuda": reason}
     assert {by["CPU"] for by in _dispatch.implementations().values()} == {"reference (eager PyTorch)"}
@@ -53,7 +53,7 @@ def operators() -> None:
 
 
 def refusals(x, weight, gates, experts, parts) -> None:
-    """An index out of range is named, and reads no memory that is not the tensor's."""
+    """An index out of range is reported, and no memory outside the tensor is read."""
     far, (crow, col, values) = experts + 1_000_000, parts
     message = r"experts holds 100000\d( in row 0)?, expected between 0 and 3"
     for call in (
@@ -76,7 +76,7 @@ def refusals(x, weight, gates, experts, parts) -> None:
 
 
 def layer() -> None:
-    """It learns, and answers in eval mode as it does in training mode."""
+    """The layer learns, and has the same outputs in eval mode as in training mode."""
     layer = rbm.FusedRbMLayer(6, 3, num_experts=4, top_k=2)
     x, y = torch.randn(64, 6), torch.arange(64) % 3
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
@@ -89,13 +89,13 @@ def layer() -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0], losses
     with torch.no_grad():
-        training = layer.eval().train()(x)  # the memory moves in training mode, after the answer
+        training = layer.eval().train()(x)  # in training mode, the memory is updated after the output
     with torch.inference_mode():
         assert layer.eval()(x).shape == training.shape
 
 
 def distill(folder: Path) -> None:
-    """``rbm distill`` and ``rbm predict`` from the shell."""
+    """Run ``rbm distill`` and ``rbm predict`` from the shell."""
     few = [f"{name}.max_epochs=2" for name in ("teacher", "mlp", "rbm")] + ["rbm.pretrain_epochs=1"]
     settings = [word for setting in few for word in ("--set", setting)]
     run = folder / "run"

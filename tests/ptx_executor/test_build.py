@@ -21,7 +21,7 @@ def test_extensions_are_where_the_environment_says(monkeypatch, tmp_path):
 
 
 def test_compiled_once_for_every_checkout_and_after_a_kill(monkeypatch, tmp_path):
-    """A process that was killed while it compiled leaves PyTorch's lock, for which another would wait for ever."""
+    """A process killed during compilation leaves PyTorch's lock, for which another process would wait forever."""
     compiled = []
 
     def load(name, sources, build_directory, **options):

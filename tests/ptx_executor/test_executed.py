@@ -1,4 +1,4 @@
-"""The tests of ``executed/``, each architecture in a process of its own, where Triton does not interpret."""
+"""The tests of ``executed/``, with one process per architecture, in which Triton does not interpret."""
 
 import os
 import subprocess

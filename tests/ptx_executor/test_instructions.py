@@ -1,4 +1,4 @@
-"""What each instruction computes, against PyTorch and plain Python."""
+"""The result of each instruction, compared with PyTorch and plain Python."""
 
 import pytest
 import torch

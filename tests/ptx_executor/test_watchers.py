@@ -1,4 +1,4 @@
-"""Each watcher sees the mistake that it is there for, says where, and is silent about the kernel without it."""
+"""Each watcher detects its kind of mistake, reports the location, and does not report the correct kernel."""
 
 import re
 
@@ -104,7 +104,7 @@ def test_two_blocks_write_one_address():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_block_reads_what_another_writes(seed):
-    """In whichever order they run."""
+    """Regardless of the order in which they run."""
     body = (
         "mov.u32 %r2, %ctaid.x; mad.lo.s32 %r1, %r2, 32, %r1;"
         + STORE
@@ -149,7 +149,7 @@ def test_equal_values_of_two_warps_are_no_race():
     ids=["global", "shared", "matrix"],
 )
 def test_lanes_that_store_at_one_address(store):
-    """One of them wins, and nobody knows which: they may store copies of a value and nothing else."""
+    """Which lane wins is undefined, so they may only store copies of the same value."""
     execute(kernel("mov.u32 %r9, 7;" + store.replace("VALUE", "%r9"), 1, shared=128), zeros())
     found = caught(kernel(store.replace("VALUE", "%r1"), 1, shared=128), zeros())
     assert (found.kind, found.lane) == ("race between lanes", 1)

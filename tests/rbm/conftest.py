@@ -24,5 +24,5 @@ def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 
 @pytest.fixture
 def forked_workers(monkeypatch) -> None:
-    """Worker processes are forked from one that has imported the package, where how they start is not what is tried."""
+    """Fork worker processes from one that has imported the package, for tests that do not test how workers start."""
     monkeypatch.setattr("rbm.utils.parallel.get_context", forking)

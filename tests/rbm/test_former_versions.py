@@ -1,7 +1,7 @@
-"""What version 0.1.0 wrote is still read, and the names that its plugins import are still there.
+"""Files of version 0.1.0 can still be read, and the names that its plugins import still exist.
 
-``runs_of_0_1_0`` holds two run folders of digits made by commit 6f8a1c6, with networks 8 wide and 6 epochs: a finished
-one, with the student's logits for five rows, and one that was killed in the last phase.
+``runs_of_0_1_0`` contains two run folders on digits made by commit 6f8a1c6, with networks of width 8 and 6 epochs: a
+finished run, with the student's logits for five rows, and one that was killed in the last phase.
 """
 
 import importlib
@@ -41,7 +41,7 @@ def test_a_killed_run_goes_on(tmp_path):
     for name in ("teacher", "mlp"):
         assert summary[name] == whole[name], "finished phases are taken from the folder"
     assert summary["rbm"]["epochs"] == whole["rbm"]["epochs"]
-    # Another processor may round otherwise: a few of 1,297 nodes.
+    # Another processor may round differently, which affects a few of 1,297 nodes.
     assert summary["rbm"]["test_accuracy"] == pytest.approx(whole["rbm"]["test_accuracy"], abs=0.02)
 
 
@@ -63,7 +63,7 @@ def test_former_names_of_modules(former, names):
     assert all(hasattr(module, name) for name in names)
 
 
-# The plugin that CONTRIBUTING.md of version 0.1.0 shows, word for word.
+# The plugin shown in CONTRIBUTING.md of version 0.1.0, verbatim.
 FORMER_PLUGIN = """
 from rbm.baselines.glnn import GLNNTraining
 from rbm.baselines.mlp import mlp_arguments

@@ -1,4 +1,4 @@
-"""The modules of ``rbm`` import in one direction: also inside functions and for types alone."""
+"""The modules of ``rbm`` import in one direction, including imports inside functions and for types only."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -9,7 +9,7 @@ import pytest
 import rbm
 
 PACKAGE = Path(rbm.__file__).parent
-# A folder of rbm/ imports from folders of smaller numbers alone.
+# A folder of rbm/ imports only from folders with smaller numbers.
 LEVELS = {
     "utils": 0,
     "config": 1,
@@ -36,7 +36,7 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """The modules of a package that each of its modules names in an import statement, wherever it stands."""
+    """For each module of a package, the package's modules that it imports, at any place in its code."""
     known = modules(package)
     found = {}
     for name, path in known.items():
@@ -53,7 +53,7 @@ def imports(package: Path) -> dict[str, set[str]]:
 
 
 def test_no_circle():
-    # prepare() raises CycleError, which names the modules of a circle.
+    # prepare() raises CycleError, which names the modules of a cycle.
     TopologicalSorter(imports(PACKAGE)).prepare()
 
 

@@ -10,7 +10,7 @@ from rbm_kernels._launching import forget_prepared
 
 @pytest.fixture(autouse=True)
 def _prepare_anew() -> Iterator[None]:
-    """Tests replace configurations: no launch may outlive the one that it was prepared with."""
+    """Discard prepared launches, since tests replace the configurations they were prepared with."""
     forget_prepared()
     yield
     forget_prepared()
@@ -18,7 +18,7 @@ def _prepare_anew() -> Iterator[None]:
 
 @pytest.fixture
 def poisoned_empty(monkeypatch) -> None:
-    """``torch.empty`` and ``empty_like`` return NaN, or a huge negative integer: an element left unwritten shows."""
+    """Make ``torch.empty`` and ``empty_like`` return NaN or a huge negative integer, to expose unwritten elements."""
 
     def poison(allocate):
         def allocate_poisoned(*args, **kwargs):

@@ -51,7 +51,7 @@ def test_against_brute_force(shape, dtype):
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close(cosines.double(), expected[2], atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(gates.double(), expected[0], atol=tolerance, rtol=tolerance)
-    # By the cosines that the indices point at, so that rounding among near-ties cannot fail the test.
+    # Compare the cosines of the chosen experts, so that rounding among near-ties cannot fail the test.
     all_cosines = F.normalize(h.double(), dim=-1) @ F.normalize(memory.double(), dim=-1).T
     torch.testing.assert_close(all_cosines.gather(1, experts.long()), expected[2], atol=tolerance, rtol=tolerance)
     assert all(len(set(row)) == k for row in experts.tolist())

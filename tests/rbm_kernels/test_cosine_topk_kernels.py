@@ -1,4 +1,4 @@
-"""The routing kernels, under Triton's interpreter where there is no GPU, and as compiled code."""
+"""The routing kernels, in Triton's interpreter without a GPU, and as compiled code."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def check_forward(h, memory, k, temperature, outputs) -> None:
     assert experts.dtype == torch.int32
     assert error(cosines, exact_cosines) <= 2 * error(eager_cosines, exact_cosines) + 3e-7
     assert error(gates, exact_gates) <= 2 * error(eager_gates, exact_gates) + 3e-7
-    # By the cosines that the indices point at: rounding among near-ties cannot fail the test.
+    # Compare the cosines of the chosen experts, so that rounding among near-ties cannot fail the test.
     every = normalize(h.double(), dim=-1) @ normalize(memory.double(), dim=-1).T
     assert error(every.gather(1, experts.long()), exact_cosines) <= 3e-7
     assert all(len(set(row)) == k for row in experts.tolist())

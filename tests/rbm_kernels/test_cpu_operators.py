@@ -1,7 +1,7 @@
-"""The C++ of csrc/cpu, where it has edges of its own: tiles, panels, pieces, few rows and many, threads.
+"""The C++ of csrc/cpu at its own boundaries: tiles, panels, chunks, few and many rows, threads.
 
-What an operator means is tested beside each operator; here its float64 reference is the judge, and eager PyTorch in the
-same dtype sets the bound: at most twice its error, plus a floor.
+The semantics of each operator are tested in its own file. Here results are compared with the float64 reference; the
+bound is at most twice the error of eager PyTorch in the same dtype, plus a floor.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ SHAPES = {
 
 @pytest.fixture
 def nan_where_nothing_was_written():
-    """The C library fills new memory with ones, which is NaN, or -1: an element left unwritten shows.
+    """The C library fills new memory with one bits, which are NaN, or -1, to expose unwritten elements.
 
     PyTorch's own filling (torch.use_deterministic_algorithms) does not reach the tensors that C++ makes.
     """
@@ -73,7 +73,7 @@ WIDTHS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 63, 64
 
 
 def small_integers(*sizes, dtype):
-    """Their products and sums are exact in float32: whatever the order, results must agree in every bit."""
+    """Small integers, whose products and sums are exact in float32: in any order, results must agree bitwise."""
     return torch.randint(-4, 5, sizes).to(dtype)
 
 
@@ -108,7 +108,7 @@ def test_every_width(rows, dtype):
     ids=["few rows", "many rows", "one few", "one many", "a piece", "two pieces", "nearly all"],
 )
 def test_every_number_of_rows_of_an_expert(counts, dtype):
-    """Tiles of six rows, four, two and one; pieces of 128; experts that nobody uses."""
+    """Tiles of six, four, two and one rows; chunks of 128; unused experts."""
     experts = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(list(counts))).int()
     experts = experts[torch.randperm(len(experts))]
     assert_exact(
@@ -156,7 +156,7 @@ def test_cosine_topk(shape, dtype):
     gates, experts, cosines = ops.cosine_topk(h, memory, k, temperature=0.7)
     truth = routing.cosine_topk(*wide(h, memory), k, 0.7)
     eager = routing.cosine_topk(h, memory, k, 0.7)
-    # By the cosines that the indices point at: near-ties may go either way.
+    # Compare the cosines of the chosen experts: near-ties may go either way.
     pointed = routing.cosine_topk(*wide(h, memory), memory.shape[0])
     by_expert = torch.zeros_like(pointed[2]).scatter(1, pointed[1].long(), pointed[2])
     found = by_expert.gather(1, experts.long()).to(cosines.dtype)
@@ -184,7 +184,7 @@ def test_equal_memory_vectors_have_equal_cosines_wherever_they_stand(num_experts
 
 
 def test_rows_do_not_depend_on_their_neighbours():
-    """Bit for bit, as long as both parts take the same way: more rows than FEW, or not."""
+    """Bitwise, as long as both parts take the same path: more rows than FEW, or not."""
     x, weight, bias, gates, experts, _, memory = problem((4 * FEW, 45, 50, 7, 3), torch.float32)
     routed = ops.cosine_topk(x, memory, 3)
     whole = ops.expert_matmul(x, weight, bias, gates, experts)
@@ -199,7 +199,7 @@ def test_rows_do_not_depend_on_their_neighbours():
 
 @pytest.mark.parametrize("rows", [3, FEW, 2000])
 def test_threads_do_not_change_a_bit(threads, rows):
-    """More than is promised (the same bits for the same number of threads), but rows and features are never split."""
+    """Stronger than documented (the same bits for the same number of threads), since no sum is split."""
     *arguments, memory = problem((rows, 70, 90, 6, 3), torch.float32)
 
     def run():
@@ -241,7 +241,7 @@ def test_strides(layout, rows):
 @pytest.mark.parametrize("rows", [11, FEW + 11])
 def test_skewed_repeated_and_unused_experts(rows):
     x, weight, bias, gates, experts, grad, _ = problem((rows, 18, 14, 6, 2), torch.float64)
-    weight[5] = float("nan")  # nobody uses it, so nobody sees it
+    weight[5] = float("nan")  # unused, so it has no effect
     for chosen in (torch.full_like(experts, 3), torch.stack([experts[:, 0] % 2, experts[:, 0] % 2], 1)):
         got = everything(x, weight, bias, gates, chosen, grad)
         weight_of_used = weight.nan_to_num()

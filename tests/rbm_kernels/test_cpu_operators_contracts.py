@@ -1,4 +1,4 @@
-"""The C++ of csrc/cpu as operators: derivatives on both ways, contracts, memory of odd shapes, callers' mistakes."""
+"""The C++ of csrc/cpu as operators: derivatives on both paths, contracts, memory of odd shapes, callers' mistakes."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +19,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.parametrize("rows", [7, FEW + 1])
 def test_gradients(rows):
-    """One random direction a tensor: the whole Jacobian of many rows takes minutes."""
+    """One random direction per tensor: the whole Jacobian of many rows takes minutes."""
     x, weight, bias, gates, experts, _, memory = problem((rows, 5, 4, 6, 3), torch.float64)
     differentiable = [t.requires_grad_() for t in (x, weight, bias, gates)]
     assert gradcheck(lambda *tensors: expert_matmul(*tensors, experts), differentiable, fast_mode=True)
@@ -50,7 +50,7 @@ def test_opcheck(rows):
 
 
 def test_fullgraph_with_any_number_of_rows():
-    """One graph for few rows and for many: the way is chosen inside the operator."""
+    """One graph for few and for many rows: the path is chosen inside the operator."""
     _, weight, bias, *_, memory = problem((0, 6, 5, 4, 2), torch.float32)
     weight.requires_grad_()
 
@@ -129,7 +129,7 @@ def test_the_lowest_of_equal_experts_across_a_tile():
 @pytest.mark.parametrize(("features", "outputs"), [(0, 5), (5, 0), (0, 0)])
 @pytest.mark.parametrize("rows", [0, 3, FEW + 3])
 def test_tensors_without_memory(rows, features, outputs):
-    """A tensor of no elements has no address, and nothing may be added to one that is not there."""
+    """A tensor without elements has a null address, to which no offset may be added."""
     experts = torch.arange(rows * 2, dtype=torch.int32).view(rows, 2) % 4
     arguments = (
         torch.zeros(rows, features),
@@ -175,13 +175,13 @@ def test_strides_of_the_routing_backward(dtype):
         [t.repeat_interleave(3, 0)[::3] for t in plain],
     ):
         assert torch.equal(ops.cosine_topk_backward(*laid), expected)
-    one = torch.ones(1, 1).expand(30, 3)  # as the gradient of a sum arrives: no stride at all
+    one = torch.ones(1, 1).expand(30, 3)  # like the gradient of a sum, with strides of zero
     got = ops.cosine_topk_backward(one, one, h, memory, *routed)
     assert torch.equal(got, ops.cosine_topk_backward(one.contiguous(), one.contiguous(), h, memory, *routed))
 
 
 def test_rows_more_than_two_to_the_31_elements_apart():
-    """Pages that nobody touches cost nothing, so that this takes 4 GiB of addresses and little memory."""
+    """Untouched pages cost nothing, so this needs 4 GiB of address space but little memory."""
     x, weight, bias, gates, experts, grad, memory = problem((2, 24, 12, 5, 2), torch.bfloat16)
     try:
         store = torch.empty(2**31 + 64, dtype=torch.bfloat16)
@@ -215,7 +215,7 @@ def test_tiles_taller_than_any_batch():
 
 
 def test_bad_arguments_are_named():
-    """Through torch.ops.rbm, past the Python functions: always RuntimeError, always the argument, never a crash."""
+    """Through torch.ops.rbm, without the Python functions: a RuntimeError that names the argument, never a crash."""
     x, weight, bias, gates, experts, grad, memory = problem((4, 6, 5, 2, 2), torch.float32)
     routed = ops.cosine_topk(x, memory, 2)
     good = {

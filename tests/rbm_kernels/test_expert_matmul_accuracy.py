@@ -83,7 +83,7 @@ def test_the_compiler_sums_by_slices():
 
 
 def worst(got, exact):
-    """The largest error, in roundings of the largest number."""
+    """The largest error, in units of the rounding of the largest number."""
     return float((got.double() - exact).abs().max() / exact.abs().max()) / torch.finfo(got.dtype).eps
 
 
@@ -189,7 +189,7 @@ def test_a_bad_expert_in_the_reference_reaches_every_row():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("bad", ["x", "grad"])
 def test_a_bad_row_reaches_its_own_experts_alone(bad, dtype, rows):
-    """Its result, and the gradients of the experts that it uses; in the reference those of all experts."""
+    """Its result and the gradients of its own experts; in the reference, the gradients of all experts."""
     x, weight, bias, gates, experts, grad = problem((rows, 20, 18, 6, 2), dtype)
     (x if bad == "x" else grad)[7, 3] = INF
     others = torch.arange(rows, device=DEVICE) != 7

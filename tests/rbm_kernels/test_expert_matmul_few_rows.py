@@ -1,4 +1,4 @@
-"""Few rows take the grouped matmul as they come: no order, no list, one launch for each operator."""
+"""The grouped matmul for few rows: no order, no list, one launch per operator."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_without_bias():
 
 
 def test_what_is_not_finite_stays_with_its_expert():
-    """Expert 0 is spoiled, and so is row 3, which uses the experts 1 and 2: the rest is as it was."""
+    """Expert 0 and row 3, which uses experts 1 and 2, are not finite: everything else is unchanged."""
     x, weight, bias, gates, _, grad = problem((12, 16, 16, 4, 2))
     experts = torch.tensor([[2, 3], [0, 1], [3, 2], [1, 2]], dtype=torch.int32, device=DEVICE).repeat(3, 1)
     clean = launch.expert_matmul(x, weight, bias, gates, experts)
@@ -75,7 +75,7 @@ def test_how_many_are_few(monkeypatch):
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="counts what the interpreter launches")
 def test_launches_of_a_training_step(monkeypatch):
-    """Routing, product and their three backward operators: a launch each."""
+    """Routing, product and their three backward operators: one launch each."""
     from triton.runtime.interpreter import GridExecutor
 
     launched = []

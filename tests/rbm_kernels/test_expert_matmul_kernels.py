@@ -29,7 +29,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch):
-    """Hand out memory full of NaN (integers: of a valid but wrong row), so that an element nobody wrote fails."""
+    """Allocate memory filled with NaN (integers: a valid but wrong row), so that unwritten elements fail."""
     empty = torch.empty
 
     def poisoned(*args, **kwargs):
@@ -78,7 +78,7 @@ def test_any_height_of_tile(block_m):
 
 @pytest.mark.parametrize(("block_m", "own"), [(7, 7), (64, 16), (16, 16)])
 def test_a_program_writes_its_own_rows_alone(block_m, own, monkeypatch):
-    """The interpreter runs programs in turn, so a later one would hide what an earlier one wrote into its rows."""
+    """The interpreter runs programs one after another, so a later one would overwrite wrong writes into its rows."""
     monkeypatch.setattr(launch, "_parts", lambda *_: 1)
     x, weight, bias, gates, experts, grad = problem((70, 16, 12, 6, 2))
     order = expert_order(experts, 6, block_m)
@@ -93,7 +93,7 @@ def test_a_program_writes_its_own_rows_alone(block_m, own, monkeypatch):
 
 @pytest.mark.parametrize("rows", [70, 1100])
 def test_several_blocks_of_the_list(rows, monkeypatch):
-    """The list of rows by expert runs over blocks of rows: their edges must not show."""
+    """The list of rows by expert spans blocks of rows, whose boundaries must not matter."""
     monkeypatch.setattr(launch, "_LIST_BLOCK", 16 if rows == 70 else 1024)
     arguments = problem((rows, 3, 4, 5, 2))
     weight, bias = launch.backward_weight(arguments[5], arguments[0], *arguments[3:5], 5)
@@ -206,7 +206,7 @@ def test_opcheck():
 
 
 def test_shares_fill_whole_waves():
-    """At the reference shape on an H200: two programs a multiprocessor, and no third for what was rounded up."""
+    """At the reference shape on an H200: two programs per multiprocessor, and no third because of rounding up."""
     tile = config.weight_tile(90, "half", 169_343, 256, 256)
     length = config.share_rows(90, tile, 2, 169_343 * 3, 8)
     counts = [length + 1] * 7
@@ -249,7 +249,7 @@ def test_layer_trains_like_the_reference():
 
 
 def test_offsets_beyond_32_bits():
-    """A row whose first element lies beyond 2^31: memory is only reserved, and one of its pages touched."""
+    """A row whose first element is beyond 2^31: memory is only reserved, and one of its pages is touched."""
     stride = 2**31 + 8
     storage = torch.empty_strided((2, 4), (stride, 1), dtype=torch.float16, device="cpu" if DEVICE == "cpu" else "cuda")
     x, *rest, grad = problem((2, 4, 3, 2, 1), torch.float16)

@@ -28,7 +28,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def allocated(monkeypatch):
-    """Hand out memory full of NaN (integers: of a valid but wrong row), and note its shapes."""
+    """Allocate memory filled with NaN (integers: a valid but wrong row), and record its shapes."""
     shapes, empty = [], torch.empty
 
     def poisoned(*args, **kwargs):
@@ -115,7 +115,7 @@ def test_same_bits_every_time():
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
 def test_twin_of_one_pass(dtype, tolerance):
-    """The same sums in another order: float32 between passes, so no rounding more than one pass has."""
+    """The same sums in another order: float32 between passes, so there is no more rounding than in one pass."""
     arguments = problem((30, 14, 20, 9, 4), dtype)
     whole = by_kernels(arguments, 1)
     for passes in (2, 4):
@@ -124,7 +124,7 @@ def test_twin_of_one_pass(dtype, tolerance):
 
 
 def test_sums_between_passes_keep_float32():
-    """1024.25 after the first pass, 0.25 after the second: float16 would have 1024 and nothing."""
+    """1024.25 after the first pass, 0.25 after the second: float16 would round to 1024 and lose both fractions."""
     weight = torch.full((2, 3, 16), 128.0, dtype=torch.float16, device=DEVICE)
     weight[0, :, 0], weight[1] = 128.5, -128.0
     x = torch.ones(20, 16, dtype=torch.float16, device=DEVICE)
@@ -169,7 +169,7 @@ def test_orders_of_passes():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 def test_columns_of_passes(k):
-    """Every column once, in order, as evenly as can be."""
+    """Every column once, in order, divided as evenly as possible."""
     for passes in range(1, k + 1):
         columns = pass_columns(k, passes)
         assert [column for part in columns for column in range(k)[part]] == list(range(k))
@@ -203,7 +203,7 @@ def test_autograd(given, monkeypatch):
 
 @pytest.mark.usefixtures("kernels_serve")
 def test_operators_alone_follow_the_rule(monkeypatch):
-    """Called without an order, they make those of the rule themselves."""
+    """Called without an order, they compute the orders of the rule themselves."""
     monkeypatch.setattr(config, "passes", lambda rows, num_experts, k: 3)
     x, weight, bias, gates, experts, grad = problem((24, 12, 10, 9, 3))
     y = torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts)
@@ -226,7 +226,7 @@ def test_the_rule():
         (169_343, 64): 2,
     }
     assert [config.passes(169_343, experts, 8) for experts in (8, 16, 32, 64)] == [1, 1, 4, 4]
-    # The paper's layers: one pass whatever the rows. So are few rows, whose launches take longer than their experts.
+    # The paper's layers: one pass for any number of rows. Also for few rows, for which launches dominate.
     assert {config.passes(2**power, 8, 3) for power in range(25)} == {1}
     assert {config.passes(rows, 64, k) for rows in (0, 1, 64, 1000) for k in (1, 3, 8)} == {1}
     assert {config.passes(2**power, 64, 1) for power in range(25)} == {1}

@@ -1,4 +1,4 @@
-"""What must hold of the grouped matmul's kernels whatever the routing is: in one pass over the rows and in several."""
+"""Properties of the grouped matmul's kernels for any routing, in one pass over the rows and in several."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The order kernels, under Triton's interpreter where there is no GPU, and as compiled code."""
+"""The order kernels, in Triton's interpreter without a GPU, and as compiled code."""
 
 from itertools import combinations
 
@@ -63,7 +63,7 @@ def test_the_way_that_the_rule_chooses(rows, num_experts, k, block_m, device):
 
 
 def test_shares_of_several_blocks(device, monkeypatch):
-    """On a machine of one multiprocessor: two shares of three blocks, of which the last is short."""
+    """On a device with one multiprocessor: two shares of three blocks, of which the last is short."""
     monkeypatch.setattr(launch, "machine_of", lambda device: Machine(90, 1))
     experts = random_sets(5000, 8, 3, device)
     check(launch.expert_order(experts, 8, 256), experts, 8, 256)
@@ -105,7 +105,7 @@ def test_strides(way, device, monkeypatch):
 
 @pytest.mark.parametrize("way", PATHS)
 def test_forbidden_sets_still_give_a_permutation(way, device, monkeypatch):
-    """An expert named twice, or one that does not exist: no write may leave the tensors."""
+    """An expert named twice, or one that does not exist: no write may be outside the tensors."""
     monkeypatch.setattr(launch, "path", lambda *shapes: way)
     experts = random_sets(100, 6, 3, device)
     experts[10], experts[20], experts[30] = 2, 9, -1

@@ -1,4 +1,4 @@
-"""Experts of 8-bit integers: sums equal to the last integer, answers as the eager reference says, in every batch."""
+"""8-bit experts: exact integer sums, and the results of the eager reference, independent of the batch."""
 
 import pytest
 import routed_problems

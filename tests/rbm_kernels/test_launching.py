@@ -1,4 +1,4 @@
-"""From an operator's call to its kernels: checks, devices, and launches prepared once a shape."""
+"""From an operator's call to its kernels: checks, devices, and launches prepared once per shape."""
 
 import re
 from functools import partial
@@ -40,7 +40,7 @@ def arguments_of_every_operator():
 
 
 def test_tensors_on_two_devices_get_a_sentence():
-    """What a kernel would take for an address. Each tensor but the first, after a call that was right."""
+    """A kernel would use it as an address. Each tensor except the first, after a correct call."""
     every = arguments_of_every_operator()
     assert every.keys() == TRITON_OPERATORS.keys()
     for name, arguments in every.items():
@@ -62,7 +62,7 @@ def test_tensors_on_two_devices_get_a_sentence():
 
 
 def mistakes():
-    """Calls that are wrong by dtype, by shape and by number, the front function's and the operator's."""
+    """Calls with a wrong dtype, shape or number, for the front function and the operator."""
     x, weight, bias, gates, experts, _ = problem((9, 6, 5, 4, 2))
     memory, ops = torch.randn(4, 6, device=x.device), torch.ops.rbm
     for wrong in (
@@ -105,7 +105,7 @@ FREE = {
 
 
 def test_backward_operators_refuse_what_does_not_fit():
-    """By themselves, as a caller of torch.ops reaches them: a kernel would read beyond what is there."""
+    """Called directly through torch.ops: a kernel would read beyond the tensors."""
     every, refused = arguments_of_every_operator(), 0
     for name in (name for name in every if "backward" in name):
         names = [argument.name for argument in getattr(torch.ops.rbm, name).default._schema.arguments]
@@ -165,7 +165,7 @@ def test_more_tiles_than_int32_counts(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests the operators of the CPU")
 def test_front_functions_tell_kinds_of_errors_on_the_cpu():
-    """The C++ raises RuntimeError alone, with the same words; the functions raise TypeError and ValueError."""
+    """The C++ can only raise RuntimeError, with the same message; the functions raise TypeError and ValueError."""
     x, _, _, gates, experts, _ = problem((9, 6, 5, 4, 2))
     sums = torch.randn(4, 6), torch.rand(4)
     ops = torch.ops.rbm
@@ -209,7 +209,7 @@ def test_a_combination_is_checked_once(monkeypatch):
 
 
 def test_every_kernel_is_launched_in_one_way():
-    """By ``launcher``, which says what all kernels are compiled with, and nowhere by ``kernel[grid]``."""
+    """By ``launcher``, which sets the compile options of all kernels, and never by ``kernel[grid]``."""
     kernels = {name for path in SOURCES for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M)}
     assert len(kernels) == 19
     launched = set()
@@ -238,7 +238,7 @@ def test_every_kernel_is_launched_in_one_way():
 
 
 def test_registers_are_not_dealt_out_on_amd(monkeypatch):
-    """Triton has no such option there."""
+    """Triton does not have this option there."""
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "maxnreg" not in _launching.launcher({(3,): lambda **options: options}, (3,), num_warps=4, programs=2)()
 
@@ -281,7 +281,7 @@ def test_no_autocast_in_what_kernels_leave_to_the_reference():
 
 @pytest.mark.parametrize(("stride", "is_copied"), [(2**24 - 1, False), (2**24 + 1, True)])
 def test_a_memory_whose_vectors_lie_far_apart_is_copied(stride, is_copied):
-    """128 vectors of a tile are addressed in 32 bits: the last began beyond 2^31 elements."""
+    """A tile addresses its 128 vectors with 32 bits; without a copy, the last would begin beyond 2^31 elements."""
     from rbm_kernels.ops.cosine_topk.kernels import addressable
 
     memory = torch.empty_strided((128, 4), (stride, 1), device="meta")

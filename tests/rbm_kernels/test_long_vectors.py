@@ -1,4 +1,4 @@
-"""Vectors whose squared length overflows, or underflows: cosines, gradients and the memory update all the same."""
+"""Vectors whose squared length overflows or underflows: cosines, gradients and the memory update remain correct."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def routed_alike(h, memory, forward, backward):
     got = forward(h, memory, 2, 0.7)
     torch.testing.assert_close(got[2].double(), exact[2], rtol=0, atol=3e-7)
     torch.testing.assert_close(got[0].double(), exact[0], rtol=0, atol=3e-7)
-    # Nearly equal cosines may change places.
+    # Nearly equal cosines may be swapped.
     every = reference.all_cosines(h.double(), memory.double())
     torch.testing.assert_close(every.gather(1, got[1].long()), exact[2], rtol=0, atol=3e-7)
     grads = torch.randn(h.shape[0], 2), torch.randn(h.shape[0], 2)

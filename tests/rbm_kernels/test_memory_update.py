@@ -1,4 +1,4 @@
-"""The memory update: meaning, rows left out, determinism, additivity, contracts of an operator, and the GPU."""
+"""The memory update: meaning, skipped rows, determinism, additivity, contracts of an operator, and the GPU."""
 
 import pytest
 import torch
@@ -233,7 +233,7 @@ def test_wrong_update_arguments(change, message, device):
 
 
 def assert_refused(op, function, arguments, message, device):
-    """By the function, and with the same words by the operator beneath it: C++ on cpu and cuda, the fake on meta."""
+    """Refused by the function, and with the same message by its operator: C++ on cpu and cuda, the fake on meta."""
     arguments = {name: a.to(device) if isinstance(a, torch.Tensor) else a for name, a in arguments.items()}
     message = f"^rbm::{op}: {message}"
     with pytest.raises(TypeError if "dtype" in message else ValueError, match=message):

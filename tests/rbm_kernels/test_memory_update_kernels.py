@@ -1,4 +1,4 @@
-"""The Triton kernels of the memory update, under Triton's interpreter where there is no GPU, and as compiled code."""
+"""The Triton kernels of the memory update, in Triton's interpreter without a GPU, and as compiled code."""
 
 import pytest
 import torch
@@ -137,7 +137,7 @@ def test_update(layout, normalize, dtype, device):
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, 5e-324, 0.9])
 def test_decay_keeps_all_its_bits(decay, device):
-    """Triton takes a Python float for float32."""
+    """Triton treats a Python float as float32."""
     memory = torch.randn(2, 20, dtype=torch.float64, device=device)
     sums, total, moved = torch.randn_like(memory), torch.ones_like(memory[:, 0]), memory.clone()
     reference.memory_update_(moved, sums, total, decay)

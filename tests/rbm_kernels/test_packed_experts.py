@@ -1,4 +1,4 @@
-"""Packed experts: the answers of routed_matmul, for every shape of a tile, in every batch the same."""
+"""Packed experts: the results of routed_matmul for every shape of a tile, independent of the batch."""
 
 import os
 import threading
@@ -59,7 +59,7 @@ def test_any_number_of_threads_gives_the_same_bits(threads, outputs, number):
 
 @pytest.mark.native
 def test_one_row_wakes_no_second_thread(threads):
-    """Where others use the cores, its answer would wait for that thread, for milliseconds. Many rows do wake it."""
+    """On busy cores, a single row would wait milliseconds for that thread. Many rows do wake it."""
     x, memory, weight, bias, k = problem((256, 831, 256, 8, 3), torch.float32)
     packed, small, woken = pack_experts(weight, bias), quantize_experts(weight, bias), []
 

@@ -1,4 +1,4 @@
-"""A packed network: the answers of its layers one by one, in every batch the same."""
+"""A packed network: the results of its layers one by one, independent of the batch."""
 
 import re
 

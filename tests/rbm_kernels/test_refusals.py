@@ -1,4 +1,4 @@
-"""Arguments that the operators refuse with a sentence: devices, sizes, memory that is written to."""
+"""Arguments that the operators refuse with a message: devices, sizes, memory that is written to."""
 
 from pathlib import Path
 
@@ -229,7 +229,7 @@ def test_neighbours_in_one_storage_are_taken():
     ("operator", "name"), [pair for pair in tensor_arguments() if pair != ("memory_update_", "memory")]
 )
 def test_a_tensor_whose_memory_was_freed(operator, name):
-    """As sharded training frees weights: PyTorch's own operators end the process."""
+    """Sharded training frees weights like this; PyTorch's own operators crash the process."""
     given = arguments()[operator]
     freed = given[name].clone(memory_format=torch.contiguous_format)
     freed.untyped_storage().resize_(0)

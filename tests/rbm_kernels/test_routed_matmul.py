@@ -59,7 +59,7 @@ def test_strides():
 @pytest.mark.parametrize("call", [routed_matmul, torch.ops.rbm.routed_matmul], ids=["function", "operator"])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_gradients(call, with_bias):
-    """No way of calling it loses a gradient, though it is made for inference."""
+    """Gradients are correct for every way of calling it, although it is made for inference."""
     x, memory, weight, bias, k = problem((7, 5, 4, 6, 3))
     tensors = [t.requires_grad_() for t in ((x, weight, bias) if with_bias else (x, weight))]
 
@@ -174,7 +174,7 @@ def test_bad_arguments(change, error, message, needs_gradient):
 
 
 def test_what_an_implementation_in_cpp_says_is_said_better(monkeypatch):
-    """C++ can raise nothing but RuntimeError: the arguments are looked at again, and other failures left alone."""
+    """C++ can only raise RuntimeError: arguments are then checked again in Python, and other failures are kept."""
 
     def fails(*args, **kwargs):
         raise RuntimeError("rbm::routed_matmul: out of paper")

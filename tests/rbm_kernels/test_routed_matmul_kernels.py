@@ -1,4 +1,4 @@
-"""The routed matmul's kernel, under Triton's interpreter where there is no GPU, and as compiled code."""
+"""The routed matmul's kernel, in Triton's interpreter without a GPU, and as compiled code."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def test_zero_rows(dtype, device):
 
 @pytest.mark.parametrize("rows", [1, 17])
 def test_experts_that_no_row_uses_are_not_read(rows, device):
-    """Neither for the rows, nor for those beyond the last, which as zeros would choose the lowest experts."""
+    """Neither for the rows, nor for padding rows, which as zeros would choose the lowest experts."""
     x, memory, weight, bias, k = problem((rows, 12, 20, 6, 2), torch.float32, device)
     memory[[3, 5]] = x[:1] * torch.tensor([[1.0], [2.0]], device=device)
     x[:] = x[:1]
@@ -145,7 +145,7 @@ def test_strides(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_row_does_not_depend_on_its_neighbours(dtype, device):
-    """To the bit: experts come in ascending order, and those of other rows add zero."""
+    """Bitwise: experts are summed in ascending order, and experts of other rows add zero."""
     x, memory, weight, bias, k = problem((40, 24, 9, 8, 3), dtype, device)
     y = kernels.forward(x, memory, weight, bias, k)
     permutation = torch.randperm(40, device=device)

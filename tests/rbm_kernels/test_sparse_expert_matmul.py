@@ -184,7 +184,7 @@ def test_bad_arguments(change, error, message):
     ("change", "error", "message"), [BAD[name] for name in ("long col", "dtype", "scale", "bias", "rows")]
 )
 def test_bad_arguments_of_the_reference(change, error, message):
-    """Where no library serves: the same messages, on the meta device too."""
+    """Without a library: the same messages, also on the meta device."""
     _, arguments = make(SHAPES["usual"])
     with pytest.raises(error, match=message):
         sparse_expert_matmul(*(t.to("meta") for t in change(arguments)))

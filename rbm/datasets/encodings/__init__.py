@@ -1,4 +1,4 @@
-"""Encodings: inputs of a student beside the features, from the position in the graph and from nearby labels."""
+"""Encodings: inputs of a student in addition to the features, from a node's position and from nearby labels."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rbm.datasets.encodings.transfer import FILLS, transfer
 from rbm.nn.sparse_rows import SparseRows, in_single_precision
 from rbm.utils.cache import Cache
 
-if TYPE_CHECKING:  # both import the configuration, which takes its choices from here
+if TYPE_CHECKING:  # both import the configuration, which imports from here
     from rbm.config import EncodingConfig
     from rbm.datasets.splits import GraphSplit
 
-# All seeds of a transductive experiment share one graph, so they share its positions.
+# All seeds of a transductive experiment share one graph, and therefore its DeepWalk positions.
 _SHARED_SEED = 0
 
 
 class Encodings(NamedTuple):
-    """Columns of a student's input beside the node features.
+    """Columns of a student's input that follow the node features.
 
     Attributes:
         observed: float32 ``[n_observed, d]`` in the order of the observed graph: what training sees.
@@ -45,30 +45,31 @@ def encode(
     cache: Cache,
     extra: Sequence[Tensor] = (),
 ) -> Encodings | None:
-    """All encodings that ``config`` asks for, side by side: DeepWalk, label propagation, then ``extra`` as they are.
+    """Concatenate all encodings that ``config`` enables: DeepWalk, label propagation, then ``extra`` unchanged.
 
-    DeepWalk walks over the observed graph alone; an unseen node gets its neighbours' mean
-    (:func:`rbm.datasets.encodings.transfer`). In the transductive setting ``seed`` plays no part: one result
-    serves all seeds.
+    DeepWalk uses the observed graph alone; an unseen node gets the mean of its neighbours
+    (:func:`rbm.datasets.encodings.transfer`). In the transductive setting, DeepWalk ignores ``seed``: all seeds share
+    one result.
 
-    Label propagation reads labels under the observed graph's ``train_mask`` and no others. Rows of observed nodes come
-    from the observed graph, rows of unseen nodes from the full one.
+    Label propagation reads only labels under the observed graph's ``train_mask``. Rows of observed nodes come from the
+    observed graph, rows of unseen nodes from the full graph.
 
     Args:
-        split: the graph, and what training may see of it.
-        config: ``Config.encoding``. ``config.self_loops`` adds one to each node for all of this, as the released code
-            does on Planetoid and OGB; without it walks take the self-loops that the graph has, propagation takes none.
+        split: the graph, and the part of it that training may see.
+        config: ``Config.encoding``. ``config.self_loops`` adds a self-loop to each node for both encodings, as the
+            released code does on Planetoid and OGB. Without it, walks follow the graph's own self-loops, and label
+            propagation ignores them.
         num_classes: C.
-        seed: of the run.
-        cache: where positions and propagated labels are kept, by graph, settings and seed.
-        extra: encodings of your own, floating ``[N, d]`` in the order of the full graph. That their rows of unseen
-            nodes hold nothing that training must not see is not checked.
+        seed: seed of the run.
+        cache: folder in which positions and propagated labels are cached, by graph, settings and seed.
+        extra: encodings of your own, floating ``[N, d]`` in the order of the full graph. It is not checked whether
+            they contain information that training must not see.
 
     Returns:
-        The encodings on the CPU, or None where there are none.
+        The encodings on the CPU, or None if there are none.
 
     Raises:
-        TypeError, ValueError: a wrong graph, label, setting or extra encoding; the message tells how to mend it.
+        TypeError, ValueError: an invalid graph, label, setting or extra encoding; the message tells how to fix it.
     """
     parts = []
     if config.deepwalk:
@@ -119,7 +120,7 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
     graph, observed = split.graph, split.observed
 
     def propagated(edges: Tensor, nodes: Tensor, num_nodes: int, exclude_self: bool) -> Tensor:
-        """Propagated labels: those of the observed training nodes, which are ``nodes`` in the graph of ``edges``."""
+        """Propagate the labels of the observed training nodes; ``nodes`` are the observed nodes in this graph."""
         settings = {
             "num_classes": num_classes,
             "decay": config.propagation_decay,
@@ -141,7 +142,7 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
     rows = propagated(observed.edge_index, train_nodes, observed.num_nodes, config.exclude_self)
     if split.setting == "transductive":
         return Encodings(rows, rows)
-    # Unseen nodes have no label that could come back to them.
+    # Unseen nodes have no training label that could return to them.
     nodes = split.observed_nodes.cpu()
     full = propagated(graph.edge_index, nodes[train_nodes], graph.num_nodes, False)
     full[nodes] = rows
@@ -149,7 +150,7 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
 
 
 def _scaled(part: Encodings, split: GraphSplit, relative_norm: float) -> Encodings:
-    """Rows whose mean norm over observed nodes is ``relative_norm`` times that of the features."""
+    """Scale an encoding so that its mean norm over observed nodes is ``relative_norm`` times that of the features."""
     features = in_single_precision(split.observed.x)
     norms = features.squared_norms().sqrt() if isinstance(features, SparseRows) else features.norm(dim=1)
     own = float(part.observed.norm(dim=1).mean())

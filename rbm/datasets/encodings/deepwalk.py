@@ -1,4 +1,4 @@
-"""DeepWalk (Perozzi et al., KDD 2014): a node's position in the graph, learned by skip-gram from random walks."""
+"""DeepWalk (Perozzi et al., KDD 2014): positions of nodes in the graph, learned by skip-gram from random walks."""
 
 import zlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rbm.datasets.encodings.graph import check_edges
 
-# gensim cuts longer sentences, and does not say so.
+# gensim silently truncates longer sentences.
 _LONGEST_WALK = 10_000
 _CHUNK = 1024
 
@@ -17,21 +17,21 @@ _CHUNK = 1024
 def random_walks(
     edge_index: Tensor, num_nodes: int, *, walk_length: int = 50, walks_per_node: int = 5, seed: int = 0
 ) -> np.ndarray:
-    """Walks along the edges, each step to a neighbour drawn uniformly.
+    """Random walks along the edges; each step goes to a neighbour drawn uniformly.
 
-    The nodes are visited ``walks_per_node`` times, each time in a new random order. An edge is walked from row 0 to row
-    1; one that is there twice is twice as likely, and a self-loop is a step like any other. A walk ends at a node
-    without outgoing edges.
+    ``walks_per_node`` times, one walk starts at each node, in a new random order of the nodes. An edge is followed from
+    row 0 to row 1; a duplicate edge is twice as likely, and a self-loop counts as a step. A walk ends at a node without
+    outgoing edges.
 
     Args:
         edge_index: int64 ``[2, M]``.
         num_nodes: N.
-        walk_length: nodes of a walk, its first one included, 2 to 10,000.
+        walk_length: nodes per walk, including the first one, 2 to 10,000.
         walks_per_node: walks that begin at each node.
-        seed: of the generator; the same arguments give the same walks on every machine.
+        seed: seed of the generator; the same arguments give the same walks on every machine.
 
     Returns:
-        int32 (int64 from 2^31 nodes) ``[N * walks_per_node, walk_length]``, -1 behind the end of a walk.
+        int32 (int64 from 2^31 nodes) ``[N * walks_per_node, walk_length]``, padded with -1 after the end of a walk.
 
     Raises:
         TypeError: edges that are not int64.
@@ -52,7 +52,7 @@ def random_walks(
         alive = degrees[at] > 0
         if not alive.all():
             rows, at = rows[alive], at[alive]
-        # The product stays below the degree: a float64 below 1 times an integer never rounds up to it.
+        # The product is always below the degree: a float64 below 1 times an integer never rounds up to the integer.
         drawn = (generator.random(at.size) * degrees[at]).astype(np.int64)
         at = neighbors[first[at] + drawn]
         walks[rows, step] = at
@@ -73,32 +73,32 @@ def deepwalk(
     workers: int = 1,
     seed: int = 0,
 ) -> Tensor:
-    """Positions of all nodes: skip-gram (gensim's Word2Vec) on :func:`random_walks`, where nodes are the words.
+    """Positions of all nodes: skip-gram (gensim's Word2Vec) on :func:`random_walks`, with nodes as words.
 
-    A node that no walk brings together with another one gets zeros, as an unseen node without neighbours does in
-    :func:`rbm.datasets.encodings.transfer`: gensim would leave it at its random initial vector, which says nothing.
+    A node that never occurs with another node on a walk gets zeros, like an unseen node without neighbours in
+    :func:`rbm.datasets.encodings.transfer`. gensim would leave it at its random initial vector, which is meaningless.
 
     Args:
-        edge_index: int64 ``[2, M]``, see :func:`random_walks` for this and the walks.
+        edge_index: int64 ``[2, M]``, see :func:`random_walks`.
         num_nodes: N.
         dim: width of a position.
-        walk_length: nodes of a walk.
+        walk_length: nodes per walk.
         walks_per_node: walks that begin at each node.
-        window_size: how far apart on a walk two nodes may lie to count as neighbours; each time a distance up to this
-            one is drawn.
+        window_size: the largest distance on a walk at which two nodes count as neighbours; the distance used is drawn
+            anew each time, up to this one.
         epochs: passes of the skip-gram over the walks.
-        negative: negative samples for each pair; 0 for none.
-        hierarchical_softmax: learn by a hierarchical softmax; beside the negative samples where both are on, as in the
-            released code.
-        workers: threads. With more than one the result differs from run to run; with one it is the same bits, whatever
-            ``PYTHONHASHSEED``.
-        seed: of walks and skip-gram.
+        negative: negative samples per pair; 0 for none.
+        hierarchical_softmax: train with a hierarchical softmax, in addition to negative samples if both are on, as in
+            the released code.
+        workers: threads. With one, the result is bitwise reproducible, whatever ``PYTHONHASHSEED``; with more, it
+            differs from run to run.
+        seed: seed of the walks and of skip-gram.
 
     Returns:
         float32 ``[N, dim]`` on the CPU.
 
     Raises:
-        TypeError, ValueError: as :func:`random_walks`, and a number out of range, or neither of the two losses.
+        TypeError, ValueError: as :func:`random_walks`, a number out of range, or neither of the two losses enabled.
     """
     for name, value in (("dim", dim), ("window_size", window_size), ("epochs", epochs), ("workers", workers)):
         if value < 1:
@@ -115,7 +115,7 @@ def deepwalk(
     if not walks.size:
         return torch.from_numpy(positions)
 
-    from gensim.models import Word2Vec  # imported late, since it takes a second: the cache may have the positions
+    from gensim.models import Word2Vec  # imported here because it takes a second, and the positions may be cached
 
     model = Word2Vec(
         vector_size=dim,
@@ -140,9 +140,9 @@ def deepwalk(
 
 
 class _Sentences:
-    """Walks as gensim reads them, again in each epoch, without ever holding all of them as Python objects.
+    """An iterable of walks for gensim, which reads them in each epoch; they are never all held as Python objects.
 
-    Words must be text: gensim takes an integer now for a word, now for a place in its vocabulary.
+    Words must be strings: gensim treats an integer sometimes as a word and sometimes as an index into its vocabulary.
     """
 
     def __init__(self, walks: np.ndarray, num_nodes: int) -> None:

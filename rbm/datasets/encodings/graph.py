@@ -1,4 +1,4 @@
-"""Graph operations that the encodings share: checks, self-loops, and the matrix that carries messages."""
+"""Graph operations shared by the encodings: checks, self-loops, and the adjacency matrix for messages."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,11 +21,11 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
 
 
 def add_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """One self-loop more for every node, behind the edges; those that are there stay, as in the released code."""
+    """Append one self-loop per node; existing self-loops are kept, as in the released code."""
     nodes = torch.arange(num_nodes, device=edge_index.device)
     return torch.cat([edge_index, nodes.expand(2, -1)], dim=1)
 
 
 def in_matrix(sources: np.ndarray, targets: np.ndarray, shape: tuple[int, int], dtype: type) -> sp.csr_matrix:
-    """``A`` with ``A[v, u]`` the number of edges from ``u`` to ``v``: an edge that is there twice counts twice."""
+    """``A`` with ``A[v, u]`` the number of edges from ``u`` to ``v``; a duplicate edge counts twice."""
     return sp.csr_matrix((np.ones(sources.size, dtype), (targets, sources)), shape)

@@ -1,9 +1,9 @@
-"""Stored hops: means of the features one, two, three edges away, as columns beside a node's own features.
+"""Stored hops: means of the features one, two, three edges away, as columns after a node's own features.
 
-With ``M`` the mean over a node's in-neighbours (zeros where there are none), the columns are ``M X, M^2 X, ...``: the
-inputs of SGC (Wu et al., Simplifying Graph Convolutional Networks, ICML 2019) and SIGN (Frasca et al., 2020) under a
-random walk without self-loops. This operator is chosen because a node that arrives later then needs one mean of what
-its neighbours have stored, ``[X, M X, ...]``, and nothing of their own neighbours.
+With ``M`` the mean over a node's in-neighbours (zeros if it has none), the columns are ``M X, M^2 X, ...``. These are
+the inputs of SGC (Wu et al., Simplifying Graph Convolutional Networks, ICML 2019) and SIGN (Frasca et al., 2020) under
+a random walk without self-loops. With this operator, a node that arrives later only needs one mean over what its
+neighbours have stored, ``[X, M X, ...]``, and no access to their neighbours.
 """
 
 import numpy as np
@@ -20,10 +20,10 @@ _MOST_NUMBERS = 2**31
 
 
 class StoredHops(Encodings):
-    """Encodings that a node passes on one hop further: a new node's are not the mean of its neighbours'.
+    """Encodings that shift by one hop when passed on: a new node's are not the mean of its neighbours' encodings.
 
     Attributes:
-        features: float32 ``[N, F]``, what comes before the first hop.
+        features: float32 ``[N, F]``, hop zero.
     """
 
     features: Tensor
@@ -41,7 +41,7 @@ def neighbor_means(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
 
     Args:
         x: float32 ``[N, F]`` on the CPU.
-        edge_index: int64 ``[2, M]``; messages flow from row 0 to row 1, an edge that is there twice counts twice.
+        edge_index: int64 ``[2, M]``; messages flow from row 0 to row 1, and a duplicate edge counts twice.
         hops: at least 1.
     """
     sources, targets = edge_index.cpu().numpy()
@@ -55,18 +55,18 @@ def neighbor_means(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
 
 
 def passed_on(features: Tensor, encodings: Tensor) -> Tensor:
-    """What nodes give to a new neighbour, whose hop ``k`` is the mean of their hop ``k - 1``: ``[N, hops * F]``."""
+    """What nodes pass on to a new neighbour, whose hop ``k`` is the mean of their hop ``k - 1``: ``[N, hops * F]``."""
     return torch.cat([features, encodings[:, : encodings.shape[1] - features.shape[1]]], dim=1)
 
 
 def hop_encodings(split: GraphSplit, hops: int) -> StoredHops | None:
-    """Stored hops of all nodes; None for no hop.
+    """Stored hops of all nodes; None if ``hops`` is 0.
 
-    Those of observed nodes come from the observed graph; an unseen node's are the means of what its observed
+    Hops of observed nodes come from the observed graph. Those of an unseen node are the means of what its observed
     neighbours pass on, as for a node that arrives after training.
 
     Raises:
-        ValueError: they would be more than 2^31 numbers (8 GiB).
+        ValueError: they would hold more than 2^31 numbers (8 GiB).
     """
     if hops == 0:
         return None

@@ -1,6 +1,6 @@
 """Label propagation: the share of each class near a node, computed from the labels of training nodes only.
 
-By default a node's own label can return to it from hop two; see ``exclude_self`` of :func:`label_propagation`.
+By default, a node's own label can return to it from hop two on; see ``exclude_self`` of :func:`label_propagation`.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rbm.datasets.encodings.graph import add_self_loops, check_edges, in_matrix
 
-# Numbers held in memory at once with exclude_self: 256 MB.
+# Numbers held in memory at a time with exclude_self: 256 MB.
 _COLUMN_NUMBERS = 2**25
 
 
@@ -25,28 +25,28 @@ def label_propagation(
     exclude_self: bool = False,
     self_loops: bool = False,
 ) -> Tensor:
-    """Labels of training nodes, propagated along the edges.
+    """Propagate the labels of training nodes along the edges.
 
     With ``P = D_in^{-1} A`` and ``Y`` the one-hot labels of training nodes (other rows zero)::
 
         L <- P (decay Y);  hops - 1 times: L <- L + P (decay L);  L = (I + decay P)^{hops-1} decay P Y =: M Y
 
-    and each row is divided by its sum plus 1e-6. A repeated edge counts as often as it occurs. By default a node's own
-    label can return from hop two, through a neighbour; without self-loops it does not reach the node at hop one.
-    ``exclude_self`` removes all such paths: row ``i`` is ``sum_{j != i} M_ij Y_j``, so a node's row is independent of
-    its own label, bit for bit. Rows of nodes outside ``train_mask`` stay the same up to rounding. The option costs as
-    much as ``n_train / num_classes`` propagations.
+    and each row is divided by its sum plus 1e-6. A repeated edge counts as often as it occurs. By default, a node's own
+    label can return through a neighbour from hop two on; without self-loops, it does not reach the node at hop one.
+    ``exclude_self`` removes all such paths: row ``i`` is ``sum_{j != i} M_ij Y_j``, so a node's row is bitwise
+    independent of its own label. Rows of nodes outside ``train_mask`` stay the same up to rounding. This option costs
+    as much as ``n_train / num_classes`` propagations.
 
     Args:
         edge_index: int64 ``[2, M]``; labels flow from row 0 to row 1.
         labels: int64 ``[N]``. Only those under ``train_mask`` are read; the others may have any value.
         train_mask: bool ``[N]``.
         num_classes: C.
-        decay: the factor of each hop.
-        hops: propagations, at least 1.
-        exclude_self: leave each node's own label out of its row.
-        self_loops: add a self-loop to every node (the released code on Planetoid and OGB), through which each training
-            node receives its own label. False also removes the self-loops of the graph.
+        decay: the factor per hop.
+        hops: number of propagations, at least 1.
+        exclude_self: exclude each node's own label from its row.
+        self_loops: add a self-loop to every node, through which each training node receives its own label (as the
+            released code does on Planetoid and OGB). False also removes the self-loops of the graph.
 
     Returns:
         float32 ``[N, C]`` on the CPU; a row sums to almost 1, or to 0 if no label reaches the node.
@@ -90,7 +90,7 @@ def _propagate(step: sp.csr_matrix, hops: int, start: np.ndarray) -> np.ndarray:
 def _without_own(
     step: sp.csr_matrix, hops: int, nodes: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """``sum_{j != i} M_ij Y_j``, by columns of ``M``: to subtract ``M_ii`` afterwards would leave a rounding error."""
+    """``sum_{j != i} M_ij Y_j``, by columns of ``M``: subtracting ``M_ii`` afterwards would leave a rounding error."""
     num_nodes = step.shape[0]
     spread = np.zeros((num_nodes, num_classes))
     width = max(1, min(256, _COLUMN_NUMBERS // max(num_nodes, 1)))

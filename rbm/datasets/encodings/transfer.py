@@ -13,24 +13,25 @@ FILLS = ("observed_mean", "all_mean")
 def transfer(
     observed: Tensor, observed_nodes: Tensor, edge_index: Tensor, num_nodes: int, fill: str = "observed_mean"
 ) -> Tensor:
-    """Give every node of the full graph an encoding: observed ones keep theirs, unseen ones get their neighbours' mean.
+    """Encodings for all nodes of the full graph: observed nodes keep theirs, unseen nodes get their neighbours' mean.
 
-    Neighbours of a node are the sources of its incoming edges; an edge that is there twice counts twice. One mean, not
-    several hops: unseen neighbours have nothing to give. A node without a neighbour that gives something gets zeros.
+    Neighbours of a node are the sources of its incoming edges; a duplicate edge counts twice. The mean is taken once,
+    not over several hops, so unseen neighbours contribute nothing. A node without observed neighbours gets zeros.
 
     Args:
         observed: ``[n_observed, d]``, floating.
         observed_nodes: int64 ``[n_observed]``; row ``i`` of ``observed`` belongs to this node of the full graph.
         edge_index: int64 ``[2, M]``, the full graph.
-        num_nodes: N, nodes of the full graph.
-        fill: ``"observed_mean"``, over observed neighbours alone; or ``"all_mean"``, over all, where unseen ones (and
-            the node itself, by a self-loop) count as zeros: the released code's way, which makes the mean shorter.
+        num_nodes: N, the number of nodes of the full graph.
+        fill: ``"observed_mean"`` averages over observed neighbours only; ``"all_mean"`` averages over all neighbours,
+            counting unseen ones (and the node itself, if it has a self-loop) as zeros. The latter is what the released
+            code does; it makes the mean shorter.
 
     Returns:
         ``[N, d]`` with the dtype and on the device of ``observed``.
 
     Raises:
-        TypeError: ``observed`` not floating, or ids that are not int64.
+        TypeError: ``observed`` is not floating, or ids are not int64.
         ValueError: another shape, ids outside the graph or repeated, or an unknown ``fill``.
     """
     _check(observed, observed_nodes, num_nodes, fill)

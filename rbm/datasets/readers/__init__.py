@@ -1,1 +1,1 @@
-"""Readers of file formats, one file each."""
+"""Readers of file formats, one module per format."""

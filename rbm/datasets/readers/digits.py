@@ -1,4 +1,4 @@
-"""The graph ``digits``: scikit-learn's images of digits, which need no files."""
+"""The graph ``digits``, made of scikit-learn's images of digits; it needs no files."""
 
 import numpy as np
 import torch
@@ -7,10 +7,10 @@ from torch_geometric.utils import coalesce, to_undirected
 
 
 def read_digits(num_neighbors: int = 8) -> Data:
-    """Scikit-learn's handwritten digits: each image is joined to its nearest images, and they to it.
+    """Scikit-learn's handwritten digits: each image is joined to its nearest images, in both directions.
 
     Features are the 64 pixels scaled to [0, 1]. Pixels are whole numbers from 0 to 16, so squared distances are exact
-    in float64; equal distances go to the lower node id. So every machine builds the same graph.
+    in float64, and ties go to the lower node id. Every machine therefore builds the same graph.
     """
     from sklearn.datasets import load_digits
 

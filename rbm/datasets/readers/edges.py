@@ -1,4 +1,4 @@
-"""Edges of raw files: checked, and in the form in which the package loads its graphs."""
+"""Edges from raw files: checks, and conversion to the undirected form that the package uses."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def undirected(edges: np.ndarray, num_nodes: int, path: Path) -> Tensor:
-    """Edges ``[M, 2]`` in both directions as ``edge_index``, sorted, without self-loops and duplicates.
+    """Convert edges ``[M, 2]`` to an ``edge_index`` with both directions, sorted, without self-loops or duplicates.
 
     Raises:
         ValueError: ids outside the graph; the message names ``path``.
     """
     check_ids(edges, num_nodes, path)
-    # One number an edge: sorting those takes a fraction of the time and memory that sorting pairs does.
+    # Each edge is encoded as one number: sorting these takes a fraction of the time and memory of sorting pairs.
     keys = np.concatenate([edges[:, 0] * num_nodes + edges[:, 1], edges[:, 1] * num_nodes + edges[:, 0]])
     keys.sort()
     kept = keys % (num_nodes + 1) != 0  # v * num_nodes + v are the multiples

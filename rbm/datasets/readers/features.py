@@ -1,4 +1,4 @@
-"""Features as CSR or dense, as stored or row-normalised."""
+"""Conversion of features between dense and CSR, and row normalisation."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -10,13 +10,13 @@ from torch_geometric.transforms import NormalizeFeatures
 from rbm.utils.arrays import check_memory
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
-# Where load_dataset hands over CSR features unasked; its documentation says why.
+# When load_dataset returns CSR features by default; its docstring explains why.
 MAX_SPARSE_DENSITY = 0.02
 MIN_SPARSE_NUMEL = 2**24
 
 
 def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
-    """Features as CSR or dense, as ``sparse_features`` of :func:`rbm.datasets.load_dataset` says."""
+    """Convert features to CSR or dense according to ``sparse_features`` of :func:`rbm.datasets.load_dataset`."""
     if sparse_features == "auto":
         entries = x.values().numel() if x.layout == torch.sparse_csr else int(torch.count_nonzero(x))
         sparse = x.numel() >= MIN_SPARSE_NUMEL and entries <= MAX_SPARSE_DENSITY * x.numel()
@@ -31,24 +31,24 @@ def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
 
 
 def as_csr(x: Tensor) -> Tensor:
-    """A dense matrix as CSR."""
+    """Convert a dense matrix to CSR."""
     matrix = sp.csr_matrix(x.cpu().numpy())
     parts = (torch.from_numpy(part).to(x.device) for part in (matrix.indptr, matrix.indices, matrix.data))
     return csr(*parts, tuple(x.shape))
 
 
 def csr_from_scipy(matrix: sp.csr_matrix) -> Tensor:
-    """A SciPy matrix as a float32 CSR tensor, columns sorted and duplicates summed; ``matrix`` is left as it was."""
+    """Copy a SciPy matrix to a float32 CSR tensor with sorted columns; duplicate entries are summed."""
     matrix = sp.csr_matrix(matrix, dtype=np.float32, copy=True)
     matrix.sum_duplicates()  # and sorts the columns of each row
     return csr(*(torch.from_numpy(part) for part in (matrix.indptr, matrix.indices, matrix.data)), matrix.shape)
 
 
 def row_normalized(x: Tensor) -> Tensor:
-    """Each row over its sum, as PyG's ``NormalizeFeatures`` has it (sums below 1 count as 1).
+    """Divide each row by its sum like PyG's ``NormalizeFeatures``, where sums below 1 count as 1.
 
     Raises:
-        ValueError: a CSR tensor with negative entries, which PyG's shift by the minimum would fill.
+        ValueError: a CSR tensor with negative entries, which PyG's shift by the minimum would turn into a dense one.
     """
     if x.layout == torch.strided:
         return NormalizeFeatures()(Data(x=x)).x

@@ -1,4 +1,4 @@
-"""Checks of sparse matrices from files, since SciPy and PyTorch read and write wherever wrong indices point."""
+"""Checks of sparse matrices from files: SciPy and PyTorch would access memory wherever invalid indices point."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from rbm.datasets.readers.features import csr_from_scipy
 from rbm.utils.arrays import check_memory
 
-# Arrays that scipy.sparse.save_npz writes beside ``shape``, ``format`` and ``data``, by format.
+# Arrays that scipy.sparse.save_npz writes in addition to ``shape``, ``format`` and ``data``, by format.
 _ARRAYS = {
     "csr": ("indices", "indptr"),
     "csc": ("indices", "indptr"),
@@ -19,21 +19,21 @@ _ARRAYS = {
     "dia": ("offsets",),
 }
 SPARSE_NAMES = ("format", "shape", "data", *sorted({name for names in _ARRAYS.values() for name in names}))
-# Rows, columns and entries are counted in int32 from here on, see rbm.nn.sparse_rows.SparseRows.
+# Rows, columns and entries are later counted in int32, see rbm.nn.sparse_rows.SparseRows.
 _MOST = 2**31 - 1
 
 
 def check_compressed(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> None:
-    """The one check of a compressed sparse matrix, before anything reads it.
+    """Check a compressed sparse matrix before anything reads it.
 
     Args:
         data: numbers ``[nnz]``, or blocks ``[nnz, R, C]``.
         indices: minor index of each entry, int32 or int64 ``[nnz]``.
-        indptr: where each major index starts, int32 or int64 ``[shape[0] + 1]``.
-        shape: sizes, major and minor (rows and columns of a CSR, columns and rows of a CSC, in blocks of a BSR).
+        indptr: start of each major index, int32 or int64 ``[shape[0] + 1]``.
+        shape: major and minor size: rows and columns for CSR, columns and rows for CSC, counted in blocks for BSR.
 
     Raises:
-        ValueError: a dtype, a length, ``indptr`` or an index does not fit.
+        ValueError: a dtype, a length, ``indptr`` or an index is invalid.
     """
     _check_numbers(data)
     major, minor = shape
@@ -45,10 +45,10 @@ def check_compressed(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, 
 
 
 def csr_from_tensor(matrix: Tensor) -> Tensor:
-    """A CSR tensor as it is, checked.
+    """Check a CSR tensor and return it unchanged.
 
     Raises:
-        ValueError: no matrix, or :func:`check_compressed` refuses it.
+        ValueError: it is not a matrix, or :func:`check_compressed` rejects it.
     """
     if matrix.dim() != 2:
         raise ValueError(f"it has {matrix.dim()} dimensions, expected two")
@@ -58,19 +58,19 @@ def csr_from_tensor(matrix: Tensor) -> Tensor:
 
 
 def csr_from_arrays(arrays: Mapping[str, np.ndarray]) -> Tensor:
-    """The arrays that ``scipy.sparse.save_npz`` wrote of a matrix in any of its formats, as float32 CSR tensor.
+    """Make a float32 CSR tensor from the arrays that ``scipy.sparse.save_npz`` writes, in any of its formats.
 
     Args:
-        arrays: at least ``shape``, ``data`` and those of the format; without ``format`` it is CSR.
+        arrays: at least ``shape``, ``data`` and the arrays of the format; without ``format``, CSR is assumed.
 
     Raises:
-        ValueError: one is missing, or they do not make a matrix.
+        ValueError: an array is missing, or they do not form a matrix.
     """
     return csr_from_scipy(scipy_csr(arrays))
 
 
 def scipy_csr(arrays: Mapping[str, np.ndarray], prefix: str = "") -> sp.csr_matrix:
-    """As :func:`csr_from_arrays`, as a SciPy matrix with the numbers as stored; all names begin with ``prefix``."""
+    """Like :func:`csr_from_arrays`, but a SciPy matrix with the stored dtype; all names begin with ``prefix``."""
     kind = _text(arrays[f"{prefix}format"]) if f"{prefix}format" in arrays else "csr"
     if kind not in _ARRAYS:
         raise ValueError(f"its format is {kind!r}, expected one of {', '.join(_ARRAYS)}")

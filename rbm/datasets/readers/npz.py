@@ -1,4 +1,4 @@
-"""Amazon's and Coauthor's graphs, from the npz files of the "Pitfalls of GNN evaluation" benchmark."""
+"""The Amazon and Coauthor graphs, from the npz files of the "Pitfalls of GNN evaluation" benchmark."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _NPZ_KEYS = tuple(f"{part}_{field}" for part in ("adj", "attr") for field in ("d
 def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -> Data:
     """The largest connected component of an Amazon or Coauthor graph, undirected and without self-loops.
 
-    Features are CSR, as stored (Coauthor's are counts); ``binarize`` gives PyG's form, where every positive value is 1.
+    Features are CSR, as stored (Coauthor's are counts); ``binarize`` sets every positive value to 1, as PyG does.
 
     Raises:
         ValueError: the file is corrupt or lacks an array.
@@ -38,7 +38,7 @@ def read_npz_graph(info: DatasetInfo, folder: Path, *, binarize: bool = False) -
                 f" {labels.dtype} do not fit together"
             )
         check_class_numbers("labels", torch.from_numpy(labels.astype(np.int64)))
-        # PyG binarises features in a dense copy of them all: give it none, and add ours when the component is known.
+        # PyG binarises features in a dense copy: pass empty features, and add ours once the component is known.
         data = parse_npz(arrays | _empty_features(num_nodes), to_undirected=True)
     except ValueError as error:
         raise ValueError(f"root: {path} is not a graph in npz form: {error}. Fetch the original file again") from error

@@ -1,6 +1,6 @@
-"""The Open Graph Benchmark's node graphs, from its CSV files.
+"""Node graphs of the Open Graph Benchmark, from its CSV files.
 
-OGB's own class keeps a pickle beside them, which it asks PyTorch to run; the CSV files are quick enough to read.
+OGB's own class loads a pickle that it stores next to them, which could run code. The CSV files are fast enough to read.
 """
 
 from pathlib import Path
@@ -16,17 +16,17 @@ from rbm.datasets.validation import check_class_numbers
 
 
 def read_ogb(info: DatasetInfo, folder: Path, *, keep_duplicates: bool = False) -> Data:
-    """An undirected graph with the official split, features as stored.
+    """Read an undirected graph with the official split and features as stored.
 
     Args:
         info: the dataset.
-        folder: OGB's folder of it, with ``raw`` and ``split``.
-        keep_duplicates: give all edges as stored, then all of them reversed, as the RbM code does: an edge that is
-            stored in both directions comes twice (ogbn-arxiv: 2 x 1,166,243 edges). By default these are merged, and
-            self-loops dropped.
+        folder: OGB's folder of the dataset, with ``raw`` and ``split``.
+        keep_duplicates: return all edges as stored, followed by all edges reversed, as the RbM code does. An edge that
+            is stored in both directions then occurs twice (ogbn-arxiv: 2 x 1,166,243 edges). By default, duplicates are
+            merged and self-loops dropped.
 
     Raises:
-        ValueError: a file is corrupt, or they do not fit together.
+        ValueError: a file is corrupt, or the files do not fit together.
     """
     raw = folder / "raw"
     num_nodes, num_edges = (_count(raw / f"num-{kind}-list.csv.gz") for kind in ("node", "edge"))
@@ -48,7 +48,7 @@ def read_ogb(info: DatasetInfo, folder: Path, *, keep_duplicates: bool = False) 
 
 
 def _count(path: Path) -> int:
-    # OGB lists a count a graph, and these datasets are one graph.
+    # OGB lists one count per graph, and each of these datasets is a single graph.
     count = int(read_table(path, np.int64, rows=1, columns=1)[0, 0])
     if count < 1:
         raise ValueError(f"{path} says {count}, expected at least 1; it is corrupt")

@@ -1,4 +1,4 @@
-"""Columns of a Parquet table that are no numbers of its rows, or do not stand in their order."""
+"""Checks for Parquet columns that are an index instead of data, or that are not in numerical order."""
 
 import itertools
 import re
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def check_columns(schema: Any) -> None:
-    """Raise ValueError where a column of a table is its index, or numbered columns stand in another order.
+    """Raise ValueError if a column is an index, or if numbered columns are not in numerical order.
 
-    An index would be read as one feature or label more. Pandas writes that of a table that was sorted, sampled,
-    filtered or given names of rows, and says so in the file. What other programs copied of it keeps the name that
-    pandas gives an index without one. Columns are read as they stand, and those numbered from 0 or 1 whose names were
-    sorted as text stand as 1, 10, 11, 2.
+    An index would be read as an additional feature or label. Pandas writes the index of a table that was sorted,
+    sampled, filtered or given row names, and records this in the file's metadata. A copy made by another program may
+    lack the metadata, but keeps the name that pandas gives an unnamed index. Columns are read in file order; columns
+    numbered from 0 or 1 whose names were sorted as text come as 1, 10, 11, 2.
 
     Args:
         schema: a ``pyarrow.Schema``.
@@ -33,7 +33,7 @@ def check_columns(schema: Any) -> None:
 
 
 def _numbers(names: list[str]) -> list[int]:
-    """Those of columns such as f0, f1, f2, in any order and from 0 or 1 on; none where they are not all such."""
+    """The numbers of columns such as f0, f1, f2, in any order and from 0 or 1 on; empty if any has another name."""
     found = [re.fullmatch(r"(\D*)(\d+)", name, re.ASCII) for name in names]
     if not all(found) or len({match[1] for match in found}) != 1:
         return []

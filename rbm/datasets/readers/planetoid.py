@@ -1,8 +1,8 @@
 """The citation graphs: Planetoid's pickles, and the CiteSeer of the CPF protocol.
 
-PyG's dataset classes write a ``processed`` folder beside the raw files and later unpickle what they find there. Its
-readers, which those classes call, do neither: they go from raw files to a graph in memory. So a read-only root works,
-nothing is written into the user's folder, and no processed file of unknown origin is ever opened.
+PyG's dataset classes write a ``processed`` folder next to the raw files and later unpickle what they find there. The
+readers that these classes call do neither: they turn raw files into a graph in memory. They are used here so that a
+read-only root works, nothing is written into the user's folder, and no processed file of unknown origin is opened.
 """
 
 import io
@@ -42,7 +42,7 @@ _PICKLE_GLOBALS = {
 
 
 class _PlanetoidUnpickler(pickle.Unpickler):
-    """Refuses every name that Planetoid's files have no use for: a pickle may otherwise run any code."""
+    """Refuses every name that Planetoid's files do not need: a pickle could otherwise run any code."""
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _PICKLE_GLOBALS:
@@ -51,10 +51,10 @@ class _PlanetoidUnpickler(pickle.Unpickler):
 
 
 def read_planetoid(info: DatasetInfo, folder: Path) -> Data:
-    """A Planetoid graph with its public split, features as stored.
+    """Read a Planetoid graph with its public split and features as stored.
 
     Raises:
-        ValueError: a raw file is corrupt, or its pickle asks for more than arrays, sparse matrices and lists.
+        ValueError: a raw file is corrupt, or its pickle contains more than arrays, sparse matrices and lists.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the files name SciPy's and NumPy's old modules
@@ -72,21 +72,21 @@ def read_planetoid(info: DatasetInfo, folder: Path) -> Data:
 
 
 def _check_test_ids(path: Path, tx: sp.csr_matrix) -> None:
-    """PyG makes a row for each id from the first to the last, some more than there are test nodes."""
+    """PyG makes a row for each id from the first to the last, so the ids must be nearly consecutive."""
     ids = np.unique(read_table(path, np.int64, columns=1))
     if len(ids) != tx.shape[0] or ids.min() < 0 or ids.max() - ids.min() >= 2 * len(ids):
         raise ValueError(f"{path} does not name the {tx.shape[0]} test nodes, whose ids nearly follow one another")
 
 
 def _check_memo(content: bytes) -> None:
-    """Refuse a memo index that no file of this length needs: Python makes a table as long as the largest index."""
+    """Refuse a memo index beyond the file's length: Python allocates a table as long as the largest index."""
     for code, place, _ in pickletools.genops(content):
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and place > len(content):
             raise ValueError(f"it stores an object at place {place}")
 
 
 def _check_pickle(path: Path) -> object:
-    """The content of a pickle, whose sparse matrix does not point outside itself."""
+    """Load a pickle; if it holds a sparse matrix, check its indices."""
     try:
         content = path.read_bytes()
         _check_memo(content)
@@ -100,19 +100,22 @@ def _check_pickle(path: Path) -> object:
 
 
 def read_attributed(info: DatasetInfo, folder: Path) -> Data:
-    """A graph of PyG's ``AttributedGraphDataset``: undirected, without self-loops, classes numbered from 0.
+    """Read a graph of PyG's ``AttributedGraphDataset``: undirected, without self-loops, classes numbered from 0.
 
-    Its files: ``attrs.npz`` (SciPy, a row a node), ``edgelist.txt`` (two ids a line), ``labels.txt`` (id and class).
+    Its files are ``attrs.npz`` (SciPy, one row per node), ``edgelist.txt`` (two ids per line) and ``labels.txt`` (id
+    and class).
 
     Raises:
-        ValueError: a file is corrupt, or they do not fit together.
+        ValueError: a file is corrupt, or the files do not fit together.
     """
     attributes, edge_list, label_list = (folder / file for file in info.raw_files)
     try:
         features = scipy_csr(read_npz(attributes, SPARSE_NAMES)[1])
         check_memory(f"dense features {list(features.shape)}", 4 * features.shape[0] * features.shape[1])
     except ValueError as error:
-        raise ValueError(f"root: {attributes} is no sparse matrix: {error}. Fetch the original file again") from error
+        raise ValueError(
+            f"root: {attributes} is not a sparse matrix: {error}. Fetch the original file again"
+        ) from error
     num_nodes = features.shape[0]
     edges, labels = (read_table(path, np.int64, columns=2) for path in (edge_list, label_list))
     if not np.array_equal(np.sort(labels[:, 0]), np.arange(num_nodes)):
@@ -126,10 +129,10 @@ def read_attributed(info: DatasetInfo, folder: Path) -> Data:
 
 
 def largest_component(data: Data, info: DatasetInfo) -> Data:
-    """The largest connected component, which must be the one that the protocol ``cpf`` is about.
+    """The largest connected component, checked to be the one of the protocol ``cpf``.
 
     Raises:
-        ValueError: it has other numbers of nodes or edges.
+        ValueError: its number of nodes or edges is not the expected one.
     """
     data = LargestConnectedComponents()(data)
     found = (data.num_nodes, data.num_edges // 2)

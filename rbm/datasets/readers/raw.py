@@ -1,4 +1,4 @@
-"""The folders of raw files, and how missing files are downloaded."""
+"""Find the folders of raw files, and download missing files."""
 
 import shutil
 import tempfile
@@ -12,15 +12,15 @@ from rbm.utils.files import with_home
 
 
 def find_raw_folder(info: DatasetInfo, root: str | Path | None, *, download: bool = False) -> Path:
-    """The first of ``info.folders`` below ``root`` that holds all of ``info.raw_files``.
+    """Find the first of ``info.folders`` below ``root`` that contains all of ``info.raw_files``.
 
     Args:
         info: the dataset.
         root: folder of datasets; may be read-only.
-        download: fetch missing files into ``root`` (which must then be writable). Never done unasked.
+        download: fetch missing files into ``root``, which must then be writable.
 
     Raises:
-        ValueError: no root.
+        ValueError: no root is given.
         FileNotFoundError: the root or raw files are missing.
         RuntimeError: the download failed.
     """
@@ -61,12 +61,12 @@ def _download(info: DatasetInfo, root: Path) -> None:
         if info.url:
             _download_archive(info.url, folder)
         else:
-            # force_reload: PyG shall process what it fetched, not open a processed file that lay there before.
+            # force_reload makes PyG process the downloaded files instead of opening a processed file of unknown origin.
             dataset = getattr(torch_geometric.datasets, info.pyg_class)
             dataset(str(root / info.pyg_class), info.pyg_name, force_reload=True)
         if missing := _missing(info, folder):
             raise OSError(f"{folder} still lacks {', '.join(missing)}")
-    # Some of PyG's classes process what they fetched with a package that may be absent; we need the raw files alone.
+    # Some PyG classes process the download with a package that may not be installed; only the raw files are needed.
     except (OSError, ImportError) as error:
         if not _missing(info, folder):
             return
@@ -77,7 +77,7 @@ def _download(info: DatasetInfo, root: Path) -> None:
 
 
 def _download_archive(url: str, folder: Path) -> None:
-    """Unpack an archive of one folder as ``folder``; nothing half-done is left under that name."""
+    """Download an archive that contains one folder and unpack it as ``folder``; a failure leaves nothing there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         archive = torch_geometric.data.download_url(url, scratch, log=False)

@@ -1,7 +1,7 @@
 """Tables of numbers as text, compressed or not, fast enough for the 62 million lines of ogbn-products.
 
-``numpy.fromstring`` parses whole chunks in C, at about half of ``numpy.loadtxt``'s time, and the memory needed beyond
-the result is one chunk's.
+``numpy.fromstring`` parses whole chunks in C, in about half the time of ``numpy.loadtxt``, and needs the memory of only
+one chunk in addition to the result.
 """
 
 import codecs
@@ -26,20 +26,20 @@ _NO_SEPARATORS = bytes(set(range(256)) - set(b",\n"))
 def read_table(
     path: Path, dtype: type, *, rows: int | None = None, columns: int | None = None, header: bool = False
 ) -> np.ndarray:
-    """A table ``[rows, columns]`` from lines of numbers between commas, blanks or tabs.
+    """Read a table ``[rows, columns]`` from lines of numbers separated by commas, blanks or tabs.
 
     Args:
-        path: the file; one that ends in ``.gz`` is decompressed.
-        dtype: of the result.
-        rows: how many lines there must be; then the table is filled in place, without a second copy.
-        columns: how many numbers must be on each line; by default as many as on the first.
-        header: pass over a first line that is not made of numbers.
+        path: the file; ``.gz`` files are decompressed.
+        dtype: dtype of the result.
+        rows: the expected number of lines; if given, the table is filled in place, without a second copy.
+        columns: the expected numbers per line; by default as many as on the first line.
+        header: skip a first line that does not consist of numbers.
 
     Raises:
-        ValueError: the file is corrupt, a line has fewer or more numbers than the first or something else on it, or
-            there are not ``rows`` lines of ``columns``.
+        ValueError: the file is corrupt, a line has more or fewer numbers than the first or contains something else, or
+            there are not ``rows`` lines of ``columns`` numbers.
     """
-    # A line has two bytes or more, and no compressed byte is worth more than 1,032.
+    # A line has at least two bytes, and one compressed byte expands to at most 1,032.
     if rows is not None and 2 * rows > path.stat().st_size * (1032 if path.suffix == ".gz" else 1) + 2:
         raise ValueError(f"{path} has too few bytes for the {rows} lines expected; is it cut short?")
     chunks = read_chunks(path, dtype, columns=columns, header=header)
@@ -61,14 +61,14 @@ def read_table(
 
 
 def read_chunks(path: Path, dtype: type, *, columns: int | None = None, header: bool = False) -> Iterator[np.ndarray]:
-    """A table as :func:`read_table` reads it, in pieces ``[rows, columns]`` of 16 MiB of text, in order."""
+    """Read a table like :func:`read_table`, but in order, in chunks ``[rows, columns]`` of 16 MiB of text."""
     line = 1
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             first = True
             for text in _lines(file):
                 if first:
-                    text = text.removeprefix(codecs.BOM_UTF8)  # else the first line would pass for a header
+                    text = text.removeprefix(codecs.BOM_UTF8)  # otherwise the first line would be taken for a header
                     text, skipped, found = _first_line(text, header)
                     if columns is not None and found != columns and text:
                         raise ValueError(f"line {1 + skipped} has {found} columns, expected {columns}")
@@ -82,7 +82,7 @@ def read_chunks(path: Path, dtype: type, *, columns: int | None = None, header: 
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The file in pieces of whole lines, without the newline at a piece's end."""
+    """The file in chunks of whole lines, without the newline at the end of a chunk."""
     rest = b""
     while block := file.read(CHUNK_BYTES):
         if len(rest) > _LONGEST_LINE:
@@ -95,7 +95,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _first_line(text: bytes, header: bool) -> tuple[bytes, int, int]:
-    """The text without a header, how many lines that had, and the number of columns."""
+    """The text without its header, the number of header lines, and the number of columns."""
     fields, _, below = text.partition(b"\n")
     if header:
         _check_names(fields, below.partition(b"\n")[0])
@@ -106,9 +106,9 @@ def _first_line(text: bytes, header: bool) -> tuple[bytes, int, int]:
 
 
 def _check_names(line: bytes, second: bytes) -> None:
-    """Raise ValueError for a first line as pandas writes it by default: what follows would be one row or column off.
+    """Raise ValueError for a first line that pandas writes by default: the data would be one row or column off.
 
-    Names of two columns are told from two numbers by the line below: pandas writes a point into every fraction.
+    Two column names are told apart from two numbers by the next line: pandas writes every fraction with a point.
     """
     names = [name.strip(b' \t\r"') for name in line.split(b",")]
     if len(names) > 1 and not names[0]:
@@ -134,7 +134,7 @@ def _is_number(field: bytes) -> bool:
 
 
 def _odd_line(text: bytes, line: int) -> str:
-    """The first line that does not consist of numbers, and what is expected there; nothing where all do."""
+    """A message on the first line that does not consist of the expected numbers; empty if all lines do."""
     for number, fields in enumerate(text.split(b"\n"), line):
         if not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
             shown = ascii(fields.strip()[:60].decode("utf-8", "replace"))
@@ -147,14 +147,14 @@ def _parse(text: bytes, dtype: type, columns: int, line: int) -> np.ndarray:
     lines = text.count(b"\n") + 1
     where = f"lines {line} to {line + lines - 1}"
     with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # NumPy before 2.3 warned where it now refuses
+        warnings.simplefilter("error", DeprecationWarning)  # NumPy before 2.3 only warned
         try:
             numbers = np.fromstring(text.translate(_TO_SPACES), dtype, sep=" ")
         except (ValueError, DeprecationWarning) as error:
             raise ValueError(
                 _odd_line(text, line) or f"{where} hold something else than {np.dtype(dtype).name} numbers"
             ) from error
-    # Each line must have its share, not just all lines together; where there are commas, they and the newlines tell.
+    # Check the numbers of each line, not just the total; commas and newlines tell if the file has commas.
     if b"," in text:
         even = text.translate(None, _NO_SEPARATORS) + b"\n" == (b"," * (columns - 1) + b"\n") * lines
     else:

@@ -1,4 +1,4 @@
-"""A graph of one's own, from files: what they may be called and look like, and how they are opened safely."""
+"""A user's own graph from files: accepted names and formats, and how the files are opened safely."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
 from rbm.utils.tensor_files import PicklesError, read_pickled
 
-# Each part of a graph and the names that it may have, in every file format.
+# Each part of a graph and its accepted names, for all file formats.
 NAMES = {
     "x": ("x", "features"),
     "edge_index": ("edge_index", "edges"),
@@ -40,14 +40,13 @@ _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
 def read_parts(path: Path) -> dict[str, Any]:
-    """The parts of a graph that a file or folder holds, under the keys of ``NAMES``, as tensors, not yet checked.
+    """Read the parts of a graph from a file or folder as unchecked tensors, under the keys of ``NAMES``.
 
-    Names beside those of ``NAMES`` are passed over, and what a folder holds in another form (then ``./name``); they are
-    listed under ``"others"``.
+    Unknown names and files of other formats in a folder (as ``./name``) are ignored and listed under ``"others"``.
 
     Raises:
-        FileNotFoundError: there is nothing at ``path``.
-        ValueError: it cannot be read, or not without running what it holds, or names a part twice.
+        FileNotFoundError: ``path`` does not exist.
+        ValueError: it cannot be read, reading it could run code, or it contains a part twice.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -78,7 +77,7 @@ def _named(path: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_saved(path: Path) -> dict[str, Any]:
-    # PyTorch's unpickler for weights makes tensors, containers and these classes, and runs nothing else.
+    # PyTorch's unpickler for weights creates tensors, containers and these classes only, and runs no other code.
     allowed = [Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage]
     try:
         saved = read_pickled(path, allowed)
@@ -88,11 +87,11 @@ def _read_saved(path: Path) -> dict[str, Any]:
             f"may run any code ({error}). Save a plain graph: torch.save(Data(x=..., edge_index=..., y=...), path)"
         ) from error
     except ValueError as error:
-        raise ValueError(f"dataset: {path} is no file of torch.save: {error}") from error
+        raise ValueError(f"dataset: {path} is not a file written by torch.save: {error}") from error
     if isinstance(saved, Data):
         try:
             saved = saved.to_dict()
-        except Exception as error:  # what was put in the place of its own parts may do anything
+        except Exception as error:  # a Data whose parts were replaced may raise anything
             raise ValueError(f"dataset: {path} holds a PyG Data that is damaged: {error}") from error
     if not isinstance(saved, dict):
         raise ValueError(
@@ -127,7 +126,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 
 def _unpickled(path: Path, names: list[str]) -> str:
-    """What is to be done with a graph whose matrices are pickles, as ``numpy.savez`` writes those of SciPy."""
+    """Advice for a graph whose matrices are pickles, as ``numpy.savez`` writes SciPy matrices."""
     return (
         f"dataset: {path} holds {', '.join(names[:8])} as Python objects, and is not opened, since a pickle may run any"
         " code. Where you trust its origin, convert it once, best where it can do no harm: a = numpy.load(FILE,"
@@ -148,11 +147,11 @@ def _csr(path: Path, arrays: dict[str, np.ndarray]) -> Tensor:
 
 
 def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
-    """An array or tensor as a tensor of a dtype that PyTorch computes with.
+    """Convert an array or tensor to a tensor with a dtype that PyTorch computes with.
 
     Raises:
-        ValueError: it holds no real numbers, or is a sparse tensor where ``sparse`` does not allow one, or a CSR tensor
-            that points outside itself.
+        ValueError: it does not hold real numbers, it is sparse although ``sparse`` is false, or it is a CSR tensor with
+            invalid indices.
     """
     if isinstance(value, Tensor):
         _check_tensor(value, where, sparse)
@@ -194,7 +193,7 @@ def _read_folder(folder: Path) -> dict[str, Any]:
         if path.name.startswith("."):
             continue
         if path.suffix not in _READERS or not path.is_file() or not _is_part(path.stem):
-            found[f"./{path.name}"] = None  # to be named where a part is missed
+            found[f"./{path.name}"] = None  # mentioned in the message if a part is missing
             continue
         if path.stem in found:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
@@ -215,7 +214,7 @@ def _read_npy(path: Path) -> Tensor:
 
 
 def _read_npz_part(path: Path) -> Tensor:
-    """What ``scipy.sparse.save_npz`` wrote, or the one array of an archive."""
+    """Read a matrix written by ``scipy.sparse.save_npz``, or the only array of an archive."""
     try:
         names, _ = read_npz(path, ())
         sparse, single = "format" in names, len(names) == 1
@@ -264,7 +263,7 @@ def _read_parquet(path: Path) -> Tensor:
 
 
 def _from_table(path: Path, table: Tensor) -> Tensor:
-    """Tables have an edge a row, always; of two edges an array's shape would not tell."""
+    """Tables always have one edge per row; for two edges, the shape alone would be ambiguous."""
     if path.stem in NAMES["edge_index"] and table.numel():
         if table.size(1) != 2:
             raise ValueError(f"dataset: {path} has {table.size(1)} columns, expected two, from and to")

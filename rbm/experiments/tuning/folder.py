@@ -3,7 +3,7 @@
 ==================  ==============================================================
 ``search.yaml``     method, seeds, space and starting configuration
 ``trials.db``       the trials, as Optuna keeps them (SQLite)
-``trials.csv``      a row a trial
+``trials.csv``      one row per trial
 ``best.yaml``       the best settings so far, for ``rbm distill --config``
 ==================  ==============================================================
 """
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY = "rbm"
-# So many trials are judged to their end before worse ones are stopped early.
+# Number of trials that run to the end before worse trials are stopped early.
 BEFORE_PRUNING = 5
 
 
 @contextmanager
 def claimed(folder: Path, search: Search) -> Iterator[None]:
-    """Write what is searched into an empty folder, or find the same there, and keep other processes out of it.
+    """Lock a folder for a search: describe the search in an empty folder, or check that the same one is there.
 
     Raises:
-        ValueError: the folder holds another search, or a damaged one.
-        FileExistsError: it holds something else.
+        ValueError: the folder contains another search, or a damaged one.
+        FileExistsError: the folder contains something else.
         BlockingIOError: another process is searching there.
     """
     if folder.exists() and not folder.is_dir():
@@ -76,8 +76,10 @@ def _claim(folder: Path, search: Search) -> None:
 
 @contextmanager
 def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseStorage"]]:
-    """The trials of a folder. What a kill cut short waits to be run again before anything new, and the starting point
-    waits until it is judged. A trial that was killed before all its values were written down is drawn anew: the same.
+    """Open the trials of a folder.
+
+    Interrupted trials, and the starting point if it has no result yet, are queued before any new trial. A trial that
+    was killed before all its values were stored is drawn again, with the same values.
 
     Raises:
         OSError: the file of trials is damaged or cannot be written.
@@ -100,19 +102,19 @@ def open_study(folder: Path, search: Search) -> Iterator[tuple["Study", "BaseSto
 
 
 def _proposed(trial: "FrozenTrial") -> dict[str, Any]:
-    """A trial's values; those that were fixed beforehand stand elsewhere until it is asked for them."""
+    """A trial's values; Optuna stores fixed values separately until the trial asks for them."""
     return trial.system_attrs.get("fixed_params", trial.params)
 
 
 def finished(study: "Study") -> list["FrozenTrial"]:
-    """Trials that were judged, to the end or until they were given up."""
+    """Trials with a result, complete or pruned."""
     state = import_optuna().trial.TrialState
     trials = study.get_trials(deepcopy=False, states=(state.COMPLETE, state.PRUNED))
     return [trial for trial in trials if trial.intermediate_values]
 
 
 def summary(search: Search, done: list["FrozenTrial"]) -> Tuned | None:
-    """The outcome of a search so far; None until the starting point is judged."""
+    """The result of a search so far; None until the starting point has a result."""
     complete = [trial for trial in done if trial.state.name == "COMPLETE"]
     start = next((trial for trial in complete if trial.params == search.starting_values()), None)
     if start is None:
@@ -123,7 +125,7 @@ def summary(search: Search, done: list["FrozenTrial"]) -> Tuned | None:
 
 
 def write(folder: Path, search: Search, found: Tuned) -> None:
-    """``trials.csv`` and ``best.yaml`` as of now."""
+    """Write ``trials.csv`` and ``best.yaml`` for the current state."""
     write_csv(folder / "trials.csv", found.rows)
     about = (
         f"# {search.method}, seeds {', '.join(map(str, search.seeds))}: {found.accuracy:.2%} of held-out validation"
@@ -149,7 +151,7 @@ def _row(search: Search, trial: "FrozenTrial") -> dict[str, Any]:
 
 
 def _changes(config: Config) -> dict[str, Any]:
-    """What ``rbm distill --config`` needs to be told of a configuration: where it starts, and what differs there."""
+    """The content of a file for ``rbm distill --config``: the starting point, and the settings that differ from it."""
     origin = {name: getattr(config, name) for name in ("dataset", "setting", "protocol", "preset")}
     origin["teacher.name"] = config.teacher.name
     known = flat(asdict(preset_config(teacher=config.teacher.name, **_without(origin, "teacher.name"))))

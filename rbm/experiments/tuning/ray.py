@@ -1,7 +1,7 @@
-"""The same search by Ray Tune, which spreads trials over the machines of a cluster.
+"""The same search with Ray Tune, which distributes trials over the machines of a cluster.
 
-Optuna proposes the settings, and its study lies in the same file as without Ray; only the process that started the
-search touches it.
+Optuna proposes the settings, and its study is stored in the same file as without Ray. Only the process that started the
+search accesses this file.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ METRIC = "accuracy"
 
 
 def run_on_ray(session: Session) -> None:
-    """Run the trials that are missing. Every one takes a processor, and a GPU where models are trained on one.
+    """Run the missing trials. Each uses one processor, and one GPU if models are trained on a GPU.
 
     Raises:
-        ChildProcessError: trials failed; those that did not are kept.
+        ChildProcessError: trials failed; the successful ones are kept.
     """
     with connected():
         from ray import tune
@@ -38,7 +38,7 @@ def run_on_ray(session: Session) -> None:
                 self.note()
 
             def __getstate__(self) -> dict[str, Any]:
-                return {}  # Ray keeps a copy to restore its own state; ours is in the study
+                return {}  # Ray saves this to restore its own state; ours is in the study
 
         given = {"search": _anywhere(session.search), "device": session.device, "plugins": loaded_plugins()}
         given["cache"] = None if session.cache is None else session.cache.resolve()
@@ -67,7 +67,7 @@ def run_on_ray(session: Session) -> None:
 
 
 def judge(values: dict[str, Any], search: Search, cache: Path | None, device: str, plugins: tuple[str, ...]) -> None:
-    """One trial, on any machine: after each seed, the mean accuracy so far."""
+    """Run one trial, on any machine, and report the mean accuracy so far after each seed."""
     from ray import tune
 
     for plugin in plugins:
@@ -79,7 +79,7 @@ def judge(values: dict[str, Any], search: Search, cache: Path | None, device: st
 
 
 def _anywhere(search: Search) -> Search:
-    """The search with whole paths: Ray runs trials in folders of their own."""
+    """The search with absolute paths, since Ray runs trials in other folders."""
     start, places = search.start, {}
     if start.root:
         places["root"] = str(with_home("root", start.root).resolve())

@@ -1,4 +1,4 @@
-"""The search: settings are tried one after another, each proposed by Optuna from the trials before it."""
+"""The search: Optuna proposes the settings of each trial from the results of earlier trials."""
 
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from pathlib import Path
@@ -36,34 +36,34 @@ def tune(
     device: str = "cpu",
     console: Console | None = None,
 ) -> Tuned:
-    """Search for settings under which a method's student does best on validation nodes.
+    """Search for the settings with which a method's student is most accurate on validation nodes.
 
-    The first trial is the starting point, so that the best is never worse. A trial whose mean over the seeds so far
-    is below the median of earlier trials at that point is given up (not on Ray). One search is made once: run again
-    with the same folder, it goes on after a kill, or with more ``trials``. With one job the same seed gives the same
-    trials, whether it was killed or not.
+    The first trial is the starting point, so the best trial is never worse than it. A trial is stopped early if its
+    mean over the seeds so far is below the median of earlier trials at that point (not with Ray). Calling the function
+    again with the same folder continues a killed search, or extends it if ``trials`` is larger. With one job, the same
+    seed gives the same trials, whether or not the search was killed.
 
     Args:
-        config: the starting point; its dataset is loaded by name or path. The test set is taken away
-            (``evaluate_on: validation``), and its seed is that of the search.
+        config: the starting point; its dataset is loaded by name or path. The test set is removed (``evaluate_on:
+            validation``), and the configuration's seed is the seed of the search.
         out: folder of the search, see :mod:`rbm.experiments.tuning.folder`.
-        method: of ``rbm.distillation.registry.METHODS``.
-        seeds: of a trial's runs. Each draws another half of the validation nodes to be judged on, and another split
-            where splits go by seed: more seeds, less noise.
+        method: a name in ``rbm.distillation.registry.METHODS``.
+        seeds: seeds of each trial's runs. Each seed draws another half of the validation nodes for evaluation, and
+            another split if splits depend on the seed. More seeds mean less noise.
         space: setting -> choices or range, see :mod:`rbm.experiments.tuning.space`; by default that of the method.
-        trials: how many there shall be in the folder, the first included.
-        jobs: trials at a time, each in a process of its own.
-        ray: let Ray Tune run the trials, on the cluster that ``RAY_ADDRESS`` names or on one of this machine; ``cache``
-            and the dataset's folder must be where all of its machines see them.
-        cache: folder of trained teachers and encodings, which trials share.
-        device: where models are trained.
-        console: shows progress there.
+        trials: the total number of trials in the folder, including the first.
+        jobs: number of parallel trials, each in its own process.
+        ray: run the trials with Ray Tune, on the cluster of ``RAY_ADDRESS`` or on this machine. All machines of the
+            cluster must be able to read ``cache`` and the dataset's folder.
+        cache: folder of cached teachers and encodings, shared by the trials.
+        device: device on which models are trained.
+        console: where progress is shown.
 
     Raises:
-        TypeError: ``seeds``, ``trials`` or ``jobs`` of another kind.
-        ValueError: settings, space or numbers that do not fit, or a package that is not installed; before any work. Or
-            the folder holds another search.
-        FileExistsError: the folder holds something else.
+        TypeError: ``seeds``, ``trials`` or ``jobs`` has the wrong type.
+        ValueError: invalid settings, space or numbers, or a package that is not installed (raised before any work); or
+            the folder contains another search.
+        FileExistsError: the folder contains something else.
         BlockingIOError: another process is searching there.
     """
     for name, number in (("trials", trials), ("jobs", jobs)):
@@ -73,7 +73,7 @@ def tune(
     search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
     if config.teacher.name != "logits":
         check_teacher(config.teacher.name)
-    search.data(search.seeds[0], device)  # a graph that is not there is missed before the folder is made
+    search.data(search.seeds[0], device)  # report a missing graph before the folder is made
     run = run_here
     if ray:
         from rbm.experiments.tuning import ray as cluster
@@ -102,7 +102,7 @@ def tune(
 
 
 def run_here(session: Session) -> None:
-    """Trials in processes of this machine; the first alone, which leaves teachers and encodings in the cache."""
+    """Run trials in processes of this machine; the first runs alone and fills the cache of teachers and encodings."""
     search, study, jobs = session.search, session.study, session.jobs
     space, waiting = search.space(), {}
 

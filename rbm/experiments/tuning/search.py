@@ -15,12 +15,12 @@ from rbm.experiments.tuning.space import Space, build_space, value_of, with_valu
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """The definition of a search.
 
     Attributes:
         start: the configuration of the first trial, without the test set (``evaluate_on: validation``).
-        method: whose accuracy counts, of ``rbm.distillation.registry.METHODS``.
-        seeds: of splits, initialisation and dropout; a trial's accuracy is the mean over them.
+        method: the method to tune, a name in ``rbm.distillation.registry.METHODS``.
+        seeds: seeds of splits, initialisation and dropout; a trial's accuracy is the mean over them.
         lines: the space, see :mod:`rbm.experiments.tuning.space`.
     """
 
@@ -52,9 +52,10 @@ class Search:
         )
 
     def accuracy(self, values: dict[str, Any], seed: int, cache: Path | None, device: str) -> float:
-        """Train a student with these values and return its share of right predictions on the held-out half of the
-        validation nodes, at the epoch that the other half chose. It is 0 where the values do not go together (more
-        experts chosen than there are) or the loss does not stay finite: such values are bad, and the search goes on.
+        """Train a student with these values, and return its accuracy on the held-out half of the validation nodes.
+
+        The other half selects the epoch. The accuracy is 0 if the values contradict each other (``top_k`` above the
+        number of experts) or the loss does not stay finite, so that the search continues and avoids such values.
         """
         try:
             config = replace(with_values(self.start, values), seed=seed)
@@ -72,10 +73,10 @@ class Search:
             )
         except FloatingPointError:
             return 0.0
-        return result.summary[self.method]["test_accuracy"]  # of the nodes that stand for the test set
+        return result.summary[self.method]["test_accuracy"]  # on the validation nodes that replace the test set
 
     def description(self) -> dict[str, Any]:
-        """The settings that define a search, as its folder keeps them."""
+        """The settings that define a search, as stored in its folder."""
         config = {name: value for name, value in asdict(self.start).items() if name not in ("seed", "root")}
         return {"method": self.method, "seeds": list(self.seeds), "space": self.lines, "config": config}
 
@@ -85,10 +86,10 @@ class Tuned:
     """Result of a search. Accuracies are means over seeds, in [0, 1].
 
     Attributes:
-        config: the best settings, ready for :func:`rbm.distill`, with the test set again.
-        values, accuracy: of the best trial; among equal ones the first counts.
-        start_values, start_accuracy: of the first.
-        rows: a dictionary a trial, as in ``trials.csv``.
+        config: the best settings, ready for :func:`rbm.distill`, with the test set restored.
+        values, accuracy: values and accuracy of the best trial; the first among equals.
+        start_values, start_accuracy: values and accuracy of the first trial.
+        rows: one dictionary per trial, as in ``trials.csv``.
     """
 
     config: Config

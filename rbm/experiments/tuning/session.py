@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """Arguments of :func:`~rbm.experiments.tuning.run.tune`, Optuna's study and storage; ``note`` is told of trials."""
+    """Arguments of :func:`~rbm.experiments.tuning.run.tune`, Optuna's study and storage, and a callback ``note``."""
 
     search: Search
     study: "Study"
@@ -29,7 +29,7 @@ class Session:
     note: Callable[[], None]
 
     def sampler(self) -> "BaseSampler":
-        """A sampler that depends on the number of trials so far alone, not on whether the search was resumed."""
+        """A sampler that depends only on the number of trials so far, not on whether the search was resumed."""
         optuna = import_optuna()
         running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
         seed = 1_000_003 * self.search.start.seed + len(finished(self.study)) + len(running)

@@ -1,10 +1,10 @@
-"""The space of a search: settings by their names, each with its choices or its range.
+"""The space of a search: settings by name, each with choices or a range.
 
-A space is written in YAML, a line a setting::
+A space is written in YAML, with one line per setting::
 
     rbm.dropout: [0.0, 0.3, 0.6]                     # one of these
-    rbm.num_experts: {low: 4, high: 8}               # whole numbers, as the setting holds
-    rbm.lr: {low: 0.001, high: 0.02, log: true}      # spread evenly over orders of magnitude
+    rbm.num_experts: {low: 4, high: 8}               # whole numbers, because the setting is one
+    rbm.lr: {low: 0.001, high: 0.02, log: true}      # uniform on a logarithmic scale
 """
 
 from dataclasses import fields, is_dataclass
@@ -28,11 +28,11 @@ _RANGE = {"low", "high", "log"}
 
 
 def read_space(path: Path | str) -> dict[str, Any]:
-    """The lines of a space in a YAML file, which :func:`build_space` checks.
+    """Read the lines of a space from a YAML file; :func:`build_space` checks them.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: no YAML, or no settings by their names.
+        FileNotFoundError: the file does not exist.
+        ValueError: invalid YAML, or not a mapping of settings by name.
     """
     content = read_yaml("search space", path)
     if not isinstance(content, dict):
@@ -47,7 +47,7 @@ def default_space(method: str) -> dict[str, Any]:
     """The lines of ``configs/spaces.yaml`` for a method.
 
     Raises:
-        ValueError: there are none, as for methods of one's own.
+        ValueError: there are none, as for methods of plugins.
     """
     spaces = yaml.safe_load((resources.files("rbm") / "config" / "configs" / "spaces.yaml").read_text())
     if method not in spaces:
@@ -60,16 +60,16 @@ def default_space(method: str) -> dict[str, Any]:
 def build_space(lines: dict[str, Any], start: Config, method: str) -> Space:
     """Optuna's distributions by setting, with the starting point among them.
 
-    What the lines lack of the starting point is added: its value to choices, and a range reaches as far as to it.
+    If the starting point's value is not in the space, it is added to the choices, or the range is extended to it.
 
     Args:
-        lines: as :func:`read_space` gives them.
+        lines: as returned by :func:`read_space`.
         start: the configuration that the search starts from.
-        method: of ``rbm.distillation.registry.METHODS``.
+        method: a name in ``rbm.distillation.registry.METHODS``.
 
     Raises:
-        ValueError: a setting that there is not or that the method does not read; values that do not fit; or Optuna is
-            not installed.
+        ValueError: an unknown setting, or one that the method does not read; invalid values; or Optuna is not
+            installed.
     """
     if not lines:
         raise ValueError("search space: got no setting at all, expected at least one")
@@ -77,7 +77,7 @@ def build_space(lines: dict[str, Any], start: Config, method: str) -> Space:
 
 
 def with_values(config: Config, values: dict[str, Any]) -> Config:
-    """``config`` with settings by their names, for example ``{"rbm.lr": 0.01}``."""
+    """A copy of ``config`` with settings changed by name, for example ``{"rbm.lr": 0.01}``."""
     return config.updated(nested(values))
 
 
@@ -85,7 +85,7 @@ def value_of(config: Config, name: str) -> Any:
     """The value of a setting by its name.
 
     Raises:
-        ValueError: there is none of this name, or it is a whole section.
+        ValueError: the name is unknown, or that of a section.
     """
     value: Any = config
     for part in str(name).split("."):
@@ -125,7 +125,7 @@ def _distribution(name: str, line: Any, start: Config, method: str) -> "BaseDist
 
 
 def _accepted(name: str, value: Any, start: Config) -> Any:
-    """The value as the configuration holds it, a number written as text too."""
+    """The value as stored in the configuration; strings are converted to numbers if needed."""
     try:
         return value_of(with_values(start, {name: value}), name)
     except ValueError as error:
@@ -133,7 +133,7 @@ def _accepted(name: str, value: Any, start: Config) -> Any:
 
 
 def _check_read(name: str, start: Config, method: str) -> None:
-    """Refuse settings outside the sections that the method reads: a search over them would change nothing."""
+    """Reject settings outside the sections that the method reads: a search over them would have no effect."""
     read = ("inflate", *METHODS[method].sections)
     if start.teacher.name in ATTENTION_TEACHERS:
         read += ("attention",)

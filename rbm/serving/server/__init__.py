@@ -1,8 +1,8 @@
-"""A finished student behind HTTP: ``rbm serve RUN``, or :func:`make_app` inside a server of your own.
+"""Serve a finished student over HTTP: ``rbm serve RUN``, or :func:`make_app` inside a server of your own.
 
-``requests`` turns bodies into rows, ``batching`` answers the rows of several requests by one forward, ``app`` holds the
-paths, ``connections`` guards the sockets, and ``run`` starts and stops the whole. Starlette and uvicorn are imported
-when they are needed: they come with the extra ``serve``.
+``requests`` parses bodies into rows, ``batching`` runs the rows of several requests in one forward, ``app`` has the
+routes, ``connections`` limits the sockets, and ``run`` starts and stops the server. Starlette and uvicorn are imported
+only when needed; they come with the extra ``serve``.
 """
 
 from collections.abc import Callable
@@ -28,23 +28,23 @@ def make_app(
     limits: Limits | None = None,
     threads: int = 1,
 ) -> "Starlette":
-    """An ASGI application that answers for a student.
+    """An ASGI application that serves a student's predictions.
 
-    Limits on connections and on slow heads of requests are the server's, which :func:`serve` sets up; all others are
-    the application's own.
+    Limits on connections and on slow request headers are enforced by the server that :func:`serve` sets up, all others
+    by the application.
 
     Args:
         student: a run folder, or a student of this package on the CPU, which is put into eval mode.
-        method: whose student of a run folder; by default the one that it keeps.
-        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
-        limits: what one client may ask for.
-        threads: threads of a forward.
+        method: the method of the student in a run folder; by default the student that the run keeps.
+        quantize: ``int8`` for 8-bit weights, as in :func:`rbm.load`.
+        limits: limits on what clients may request.
+        threads: threads per forward.
 
     Returns:
-        The application. ``app.state.service.reload()`` reads the run folder anew.
+        The application. ``app.state.service.reload()`` reloads the run folder.
 
     Raises:
-        FileNotFoundError, ValueError: no finished run, no student of ``method`` in it, or one that does not answer.
+        FileNotFoundError, ValueError: no finished run, no student of ``method`` in it, or a student that does not work.
         ModuleNotFoundError: Starlette is not installed.
     """
     optional("starlette", "serve", "rbm serve")
@@ -64,22 +64,22 @@ def serve(
     limits: Limits | None = None,
     tell: Callable[[str], object] = print,
 ) -> None:
-    """Serve the student of a run folder until SIGTERM or SIGINT; SIGHUP reads the folder anew.
+    """Serve the student of a run folder until SIGTERM or SIGINT; SIGHUP reloads the folder.
 
     Args:
         run: folder of a finished run.
-        method: whose student; by default the one that the run keeps.
-        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
-        host: address to listen at.
-        port: port to listen at; 0 takes a free one, which the first line names.
-        threads: threads of a forward.
-        limits: what one client may ask for.
+        method: the method of the student; by default the student that the run keeps.
+        quantize: ``int8`` for 8-bit weights, as in :func:`rbm.load`.
+        host: address to listen on.
+        port: port to listen on; 0 picks a free one, which the first line names.
+        threads: threads per forward.
+        limits: limits on what clients may request.
         tell: receives a line when the server listens, and one for each reload.
 
     Raises:
         FileNotFoundError, ValueError: no finished run, no student of ``method``, or limits that the system does not
-            grant.
-        OSError: the address is in use, or not of this machine.
+            allow.
+        OSError: the address is in use, or does not belong to this machine.
         ModuleNotFoundError: Starlette or uvicorn is not installed.
     """
     for package in ("starlette", "uvicorn"):

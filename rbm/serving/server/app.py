@@ -1,4 +1,4 @@
-"""The paths of the server, and the service behind them."""
+"""The routes of the server, and the service behind them."""
 
 import asyncio
 import time
@@ -26,10 +26,10 @@ from rbm.serving.server.requests import RefusedError, decode
 from rbm.serving.server.student import open_student
 
 _PATHS = "POST /predict, GET /info, GET /health, GET /metrics"
-# Bodies below this are read in the event loop, in a millisecond or less: another thread would take longer to wake.
+# Bodies below this are parsed in the event loop, in a millisecond or less: waking another thread would take longer.
 _SMALL_BODY = 2**16
-# Seconds for which the rest of a refused body is read and dropped: a client that is still sending, and finds the
-# connection closed, would never see why.
+# Seconds for which the rest of a refused body is read and discarded. If the connection were closed while a client still
+# sends, it would never see the reason.
 _LINGER = 2.0
 
 
@@ -38,10 +38,10 @@ class Service:
 
     Attributes:
         source: a run folder or a student.
-        method: whose student of the run folder; None for the one that it keeps.
+        method: the method of the student in the run folder; None for the student that the run keeps.
         quantize: ``int8``, or None for float32.
-        served: the student that answers now.
-        held_bytes: of bodies whose requests are not answered yet.
+        served: the current student.
+        held_bytes: bytes of the bodies of requests that are not answered yet.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Service:
         self._reading, self._decoder = asyncio.Lock(), ThreadPoolExecutor(1, thread_name_prefix="rbm-decode")
 
     async def predict(self, body: bytearray) -> tuple[np.ndarray, np.ndarray]:
-        """Classes ``[B]`` and probabilities ``[B, C]`` of a request's rows; RefusedError says why not."""
+        """Classes ``[B]`` and probabilities ``[B, C]`` of a request's rows; RefusedError if they cannot be computed."""
         served = self.served
         if len(body) < _SMALL_BODY:
             rows = decode(body, served, self.limits)
         else:
-            # One at a time: rows of Python's numbers take several times the room of the text that they stand in.
+            # One at a time: rows of Python numbers take several times the memory of the text.
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self._decoder, decode, body, served, self.limits)
         probabilities = await self.batcher.answer(served, rows)
@@ -74,19 +74,19 @@ class Service:
         return probabilities.argmax(axis=1), probabilities
 
     async def reload(self) -> str:
-        """Read the run folder anew, and let its student answer all requests from here on.
+        """Reload the run folder, and use its student for all requests from now on.
 
         Returns:
-            What was done, in one sentence.
+            One sentence on what was done.
 
         Raises:
-            Exception: whatever reading the folder raises, or ValueError where clients could not go on as they do; the
-                former student goes on answering.
+            Exception: any error of reading the folder, or ValueError if clients could not send the same rows as before.
+                The previous student stays in use.
         """
         async with self._reading:
             try:
                 if isinstance(self.source, nn.Module):
-                    raise ValueError("the student was given as an object, so there is no run folder to read anew")
+                    raise ValueError("the student was given as an object, so there is no run folder to reload")
                 loop = asyncio.get_running_loop()
                 other = await loop.run_in_executor(None, open_student, self.source, self.method, self.quantize)
                 self.served.check_successor(other)
@@ -95,19 +95,19 @@ class Service:
                 raise
             self.served = other
             self.metrics.reloads["done"] += 1
-            return f"{self.source} was read anew: {other.in_channels} numbers a row, {other.num_classes} classes"
+            return f"{self.source} was reloaded: {other.in_channels} numbers per row, {other.num_classes} classes"
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self.batcher.close()
         self._decoder.shutdown(wait=False, cancel_futures=True)
 
 
 class Refusal(Response):
-    """An answer that ends the connection, after the client has sent the rest of its request."""
+    """A response that closes the connection after the client has sent the rest of its request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer as ASGI has it."""
+        """Send the response (ASGI interface)."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         with anyio.move_on_after(_LINGER):
@@ -121,7 +121,7 @@ async def _drop_rest(receive: Receive) -> None:
 
 
 def refusal(error: RefusedError, *, close: bool) -> Response:
-    """The answer to a request that gets none; with ``close``, to one whose body was not read."""
+    """The response to a refused request; ``close`` if its body was not read."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     headers |= {"Connection": "close"} if close else {}
     return (Refusal if close else Response)(_error(str(error)), error.status, headers, "application/json")
@@ -141,12 +141,12 @@ async def predict(request: Request) -> Response:
         except RefusedError as error:
             return refusal(error, close=True)
         except ClientDisconnect:
-            return Response(status_code=400)  # the client has gone
+            return Response(status_code=400)  # the client has disconnected
         try:
             classes, probabilities = await service.predict(body)
         except RefusedError as error:
             return refusal(error, close=False)
-    except asyncio.CancelledError:  # the server stops, and does not wait any longer
+    except asyncio.CancelledError:  # the server stops and no longer waits
         return Response(_error("the server is stopping"), 503, {"Retry-After": "1"}, "application/json")
     finally:
         service.held_bytes -= len(body)
@@ -154,20 +154,20 @@ async def predict(request: Request) -> Response:
 
 
 async def _read(request: Request, body: bytearray, service: Service) -> None:
-    """Fill ``body``; it never holds more than it may, whatever the request says of its length."""
+    """Fill ``body``; it never exceeds its limit, whatever length the request declares."""
     limits, declared = service.limits, request.headers.get("content-length", "0")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RefusedError(415, "the body is compressed, expected JSON or .npy as it is")
     if not (declared.isascii() and declared.isdigit()):
         raise RefusedError(400, "Content-Length is not a number of bytes")
-    too_long = RefusedError(413, f"the body is too long, expected at most {limits.body_bytes:,} bytes; ask in parts")
+    too_long = RefusedError(413, f"the body is too long, expected at most {limits.body_bytes:,} bytes; split it")
     if len(declared) > 20 or int(declared) > limits.body_bytes:
         raise too_long
     async for chunk in request.stream():
         if len(body) + len(chunk) > limits.body_bytes:
             raise too_long
         if service.held_bytes + len(chunk) > limits.held_bytes:
-            raise RefusedError(503, "the bodies of other requests take all the room there is; try again", retry_after=1)
+            raise RefusedError(503, "the server is holding too many request bodies; try again", retry_after=1)
         body += chunk
         service.held_bytes += len(chunk)
 
@@ -198,13 +198,13 @@ async def metrics(request: Request) -> Response:
 
 
 class Counted:
-    """Counts answers by status, and the time of predictions."""
+    """Middleware that counts responses by status, and the time of predictions."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, as ASGI has it."""
+        """Pass a request on (ASGI interface)."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -220,7 +220,7 @@ class Counted:
         try:
             await self.app(scope, receive, counting)
         except Exception:
-            self.metrics.requests[500] += 1  # which is sent by who comes before this
+            self.metrics.requests[500] += 1  # the outer middleware sends this response
             raise
 
 

@@ -1,7 +1,7 @@
-"""Batching: requests that arrive while a forward runs are answered together by the next one.
+"""Batching: requests that arrive during a forward are answered together by the next forward.
 
-There is no waiting time to fill a batch: a request that finds the worker idle is answered at once, so that batches grow
-with the load alone.
+There is no waiting time to fill a batch: if the worker is idle, a request is answered at once. Batches therefore grow
+only with the load.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ class Batcher:
     """A queue of rows, and the thread that runs the student.
 
     Args:
-        limits: ``rows`` of a forward, ``queue_rows`` that wait.
+        limits: ``rows`` per forward, and ``queue_rows`` that may wait.
         metrics: counts forwards.
-        threads: threads of a forward.
+        threads: threads per forward.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics, threads: int) -> None:
@@ -40,20 +40,20 @@ class Batcher:
         self.waiting_rows = 0
         self._queue: deque[_Question] = deque()
         self._changed, self._closed = threading.Condition(), False
-        # A daemon: a forward that hangs must not keep the process.
+        # A daemon: a forward that hangs must not keep the process alive.
         self._worker = threading.Thread(target=self._work, args=(threads,), name="rbm-forward", daemon=True)
 
     @property
     def alive(self) -> bool:
-        """Whether questions are answered."""
+        """Whether the worker thread is running."""
         return self._worker.is_alive() and not self._closed
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the worker thread."""
         self._worker.start()
 
     def close(self) -> None:
-        """Finish the forward that runs, leave what waits, and end the thread."""
+        """Finish the current forward, drop the waiting requests, and end the thread."""
         with self._changed:
             self._closed = True
             self._queue.clear()
@@ -77,13 +77,13 @@ class Batcher:
         return await question.answer
 
     def _take(self) -> list[_Question]:
-        """Questions of one student, in order, for the next forward; none when closed."""
+        """Take the questions for the next forward, in order and for one student; none if closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             taken, rows = [], 0
             while self._queue:
                 question = self._queue[0]
-                # One request is answered by one student: rows of the former one may hold encodings of its graph.
+                # A request is answered by the student it was decoded for: its rows may hold encodings of that graph.
                 fits = not taken or question.served is taken[0].served
                 if not fits or (taken and rows + len(question.rows) > self.limits.rows):
                     break
@@ -98,7 +98,7 @@ class Batcher:
             try:
                 rows = taken[0].rows if len(taken) == 1 else torch.cat([question.rows for question in taken])
                 result = taken[0].served.probabilities(rows).numpy()
-            except Exception as error:  # whatever a forward may raise, the next one may succeed
+            except Exception as error:  # whatever this forward raises, the next one may succeed
                 result = error
             try:
                 taken[0].loop.call_soon_threadsafe(self._deliver, taken, result)

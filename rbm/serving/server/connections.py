@@ -1,7 +1,7 @@
 """Limits on connections: uvicorn's protocol with bounds on the number of connections and on waiting times.
 
-uvicorn limits the time between two requests, and neither that of a head that comes byte by byte nor that of a client
-that takes nothing of its answer.
+uvicorn limits the time between two requests. It limits neither headers that arrive byte by byte nor clients that do not
+read the response.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from rbm.serving.server.limits import Limits
 from rbm.serving.server.metrics import Metrics
 from rbm.serving.server.requests import RefusedError
 
-# Seconds for which a connection without a request stays open when the server is to stop: a request may be on its way.
+# Seconds for which an idle connection stays open when the server stops, since a request may be on its way.
 _LAST_REQUESTS = 0.2
 _CHUNKS = 4096  # of a body
 _CLOSE = (b"connection", b"close")
 
 
 class Parser(h11.Connection):
-    """h11, which takes a body in chunks as small as its sender likes, with a limit on their number.
+    """h11 with a limit on the number of chunks of a body, which h11 accepts at any size.
 
-    A chunk costs some 20 microseconds whatever it holds: a few megabytes in chunks of one byte would block the server
+    A chunk costs some 20 microseconds whatever its size: a few megabytes in chunks of one byte would block the server
     for a minute.
     """
 
     chunks = 0
 
     def next_event(self) -> object:
-        """As h11 has it; RemoteProtocolError at one chunk too many."""
+        """Same as in h11, but RemoteProtocolError if there are too many chunks."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self.chunks = 0
@@ -54,7 +54,7 @@ class Connection(H11Protocol):
         self.conn = Parser(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Accept it, unless there are too many."""
+        """Accept the connection, unless there are too many."""
         super().connection_made(transport)
         self.metrics.connections += 1
         self._silent_since = self._taken_at = self.loop.time()
@@ -65,7 +65,7 @@ class Connection(H11Protocol):
             self.app = self._say_full
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Forget the connection."""
         self.metrics.connections -= 1
         super().connection_lost(exc)
 
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
             self._unsent, self._taken_at = unsent, now
         if unsent:
             if now - self._taken_at > self.limits.timeout:
-                self.transport.abort()  # to close would wait for the client
+                self.transport.abort()  # close() would wait for the client
         elif self._is_idle() and now - self._silent_since > self.limits.timeout:
             if self.conn.trailing_data[0]:
                 self._refuse(408, f"the head of the request was not complete after {self.limits.timeout:g} seconds")
@@ -89,7 +89,7 @@ class Connection(H11Protocol):
                 self.transport.close()
 
     def shutdown(self) -> None:
-        """Stop, after the request that is answered now or may be on its way, whose answer says that it is the last."""
+        """Stop after a request that is being answered or on its way; its response says that it is the last."""
         if _CLOSE not in self.server_state.default_headers:
             self.server_state.default_headers.append(_CLOSE)
         if self._is_idle():
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Respond to data that is not valid HTTP."""
         if self.conn.chunks > _CHUNKS:
             msg = f"its body comes in more than {_CHUNKS} chunks, send larger ones"
         self._refuse(400, f"the request is not valid HTTP: {msg}")
@@ -108,11 +108,11 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _refuse(self, status: int, message: str) -> None:
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun already
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # a response has already begun
             self.transport.abort()
             return
         if self.cycle is not None:
-            self.cycle.disconnected = True  # it must not answer as well
+            self.cycle.disconnected = True  # it must not send a response as well
         self.metrics.requests[status] += 1
         body = to_json({"error": message})
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
@@ -131,12 +131,12 @@ class Connection(H11Protocol):
 
 
 def connection_class(limits: Limits, metrics: Metrics) -> type[Connection]:
-    """What uvicorn makes a connection of."""
+    """The connection class for uvicorn, with these limits and metrics."""
     return type("Connection", (Connection,), {"limits": limits, "metrics": metrics})
 
 
 async def watch(connections: set[Connection], timeout: float) -> None:
-    """Check all connections, again and again."""
+    """Check all connections periodically."""
     while True:
         await asyncio.sleep(timeout / 10)
         for connection in list(connections):

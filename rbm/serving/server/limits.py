@@ -1,4 +1,4 @@
-"""Limits on what clients may ask of the server."""
+"""Limits on what clients may request from the server."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from rbm.utils.arguments import check_positive, check_sizes
 
 @dataclass(frozen=True)
 class Limits:
-    """Each limit ends in an answer: 413 for a request that is too large, 503 for one that must come again later.
+    """Limits of the server. A request beyond one gets status 413 if it is too large, or 503 if it may be retried.
 
     Attributes:
-        body_bytes: of one request's body.
-        rows: of one request, and of one forward.
-        queue_rows: rows that wait for a forward, of all requests together.
-        connections: open at once. Twice as many are accepted, and the later half gets status 503.
-        timeout: seconds for the head of a request, for its body, for a connection between two requests, and for a
-            client that takes nothing of its answer.
-        grace: seconds for what is in flight when the server is to stop.
+        body_bytes: maximum bytes of a request body.
+        rows: maximum rows per request and per forward.
+        queue_rows: maximum rows that wait for a forward, over all requests.
+        connections: maximum open connections. Twice as many are accepted, and those beyond the limit get status 503.
+        timeout: seconds for the headers of a request, for its body, for a connection between two requests, and for a
+            client that does not read the response.
+        grace: seconds to finish open requests when the server stops.
 
     Raises:
-        TypeError: one that is no number; of the first four, one that is no whole number.
-        ValueError: one that is not above zero, or a queue that is shorter than a request may be.
+        TypeError: a limit is not a number, or one of the first four is not a whole number.
+        ValueError: a limit is not above zero, or ``queue_rows`` is below ``rows``.
     """
 
     body_bytes: int = 8 * 2**20
@@ -41,10 +41,10 @@ class Limits:
 
     @property
     def held_bytes(self) -> int:
-        """Of the bodies of all requests that are not answered yet."""
+        """Maximum bytes of the bodies of all requests that are not answered yet."""
         return 8 * self.body_bytes
 
     @property
     def row_bytes(self) -> int:
-        """Of one request's rows as float32; JSON that spells each number never comes near."""
+        """Maximum bytes of one request's rows as float32; JSON that spells out each number never reaches it."""
         return 4 * self.body_bytes

@@ -1,4 +1,4 @@
-"""The server's counters, in the text format of Prometheus."""
+"""The server's metrics, in the text format of Prometheus."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,7 +9,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Histogram:
-    """How many values lie at or below each of some ascending bounds."""
+    """Counts of the values at or below each of several ascending bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
@@ -30,15 +30,15 @@ class Histogram:
 
 
 class Metrics:
-    """Counted in the thread of the event loop alone.
+    """The server's metrics, updated only in the thread of the event loop.
 
     Attributes:
-        requests: answers by status, those to requests that are no valid HTTP among them.
-        reloads: by result, ``done`` or ``failed``.
-        rows: that got predictions.
-        connections: open now; none under another server than :func:`rbm.serving.server.serve`.
-        seconds: from the head of a request to ``/predict`` to its answer.
-        batch_rows: rows of each forward.
+        requests: responses by status, including those to invalid HTTP.
+        reloads: reloads by result, ``done`` or ``failed``.
+        rows: number of rows that got predictions.
+        connections: open connections; always 0 under another server than :func:`rbm.serving.server.serve`.
+        seconds: seconds from the headers of a request to ``/predict`` to its response.
+        batch_rows: rows per forward.
     """
 
     def __init__(self) -> None:
@@ -48,19 +48,21 @@ class Metrics:
         self.seconds, self.batch_rows = Histogram(_SECONDS), Histogram(_ROWS)
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Everything; ``gauges`` gives for each name a description and the value now."""
+        """All metrics as text; ``gauges`` has a description and the current value for each name."""
         return "".join(f"{line}\n" for line in self._lines(gauges))
 
     def _lines(self, gauges: Mapping[str, tuple[str, float]]) -> Iterator[str]:
-        yield from _head("rbm_requests_total", "counter", "Answers by HTTP status.")
+        yield from _head("rbm_requests_total", "counter", "Responses by HTTP status.")
         yield from (f'rbm_requests_total{{status="{status}"}} {n}' for status, n in sorted(self.requests.items()))
-        yield from _head("rbm_reloads_total", "counter", "Attempts to read the run folder anew.")
+        yield from _head("rbm_reloads_total", "counter", "Attempts to reload the run folder.")
         yield from (f'rbm_reloads_total{{result="{result}"}} {self.reloads[result]}' for result in ("done", "failed"))
         yield from _head("rbm_rows_total", "counter", "Rows that got predictions.")
         yield f"rbm_rows_total {self.rows}"
-        yield from _head("rbm_request_seconds", "histogram", "From the head of a request to /predict to its answer.")
+        yield from _head(
+            "rbm_request_seconds", "histogram", "Seconds from the headers of a request to /predict to its response."
+        )
         yield from self.seconds.lines("rbm_request_seconds")
-        yield from _head("rbm_batch_rows", "histogram", "Rows of one forward.")
+        yield from _head("rbm_batch_rows", "histogram", "Rows per forward.")
         yield from self.batch_rows.lines("rbm_batch_rows")
         for name, (description, value) in gauges.items():
             yield from _head(name, "gauge", description)

@@ -1,6 +1,6 @@
-"""Parses bodies of requests, JSON or ``.npy``, into rows; each mistake is one sentence.
+"""Parse request bodies, JSON or ``.npy``, into rows; each mistake is reported in one sentence.
 
-A row has finite float32 numbers alone: what is refused here never meets the rows of other clients.
+Accepted rows contain only finite float32 numbers. Refused rows never share a batch with the rows of other clients.
 """
 
 import io
@@ -21,7 +21,7 @@ from rbm.serving.server.student import ServedStudent
 _NPY = b"\x93NUMPY"
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _LISTS_A_ROW = 3  # of indices, values and neighbors
-_NONE_GIVEN = object()  # null would be something
+_NONE_GIVEN = object()  # distinct from an explicit null
 _NAMES = {
     int: "a whole number",
     float: "a number",
@@ -36,9 +36,9 @@ class RefusedError(Exception):
     """A request that gets no predictions.
 
     Args:
-        status: of the answer.
+        status: status of the response.
         message: one sentence.
-        retry_after: seconds until it is worth trying again, or None.
+        retry_after: seconds after which the client may try again, or None.
     """
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
@@ -47,13 +47,13 @@ class RefusedError(Exception):
 
 
 def decode(body: bytes | bytearray, served: ServedStudent, limits: Limits) -> Tensor:
-    """Rows ``[B, in_channels]``, float32, of a request.
+    """Decode a request body into float32 rows ``[B, in_channels]``.
 
     The body is a ``.npy`` of rows, or a JSON object with rows either as ``x``, a list of lists, or as ``indices`` and
-    ``values``, which name what is not zero. ``neighbors`` takes the place of the columns of encodings.
+    ``values`` of the nonzero entries. With ``neighbors``, the rows have no columns for encodings.
 
     Raises:
-        RefusedError: 400, it is something else; 413, too many rows.
+        RefusedError: 400 if the body is anything else, 413 if it has too many rows.
     """
     if body.startswith(_NPY):
         rows, neighbors = _npy(body, served), _NONE_GIVEN
@@ -70,7 +70,7 @@ def decode(body: bytes | bytearray, served: ServedStudent, limits: Limits) -> Te
 
 
 def _json(body: bytes | bytearray, served: ServedStudent, limits: Limits) -> tuple[np.ndarray, Any]:
-    # Before any is made: a list takes 20 times the room of the text "[],", and seconds of Python's garbage collection.
+    # Checked before parsing: a list takes 20 times the memory of the text "[],", and seconds of garbage collection.
     if body.count(b"[") + body.count(b"{") > 1 + _LISTS_A_ROW * (limits.rows + 1):
         raise RefusedError(413, f"the body has lists for more than {limits.rows} rows, the most of one request")
     try:
@@ -136,7 +136,7 @@ def _joined(neighbors: Any, count: int, served: ServedStudent) -> Tensor:
 
 
 def _pairs(lists: Any, stop: int, name: str, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """For each whole number of a list of lists the place of its list, and itself; int64 ``[M]`` each."""
+    """Flatten a list of lists of whole numbers: the index of each number's list, and the number; int64 ``[M]`` each."""
     for i, row in enumerate(_list(lists, name)):
         _check_types(_list(row, f"row {i} of {name}"), {int}, f"row {i} of {name}")
         if row and not 0 <= min(row) <= max(row) < stop:
@@ -150,7 +150,7 @@ def _npy(body: bytes | bytearray, served: ServedStudent) -> np.ndarray:
     file = io.BytesIO(body)
     try:
         shape, by_columns, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
-    except Exception as error:  # the header is a Python literal, and whatever may be wrong with one
+    except Exception as error:  # the header is a Python literal, which may raise nearly anything
         raise RefusedError(400, f"the body is a .npy file whose header cannot be read ({str(error)[:200]})") from None
     data = memoryview(body)[file.tell() :]
     if dtype.kind not in "iuf" or len(shape) != 2 or shape[1] != served.in_channels or shape[0] < 0:
@@ -158,11 +158,11 @@ def _npy(body: bytes | bytearray, served: ServedStudent) -> np.ndarray:
         raise RefusedError(
             400, f"the .npy file holds {got}, expected numbers [B, {served.in_channels}]: {served.meaning}"
         )
-    # Before an array is made: the header may say anything.
+    # Checked before an array is made: the header may claim any size.
     if len(data) != math.prod(shape) * dtype.itemsize:
-        raise RefusedError(400, f"the .npy file has {len(data)} bytes of numbers, and its header speaks of others")
+        raise RefusedError(400, f"the .npy file has {len(data)} bytes of numbers, which does not match its header")
     rows = np.frombuffer(data, dtype).reshape(shape, order="F" if by_columns else "C")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
+    with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are refused
         return np.array(rows, np.float32, order="C")
 
 

@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 from rbm.serving.server.app import Service
 from rbm.serving.server.connections import connection_class, watch
 
-# Connections that the system keeps until they are accepted; it may keep fewer (net.core.somaxconn).
+# Connections that the system queues until they are accepted; it may queue fewer (net.core.somaxconn).
 _BACKLOG = 1024
-# Open files beside connections: libraries, the socket, a run folder that is read.
+# Open files in addition to connections: libraries, the socket, a run folder that is being read.
 _OTHER_FILES = 100
 
 
@@ -47,7 +47,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
             proxy_headers=False,
             access_log=False,
             log_config=None,
-            log_level="error",  # with a warning for each bad request a client could fill the disk
+            log_level="error",  # with one warning per bad request, a client could fill the disk
         )
     )
 
@@ -63,16 +63,16 @@ async def run_server(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Open a listening socket.
 
     Raises:
-        OSError: the address is in use, or not of this machine; the message names it.
+        OSError: the address is in use, or does not belong to this machine; the message names it.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )[0]
-        # With its protocol named: else asyncio leaves Nagle's algorithm on, which holds each body back for 40 ms.
+        # The protocol is given explicitly: otherwise asyncio leaves Nagle's algorithm on, which delays bodies by 40 ms.
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,10 +93,10 @@ async def _serve_and_reload(
     async def reload() -> None:
         try:
             tell(await service.reload())
-        except Exception as error:  # a damaged folder may raise anything; the server must not mind
+        except Exception as error:  # a damaged folder may raise anything and must not stop the server
             tell(f"not reloaded, the former student goes on answering: {error}")
 
-    tasks = set()  # the loop itself keeps no task alive
+    tasks = set()  # the event loop holds only weak references to tasks
 
     def on_hangup() -> None:
         task = asyncio.get_running_loop().create_task(reload())
@@ -104,15 +104,15 @@ async def _serve_and_reload(
         task.add_done_callback(tasks.discard)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
-    tell(_first_line(service, listener))  # from here on every signal does what it should
+    tell(_first_line(service, listener))  # from here on, all signals are handled
     await run_server(server, listener)
 
 
 @contextlib.contextmanager
 def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
-    """Let signals stop the server before it listens to them itself, and when it has stopped and raises them anew.
+    """Let signals stop the server before it handles them itself, and after it has stopped and raises them again.
 
-    By their defaults they would end the process then, and its exit status would not be 0.
+    Their default handlers would end the process at these times with an exit status other than 0.
     """
 
     def stop(*_: object) -> None:
@@ -144,6 +144,6 @@ def _first_line(service: Service, listener: socket.socket) -> str:
     return (
         f"{served.name} at http://{f'[{host}]' if ':' in host else host}:{port}/predict: rows of {served.in_channels}"
         f" numbers{widths}, {served.num_classes} classes; at most {limits.body_bytes:,} bytes and {limits.rows:,} rows"
-        f" a request, {limits.queue_rows:,} rows waiting, {limits.connections:,} connections,"
-        f" {limits.timeout:g} s to send or take"
+        f" per request, {limits.queue_rows:,} rows waiting, {limits.connections:,} connections,"
+        f" {limits.timeout:g} s to send or receive"
     )

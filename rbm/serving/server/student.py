@@ -1,4 +1,4 @@
-"""The student that is served: the form of its rows, and whether another student can replace it."""
+"""The served student: the format of its rows, and whether another student can replace it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +16,15 @@ from rbm.training.run_folder import load, load_encodings
 
 @dataclass(frozen=True, eq=False)
 class ServedStudent:
-    """A student that has answered once.
+    """A student that has been tested with one forward.
 
     Attributes:
-        name: of its run folder, or of its class.
-        method: whose student of the run folder it is, or None.
-        module: from rows ``[B, in_channels]`` to logits ``[B, num_classes]``, in eval mode on the CPU.
+        name: the name of its run folder, or of its class.
+        method: its method in the run folder, or None.
+        module: maps rows ``[B, in_channels]`` to logits ``[B, num_classes]``, in eval mode on the CPU.
         num_classes: C.
-        encodings: what the nodes of the training graph have beside their features, ``[N, D]``, or None.
-        passed_on: what a new neighbour of theirs gets the mean of, likewise.
+        encodings: encodings of the training graph's nodes, ``[N, D]``, or None.
+        passed_on: what these nodes pass on to a new neighbour, which gets the mean, ``[N, D]``, or None.
     """
 
     name: str
@@ -36,17 +36,17 @@ class ServedStudent:
 
     @property
     def in_channels(self) -> int:
-        """Numbers of a row: features, and encodings where the student takes them."""
+        """Numbers per row: features, and encodings if the student takes them."""
         return self.module.in_channels
 
     @property
     def features(self) -> int:
-        """Numbers of a row without its encodings."""
+        """Numbers per row without encodings."""
         return self.in_channels - (0 if self.encodings is None else self.encodings.shape[1])
 
     @property
     def meaning(self) -> str:
-        """What a row of ``x`` holds."""
+        """A description of the content of a row of ``x``."""
         if self.encodings is None:
             return f"{self.in_channels} features"
         nodes, width = self.encodings.shape
@@ -60,7 +60,7 @@ class ServedStudent:
         return predict_probabilities(self.module, rows.to(dtype_of(self.module))).float()
 
     def info(self) -> dict[str, Any]:
-        """What a client needs to know."""
+        """The information for ``GET /info``."""
         return {
             "name": self.name,
             "method": self.method,
@@ -73,7 +73,7 @@ class ServedStudent:
         }
 
     def check_successor(self, other: "ServedStudent") -> None:
-        """Raise ValueError unless clients can send ``other`` the rows that they send to this one."""
+        """Raise ValueError unless clients can send the same rows to ``other``."""
         mine, its = ((s.features, s.in_channels - s.features) for s in (self, other))
         if mine != its:
             raise ValueError(
@@ -85,17 +85,17 @@ class ServedStudent:
 def open_student(
     source: nn.Module | Path | str, method: str | None = None, quantize: str | None = None
 ) -> ServedStudent:
-    """A student from its run folder, or as it is; it answers once here, so that its first client does not wait.
+    """Load a student from its run folder, or take it as given, and run it once so that the first client does not wait.
 
     Args:
-        source: a run folder, a folder that ``save_pretrained`` wrote, or a student.
-        method: whose student of a run folder; by default the one that it keeps.
-        quantize: ``int8`` for weights of 8 bits, as in :func:`rbm.load`.
+        source: a run folder, a folder written by ``save_pretrained``, or a student.
+        method: the method of the student in a run folder; by default the student that the run keeps.
+        quantize: ``int8`` for 8-bit weights, as in :func:`rbm.load`.
 
     Raises:
         FileNotFoundError: no finished run.
-        ValueError: a corrupt file, encodings of another width than the student's, an answer that is not finite, a
-            method that the run folder has no student of, or a student that ``quantize`` does not serve.
+        ValueError: a corrupt file, encodings that do not match the student's width, an output that is not finite, a
+            method without a student in the run folder, or a student that ``quantize`` does not support.
     """
     check_kind(quantize)
     if isinstance(source, nn.Module):

@@ -12,7 +12,7 @@ collect_ignore_glob = [] if "RBM_EXECUTE_PTX" in os.environ else ["test_*.py"]
 
 @pytest.fixture(autouse=True)
 def _prepare_anew() -> Iterator[None]:
-    """Tests replace configurations: no launch may outlive the one that it was prepared with."""
+    """Discard prepared launches, since tests replace the configurations they were prepared with."""
     forget_prepared()
     yield
     forget_prepared()
@@ -29,5 +29,5 @@ def served(device) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def architecture() -> int:
-    """What the kernels are compiled for."""
+    """The architecture that the kernels are compiled for."""
     return int(os.environ["RBM_EXECUTE_PTX"])

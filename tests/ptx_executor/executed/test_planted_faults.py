@@ -15,7 +15,7 @@ from rbm_kernels.ops.expert_matmul import config, launch
 from rbm_kernels.ops.expert_order import launch as order_launch
 
 FORWARD = "expert_matmul_fwd_kernel"
-# What the work of these tests gives without a fault.
+# The results of these tests' work without a fault.
 SOUND = {}
 
 
@@ -61,7 +61,7 @@ class Fault:
 
 
 def outcome(architecture: int, work, edit=None):
-    """The result, or what a watcher said."""
+    """The result, or a watcher's report."""
     with Gpu(architecture, edit=edit) as gpu, gpu.watching():
         try:
             return work()

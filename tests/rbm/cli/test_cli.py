@@ -79,7 +79,7 @@ def test_version_and_help(rbm):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_tables_fit_and_no_figure_is_cut(run_folder, width):
-    """Of two models with long names and many parameters."""
+    """For two models with long names and many parameters."""
     summary, timings = (json.loads((run_folder[0] / f"{name}.json").read_text()) for name in ("summary", "timings"))
     summary["tined_plus"] = {**summary["rbm"], "parameters": 123_456_789, "active_parameters": 999_999}
     summary["teacher"]["parameters"] = 999_999
@@ -102,7 +102,7 @@ def test_tables_fit_and_no_figure_is_cut(run_folder, width):
 def test_predict(rbm, run_folder, tmp_path):
     folder, _ = run_folder
     x, encodings = torch.rand(7, 64), load_file(folder / "encodings.safetensors")["encodings"]
-    # Row 0 is joined to nodes 4 and 5, row 6 to nothing, every other one to node 9 alone.
+    # Row 0 is joined to nodes 4 and 5, row 6 to no node, and all other rows to node 9.
     joined = [(0, 4), (0, 5), *((row, 9) for row in range(1, 6))]
     np.save("neighbors.npy", np.array(joined))
     np.savetxt("neighbors.csv", np.array(joined), delimiter=",", fmt="%d")
@@ -142,7 +142,7 @@ def test_bad_neighbors(rbm, run_folder, lines, message):
 
 
 def test_experiment_and_its_tables(rbm, tmp_path):
-    """A file is run, run again for nothing, and shown."""
+    """An experiment file is run, run again without work to do, and shown as tables."""
     (tmp_path / "e.yaml").write_text(
         "datasets: [digits]\nseeds: 0\nmethods: [rbm]\nvariants: {narrow: {rbm: {hidden_channels: 4}}, wide: {}}\n"
         "changes: {teacher: {max_epochs: 3}, rbm: {max_epochs: 3}, encoding: {deepwalk: false}}\n"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one sentence that says how to go on, no process left behind, and it does go on."""
+"""Ctrl-C and SIGTERM: one sentence on how to continue, no process left behind, and the run can be continued."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def test_a_run_says_how_it_is_continued(tmp_path, number, name):
     assert err.strip().splitlines()[-1] == said
     assert "Traceback" not in err
     assert not list((tmp_path / "run").glob(".*.partial"))
-    # It does go on, from the teacher that it has: as a run that is shorter, which only another folder may be.
+    # The run continues with its trained teacher. Its configuration is edited to be short, which --set would not allow.
     text = (tmp_path / "run" / "config.yaml").read_text()
     (tmp_path / "run" / "config.yaml").write_text(text.replace("max_epochs: 100000", "max_epochs: 3"))
     (tmp_path / "run" / "checkpoint.pt").unlink(missing_ok=True)

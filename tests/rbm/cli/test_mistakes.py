@@ -101,12 +101,12 @@ def test_a_mistake_ends_in_one_sentence_and_leaves_nothing(rbm, tmp_path, argume
     assert "Traceback" not in err
     assert re.search(message, err), err
     assert not any((tmp_path / "runs").glob("*/*.safetensors"))
-    # Python may keep what it compiled of a plugin.
+    # Python may cache the compiled plugin.
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == set(FILES)
 
 
 def test_a_library_that_breaks_is_no_mistake_of_the_user(rbm, monkeypatch):
-    """Anything else keeps its traceback, which a report needs."""
+    """Unexpected errors keep their traceback, which a bug report needs."""
     monkeypatch.setattr("rbm.experiments.results.read_rows", lambda path: [][0])
     with pytest.raises(IndexError):
         rbm("table", __file__)
@@ -124,7 +124,7 @@ def test_out_of_memory(rbm, monkeypatch, error):
 
 
 def test_a_home_in_quotes_is_written_out(rbm, monkeypatch, tmp_path):
-    """Shells leave "~/x" in quotes as it is, and what follows an equals sign."""
+    """Shells do not expand ~ in quotes or after an equals sign."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home" / "run").mkdir(parents=True)
     home = str(tmp_path / "home")

@@ -1,4 +1,4 @@
-"""The configuration tree: typed, validated, written to YAML and back, filled by presets."""
+"""The configuration tree: types, validation, YAML round trips and presets."""
 
 import re
 from importlib import resources
@@ -32,7 +32,7 @@ def test_paper_hyperparameters_of_cora():
     assert preset_config("clean", "cora").rbm.anneal_delta == 0.0
 
 
-# Where validation nodes chose another number than the released one.
+# Cases in which validation nodes chose another number than the released one.
 OUR_EXPERTS = {("cora", "inductive"): 3, ("citeseer", "inductive"): 3, ("amazon-computers", "inductive"): 3}
 
 
@@ -194,7 +194,7 @@ def test_broken_file(tmp_path):
 @pytest.mark.parametrize(("setting", "teacher"), [("transductive", "revgat"), ("inductive", "gcn")])
 def test_students_of_a_teacher_that_the_paper_does_not_tune_are_those_of_graphsage(setting, teacher):
     theirs, of_sage = (preset_config("clean", "cora", setting, name) for name in (teacher, "sage"))
-    own = {"gcn": {"krd"}}.get(teacher, set())  # KRD's code has settings for a GCN in both
+    own = {"gcn": {"krd"}}.get(teacher, set())  # KRD's code has settings for a GCN in both settings
     for section in {"rbm", "mlp", "moe", "krd", "glnn", "distill", "encoding"} - own:
         assert getattr(theirs, section) == getattr(of_sage, section)
     assert theirs.teacher.name == teacher

@@ -1,4 +1,4 @@
-"""Raw files whose sparse matrices point outside themselves: SciPy would read and write there, or end the process."""
+"""Raw files with invalid sparse indices: SciPy would access memory outside the matrix, or crash the process."""
 
 import pickle
 from pathlib import Path
@@ -51,12 +51,12 @@ def test_attributed(tmp_path):
     sp.save_npz(folder / "attrs.npz", unsound())
     for name in ("edgelist.txt", "labels.txt"):
         (folder / name).write_text("0 1\n")
-    with pytest.raises(ValueError, match=r"root: .*attrs\.npz is no sparse matrix: .*Fetch the original file again"):
+    with pytest.raises(ValueError, match=r"root: .*attrs\.npz is not a sparse matrix: .*Fetch the original file again"):
         load_dataset("citeseer", tmp_path, protocol="cpf")
 
 
 def test_a_planetoid_pickle_that_asks_for_a_table_of_gigabytes(tmp_path):
-    """``LONG_BINPUT`` at place 2^28: Python made a table of 4 GiB for it."""
+    """``LONG_BINPUT`` with index 2^28: Python would allocate a table of 4 GiB for it."""
     folder = tmp_path / "Planetoid/Cora/raw"
     folder.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):

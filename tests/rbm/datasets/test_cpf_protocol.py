@@ -21,7 +21,7 @@ NODES, RING = 560, 550
 
 
 def ring() -> list[tuple[int, int]]:
-    """A ring of 550 nodes, a self-loop and a duplicate; a path through the 10 others."""
+    """A ring of 550 nodes with a self-loop and a duplicate, and a path through the 10 others."""
     return (
         [(node, (node + 1) % RING) for node in range(RING)]
         + [(4, 4), (7, 8)]
@@ -50,7 +50,7 @@ def write_planetoid(root: Path, name: str = "Cora") -> None:
 
 
 def write_attributed(root: Path) -> Path:
-    """The graph in AttributedGraphDataset's files: classes 10, 20 and 30, labels in an order of their own."""
+    """The graph in AttributedGraphDataset's files: classes 10, 20 and 30, labels in another order."""
     folder = root / "AttributedGraphDataset/citeseer/raw"
     folder.mkdir(parents=True)
     sp.save_npz(folder / "attrs.npz", counts())
@@ -62,7 +62,7 @@ def write_attributed(root: Path) -> Path:
 
 @pytest.fixture
 def _small(monkeypatch):
-    """The small graph's component is the one that the protocol is about."""
+    """Make the component of the small graph the one that the protocol expects."""
     monkeypatch.setitem(DATASETS, "cora", replace(DATASETS["cora"], component=(RING, RING)))
     monkeypatch.setattr(load, "CPF_CITESEER", replace(CPF_CITESEER, component=(RING, RING)))
 
@@ -136,8 +136,8 @@ def test_graphs_that_both_protocols_share():
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("attrs.npz", b"", r"root: .*attrs\.npz is no sparse matrix: .*Fetch the original file again"),
-        ("attrs.npz", b"PK\x03\x04 broken", r"attrs\.npz is no sparse matrix"),
+        ("attrs.npz", b"", r"root: .*attrs\.npz is not a sparse matrix: .*Fetch the original file again"),
+        ("attrs.npz", b"PK\x03\x04 broken", r"attrs\.npz is not a sparse matrix"),
         ("edgelist.txt", b"0 1\n2\n3 4 5\n", r"edgelist\.txt is no table of numbers: lines 1 to 3 do not all hold 2"),
         ("edgelist.txt", b"0 1 1\n", r"edgelist\.txt is no table of numbers: line 1 has 3 columns, expected 2"),
         ("edgelist.txt", b"0 560\n", r"edgelist\.txt holds node ids from 0 to 560, expected 0 to 559"),
@@ -165,7 +165,7 @@ def test_features_of_citeseer_that_are_no_sound_matrix(tmp_path, change):
             arrays = dict(file)
         arrays["indices"] = arrays["indices"] + 3 if change == "columns outside" else arrays["indices"].astype(object)
         np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=rf"root: {re.escape(str(path))} is no sparse matrix"):
+    with pytest.raises(ValueError, match=rf"root: {re.escape(str(path))} is not a sparse matrix"):
         load_dataset("citeseer", tmp_path, protocol="cpf")
 
 

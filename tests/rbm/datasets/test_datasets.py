@@ -47,7 +47,7 @@ def write_npz(path: Path, seed: int = 0) -> None:
     ring = np.arange(120)
     source = np.concatenate([ring, rng.integers(0, 120, 60), np.arange(120, 129), [3]])
     target = np.concatenate([(ring + 1) % 120, rng.integers(0, 120, 60), np.arange(121, 130), [3]])
-    order = rng.permutation(130)  # the large component's ids shall not be the first ones
+    order = rng.permutation(130)  # so that the ids of the large component are not the first ones
     adjacency = sp.csr_matrix((np.ones(source.size, np.float32), (order[source], order[target])), (130, 130))
     features = sp.random(130, 7, 0.5, "csr", np.float32, rng, data_rvs=lambda size: rng.integers(1, 9, size))
     path.parent.mkdir(parents=True)
@@ -59,7 +59,7 @@ def write_npz(path: Path, seed: int = 0) -> None:
 
 
 def write_planetoid(folder: Path, name: str, *, gap: bool = False) -> None:
-    """6 training, 500 validation, 14 other and 20 test nodes (21 ids where ``gap``: CiteSeer's test ids have holes)."""
+    """6 training, 500 validation, 14 other and 20 test nodes (21 ids with ``gap``: CiteSeer's test ids have gaps)."""
     rng = np.random.default_rng(1)
     test_ids = 520 + rng.permutation(20)
     if gap:
@@ -149,9 +149,9 @@ def test_digits_neighbors_are_the_nearest_images():
     distances.fill_diagonal_(torch.inf)
     eighth = distances.kthvalue(8, dim=1).values
     source, target = data.edge_index
-    # An edge is there because one end is among the eight nearest of the other ...
+    # There is an edge only if one end is among the eight nearest of the other ...
     assert bool((distances[source, target] <= torch.maximum(eighth[source], eighth[target]) + 1e-9).all())
-    # ... and everything strictly nearer than the eighth is joined.
+    # ... and all images strictly nearer than the eighth are joined.
     joined = torch.zeros_like(distances, dtype=torch.bool)
     joined[source, target] = True
     assert bool(joined[distances < eighth[:, None] - 1e-9].all())
@@ -298,7 +298,7 @@ def test_download_only_when_asked(tmp_path, monkeypatch):
 
     def download(dataset):
         calls.append(dataset.raw_dir)
-        Path(dataset.raw_dir).rmdir()  # PyG has made it
+        Path(dataset.raw_dir).rmdir()  # created by PyG
         write_npz(Path(dataset.raw_paths[0]))
 
     monkeypatch.setattr(torch_geometric.datasets.Amazon, "download", download)

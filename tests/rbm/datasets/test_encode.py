@@ -1,4 +1,4 @@
-"""All encodings of a split together: the labels that they read, the labels that they never read, and the cache."""
+"""All encodings of a split together: the labels that they read and do not read, and the cache."""
 
 from types import SimpleNamespace
 
@@ -135,7 +135,7 @@ def test_inductive_labels_come_from_the_observed_graph_and_for_unseen_nodes_from
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_a_wrong_label_outside_the_training_set_changes_no_bit(setting, exclude_self):
-    """On a validation node, an observed and an unseen test node, a node of no set, and all of them at once."""
+    """For a validation node, an observed and an unseen test node, a node outside all sets, and all of them at once."""
     data = graph()
     config = settings(label_propagation=True, exclude_self=exclude_self)
     expected = encoded(data, setting, config)
@@ -158,7 +158,7 @@ def test_a_wrong_label_outside_the_training_set_changes_no_bit(setting, exclude_
 
 
 def test_observed_rows_do_not_know_unseen_nodes():
-    """Neither their features nor their edges; their own rows do follow from their edges."""
+    """They depend neither on features nor on edges of unseen nodes; rows of unseen nodes depend on the edges."""
     data = graph()
     expected = encoded(data, "inductive", BOTH)
     other = data.clone()
@@ -199,12 +199,12 @@ def test_known_encodings_are_not_computed_again(setting, counted, tmp_path):
     assert {name: function.runs for name, function in counted.items()} == runs
     assert torch.equal(first.observed, second.observed)
     assert torch.equal(first.full, second.full)
-    # A label that is not read is no reason to compute anew either.
+    # A label that is not read does not cause a new computation either.
     wrong = data.clone()
     wrong.y[~data.train_mask] = 0
     encoded(wrong, setting, BOTH, cache=Cache(tmp_path))
     assert {name: function.runs for name, function in counted.items()} == runs
-    # One that is read is.
+    # A label that is read does.
     wrong.y[data.train_mask] = (data.y[data.train_mask] + 1) % CLASSES
     encoded(wrong, setting, BOTH, cache=Cache(tmp_path))
     assert {name: function.runs // runs[name] for name, function in counted.items()} == {

@@ -12,7 +12,7 @@ import torch
 from rbm.datasets.encodings import deepwalk, label_propagation, random_walks, transfer
 
 NODES, CLASSES = 30, 4
-# A node 0 that ends walks, an edge that is there three times, a self-loop, and an isolated node 5.
+# Node 0 ends walks; there are also an edge that occurs three times, a self-loop, and an isolated node 5.
 DIRECTED = torch.tensor([[1, 2, 2, 3, 3, 3, 4, 4], [2, 3, 0, 1, 1, 1, 4, 3]])
 
 
@@ -23,7 +23,7 @@ def random_edges(seed: int = 0, count: int = 120) -> torch.Tensor:
 
 
 def cliques(size: int = 12) -> torch.Tensor:
-    """Two cliques that one edge joins."""
+    """Two cliques joined by one edge."""
     one = torch.combinations(torch.arange(size)).t()
     edges = torch.cat([one, one + size, torch.tensor([[0], [size]])], dim=1)
     return torch.cat([edges, edges.flip(0)], dim=1)
@@ -52,7 +52,7 @@ class TestRandomWalks:
         assert len({tuple(order) for order in passes.tolist()}) == 4
 
     def test_neighbors_are_drawn_uniformly_and_duplicates_count(self):
-        """Chi-square of 6 targets, one of them twice: 5 degrees of freedom, 20.5 is passed once in a thousand."""
+        """Chi-square over 6 targets, one of them duplicated: 5 degrees of freedom; 20.5 is exceeded once in 1,000."""
         targets = torch.tensor([1, 2, 3, 4, 5, 6, 6])
         walks = random_walks(torch.stack([torch.zeros(7).long(), targets]), 7, walk_length=2, walks_per_node=14_000)
         drawn = walks[walks[:, 0] == 0, 1]
@@ -94,14 +94,14 @@ class TestDeepWalk:
         cosines = unit @ unit.t()
         own = torch.arange(24) // 12
         inside = (own[:, None] == own) & ~torch.eye(24, dtype=torch.bool)
-        # Not the two ends of the bridge, which lie between.
+        # Without the two ends of the bridge, which are in between.
         inner = torch.tensor([i for i in range(24) if i not in (0, 12)])
         inside, cosines = inside[inner][:, inner], cosines[inner][:, inner]
         across = (own[:, None] != own)[inner][:, inner]
         assert cosines[inside].min() > cosines[across].max() + 0.1
 
     def test_nodes_that_meet_nobody_get_zeros(self):
-        """Node 5 is isolated, node 6 has a self-loop alone; node 0 has no way out but walks lead to it."""
+        """Node 5 is isolated, and node 6 has only a self-loop. Node 0 has no outgoing edge, but walks lead to it."""
         edges = torch.cat([DIRECTED, torch.tensor([[6], [6]])], dim=1)
         positions = deepwalk(edges, 7, dim=8, walk_length=6)
         assert positions.shape == (7, 8)
@@ -212,7 +212,7 @@ class TestLabelPropagation:
 
     @pytest.mark.parametrize("self_loops", [False, True])
     def test_excluded_labels_do_not_come_back(self, self_loops):
-        """By no path: not a bit of a training node's row changes with its own label. Included ones do come back."""
+        """A training node's row is bitwise independent of its own label; without the option, it is not."""
         (labels, train), edges = labelled(), random_edges()
         edges = torch.cat([edges, edges.flip(0)], dim=1)
         options = {"decay": 0.9, "self_loops": self_loops}
@@ -289,7 +289,7 @@ class TestTransfer:
         assert (full[29] == 0).all()
 
     def test_the_two_fills_differ_by_what_unseen_neighbors_count(self):
-        """Node 2 hears node 0 (observed), node 1 (unseen) and itself: a third of what node 0 has, or all of it."""
+        """Node 2 has edges from 0 (observed), 1 (unseen) and itself: it gets a third of node 0's row, or all of it."""
         edges = torch.tensor([[0, 1, 2], [2, 2, 2]])
         observed = torch.tensor([[3.0, 6.0]])
         for fill, expected in (("observed_mean", [3.0, 6.0]), ("all_mean", [1.0, 2.0])):

@@ -1,4 +1,4 @@
-"""Files with wrong headers, sizes or indices: each is refused in one sentence, before memory is taken for it."""
+"""Files with wrong headers, sizes or indices: each is refused in one sentence before memory is allocated."""
 
 import io
 import re
@@ -16,7 +16,7 @@ N, F = 40, WIDTH
 
 
 def matrix(kind: str = "csr") -> dict[str, np.ndarray]:
-    """The arrays of a sound matrix as scipy.sparse.save_npz writes them."""
+    """The arrays of a valid matrix as scipy.sparse.save_npz writes them."""
     file = io.BytesIO()
     dense = np.random.default_rng(0).random((N, F)) * (np.arange(N * F).reshape(N, F) % 3 == 0)
     options = {"blocksize": (2, 2)} if kind == "bsr" else {}
@@ -82,10 +82,10 @@ def tensors(**changes) -> dict[str, object]:
 
 
 def unchecked(crow, col, size=(N, F), make=torch.sparse_csr_tensor) -> torch.Tensor:
-    """A compressed tensor that nobody has looked at."""
+    """A compressed tensor that was not validated."""
     crow, col = torch.tensor(crow), torch.tensor(col)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a notice of PyTorch's on its first sparse tensor
+        warnings.simplefilter("ignore")  # PyTorch warns about its first sparse tensor
         return make(crow, col, torch.ones(col.shape[-1]), size, check_invariants=False)
 
 

@@ -1,4 +1,4 @@
-"""The Open Graph Benchmark's layout on disk: small graphs in it, and its files when they are broken."""
+"""The Open Graph Benchmark's layout on disk: small graphs, and damaged files."""
 
 import gzip
 import re
@@ -15,7 +15,7 @@ from rbm.datasets.readers import text
 SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
 FOLDERS = {name: name.replace("-", "_") for name in SPLITS}
 NODES = 12
-# A duplicate, an edge that is there in both directions, a self-loop; node 11 stands alone.
+# A duplicate, an edge in both directions, a self-loop; node 11 is isolated.
 EDGES = [[0, 1], [0, 1], [1, 2], [2, 1], [5, 5], [9, 3], [10, 4], [4, 0], [8, 7], [7, 6]]
 UNDIRECTED = sorted({(a, b) for edge in EDGES for a, b in (edge, edge[::-1]) if a != b})
 SPLIT = {"train": [3, 0, 7, 1], "valid": [2, 11], "test": [4, 5, 6, 8, 9]}
@@ -30,7 +30,7 @@ def write(path: Path, rows: list) -> None:
 
 
 def write_ogb(root: Path, name: str, *, folder: str = "") -> Path:
-    """OGB's files of the graph above; returns its folder."""
+    """Write OGB's files for the graph above, and return its folder."""
     folder = root / (folder or FOLDERS[name])
     write(folder / "raw/edge.csv.gz", EDGES)
     write(folder / "raw/node-feat.csv.gz", list(FEATURES))

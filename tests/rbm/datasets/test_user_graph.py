@@ -1,4 +1,4 @@
-"""Graphs of one's own: the same graph from every kind of file."""
+"""Users' own graphs: the same graph from every kind of file."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """A directed graph with a self-loop and a duplicate, half of its features zero."""
+    """A directed graph with a self-loop and a duplicate edge; half of its features are zero."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NODES, 4)).astype(np.float32) * (rng.random((NODES, 4)) < 0.5)
     edges = np.concatenate([rng.integers(NODES, size=(2, 40)), [[3, 5, 5], [3, 6, 6]]], axis=1)
@@ -248,7 +248,7 @@ def test_loading_leaves_files_and_arrays_alone(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-# By its path where a name could stand
+# By path instead of name
 
 
 def test_load_dataset_takes_a_path(tmp_path):

@@ -1,4 +1,4 @@
-"""Graphs of one's own that cannot be read: each gets its own sentence, and no file can run code."""
+"""Users' graphs that cannot be read: each fault has its own message, and no file can run code."""
 
 import pickle
 import re
@@ -18,7 +18,7 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def parts(**changes) -> dict[str, np.ndarray]:
-    """A sound graph but for ``changes``; None takes a part away."""
+    """A valid graph except for ``changes``; None removes a part."""
     place = np.arange(NODES)
     sound = {
         "x": np.ones((NODES, 2), np.float32),
@@ -115,7 +115,7 @@ def test_bad_masks_in_one_array(tmp_path, masks, message):
 @pytest.mark.parametrize("name", ["trian_mask", "Train", "train_idx", "validation", "testing_nodes", "split_idx"])
 def test_a_misspelt_mask_is_no_random_split(tmp_path, name):
     np.savez(tmp_path / "graph.npz", **unsplit(**{name: np.arange(2)}))
-    with pytest.raises(ValueError, match=f"holds {name}, but no masks of a known name.*take them away for a split"):
+    with pytest.raises(ValueError, match=f"holds {name}, but no masks of a known name.*remove them for a split"):
         load_graph(tmp_path / "graph.npz")
 
 
@@ -205,13 +205,13 @@ def test_arrays_cannot_run_code(tmp_path):
 
 
 def test_pickled_matrices_are_refused_with_the_way_to_convert_them(tmp_path):
-    """As many graphs are published: SciPy's matrices in object arrays."""
+    """Many graphs are published in this form: SciPy matrices in object arrays."""
     matrix = sp.csr_matrix(np.eye(NODES, k=1))
     objects = {"attr_matrix": np.array(matrix, dtype=object), "adj_matrix": np.array(matrix, dtype=object)}
     np.savez(tmp_path / "graph.npz", labels=np.arange(NODES) % 2, **objects)
     with pytest.raises(ValueError, match=r"holds attr_matrix, adj_matrix as Python objects, .*convert it once"):
         load_graph(tmp_path / "graph.npz")
-    # What the sentence says.
+    # Follow the advice in the message.
     arrays = np.load(tmp_path / "graph.npz", allow_pickle=True)
     features, adjacency = (arrays[name].item() for name in objects)
     edges = np.stack(adjacency.nonzero())
@@ -331,8 +331,8 @@ def test_an_archive_of_several_arrays_is_no_part(tmp_path):
         ("y.csv", "0\n1 0\n\n1\n0\n1\n", "lines 1 to 6 do not all hold 1 numbers"),
         ("y.csv", "y\n" + "True\n" * 6, "line 2 is 'True', expected numbers between commas, blanks or tabs"),
         ("edge_index.csv", "0;1\n2;3\n", "line 2 is '2;3', expected numbers between commas, blanks or tabs"),
-        # As pandas writes tables by default: with an index, which would be a feature, and numbered columns, which would
-        # be a node.
+        # As pandas writes tables by default: with an index, which would be read as a feature, and with numbered
+        # columns, which would be read as a node.
         ("x.csv", ",a,b\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
         ("x.csv", ",0,1\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
         ("x.csv", "0,1,2\n" + "3,1,2\n" * 6, "line 1 counts 0, 1, 2 to 2, .* write the table with header=False"),
@@ -401,7 +401,7 @@ def test_an_index_of_pandas_in_parquet_is_no_column(tmp_path, name):
         message = rf"{name}\.parquet .*its column '{index}' is an index of rows, .* write the table with index=False"
         with pytest.raises(ValueError, match=message):
             load_graph(folder)
-    # Numbered columns are no row here, and a range is no column.
+    # The numbered columns are not read as a row, and the range index is not read as a column.
     table.to_parquet(folder / f"{name}.parquet")
     assert np.array_equal(load_graph(folder)[name], value)
 
@@ -428,16 +428,16 @@ def test_classes_without_a_node_are_told(tmp_path, caplog):
     gaps = np.array([0, 1, 5, 0, 1, 5])
     data = load_graph(write_npz(tmp_path, y=gaps))
     assert data.num_classes == 6
-    told = "no node has class 2, 3, 4, yet these 3 count as classes, since classes are all numbers from 0 to 5. "
+    told = "no node has class 2, 3, 4, but classes are all numbers from 0 to 5, so these 3 count. "
     assert f"graph.npz, y: {told}" in caplog.text
     caplog.clear()
-    validate_data(data)  # says nothing again
+    validate_data(data)  # does not warn again
     assert not caplog.text
     del data.num_classes
     validate_data(data)
     assert f"data.y: {told}" in caplog.text
     caplog.clear()
-    # As the warning says.
+    # Follow the advice in the warning.
     assert load_graph(write_npz(tmp_path, y=np.unique(gaps, return_inverse=True)[1])).num_classes == 3
     assert load_graph(write_npz(tmp_path, y=gaps, num_classes=np.array(6))).num_classes == 6
     assert load_graph(write_npz(tmp_path, y=np.array([0, 1, 0, 1, 0, -1]))).num_classes == 2

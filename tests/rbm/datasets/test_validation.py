@@ -1,4 +1,4 @@
-"""Every fault of a graph gets its own sentence."""
+"""Every fault of a graph has its own error message."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Degenerate graphs through the whole distillation: finite answers, or a message that says why not."""
+"""Degenerate graphs through the whole distillation: finite results, or a message that explains why not."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ TINY = {
     "reliability": {"update_start_epoch": 0},
     "encoding": {"walk_length": 6, "walks_per_node": 2, "embedding_dim": 4, "label_propagation": True},
 }
-# Beside the defaults, what meets edges and nodes another way.
+# In addition to the defaults, settings that treat edges and nodes differently.
 WAYS = {
     "expectation": {},
     "pairs": {
@@ -51,7 +51,7 @@ def graph() -> Data:
 
 
 def isolated_nodes(data: Data) -> None:
-    """In each of the sets, and many of the unseen ones."""
+    """Isolate nodes in each of the sets, and many of the unseen nodes."""
     alone = torch.tensor([0, 1, 20, *range(40, NODES)])
     data.edge_index = data.edge_index[:, ~torch.isin(data.edge_index, alone).any(dim=0)]
 
@@ -78,7 +78,7 @@ def one_edge(data: Data) -> None:
 
 
 def directed_edges(data: Data) -> None:
-    """From low to high: the first node hears nobody, the last one speaks to nobody."""
+    """Direct edges from low to high ids: the first node has no incoming, the last no outgoing edge."""
     data.edge_index = data.edge_index[:, data.edge_index[0] < data.edge_index[1]]
 
 
@@ -113,7 +113,7 @@ def all_nodes_alike(data: Data) -> None:
 
 
 def shared_small_classes(data: Data) -> None:
-    """19, 11 and 30 nodes of each class: fewer than the 20 and 30 of a drawn split."""
+    """19, 11 and 30 nodes per class: fewer than the 20 and 30 of a drawn split."""
     data.y = torch.arange(CLASSES).repeat_interleave(torch.tensor([19, 11, 30]))
     data.train_mask, data.val_mask, data.test_mask = per_class_masks(data.y, small_classes="share")
 
@@ -247,7 +247,7 @@ def test_no_unseen_node_is_left_to_hide(tiny):
         rbm.distill(data, config=tiny.updated({"setting": "inductive"}))
 
 
-# A graph of one's own whose classes are too small for 20 training and 30 validation nodes
+# A user's graph with classes that are too small for 20 training and 30 validation nodes
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])

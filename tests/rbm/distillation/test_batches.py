@@ -1,4 +1,4 @@
-"""An epoch in batches: what they add up to, and what each of them weighs."""
+"""An epoch in batches: their sum, and the weight of each."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ NODES, CLASSES = 25, 4
 
 
 class Problem:
-    """A graph with a teacher, and a student that is one matrix."""
+    """A graph with a teacher, and a student that is a single matrix."""
 
     def __init__(self, config: DistillConfig) -> None:
         self.config = config
@@ -76,7 +76,7 @@ def test_temperature_squared():
 
 @pytest.mark.parametrize("forward", ["node", "pair"])
 def test_released_reduction_sums_means_of_batches(forward):
-    """Seven labels in batches of four are two means; the pairs' batches are means too."""
+    """Seven labels in batches of four give two means; the batches of pairs are also means."""
     config = DistillConfig(
         label_weight=0.3, mean="pairs", forward=forward, batch_size=4, reduction="sum_of_batch_means", shuffle=False
     )
@@ -131,5 +131,5 @@ def test_disturbed_inputs_raise_the_loss_within_their_box():
     assert weight.grad is None, "the parameters' gradients are left alone"
     random = [loss(x + torch.empty_like(x).uniform_(-0.1, 0.1)).item() for _ in range(20)]
     assert loss(harder).item() > max(random)
-    # Each entry moves five quarters of the box at most, so all of them can reach its wall, and the best wall is known.
+    # Each entry can move by at most five quarters of the box, so all can reach its boundary; the best one is known.
     assert loss(harder).item() > 0.9 * loss(x + 0.1 * torch.sign((x @ weight)[:, None] * weight)).item()

@@ -94,7 +94,7 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
 
 
 def test_few_epochs_are_not_led_by_many_of_pretraining(small_graph, quick, tmp_path):
-    """Five epochs of each student stay ten at most, whatever ``pretrain_epochs`` says."""
+    """With five epochs per student, there are at most ten, whatever ``pretrain_epochs`` is."""
     few = {"max_epochs": 5, "pretrain_epochs": 50}
     config = quick.updated({"teacher": {"max_epochs": 2}, "mlp": {"max_epochs": 2}, "rbm": few, "moe": few})
     rbm.distill(small_graph, config=config, methods=("mlp", "rbm", "moe"), folder=tmp_path / "run")
@@ -153,7 +153,7 @@ def test_survives_kill_9(tmp_path):
 
 
 class OwnTeacher(nn.Module):
-    """Somebody's module that knows nothing of this package."""
+    """A user's module that does not use this package."""
 
     def __init__(self):
         super().__init__()
@@ -189,17 +189,17 @@ def test_anyones_module_and_anyones_logits(small_graph, quick):
 
 
 def test_soft_labels_reach_the_student(small_graph, quick):
-    """A teacher that is wrong on purpose, no hard labels: the students follow it, not the truth."""
+    """With a deliberately wrong teacher and no hard labels, students follow the teacher instead of the labels."""
     lies = 8.0 * nn.functional.one_hot((small_graph.y + 1) % 3, 3).float()
     alone = {"distill": {"label_weight": 0.0, "neighbors": False}, "encoding": {"deepwalk": False}}
-    alone["rbm"] = {"min_epochs": 24}  # else the epoch that lies least is selected
+    alone["rbm"] = {"min_epochs": 24}  # otherwise the epoch closest to the true labels is selected
     result = rbm.distill(small_graph, lies, config=quick.updated(alone), methods=["rbm"])
     predicted = result.student(result.student_inputs()).argmax(-1)
     assert (predicted == (small_graph.y + 1) % 3).float().mean() > 0.9
 
 
 def test_unseen_nodes_never_influence_training(small_graph, quick):
-    """Inductive: other features, edges and labels of unseen nodes change nothing that was trained."""
+    """Inductive: changing features, edges and labels of unseen nodes does not change the trained models."""
     config = quick.updated({"setting": "inductive"})
     result = rbm.distill(small_graph, config=config, unseen_fraction=0.4)
     changed, unseen = small_graph.clone(), result.split.unseen_nodes

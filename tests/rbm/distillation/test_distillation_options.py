@@ -1,4 +1,4 @@
-"""The switches of a distillation: each does what it says, none breaks resuming, all of them together run."""
+"""The switches of a distillation: each has its effect, none breaks resuming, and all of them together run."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_each_option_learns(small_graph, quick, option, setting):
 
 @pytest.mark.parametrize("option", ["released", "draws", "adversarial", "similarity"])
 def test_resumes_to_the_same_numbers(small_graph, quick, tmp_path, option):
-    """What training moves beside model and optimiser (the exponent, the projection) survives a kill too."""
+    """State outside model and optimiser that training changes (exponent, projection) also survives a kill."""
     config = quick.updated(OPTIONS[option])
     whole = rbm.distill(small_graph, config=config, folder=tmp_path / "whole")
     resumed = killed_and_resumed(small_graph, tmp_path / "killed", "rbm", 14, config=config)
@@ -129,7 +129,7 @@ def test_arguments_of_another_kind(small_graph, options, message):
 
 
 def test_encodings_of_ones_own(small_graph, quick):
-    own = torch.nn.functional.one_hot(small_graph.y, 3).float()  # they tell everything
+    own = torch.nn.functional.one_hot(small_graph.y, 3).float()  # these reveal the labels
     config = quick.updated({"encoding": {"deepwalk": False}})
     result = rbm.distill(small_graph, config=config, encodings=[torch.zeros(60, 2), own])
     assert result.student_inputs().shape == (60, 12 + 2 + 3)

@@ -1,4 +1,4 @@
-"""Distributed training: the numbers of one process, no rank that waits for ever, one report, one run folder."""
+"""Distributed training: the same numbers as in one process, no rank that hangs, one report, one run folder."""
 
 import pytest
 import torch
@@ -9,19 +9,19 @@ from rbm.cli.distillation import distill_seeds
 from rbm.training.run_folder import load_student, read_metrics
 from rbm.utils.distributed import joined
 
-# Processes start and import for longer than they train.
+# Starting processes and importing takes longer than training.
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def alone(one_thread):
-    """What one process comes to."""
+    """The results of one process."""
     return run_cases(lambda: None)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What two processes come to, and the folder of their whole runs."""
+    """The results of two processes, and the folder of their complete runs."""
     folder = tmp_path_factory.mktemp("runs")
     return folder, spawn(2, run_all, tmp_path_factory.mktemp("ranks"), folder)
 
@@ -33,7 +33,7 @@ def three(tmp_path_factory):
 
 @pytest.fixture(params=[*((2, case) for case in CASES), *((3, case) for case in CASES_OF_THREE)], ids=str)
 def together(request):
-    """A case, and what each of several processes comes to."""
+    """A case, and the results of each of several processes."""
     ranks, case = request.param
     if ranks == 3:
         return case, [cases[case] for cases in request.getfixturevalue("three")]

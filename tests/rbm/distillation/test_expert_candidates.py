@@ -1,5 +1,5 @@
-"""The candidates of ``experiments/expert_candidates.py``: each changes what it says, and nothing else. And what
-``experiments/experts_used.py`` does to a trained student.
+"""The candidates of ``experiments/expert_candidates.py``: each changes only what it is meant to change. Also the effect
+of ``experiments/experts_used.py`` on a trained student.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ SHAPE = {"hidden_channels": 8, "num_experts": 4, "top_k": 2, "pretrain_epochs": 
 
 @pytest.fixture(scope="module")
 def plugin():
-    """The file's module; what it registered is taken back, so that other tests see the package alone."""
+    """The file's module; its registrations are undone so that they do not affect other tests."""
     before = dict(METHODS), dict(STUDENTS)
     yield load_script("experiments/expert_candidates.py")
     for registry, entries in zip((METHODS, STUDENTS), before, strict=True):
@@ -126,7 +126,7 @@ def test_agreement_is_asked_of_nodes_that_do_not_teach(plugin, small_graph, quic
 
 
 def unsure_where_wrong(graph):
-    """Logits of a teacher that is sure and right of each second node, and unsure and wrong of the others."""
+    """Logits of a teacher that is confident and right on every second node, and unsure and wrong on the others."""
     wrong = torch.arange(graph.num_nodes) % 2 == 1
     said = torch.where(wrong, (graph.y + 1) % 3, graph.y)
     return torch.nn.functional.one_hot(said, 3) * torch.where(wrong, 1.0, 6.0)[:, None], wrong

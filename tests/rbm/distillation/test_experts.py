@@ -1,4 +1,4 @@
-"""How far apart experts move: each setting at its extremes, by its definition, and across a kill."""
+"""How far experts move apart: each setting at its extremes, against its definition, and across a kill."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_the_mean_of_equal_experts_is_one_of_them():
 
 
 def test_a_full_pull_leaves_one_expert(small_graph, quick):
-    """All experts are alike after routed epochs, so that where rows are sent changes nothing."""
+    """All experts are equal after routed epochs, so routing has no effect."""
     free, pulled = (trained(small_graph, quick.updated({"rbm": {"expert_pull": share}}), 7) for share in (0.0, 1.0))
     assert spread(free) > 1e-3
     assert spread(pulled) == 0
@@ -63,7 +63,7 @@ def test_pretraining_knows_no_pull(small_graph, quick):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_rate_of_zero_keeps_experts_alike(small_graph, quick, shared):
-    """Alone as they were cloned; with a shared expert they move with it."""
+    """Without a shared expert, they stay as cloned; with one, they move with it."""
     config = quick.updated({"rbm": {"routed_lr": 0.0, "shared_expert": shared}})
     trainer = trained(small_graph, config, 5)
     first = [each.detach().clone() for each in expert_parameters(trainer.model.layers)]
@@ -97,7 +97,7 @@ def test_a_shared_expert_begins_as_the_clone_and_adds_what_is_routed(small_graph
 
 
 def test_a_shared_expert_takes_the_sum_of_gradients():
-    """One step of gradient descent moves expert e by its own gradient and by all of them."""
+    """One step of gradient descent moves expert e by its own gradient and by the sum of all gradients."""
     experts = torch.nn.Parameter(torch.randn(3, 4))
     part, start = SharedExpert([experts]), experts.detach().clone()
     gradient = torch.randn(3, 4)
@@ -119,7 +119,7 @@ def test_weight_decay_of_residuals_keeps_experts_close(small_graph, quick):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_dead_experts_start_anew_every_so_many_routed_epochs(small_graph, quick, shared):
-    """Two of four experts get a memory that no node is near to: they come back after every second routed epoch."""
+    """Two of four experts get a memory vector far from all nodes: they are reset after every second routed epoch."""
     small_graph.x = small_graph.x.abs()
     changes = {"top_k": 1, "reset_dead_experts": 2, "shared_expert": shared}
     trainer = trained(small_graph, quick.updated({"rbm": changes}), 5)
@@ -178,7 +178,7 @@ def test_routing_begins_from_the_best_epoch_of_pretraining(small_graph, quick, m
 )
 @pytest.mark.parametrize("epoch", [2, 6])
 def test_a_kill_changes_nothing(small_graph, quick, tmp_path, monkeypatch, changes, epoch):
-    """Also of what is remembered from before it: the best epoch of pretraining is the second here."""
+    """This includes what is remembered from before the kill: the best pretraining epoch is the second here."""
     evaluate = StudentTrainer.evaluate
     monkeypatch.setattr(
         StudentTrainer, "evaluate", lambda student: evaluate(student)._replace(val=0.9 if student.epoch == 1 else 0.5)
@@ -209,14 +209,14 @@ def test_settings_that_do_not_fit(changes, message):
 
 
 def test_a_teacher_of_logits_alone_cannot_place_memory(small_graph, quick):
-    """Said before the student trains."""
+    """The error is raised before the student trains."""
     config = quick.updated({"rbm": {"memory_init": "teacher"}})
     with pytest.raises(ValueError, match="memory_init is teacher, but this teacher shows no hidden layer"):
         trained(small_graph, config, 0)
 
 
 def test_neutral_settings_keep_the_fingerprint_of_committed_rows():
-    """The one of results/paper.csv for RbM on Cora, transductive, seed 0."""
+    """The fingerprint in results/paper.csv for RbM on Cora, transductive, seed 0."""
     config = preset_config("clean", "cora", "transductive")
     assert config_fingerprint(config, "rbm") == "c2eab3079af96cfe"
     for name, value in {

@@ -1,4 +1,4 @@
-"""Students whose input is features alone, and what a student with encodings says of its rows."""
+"""Students on features alone, and messages of students with encodings about their rows."""
 
 import json
 import logging
@@ -61,7 +61,7 @@ def test_the_command(command, tmp_path):
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory):
-    """A run of digits whose MLP student takes 3 encodings and whose GLNN takes none."""
+    """A run on digits in which the MLP student takes 3 encodings and GLNN takes none."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
     config = CONFIG.updated({"encoding": {"label_propagation": False}})
     rbm.distill(

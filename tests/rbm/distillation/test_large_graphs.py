@@ -1,4 +1,4 @@
-"""Graphs that do not fit: features that stay in their file, and sums and predictions that are formed in chunks."""
+"""Graphs larger than memory: features stay in their file, and sums and predictions are computed in chunks."""
 
 import csv
 import re
@@ -41,7 +41,7 @@ SMALL = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The benchmark's graph with 239 nodes, few as they are taken for many."""
+    """The benchmark's graph with 239 nodes, with limits lowered so that it counts as large."""
     monkeypatch.setattr(own, "MIN_STORED_NUMEL", 1)
     large_graph.write_graph(tmp_path, 2**13 + 2**11)
     return tmp_path
@@ -59,7 +59,7 @@ def test_large_features_stay_in_their_file(folder, monkeypatch):
 
 
 def test_stored_rows_give_what_their_float32_copy_gives(folder):
-    """A whole run, encodings beside the features, for a student and a teacher."""
+    """A whole run with encodings, for a student and a teacher."""
     stored = rbm.load_graph(folder)
     copied = stored.clone()
     copied.x = stored.x.float()
@@ -103,7 +103,7 @@ def test_targets_in_chunks_have_the_same_bits(monkeypatch):
 
 def test_neighbours_in_chunks_of_edges_and_nodes_are_those_of_one_sort(monkeypatch):
     edges = torch.randint(0, 50, (2, 300))
-    edges[:, 295:] = 49  # self-loops alone at the end: the last chunk has no edge
+    edges[:, 295:] = 49  # only self-loops at the end: the last chunk has no edge
     kept = edges[:, edges[0] != edges[1]]
     order = torch.from_numpy(np.argsort(kept[1].numpy(), kind="stable"))
     weights = torch.rand(kept.shape[1])
@@ -120,7 +120,7 @@ def test_neighbours_in_chunks_of_edges_and_nodes_are_those_of_one_sort(monkeypat
 @pytest.mark.parametrize("mode", ["softmax", "scaled_log_probs"])
 def test_large_tables_of_targets_are_made_in_blocks_of_classes(monkeypatch, mode):
     graph, logits = Neighborhood(torch.randint(0, 50, (2, 300)), 50), torch.randn(50, 9)
-    logits[3, :8] = -1e4  # classes that are ruled out
+    logits[3, :8] = -1e4  # excluded classes
     pairs = weigh_pairs(graph, torch.rand(50), mean="nodes", draw="expectation")
     table = teacher_log_probabilities(logits, 0.7, mode)
     whole = SoftTargets.of(pairs, graph, table)
@@ -136,7 +136,7 @@ def test_large_tables_of_targets_are_made_in_blocks_of_classes(monkeypatch, mode
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 def test_large_graphs_are_evaluated_without_a_table_of_logits(folder, monkeypatch, setting):
-    """Accuracies and the learned exponent are those of a table, in either setting."""
+    """Accuracies and the learned exponent equal those from a table of logits, in either setting."""
     data = rbm.load_graph(folder)
     config = Config().updated(SMALL | {"reliability": {"update_start_epoch": 0, "power_momentum": 0.0}})
     split = split_graph(data, setting)
@@ -186,7 +186,7 @@ def test_predictions_in_chunks(folder, monkeypatch):
 
 
 def test_memory_is_placed_by_a_sample(monkeypatch):
-    """Rows beyond the sample are never asked for."""
+    """Rows outside the sample are never read."""
     drawn = []
 
     class Noting(HalfPrecisionRows):

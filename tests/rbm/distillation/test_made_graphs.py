@@ -1,10 +1,10 @@
-"""The main job with its defaults on made graphs, from homophilous to heterophilous ones.
+"""Distillation with default settings on synthetic graphs, from homophilous to heterophilous ones.
 
-Three bars: the kept student is within 1.0 points of the best student on test nodes, RbM is no more than 1.5 behind the
-MLP, and the verdict names heterophily below 0.3. A corner of the grid of ``experiments/made_graphs.py`` runs here, one
-seed of each; ``RBM_MADE_GRAPHS=all`` runs the grid. One seed has 2,400 test nodes, on which two students that are
-equally good differ by half a point or more; so here a bar is broken where the difference is beyond it by more than
-chance. Means over seeds are held to the bars themselves, in the committed rows.
+There are three criteria: the kept student is within 1.0 points of the best student on test nodes, RbM is at most 1.5
+points behind the MLP, and the verdict names heterophily below 0.3. A part of the grid of ``experiments/made_graphs.py``
+runs here with one seed each; ``RBM_MADE_GRAPHS=all`` runs the whole grid. One seed has 2,400 test nodes, on which two
+equally good students differ by half a point or more. A criterion therefore fails here only if it is missed by more than
+chance. Means over seeds, in the committed rows, must meet the criteria exactly.
 """
 
 import os
@@ -40,7 +40,7 @@ def are_right(result, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
 def test_no_bad_surprise(cell):
-    # A homophilous graph trains until its patience ends, and sixty epochs are enough to compare.
+    # On a homophilous graph, training lasts until patience runs out; sixty epochs are enough to compare.
     config = Config().updated({name: {"max_epochs": 60} for name in ("teacher", "mlp", "rbm")})
     result = rbm.distill(cell.graph(0), config=config, measure_latency=False)
     right = {method: are_right(result, method) for method in ("mlp", "rbm", "labels")}
@@ -53,8 +53,9 @@ def test_no_bad_surprise(cell):
 
 
 def committed():
-    """Rows of the present code by cell. Those of ``after`` had teachers alone; where a misled one no longer teaches,
-    ``labels teach`` are the rows.
+    """Rows of the current code by cell.
+
+    Those of ``after`` had only teachers; where students no longer learn from a misled teacher, ``labels teach`` counts.
     """
     cells = defaultdict(dict)
     for row in read_csv(ROOT / "results" / "made_graphs.csv"):
@@ -84,5 +85,5 @@ def test_the_committed_rows_hold_the_bars(cell):
     assert round(mean(rows, "mlp") - mean(rows, "rbm"), 2) <= 100 * RBM_BEHIND
     for row in rows:
         assert (row["graph"] == "heterophilous") == (float(row["share"]) < 0.3)
-        # A share of 0.3 is of all edges; of those that a run may count there may be a little less within a class.
+        # The share of 0.3 is over all edges; among the edges that a run may count, it can be slightly lower.
         assert cell.homophily == 0.3 or (float(row["share"]) < 0.3) == (cell.homophily < 0.3)

@@ -1,4 +1,4 @@
-"""Soft labels of neighbours are learned where edges follow classes, and left out where they do not."""
+"""Soft labels of neighbours are used on homophilous graphs and omitted on heterophilous ones."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_a_heterophilous_graph_leaves_them_out(homophily, used, setting):
 
 def test_test_labels_have_no_say():
     data = block_graph(0.1)
-    data.y = torch.where(data.test_mask, 0, data.y)  # by all labels half of the edges would join one class
+    data.y = torch.where(data.test_mask, 0, data.y)  # counting all labels, half of the edges would be within a class
     assert not uses_neighbor_labels(split_graph(data), Config())
 
 

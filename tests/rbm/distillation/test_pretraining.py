@@ -1,4 +1,4 @@
-"""From pretraining to routing: nothing changes at that moment, and validation may choose an epoch before it."""
+"""From pretraining to routing: the function does not change, and validation may select a pretraining epoch."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_the_released_start_changes_it(small_graph, quick):
 
 @pytest.mark.parametrize("scales", [{}, {"init_scale": 2.0, "init_attention": 1.1}, {"input_attention": False}])
 def test_an_epoch_of_pretraining_is_the_cloned_expert(small_graph, quick, scales):
-    """Also where routing starts elsewhere, and after routed epochs."""
+    """Also if routing starts from another function, and after routed epochs."""
     config = quick.updated({"rbm": scales})
     trainer = pretrained(small_graph, config)
     state = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
@@ -77,7 +77,7 @@ def test_an_epoch_of_pretraining_is_the_cloned_expert(small_graph, quick, scales
 
 @pytest.fixture
 def falling(monkeypatch):
-    """Validation accuracies that fall from the third epoch of the student on, at the end of routed training to zero."""
+    """Validation accuracies that fall from the student's third epoch on, to zero at the end of routed training."""
     evaluate = RbMTrainer.evaluate
 
     def script(trainer):
@@ -136,7 +136,7 @@ def test_who_starts_how():
 
 
 def test_rows_of_before_keep_their_fingerprints():
-    """Those of results/ for seen Cora, seed 0; a setting that came later counts where it differs."""
+    """Fingerprints in results/ for seen nodes of Cora, seed 0; settings added later count only if they differ."""
     config = preset_config("clean", "cora", "transductive")
     assert config_fingerprint(config, "mlp") == "d0696db1c3cd83c1"
     assert config_fingerprint(config, "vqgraph") == "d07e1fc06571d82d"

@@ -11,7 +11,7 @@ from rbm.teachers.outputs import entropy_change
 
 
 class OwnFeatures(nn.Module):
-    """A teacher whose answer for a node depends on its own features alone, more for some nodes than for others."""
+    """A teacher whose output for a node depends only on the node's features, more for some nodes than for others."""
 
     def __init__(self, strength: torch.Tensor) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_fit_reproduces_a_known_power(power, ignore_empty_bins):
 
 
 def test_released_offset_and_empty_bins_shift_the_fit():
-    """With fifty bins 0.05 is two and a half bins to the right; bins without nodes count as no agreement."""
+    """With fifty bins, 0.05 is two and a half bins to the right; empty bins count as no agreement."""
     change = torch.rand(100_000, dtype=torch.float64)
     agree = torch.rand(100_000) < 1 - change
     centered, released = (fit_power(change, agree, bin_offset=offset) for offset in ("center", "released"))

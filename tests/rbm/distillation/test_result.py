@@ -39,12 +39,12 @@ def test_the_result_is_its_table_and_its_verdict(small_graph):
 
 
 def test_what_a_graph_is_called(small_graph, tmp_path):
-    """By its own name; by the configuration's, where that is not the default; a run that is resumed keeps its own."""
+    """Its own name, or the configuration's if that is not the default; a resumed run keeps its name."""
     assert named_after_graph(Config(), small_graph, None).dataset == OWN_GRAPH
     assert rbm.load_dataset("digits").name == "digits"
     assert named_after_graph(Config(), rbm.load_dataset("digits"), None).dataset == "digits"
     assert named_after_graph(replace(Config(), dataset="cora"), small_graph, None).dataset == "cora"
-    with open_run(tmp_path / "before", Config()):  # as an earlier version called every graph
+    with open_run(tmp_path / "before", Config()):  # an earlier version gave every graph this name
         pass
     assert named_after_graph(Config(), small_graph, tmp_path / "before").dataset == "digits"
 

@@ -1,4 +1,4 @@
-"""The report of a run: its figures against figures computed otherwise, its page in a browser, and its failures."""
+"""The report of a run: its figures compared with an independent computation, its page in a browser, its failures."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ QUICK = {
 
 @pytest.fixture(scope="module")
 def graph():
-    """A graph of 240 nodes whose classes overlap, so that models err and disagree; one node has no neighbour."""
+    """A graph of 240 nodes with overlapping classes, so that models err and disagree; one node has no neighbour."""
     from torch_geometric.data import Data
 
     generator = torch.Generator().manual_seed(3)
@@ -124,7 +124,7 @@ def test_experts(made):
 
 
 class _Page(HTMLParser):
-    """What a page would fetch, and its tags."""
+    """The URLs that a page would fetch, and its tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,8 +186,8 @@ def test_labels_of_groups_and_experts_have_room(monkeypatch, groups):
 
 
 def test_rbm_report(made, command, tmp_path, monkeypatch):
-    """Of a run of an earlier version, whose models are asked again; and of two side by side, one with given logits,
-    which its folder does not have.
+    """For a run of an earlier version, whose models are run again; and for two runs on one page, one of them with given
+    logits, which its folder does not contain.
     """
     result, folder = made
     before = (folder / "report.json").read_text()
@@ -222,7 +222,7 @@ def test_rbm_report(made, command, tmp_path, monkeypatch):
     alone = replace(result, students={"mlp": result.students["mlp"]})
     with pytest.raises(ValueError, match=r"no student of the run is a mixture \(got mlp\)"):
         write_representation(alone, folder)
-    status, out, _ = command("report", folder)  # of one run the page is its own, and is replaced
+    status, out, _ = command("report", folder)  # the page of a single run is its own and is replaced
     assert (status, "report.html" in out) == (0, True)
     assert (folder / "report.html").read_text() == f"of {[folder]}"
     (folder / "report.html").write_text(page)
@@ -251,7 +251,7 @@ def test_a_fault_of_the_report_leaves_the_run(graph, tmp_path, monkeypatch, capl
 
 
 def test_the_epoch_of_a_student_of_two_phases_is_marked_on_the_second(graph, tmp_path, monkeypatch, caplog):
-    """SimMLP counts the epochs of its alignment as well; its curve has those of its head alone."""
+    """SimMLP also counts the epochs of its alignment; its curve shows only those of its head."""
     marks = []
     curves = charts.curves_chart
     monkeypatch.setattr(charts, "curves_chart", lambda *given: marks.append(given[3]) or curves(*given))

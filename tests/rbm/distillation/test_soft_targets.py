@@ -1,4 +1,4 @@
-"""One aggregated target a node gives the loss of all its pairs."""
+"""One aggregated target per node gives the loss of all its pairs."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ NODES, CLASSES = 30, 5
 
 @pytest.fixture
 def graph() -> Neighborhood:
-    """Directed, with self-loops, duplicates and nodes that nothing reaches."""
+    """Directed, with self-loops, duplicates and nodes without incoming edges."""
     edges = torch.randint(0, NODES - 3, (2, 120))
     return Neighborhood(torch.cat([edges, edges[:, :10], torch.tensor([[4, 29], [4, 29]])], dim=1), NODES)
 
 
 @pytest.fixture
 def answers() -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of student and teacher; one teacher rules classes out."""
+    """Logits of student and teacher; some teacher logits exclude classes."""
     student, teacher = torch.randn(2, NODES, CLASSES, dtype=torch.float64)
     teacher[3, :4] = -1e4
     return student, teacher
@@ -102,7 +102,7 @@ def test_draws_average_to_the_expectation(graph, mean):
     draws = [weigh_pairs(graph, trust, mean=mean, draw="sample").neighbors for _ in range(4000)]
     assert not torch.equal(draws[0], draws[1]), "drawn anew each time"
     expected = weigh_pairs(graph, trust, mean=mean, draw="expectation").neighbors
-    spread = 1 / NODES / 4000**0.5  # a draw is zero or at most one in NODES
+    spread = 1 / NODES / 4000**0.5  # each draw is between zero and 1 / NODES
     torch.testing.assert_close(torch.stack(draws).mean(0), expected, rtol=0.05, atol=5 * spread)
     if mean == "nodes":
         assert (torch.stack(draws) > 0).double().sum(1).unique().numel() == 1, (

@@ -1,4 +1,4 @@
-"""Students learn from the MLP on labels where it is ahead of the teacher at validation by more than chance."""
+"""Students learn from the MLP on labels if it beats the teacher on validation nodes by more than chance."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def test_a_misled_teacher_is_not_learned_from(setting):
     found = distilled(data, QUICK.updated(settings))
     assert found.summary["verdict"]["source"] == "labels"
     assert found.verdict[1].endswith("; its soft labels mislead, so students learn that MLP's (distill.source).")
-    # The run looks into the last layer, so that layers answer one by one there; sums are rounded otherwise at once.
+    # The run hooks the last layer, so layers run one by one; the single operator rounds sums differently.
     found.students["labels"].layers[-1].register_forward_pre_hook(lambda *_: None)
     with torch.no_grad(), fast_float32("cpu"):
         logits = predict(found.students["labels"], found.split.full_rows)

@@ -59,7 +59,7 @@ def sparse_graph(small_graph):
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 def test_three_epochs_have_the_losses_of_dense_features(small_graph, setting):
-    """Teacher, MLP and RbM student, pretraining, K-means and routing included; dropout off."""
+    """Teacher, MLP and RbM student, including pretraining, K-means and routing; dropout off."""
     config = Config().updated(CALM)
     runs = []
     for data in sparse_graph(small_graph):
@@ -100,7 +100,7 @@ def test_distills_from_sparse_features_end_to_end(small_graph, tmp_path):
 
 
 class DenseOnly(nn.Module):
-    """Somebody's teacher that would fail on CSR features."""
+    """A user's teacher that would fail on CSR features."""
 
     def __init__(self):
         super().__init__()

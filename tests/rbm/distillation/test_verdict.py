@@ -36,7 +36,7 @@ def test_homophily_counts_the_edges_whose_labels_may_be_read():
     edges = torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 3, 3, 4, 0]])
     labels = torch.tensor([0, 0, 1, 1, -1])
     found = edge_homophily(edges, labels, torch.tensor([True, True, True, True, False]))
-    # 0-1 and 2-3 of 0-1, 1-2, 2-3; of their six ends three are of each class.
+    # The edges are 0-1, 1-2, 2-3; 0-1 and 2-3 are within a class, and three of the six ends are of each class.
     assert found == pytest.approx((2 / 3, 0.5, 3))
     assert edge_homophily(edges, labels, torch.tensor([True, False, True, False, False])) is None
 

@@ -1,4 +1,4 @@
-"""Gains over many graphs: against scipy where it has the test, and on rows made by hand."""
+"""Gains over many graphs: compared with SciPy where it has the test, and on hand-made rows."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rows of every method: of several seeds, and of the table of newer ones."""
+"""Rows of every method: for several seeds, and for the table of newer methods."""
 
 import csv
 from dataclasses import replace
@@ -21,7 +21,7 @@ SMALL = {f"{section}.max_epochs": 2 for section in SECTIONS} | {
     "simmlp.head_epochs": 2,
     "vqgraph.tokenizer.codebook_size": 20,
     "trees.leaves": 3,
-    "distill.source": "teacher",  # TINED takes the layers of a teacher, and this one has few epochs
+    "distill.source": "teacher",  # TINED copies the teacher's layers, and this teacher has few epochs
 }
 SMALL |= {f"{section}.deepwalk": "false" for section in ("encoding", "nosmog.encoding", "tined_plus.encoding")}
 

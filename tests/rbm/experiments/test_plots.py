@@ -1,4 +1,4 @@
-"""The plots of one run and of many: the data that is drawn."""
+"""The plots of one run and of several: the data that is drawn."""
 
 import matplotlib
 import numpy as np
@@ -48,7 +48,7 @@ def test_training_curves(tmp_path, figures):
     loss, accuracy = figures[0].axes
     curve = next(line for line in loss.get_lines() if line.get_label() == "RbM student")
     assert curve.get_xydata().tolist() == [[1, 1.0], [2, 0.5], [3, 0.4], [4, 0.3]]
-    # Of the two epochs with the best validation the later counts, and it tells the test accuracy.
+    # Of the two epochs with the best validation accuracy, the later one counts and gives the test accuracy.
     names = [text.get_text() for text in accuracy.get_legend().get_texts()]
     assert names == ["RbM student: test 70.0% at epoch 3", "Teacher: test 50.0% at epoch 1"]
     marks = [line.get_xydata()[0].tolist() for line in accuracy.get_lines() if line.get_marker() == "o"]
@@ -104,7 +104,7 @@ def test_no_axis_goes_beyond_100_per_cent_and_no_tick_is_rounded(tmp_path, figur
 
 
 def test_a_table_has_a_panel_for_each_line(tmp_path, figures):
-    """On an axis of its own: one axis for all would press the columns of a line together."""
+    """Each panel has its own axis: a common axis would compress the columns of a line."""
     lines = {f"graph {i}": ({"RbM": Summary(50.0 + i, 0.5, 3)}, {"RbM": Summary(51.0 + i, 0.0, 1)}) for i in range(6)}
     plots.plot_table(lines, tmp_path / "table.png", title="main")
     assert_picture(tmp_path / "table.png")
@@ -147,7 +147,7 @@ def test_router_inputs_show_one_map_twice(tmp_path, figures):
     assert {name: len(points) for name, points in by_expert.items()} == {"0": 20, "1": 20, "2": 20}
     everything = [np.sort(np.concatenate(list(by.values())), axis=0) for by in (by_expert, by_label)]
     np.testing.assert_array_equal(*everything)
-    # Well separated classes stay apart on the map: a point is nearest to the centre of its own.
+    # Well-separated classes stay apart on the map: each point is nearest to the centre of its own class.
     centers = np.stack([by_label[str(label)].mean(axis=0) for label in range(3)])
     for label in range(3):
         distances = np.linalg.norm(by_label[str(label)][:, None] - centers, axis=2)

@@ -1,6 +1,6 @@
-"""Every accuracy that README, docs/results.md and results/ print, against an independent computation from the rows.
+"""Every accuracy in README, docs/results.md and results/, compared with an independent computation from the rows.
 
-Pandas and SciPy read the CSV files here; nothing of ``rbm.experiments`` takes part.
+The CSV files are read with pandas and evaluated with SciPy, without ``rbm.experiments``.
 """
 
 import json
@@ -21,7 +21,7 @@ PAGES = [page for page in sorted((ROOT / "results" / "paper").glob("*.md")) if M
 
 
 def runs(name: str, **of: str) -> pd.DataFrame:
-    """The rows of a CSV file of results/ of one protocol, teacher and preset, accuracies in per cent."""
+    """The rows of a CSV file in results/ for one protocol, teacher and preset, with accuracies in per cent."""
     rows = pd.read_csv(ROOT / "results" / f"{name}.csv", keep_default_na=False)
     rows[["test_at_best_val", "val", "test_max"]] *= 100
     for column, value in {"preset": "clean", "teacher": "sage", "protocol": "rbm", **of}.items():
@@ -39,7 +39,7 @@ def by_seed(rows: pd.DataFrame, dataset: str, setting: str, method: str, variant
 
 
 def shown(values: pd.Series) -> str:
-    """Mean and the sample's standard deviation, as a table prints them."""
+    """Mean and sample standard deviation, as printed in tables."""
     if values.empty:
         return ""
     return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" if len(values) > 1 else f"{values.mean():.2f}"
@@ -56,7 +56,7 @@ def cells(line: str) -> list[str]:
 
 
 def table(page: str, name: str) -> list[list[str]]:
-    """The cells of a marked table of a page, header first."""
+    """The cells of a marked table on a page, header first."""
     text = (ROOT / page).read_text()
     lines = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)[1].splitlines()
     return [cells(line) for line in lines if line.startswith("|") and not line.startswith("|---")]
@@ -98,7 +98,7 @@ def columns_of(name: str) -> dict[str, dict]:
 
 
 def bracketed(cell: str) -> tuple[str, str]:
-    """Ours and the paper's mean of a cell such as ``78.94 ± 0.70 (77.44)``."""
+    """Our figure and the paper's mean in a cell such as ``78.94 ± 0.70 (77.44)``."""
     ours, paper = re.fullmatch(r"([^(]*)(?:\((.*)\))?", cell).groups()
     return ours.strip(), paper or ""
 
@@ -142,7 +142,7 @@ def test_tables_of_the_paper(page):
 
 
 def test_the_command_prints_these_tables(command):
-    """It once mixed rows of several teachers and presets into one group."""
+    """Regression test: rows of several teachers and presets were mixed into one group."""
     status, out, _ = command("table", ROOT / "results" / "paper.csv")
     assert status == 0
     printed, documented = [cells(line) for line in out.splitlines()[2:]], table("docs/results.md", "paper")[1:]

@@ -1,4 +1,4 @@
-"""The paper's tables: what they run, how they survive a kill, and what they show."""
+"""The paper's tables: what they run, resuming after a kill, and what they show."""
 
 import csv
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_unknown_tables_are_listed():
 
 
 def figures(path) -> list[tuple]:
-    """What equal runs share: all but how long they took."""
+    """The values that equal runs share: everything except times."""
     rows = read_rows(path)
     return sorted(tuple(row[name] for name in row if name != "seconds") for row in rows)
 

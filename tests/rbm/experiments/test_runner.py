@@ -1,4 +1,4 @@
-"""Many runs in one file: complete, resumable, each row with its provenance."""
+"""Several runs in one file: complete and resumable, and each row has its provenance."""
 
 import csv
 import re
@@ -87,7 +87,7 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
             run_experiment(quick(), tmp_path / "killed.csv")
     assert [row["method"] for row in read_rows(tmp_path / "killed.csv")] == ["teacher", *ran], "written once trained"
     with open(tmp_path / "killed.csv", "a") as file:
-        file.write("digits,transductive,rbm,sage,clean,,mlp,1,0.9")  # a line that a kill cut short
+        file.write("digits,transductive,rbm,sage,clean,,mlp,1,0.9")  # a line truncated by a kill
     resumed = run_experiment(quick(), tmp_path / "killed.csv")
     strip = lambda rows: [{k: v for k, v in row.items() if k != "seconds"} for row in rows]  # noqa: E731
     assert strip(resumed) == strip(whole)
@@ -111,7 +111,7 @@ def test_models_share_a_teacher_even_without_a_cache(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("forked_workers")
 def test_processes_side_by_side_give_the_same_figures(tmp_path, monkeypatch, one_thread):
-    monkeypatch.setattr("rbm.utils.parallel.os.cpu_count", lambda: 2)  # a thread each, as this process has
+    monkeypatch.setattr("rbm.utils.parallel.os.cpu_count", lambda: 2)  # one thread each, as in this process
     figures = lambda rows: {(row["method"], row["seed"]): row["test_at_best_val"] for row in rows}  # noqa: E731
     alone = run_experiment(quick(), tmp_path / "one.csv")
     both = run_experiment(quick(), tmp_path / "two.csv", jobs=2, cache=tmp_path / "cache")
@@ -256,7 +256,7 @@ def test_missing_graphs_are_noticed_before_anything_runs(tmp_path, monkeypatch):
 
 
 def test_reading_rows_writes_nothing(tmp_path):
-    """A last line without its newline is a row where it is whole, and none where a kill cut it short."""
+    """A last line without a newline is a row if it is complete, and ignored if a kill truncated it."""
     file, whole = tmp_path / "r.csv", ",".join(str(i) for i in range(len(COLUMNS)))
     lines = [",".join(COLUMNS), whole]
     for text, count in (("\n".join(lines), 1), ("\n".join([*lines, whole[:20]]), 1), ("\n".join([*lines, ""]), 1)):
@@ -284,7 +284,7 @@ def test_rows_that_are_none(tmp_path, content, message):
 
 @pytest.fixture
 def _registries(monkeypatch):
-    """What a plug-in registers is taken back."""
+    """Undo what a plugin registers."""
     registries = (METHODS, STUDENTS)
     before = [dict(registry) for registry in registries]
     monkeypatch.setattr("rbm.utils.plugins._loaded", [])
@@ -297,7 +297,7 @@ def _registries(monkeypatch):
 @pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments" / "searches").glob("*.yaml")), ids=lambda file: file.stem)
 def test_committed_rows_are_those_of_their_file(file):
-    """Whoever runs the file again, with the plug-in that it names, goes on where it was left."""
+    """Running the file again, with the plugin that it names, continues from these rows."""
     for plugin in re.findall(r"--plugin (\S+)", file.read_text()):
         load_plugin(ROOT / plugin)
     rows = read_rows(ROOT / "results" / "searches" / f"{file.stem}.csv")
@@ -362,7 +362,7 @@ def test_graphs_of_another_protocol_stand_for_themselves():
 
 
 def test_rows_of_other_teachers_and_presets_stand_for_themselves():
-    """One group had them all, so that a later row of the same seed took an earlier one's place."""
+    """Regression test: they were in one group, so a later row with the same seed replaced an earlier one."""
     rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, teacher="gcn"), row("rbm", 0, 0.6, preset="official")]
     rows += [row("teacher", 0, 0.9), row("teacher", 0, 0.5, teacher="gcn")]
     sage, gcn, official = main_table(rows).strip().split("\n")[2:]

@@ -1,4 +1,4 @@
-"""Committed searches: each row is one that a file of experiments/searches asks for, with the same settings."""
+"""Committed searches: each row belongs to a file in experiments/searches and has the same settings."""
 
 import csv
 import re
@@ -13,14 +13,14 @@ from rbm.experiments.results import config_fingerprint
 
 ROOT = Path(__file__).parents[3]
 SEARCHES, ROWS = ROOT / "experiments/searches", ROOT / "results/searches"
-SCRIPTS = {"learning_rates"}  # rows of a script of experiments/, which has no such file
-# Rows of variants that were left out of their file after one seed, as the file or docs/experts.md says.
+SCRIPTS = {"learning_rates"}  # rows of a script in experiments/, without such a file
+# Rows of variants that were removed from their file after one seed, as noted in the file or in docs/experts.md.
 DROPPED = {"experts_seen": 11, "photo": 10}
 
 
 @pytest.fixture(scope="module")
 def asked():
-    """File of rows -> dataset, setting, variant, method and seed of a row -> the fingerprint of its settings."""
+    """File of rows -> dataset, setting, variant, method and seed of a row -> fingerprint of its settings."""
     before = dict(METHODS)
     runpy.run_path(str(ROOT / "experiments/expert_candidates.py"))
     found: dict[str, dict[tuple[str, ...], str]] = {}

@@ -1,4 +1,4 @@
-"""Statistics over runs, against the paper's printed figures where it has them."""
+"""Statistics over runs, compared with the paper's printed figures if there are any."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ def test_scores_of_the_paper_are_recomputed(table, setting, method):
     blocks, scored = [], paper_tables()["median_score"][table][setting]
     for settings in paper_tables()[table].values():
         for name, methods in settings.items():
-            # The table of advanced teachers has a block for each teacher.
+            # The table of advanced teachers has one block per teacher.
             if name.split("/")[0] == setting:
                 found = {key: value[0] for key, value in methods.items() if isinstance(value, list)}
                 blocks.append({key: value for key, value in found.items() if key in scored})
     printed = scored[method]
     if (table, setting, method) == ("sage_distillation_plus", "transductive", "NOSMOG+"):
-        printed = 0.1837  # the paper prints 0.1750, which its own table does not give
+        printed = 0.1837  # the paper prints 0.1750, which does not follow from its own table
     assert median_scores(blocks)[method] == pytest.approx(printed, abs=6e-5)
 
 
@@ -65,7 +65,7 @@ def test_skillings_mack_on_the_tables_of_the_paper(table, setting, statistic, df
 
 
 def test_skillings_mack_on_the_assembly_times():
-    """The classical example with gaps: nine assemblers, four methods."""
+    """The classical example with missing values: nine assemblers, four methods."""
     times = [
         *([3.2, 4.1, 3.8, 4.2], [3.1, 3.9, 3.4, 4.0], [4.3, 3.5, 4.6, 4.8], [3.5, 3.6, 3.9, 4.0]),
         *([3.6, 4.2, 3.7, 3.9], [4.5, 4.7, 3.7, None], [None, 4.2, 3.4, None], [4.3, 4.6, 4.4, 4.9]),

@@ -1,4 +1,4 @@
-"""Micro-batches that are one batch to the memory, and decay that spares what it must."""
+"""Micro-batches that count as one batch for the memory, and parameters exempt from weight decay."""
 
 import copy
 
@@ -27,7 +27,7 @@ def test_micro_batches_equal_one_batch_memory_included(sizes):
     whole = model()
     parts = copy.deepcopy(whole)
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (whole, parts)]
-    apart = copy.deepcopy(parts)  # what half batches without accumulation do
+    apart = copy.deepcopy(parts)  # for half batches without accumulation
     for _ in range(4):
         x, labels = torch.randn(40, 5), torch.randint(3, (40,))
         F.cross_entropy(whole(x), labels).backward()
@@ -70,7 +70,7 @@ def test_memory_waits_inside_and_what_was_recorded_before_is_applied_first():
     with layer.accumulate_memory():
         assert torch.equal(layer.memory, twin.memory)
         layer(x[1])
-        with layer.accumulate_memory():  # a block inside belongs to the same batch
+        with layer.accumulate_memory():  # a nested block belongs to the same batch
             layer(x[2])
         assert copy.deepcopy(layer)._accumulates is False
         assert torch.equal(layer.memory, twin.memory)
@@ -99,7 +99,7 @@ def test_decay_spares_scales_attention_and_biases():
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
     optimizer = torch.optim.AdamW(rbm.parameter_groups(net, weight_decay=0.5), lr=0.1)
     before = copy.deepcopy(net)
-    net(torch.randn(4, 5)).sum().mul(0).backward()  # no gradient: what moves, decay moved
+    net(torch.randn(4, 5)).sum().mul(0).backward()  # without a gradient, only weight decay changes parameters
     optimizer.step()
     for name, parameter in net.named_parameters():
         stayed = torch.equal(parameter, before.get_parameter(name))

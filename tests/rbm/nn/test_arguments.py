@@ -1,4 +1,4 @@
-"""Arguments that no layer or student can be made of: each error has its name, what came and what is expected."""
+"""Invalid arguments of layers and students: each error names the argument, its value and what is expected."""
 
 import json
 import math

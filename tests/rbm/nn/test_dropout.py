@@ -1,4 +1,4 @@
-"""Dropout whose mask is drawn 16 bits an entry: shares, scale, gradients, seeds."""
+"""Dropout with masks drawn from 16 bits per entry: shares, scale, gradients, seeds."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_share_and_scale(p, dtype):
 
 
 def test_entries_fall_out_one_by_one():
-    """Four entries share one draw: what becomes of one says nothing of the next ones, nor of those in other rows."""
+    """Four entries share one draw, but are dropped independently of one another and of other rows."""
     torch.manual_seed(0)
     kept = (dropout(torch.ones(ENTRIES), 0.3) > 0).double() - 0.7
     for step in range(1, 9):

@@ -71,7 +71,7 @@ def test_derivatives(kind, rows):
 
 
 def test_rows_are_read_where_they_lie(monkeypatch):
-    """No copy of a row for its experts: every product of the first layer takes the very rows."""
+    """Rows are not copied for their experts: every product of the first layer reads the original rows."""
     calls, multiply = [], feed_forward.expert_matmul
     monkeypatch.setattr(feed_forward, "expert_matmul", lambda x, *rest: calls.append(x) or multiply(x, *rest))
     layer, x = RbMFeedForward(7, 9, 5, 3), torch.randn(20, 7)
@@ -182,7 +182,7 @@ def test_memory_is_placed_in_any_model_and_dead_experts_start_anew():
     model(x)
     assert all(not usage.dead for usage in rbm.expert_usage(model).values())
 
-    with torch.no_grad():  # one vector sees all rows, the others none
+    with torch.no_grad():  # one memory vector gets all rows, the others none
         model[0].memory.copy_(torch.tensor([[1.0], [-1.0], [-1.0], [-1.0]]) * torch.ones(4, 6))
     weights = model[0].weight_in.clone()
     reset = rbm.reset_dead_experts(model[0], x)

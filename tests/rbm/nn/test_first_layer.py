@@ -1,4 +1,4 @@
-"""The first layer between evaluation and training: the same bits as without it, and half the products."""
+"""Reuse of the first layer between evaluation and training: bitwise the same results with half the products."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def trainer_of(kind, graph, setting="transductive", **student):
 
 
 def course(trainer) -> list[torch.Tensor]:
-    """Losses, accuracies and the whole state after each epoch; saving it lets memories follow, as the loop does."""
+    """Losses, accuracies and the whole state after each epoch; saving it updates memories, as the loop does."""
     found = []
     for epoch in range(EPOCHS):
         loss = train_epoch("student", trainer, epoch)
@@ -65,7 +65,7 @@ def test_same_bits_as_without(small_graph, monkeypatch, kind, student, setting):
 
 
 def counted_course(graph, from_epoch: int) -> list[torch.Tensor]:
-    """As :func:`course`, the rows of each expert counted from an epoch's training on; and the counts."""
+    """Like :func:`course`, but the rows of each expert are counted from an epoch's training on; also the counts."""
     trainer = trainer_of(RbMStudent, graph)
     for epoch in range(EPOCHS):
         if epoch == from_epoch:
@@ -79,7 +79,7 @@ def counted_course(graph, from_epoch: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("from_epoch", [0, PRETRAINED + 1])  # the latter between an evaluation and the next forward
 def test_counts_are_those_of_every_forward(small_graph, monkeypatch, from_epoch):
     found = counted_course(small_graph, from_epoch)
-    # A training forward and an evaluation for each epoch, two experts a row, and K-means' forward before the first.
+    # One training forward and one evaluation per epoch, two experts per row, and a forward for K-means at the start.
     forwards = 2 * (EPOCHS - max(PRETRAINED, from_epoch)) + (from_epoch < PRETRAINED)
     for counts in found[-2:]:
         assert counts.sum() == forwards * 2 * small_graph.num_nodes

@@ -1,4 +1,4 @@
-"""Students with weights of 8 bits: near the float32 ones, a quarter of the bytes, for every way to serve."""
+"""Students with 8-bit weights: close to float32, a quarter of the bytes, for every way of serving."""
 
 import copy
 import pickle
@@ -30,7 +30,7 @@ def bytes_of(module) -> int:
 
 @torch.inference_mode()
 def assert_near(got, expected, tolerance=0.03):
-    """Of the largest logit, but for rows that rounding sends to another expert of a later layer."""
+    """Relative to the largest logit, except for rows that rounding sends to another expert of a later layer."""
     off = (got - expected).abs().amax(1)
     assert (off <= tolerance * expected.abs().max()).float().mean() > 0.95
 
@@ -56,7 +56,7 @@ def test_the_student_stays_as_it_is(student):
 
 
 def test_rows_of_every_kind(student, monkeypatch):
-    """Sparse rows become dense, a part at a time; a row alone keeps its shape."""
+    """Sparse rows are converted to dense in chunks; a single row keeps its shape."""
     x, small = torch.randn(50, F) * (torch.rand(50, F) < 0.1), quantized(student)
     monkeypatch.setattr("rbm.nn.int8._DENSE_NUMBERS", 7 * F)
     with torch.inference_mode():

@@ -112,7 +112,7 @@ def test_dropout_spares_the_router():
     layer = FusedRbMLayer(64, 3, 4, 2, dropout=0.5)
     x = torch.randn(30, 64)
     first, routing = layer(x, return_routing=True)
-    layer.pending_total.zero_()  # the memory shall stay, so that only the masks differ
+    layer.pending_total.zero_()  # keep the memory fixed, so that only the masks differ
     second, again = layer(x, return_routing=True)
     assert not torch.equal(first, second)
     assert torch.equal(routing.experts, again.experts)
@@ -143,7 +143,7 @@ def test_bfloat16_keeps_a_float32_memory():
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     layer.eval()
-    # A decay of 0.9 moves a float32 memory by amounts that bfloat16 could not hold.
+    # A decay of 0.9 changes a float32 memory by amounts below bfloat16's precision.
     assert not torch.equal(layer.memory, exact)
     assert not torch.equal(layer.memory, layer.memory.bfloat16().float())
     assert layer.half().memory.dtype == torch.float32
@@ -184,7 +184,7 @@ def test_autocast_leaves_float64_as_linear_does(kind, training):
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 def test_autocast_mixes_no_float64_with_float32(dtypes, training):
-    """Neither does Linear: what is float64 stays, and the other argument does not fit it."""
+    """Like Linear: float64 is not cast, so the arguments' dtypes do not match."""
     layer = FusedRbMLayer(6, 4, 5, 3, dtype=dtypes[0]).train(training)
     x = torch.randn(7, 6, dtype=dtypes[1])
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(training):

@@ -1,4 +1,4 @@
-"""The layer at inference: one operator a call, and folded experts that are kept exactly as long as they are right."""
+"""The layer at inference: one operator per call, and folded experts that are cached exactly as long as valid."""
 
 import copy
 import io
@@ -35,7 +35,7 @@ def test_one_operator_a_call_and_only_at_inference(monkeypatch):
     calls = []
     operator = layer_module.routed_matmul_packed
     monkeypatch.setattr(layer_module, "routed_matmul_packed", lambda *a, **k: calls.append(a) or operator(*a, **k))
-    monkeypatch.setattr(torch.Tensor, "reshape", None)  # rows in two dimensions go in and come out as they are
+    monkeypatch.setattr(torch.Tensor, "reshape", None)  # two-dimensional rows need no reshape
     layer, x = make(), torch.randn(7, 6)
     answer(layer, x)
     assert len(calls) == 1
@@ -151,7 +151,7 @@ def test_notices(change):
 
 
 def test_no_other_data_can_come_to_stand_at_the_address_of_the_folded():
-    """While the copy is kept, so is the memory that it was made of: addresses tell them apart."""
+    """While the copy is cached, so is the storage it was made from, so addresses distinguish them."""
     layer, x = make(), torch.randn(7, 6)
     numbers = np.ones((5, 4, 6), dtype=np.float32)
     layer.weight.data = torch.from_numpy(numbers)
@@ -208,7 +208,7 @@ def test_training_holds_no_second_copy_of_the_weights():
 
 
 def test_a_copy_starts_anew():
-    """Versions of a copy's parameters begin at zero and may come to equal those that the original was folded at."""
+    """Versions of a copy's parameters begin at zero and may reach those at which the original was folded."""
     layer, x = make(), torch.randn(7, 6)
     answer(layer, x)
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -232,7 +232,7 @@ def test_nothing_of_it_is_saved():
 
 
 def test_parameters_that_have_no_version(folds):
-    """Made in inference mode: nothing tells of their changes, so nothing is kept."""
+    """Tensors made in inference mode have no version to detect changes by, so nothing is cached."""
     with torch.inference_mode():
         layer, x = make(), torch.randn(7, 6)
         before = layer(x)
@@ -269,7 +269,7 @@ def test_reparametrised(folds):
 
 
 def test_not_kept_while_a_cuda_graph_is_captured(monkeypatch):
-    """What is launched then has not run: an answer outside the graph must not take it for done."""
+    """Captured work has not run yet, so outputs outside the graph must not use its results."""
     layer, x = make(), torch.randn(7, 6)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -281,10 +281,10 @@ def test_not_kept_while_a_cuda_graph_is_captured(monkeypatch):
 
 
 def test_autocast():
-    """Each precision has its own experts, and the router sees the row as it came."""
+    """Each precision has its own folded experts, and the router uses the original rows."""
     layer = FusedRbMLayer(2, 4, 2, 1).eval()
     layer.memory.copy_(torch.eye(2))
-    x = torch.tensor([[1.0, 1.001], [1.0, 3.0], [3.0, 1.0]])  # rounded, the first row would stand on the border
+    x = torch.tensor([[1.0, 1.001], [1.0, 3.0], [3.0, 1.0]])  # rounded, the first row would be on the boundary
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(layer(x), expected(layer, x))

@@ -80,7 +80,7 @@ def test_transformations_of_torch_func(kind):
         torch.testing.assert_close(transformed(parameters), truth)
     along = sum((truth[name] * tangents[name]).sum() for name in truth)
     torch.testing.assert_close(jvp(loss, (parameters,), (tangents,))[1], along)
-    with torch.no_grad():  # the forward of inference, whose experts are folded once and kept
+    with torch.no_grad():  # inference, for which experts are folded once and cached
         layer(rows)
         torch.testing.assert_close(jvp(loss, (parameters,), (tangents,))[1], along)
 
@@ -113,7 +113,7 @@ def test_gradients_of_each_sample_add_up_to_that_of_the_batch(training):
 
 
 def test_a_penalty_on_the_gradient_trains():
-    """The double backward of a gradient penalty, against a difference."""
+    """The double backward of a gradient penalty, compared with finite differences."""
     layer, x = make(), dense_rows().requires_grad_()
 
     def penalty():
@@ -148,7 +148,7 @@ def test_a_memory_that_moves_is_refused_before_anything_moves(transformed):
 
 
 def test_training_under_forward_mode_leaves_a_plain_record():
-    """Dual numbers without torch.func: the memory takes the rows and no tangent."""
+    """Dual numbers without torch.func: the memory uses the rows without their tangent."""
     for rows in rows_of_each_kind().values():
         layer = make()
         layer.track_memory = True

@@ -1,4 +1,4 @@
-"""When the memory moves: once a training forward, unseen by recomputation, the same on every rank."""
+"""Memory updates: once per training forward, not repeated by recomputation, equal on every rank."""
 
 import copy
 import socket
@@ -138,7 +138,7 @@ def test_activation_checkpointing_gives_equal_gradients_and_memory(use_reentrant
 @pytest.mark.compiler
 @pytest.mark.parametrize("outside", [True, False], ids=["of a compiled block", "inside a compiled model"])
 def test_checkpointing_and_compilation_together_move_the_memory_once(outside):
-    """Compiled code cannot look at Python's state: it asks as it runs whether it is a repeated forward."""
+    """Compiled code cannot read Python's state: it checks at run time whether it is a recomputed forward."""
     plain = nn.Sequential(make(decay=0.3), nn.ReLU(), FusedRbMLayer(4, 4, 5, 2, dtype=torch.float64, decay=0.3))
     rbm.track_usage(plain)
     twin = copy.deepcopy(plain)
@@ -166,7 +166,7 @@ def test_checkpointing_and_compilation_together_move_the_memory_once(outside):
 
 
 def test_two_forwards_before_one_backward():
-    """The first forward's backward must not notice that the memory has moved since."""
+    """The backward of the first forward must not be affected by the later memory update."""
     layer, x = make(detach_gates=False), torch.randn(12, 6, dtype=torch.float64)
     alone = copy.deepcopy(layer)
     alone(x).sum().backward()

@@ -1,4 +1,4 @@
-"""Kept experts are never stale: other threads, other processes, transformations of torch.func."""
+"""Cached experts are never stale: other threads, other processes, transformations of torch.func."""
 
 import copy
 import threading
@@ -16,7 +16,7 @@ NAMES = ("weight", "bias", "attention", "log_scale")
 
 
 def test_a_step_while_experts_are_folded_is_seen(monkeypatch):
-    """Another thread's optimiser steps between the first number that is read and the last: what is kept is old."""
+    """Another thread's optimiser steps while parameters are read, so the cached experts are outdated."""
     layer, x = make(), torch.randn(5, 6)
     fold = folding.fold
 
@@ -56,7 +56,7 @@ def test_threads_that_infer_beside_training_end_with_its_weights():
 def test_memory_that_another_process_may_write_to_is_folded_anew(folds):
     layer, x = make(), torch.randn(5, 6)
     layer.share_memory()
-    # As another process does: the memory changes, and no version of this process counts it.
+    # Like a change by another process: the memory changes without a new version in this process.
     alias = torch.from_numpy(layer.weight.detach().numpy())
     answer(layer, x)
     alias.mul_(2.0)
@@ -85,7 +85,7 @@ def _step(layer, name):
 
 
 def test_dual_parameters_and_their_values_are_told_apart():
-    """Forward mode under no_grad: the experts that were kept have no tangent, those of dual numbers do."""
+    """Forward mode under no_grad: the cached experts have no tangent, those of dual numbers do."""
     layer, x = make(), torch.randn(5, 6)
     answer(layer, x)
     weight = layer.weight.detach()
@@ -122,7 +122,7 @@ def test_parameters_of_a_batched_functional_call():
 
 
 def test_first_calls_of_eight_threads_at_once():
-    """The experts are folded at the first answer: by whoever comes first, or by all, and never by halves."""
+    """The experts are folded at the first call, by the first thread or by all, and never partially."""
     student, x = RbMStudent(64, 128, 10).eval(), torch.randn(9, 64)
     with torch.inference_mode():
         expected = student(x)

@@ -1,4 +1,4 @@
-"""Each loss against a few lines of its equation."""
+"""Each loss, compared with a few lines of its equation."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_self_similarity():
     loss = losses.self_similarity_loss(memory)
     pairs = [F.cosine_similarity(a, b, dim=0) for a in memory for b in memory]
     torch.testing.assert_close(loss, torch.stack(pairs).mean())
-    # Gradient on one side only: half of what the symmetric expression has.
+    # Gradient on one side only: half of that of the symmetric expression.
     (one_side,) = torch.autograd.grad(loss, memory)
     (both_sides,) = torch.autograd.grad(torch.stack(pairs).mean(), memory)
     torch.testing.assert_close(one_side, both_sides / 2)

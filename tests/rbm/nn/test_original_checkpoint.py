@@ -1,4 +1,4 @@
-"""Checkpoints of the paper's released code: its names, its logits, and nothing else taken for them."""
+"""Checkpoints of the paper's released code: its names, its logits, and rejection of anything else."""
 
 import itertools
 import pickle
@@ -14,7 +14,7 @@ WIDTH, HIDDEN, CLASSES, EXPERTS, TOP_K = 12, 10, 4, 5, 2
 
 
 class Layer(nn.Module):
-    """The released layer in eval mode, after SPEC 1.1, under the names of its parameters."""
+    """The released layer in eval mode, according to SPEC 1.1, with the released parameter names."""
 
     def __init__(self, fan_in, fan_out, attends):
         super().__init__()
@@ -64,7 +64,7 @@ def released(layers=2, norm="none", attends=True):
     model = Released(layers, norm, attends)
     for parameter in model.norms.parameters():
         nn.init.normal_(parameter, 0.5)
-    if norm == "batch":  # running statistics that are not those of the beginning
+    if norm == "batch":  # running statistics that differ from the initial ones
         for wrapper in model.norms:
             wrapper.batch_norm(2 + 3 * torch.randn(50, HIDDEN))
     return model.eval()

@@ -1,4 +1,4 @@
-"""Students that answer by one operator: as their layers one by one do, never by weights that have changed since."""
+"""Students that run as one operator: same outputs as layer by layer, and never with outdated weights."""
 
 import copy
 import io
@@ -37,7 +37,7 @@ def make(kind=RbMStudent, norm="batch", **more):
 
 @torch.no_grad()
 def one_by_one(student, x):
-    """As the layers answer: they do where one has a hook."""
+    """The output of the layers one by one, which a hook on a layer enforces."""
     hook = student.layers[0].register_forward_hook(lambda *_: None)
     try:
         return student(x)
@@ -47,7 +47,7 @@ def one_by_one(student, x):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Rows of each call of the operator."""
+    """The rows of each call of the operator."""
     made = []
 
     def counted(x, *arguments):
@@ -189,7 +189,7 @@ def move_a_memory(student):
 
 
 def write_behind(student):
-    """No version counts this: eval() of the layer tells."""
+    """Change a weight without a new version; eval() of the layer invalidates the cache."""
     student.layers[1].weight.detach().numpy()[:] += 1
     student.layers[1].eval()
 
@@ -228,7 +228,7 @@ def test_notices(change, calls):
 
 @torch.no_grad()
 def test_notices_another_layer():
-    """Made before the first answer: ``eval()`` of any layer lets what is kept be made anew."""
+    """The layer is replaced before the first call; ``eval()`` of any layer invalidates the cache."""
     student, x, layer, layers = make(), torch.randn(20, F), rbm.FusedRbMLayer(H, C).eval(), make().layers
     for change in (lambda: student.layers.__setitem__(1, layer), lambda: setattr(student, "layers", layers)):
         before = student(x)

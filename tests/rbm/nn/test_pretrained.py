@@ -1,4 +1,4 @@
-"""Students to a folder in the Hub's layout and back, and to a Hub that is a folder: the network is not reached."""
+"""Saving and loading students in the Hub's layout, and on a fake Hub in a folder: no network is used."""
 
 import copy
 import json
@@ -111,7 +111,7 @@ def test_a_card_that_somebody_wrote_stays_until_a_run_gives_figures(run, tmp_pat
 
 @pytest.fixture
 def fake_hub(huggingface_hub, monkeypatch, tmp_path):
-    """The Hub as a folder, in the place of the library's four calls."""
+    """A folder as the Hub, which replaces the library's four functions."""
     calls = []
 
     class HfApi:
@@ -158,7 +158,7 @@ def test_to_the_hub_and_back(fake_hub, run):
 def test_faults(tmp_path):
     STUDENTS["rbm"]().eval().save_pretrained(tmp_path / "good")
     description = json.loads((tmp_path / "good" / "config.json").read_text())
-    del description["checksum"]  # as whoever changes it by hand would
+    del description["checksum"]  # as after editing by hand
     config = json.dumps(description)
 
     def spoilt(name, text):

@@ -1,4 +1,4 @@
-"""Unit rows beside sparse data, by products of the hidden width alone."""
+"""Distance of unit rows to sparse data, from products of the hidden width only."""
 
 import pytest
 import torch

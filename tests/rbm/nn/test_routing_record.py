@@ -14,7 +14,7 @@ from rbm.nn import losses
 
 
 class Block(nn.Module):
-    """A residual block, so that a layer lies three modules deep."""
+    """A residual block, so that a layer is nested three modules deep."""
 
     def __init__(self, checkpointed=False):
         super().__init__()

@@ -18,7 +18,7 @@ D, DENSE = 23, 4
 
 
 def bags(rows=40, features=D, dtype=torch.float64):
-    """Bags of words with an empty row, an explicit zero and a word that nobody uses: CSR, and the same dense."""
+    """Bags of words with an empty row, an explicit zero and an unused word, as CSR and dense."""
     dense = torch.rand(rows, features, dtype=dtype) * (torch.rand(rows, features) < 0.2)
     dense[rows // 2] = 0
     dense[:, 5] = 0
@@ -54,7 +54,7 @@ OPTIONS = {
 @pytest.mark.parametrize("split", [D, D - DENSE], ids=["sparse", "sparse and dense"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_layer_equals_dense_over_training_steps(options, split):
-    """Outputs, routing, memory and every gradient, dense columns' included; the routing's losses reach them too."""
+    """Outputs, routing, memory and every gradient, including those of dense columns and of the routing losses."""
     pair = twins(**options)
     for _ in range(3):
         _, x = bags()
@@ -160,7 +160,7 @@ def test_dropout_takes_stored_entries_alone_and_spares_the_router():
     masked = dropout(SparseRows(sparse), 0.5, True).to_dense()
     # Equal experts and gates that sum to one: one linear map of the masked row, so the experts shared a mask.
     torch.testing.assert_close(y, 2.0 * (1.1 * masked @ layer.weight[0].T + layer.bias[0]))
-    layer.pending_total.zero_()  # the memory shall stay
+    layer.pending_total.zero_()  # keep the memory fixed
     torch.testing.assert_close(routing.cosines, layer(x, return_routing=True)[1].cosines)
 
 
@@ -226,7 +226,7 @@ def test_students_take_features_and_encodings(kind):
         torch.testing.assert_close(student.eval()((sparse, encodings)), student(whole))
         gradients = []
         for features in ((sparse, encodings), whole):
-            twin = copy.deepcopy(student).train()  # a training forward moves the memory
+            twin = copy.deepcopy(student).train()  # a training forward updates the memory
             twin(features).square().sum().backward()
             gradients.append([p.grad for p in twin.parameters() if p.grad is not None])
         for got, expected in zip(*gradients, strict=True):
@@ -236,7 +236,7 @@ def test_students_take_features_and_encodings(kind):
 
 
 def test_kmeans_places_the_memory_where_dense_rows_do():
-    # Three topics of words of their own, so that rounding cannot move a centre.
+    # Three topics with disjoint words, so that rounding cannot move a centre.
     topic = torch.arange(60) % 3
     x = (0.1 + torch.rand(60, 24)) * (torch.arange(24) % 3 == topic[:, None])
     expected = kmeans_memory(x, 3, seed=1)

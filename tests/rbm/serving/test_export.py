@@ -1,4 +1,4 @@
-"""Exported students: standard operators alone, and the same answers."""
+"""Exported students: standard operators only, and the same outputs."""
 
 import re
 import subprocess
@@ -50,7 +50,7 @@ def distilled(dataset: str, root, folder, **changes):
 
 
 def assert_equal_answers(student, answer, rows: torch.Tensor) -> None:
-    rows = torch.cat([rows, torch.zeros(1, rows.shape[1])])  # an empty row is equally near to all experts
+    rows = torch.cat([rows, torch.zeros(1, rows.shape[1])])  # an empty row has equal cosines with all experts
     with torch.inference_mode():
         for batch in (*BATCHES, len(rows)):
             torch.testing.assert_close(answer(rows[-batch:]), student(rows[-batch:]), atol=1e-5, rtol=0)
@@ -58,7 +58,7 @@ def assert_equal_answers(student, answer, rows: torch.Tensor) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A run on the embedded graph, and the rows that its student takes."""
+    """A run on the embedded graph, and rows for its student."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
     result = distilled("digits", None, folder, rbm={**QUICK["rbm"], "norm": "batch", "hidden_channels": 32})
     return folder, result.student_inputs()
@@ -107,7 +107,7 @@ def test_plain_answers_are_those_of_the_operators(student):
     assert all(torch.equal(tensor, kept[name]) for name, tensor in student.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["torch-export", "onnx"])  # AOTInductor, which takes a minute: docs/serving.md
+@pytest.mark.parametrize("name", ["torch-export", "onnx"])  # AOTInductor takes a minute; docs/serving.md tests it
 def test_digits(digits, tmp_path, name):
     need(name)
     folder, rows = digits
@@ -121,7 +121,7 @@ def test_digits(digits, tmp_path, name):
 def test_cora(cora, name):
     need(name)
     folder, rows = cora
-    if name == "aoti":  # by way of rbm.export, which takes any model; docs/serving.md compiles by export_student
+    if name == "aoti":  # with rbm.export, which takes any model; docs/serving.md compiles with export_student
         path = rbm.export(rbm.load(folder), rows[:3], name, folder / FORMATS[name].file)
     else:
         path = export_student(folder, name)
@@ -218,7 +218,7 @@ def test_command(digits, command, tmp_path):
 
 @pytest.mark.parametrize("name", ["torch-export", "onnx"])
 def test_a_full_disk_is_told(digits, tmp_path, name):
-    """PyTorch's writer aborted the process."""
+    """PyTorch's own writer would abort the process."""
     need(name)
     out = tmp_path / "out" / Path(FORMATS[name].file).name
     out.parent.mkdir()

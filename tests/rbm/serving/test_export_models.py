@@ -1,4 +1,4 @@
-"""Any model with our layers in it, exported: by rbm.export, and by torch.onnx.export itself."""
+"""Export of arbitrary models with our layers, by rbm.export and by torch.onnx.export."""
 
 import dataclasses
 from functools import partial
@@ -15,7 +15,7 @@ from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 
 
 class Tokens(nn.Module):
-    """Token ids and weights of them to two outputs, with a layer at two places."""
+    """A model from token ids and their weights to two outputs, with a layer used at two places."""
 
     def __init__(self, activation="relu", top_k=1):
         super().__init__()
@@ -47,7 +47,7 @@ def test_plain_models_answer_as_they_do_with_operators(activation):
 
 @pytest.fixture
 def names(monkeypatch):
-    """A list of the names of inputs and outputs that files were written with."""
+    """A list of the input and output names that files were written with."""
     named, kind = [], FORMATS["torch-export"]
     content = lambda program, *names: named.append(names) or kind.content(program)  # noqa: E731
     monkeypatch.setitem(FORMATS, "torch-export", dataclasses.replace(kind, content=content))
@@ -72,7 +72,7 @@ def test_a_layer_alone_with_fixed_shapes(tmp_path, names):
 
 
 def test_torch_onnx_export_writes_the_operators_in_standard_ones():
-    """The exporter itself, given a layer of ours. (A file of rbm.export is served in tests/test_examples.py.)"""
+    """The exporter itself, for one of our layers. (tests/test_examples.py serves a file of rbm.export.)"""
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     layer, x = rbm.RbMFeedForward(6, 8, 4, 1, activation="relu").eval(), torch.randn(3, 6)
@@ -88,7 +88,7 @@ def test_torch_onnx_export_writes_the_operators_in_standard_ones():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_stands_for_an_operator_answers_as_it_does(dtype, monkeypatch):
-    """What the public functions call while torch.onnx.export traces."""
+    """The functions that the public ones call while torch.onnx.export traces."""
     x, memory = torch.randn(20, 6, dtype=dtype), torch.randn(4, 6, dtype=dtype)
     weight, bias = torch.randn(4, 3, 6, dtype=dtype), torch.randn(4, 3, dtype=dtype)
     gates, experts, _ = cosine_topk(x, memory, 2, temperature=0.5)
@@ -108,7 +108,7 @@ def test_what_stands_for_an_operator_answers_as_it_does(dtype, monkeypatch):
 
 
 class RefuseOperators(TorchDispatchMode):
-    """Inside, an operator of ours raises."""
+    """A mode in which our operators raise an error."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func.namespace != "rbm", f"{func} was called"
@@ -116,7 +116,7 @@ class RefuseOperators(TorchDispatchMode):
 
 
 def test_pytorchs_table_of_decompositions_knows_none_of_ours():
-    """torch.compile refuses an operator that it knows, where the environment has CI, as that of every CI has."""
+    """If the environment variable CI is set, torch.compile refuses operators that are in its table."""
     assert not [op for op in torch._decomp.decomposition_table if getattr(op, "namespace", "") == "rbm"]
 
 

@@ -1,4 +1,4 @@
-"""Predictions for a folder of files: the same bytes as file by file, each written once, whatever is killed."""
+"""Predictions for a folder of files: the same bytes as for single files, each written once, even after kills."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 F, D, NODES = 6, 4, 30
-ROWS = (23, 0, 7, 40)  # of each file
+ROWS = (23, 0, 7, 40)  # per file
 
 
 def make_run(folder: Path, *, seed: int = 0, encodings: torch.Tensor | None = None) -> Path:
@@ -41,12 +41,12 @@ def features(tmp_path):
         parquet.write_table(
             pyarrow.table({f"f{i}": column for i, column in enumerate(x.T)}), folder / f"part-{number}.parquet"
         )
-    (folder / "_SUCCESS").touch()  # as Spark leaves it
+    (folder / "_SUCCESS").touch()  # as Spark does
     return folder
 
 
 def one_by_one(run: Path, features: Path, out: Path, **tables: Path) -> dict[str, bytes]:
-    """What :func:`predict_file` writes for each file."""
+    """The bytes that :func:`predict_file` writes for each file."""
     out.mkdir()
     for path in sorted(features.glob("*.parquet")):
         joined = {what: folder / f"{path.stem}.npy" for what, folder in tables.items()}
@@ -68,7 +68,7 @@ def test_a_folder_is_its_files(run, features, tmp_path):
 
 
 def test_tables_of_nodes_and_neighbors(features, tmp_path):
-    """Each file of features has its own, with rows counted from 0; new rows get the mean of their neighbours."""
+    """Each file of features has its own tables, with rows counted from 0; new rows get their neighbours' mean."""
     run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
     generator, tables = np.random.default_rng(1), {"nodes": tmp_path / "nodes", "neighbors": tmp_path / "neighbors"}
     for folder in tables.values():
@@ -86,7 +86,7 @@ def test_tables_of_nodes_and_neighbors(features, tmp_path):
 
 
 def test_what_is_there_is_not_made_again(run, features, tmp_path, monkeypatch):
-    """A killed call leaves whole files and a temporary one; the next call makes what is missing, or cut short."""
+    """A killed call leaves complete files and a temporary one; the next call makes missing or truncated files."""
     out = tmp_path / "out"
     expected = one_by_one(run, features, tmp_path / "alone")
     asked, predict = [], Predictor.predict
@@ -168,14 +168,14 @@ def test_ray_that_is_not_installed_is_named(run, features, tmp_path, monkeypatch
 def cluster(monkeypatch):
     ray = pytest.importorskip("ray")
     pytest.importorskip("ray.data")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or a secret would be written into the home folder
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a secret into the home folder
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 
 
-# A plugin, which workers load as well: the first that is given part-2 dies over it, with half a file written.
+# A plugin, which workers load as well: the first worker that gets part-2 dies with half of the file written.
 DEADLY = """
 import os, signal
 from pathlib import Path
@@ -209,7 +209,7 @@ def test_a_worker_that_is_killed_costs_its_own_file(cluster, run, features, tmp_
     asked = [line.split() for line in mark.read_text().splitlines()]
     assert sorted(name for _, name in asked) == sorted([*expected, "part-2.parquet"]), "each once, the killed one twice"
     assert str(os.getpid()) not in {process for process, _ in asked}
-    # A second call has nothing to do; a file that is gone is made again, and no other one.
+    # A second call has nothing to do; if a file is deleted, only that file is made again.
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
     (out / "part-0.parquet").unlink()
     time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""``rbm predict`` on plain features: of nodes of the training graph, of new nodes, and of nodes joined to nothing."""
+"""``rbm predict`` on plain features of nodes of the training graph, of new nodes, and of nodes without edges."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def run(tmp_path, known):
 
 
 def save(folder, rows=ROWS, ending="npy", **tables):
-    """Features of so many rows, and tables of whole numbers, as files; the features."""
+    """Write features and tables of whole numbers to files, and return the features."""
     x = np.random.default_rng(0).normal(size=(rows, F)).astype(np.float32).round(3)
     for name, table in {"x": x, **tables}.items():
         if ending == "npy":
@@ -77,7 +77,7 @@ def test_all_nodes_in_their_order(run, known, tmp_path, ending):
 def test_new_nodes_among_known_ones(run, known, tmp_path, command):
     nodes = np.arange(ROWS)
     nodes[[3, 11, 17]] = -1
-    edges = np.array([[3, 4], [3, 5], [5, 9], [17, 0]])  # row 5 is known: its neighbor counts for nothing
+    edges = np.array([[3, 4], [3, 5], [5, 9], [17, 0]])  # row 5 is a known node: its neighbour is not used
     x = save(tmp_path, nodes=nodes, edges=edges)
     predict = ("predict", run, tmp_path / "x.npy", "--nodes", tmp_path / "nodes.npy", "--out", tmp_path / "out.npy")
     status, out, err = command(*predict, "--neighbors", tmp_path / "edges.npy")

@@ -1,4 +1,4 @@
-"""How long predictions take: percentiles of a run's student, of an MLP and of the teacher, on the run's own graph."""
+"""Latency of predictions: percentiles for a run's student, an MLP and the teacher on the run's own graph."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 
 
 def clock(monkeypatch, step: float) -> None:
-    """Every look at the clock finds it ``step`` seconds later."""
+    """Make the clock advance by ``step`` seconds at each reading."""
     ticks = itertools.count()
     monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: step * next(ticks)))
 
@@ -54,7 +54,7 @@ def test_slow_calls_are_fewer(monkeypatch):
     clock(monkeypatch, 1.0)
     assert len(milliseconds(int, itertools.repeat(0), 200, seconds=10.0)) == 20, "of fewer no percentile is taken"
     clock(monkeypatch, 1.0)
-    # Two looks at the clock a call, and from the twentieth on a third.
+    # Two clock readings per call, and a third from the twentieth call on.
     assert len(milliseconds(int, itertools.repeat(0), 200, seconds=90.0)) == 20 + 17
     clock(monkeypatch, 1.0)
     assert len(milliseconds(int, itertools.repeat(0), 5, seconds=0.0)) == 5
@@ -168,7 +168,7 @@ def test_mistakes(run, small_graph, tmp_path, command):
 
 @pytest.mark.parametrize("kind", ["dense", "csr"])
 def test_a_run_on_a_graph_of_ones_own(small_graph, tmp_path, command, kind):
-    """Given as an object: its run folder keeps it, under the name that it has."""
+    """The graph is given as an object; the run folder stores it under its name."""
     graph, folder = small_graph.clone(), tmp_path / "run"
     graph.name = "papers"
     if kind == "csr":

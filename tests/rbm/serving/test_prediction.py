@@ -1,4 +1,4 @@
-"""Predictions from files, a piece at a time: the same numbers as at once, and no half of a file where one is bad."""
+"""Predictions from files in chunks: the same numbers as at once, and no partial file if the input is bad."""
 
 import subprocess
 import sys
@@ -102,7 +102,7 @@ def test_neighbors_piece_by_piece(tmp_path, x, features, order, ending):
     run = save_run(tmp_path / "run", F, encodings=known)
     generator = np.random.default_rng(1)
     edges = np.stack([np.sort(generator.integers(0, ROWS, 40)), generator.integers(0, NODES, 40)], axis=1)
-    edges = edges[(edges[:, 0] < 10) | (edges[:, 0] >= 15)]  # a whole piece of five rows is joined to nothing
+    edges = edges[(edges[:, 0] < 10) | (edges[:, 0] >= 15)]  # a whole chunk of five rows has no edge
     if order == "shuffled":
         edges = generator.permutation(edges)
     SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
@@ -140,7 +140,7 @@ def cut(path: Path, share: float = 0.6) -> None:
 
 def bad_row(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
-    x[17, 2] = 1e300  # which float32 cannot hold
+    x[17, 2] = 1e300  # beyond float32
     return x
 
 

@@ -48,7 +48,7 @@ def encoded(tmp_path_factory):
 
 
 def check(answer, student, x):
-    """The probabilities of the rows alone, up to the rounding of sums in another order, and their classes."""
+    """Compare classes and probabilities with those of the rows alone, up to rounding in another order of sums."""
     with torch.inference_mode():
         expected = torch.cat([student(row[None]) for row in x]).softmax(-1)
     got = torch.tensor(answer["probabilities"])
@@ -117,7 +117,7 @@ def test_eight_clients_get_the_answers_of_one(client, student):
 
 
 def test_requests_that_come_together_share_a_forward(run):
-    """While the first forward is held back, the others gather; the next ones answer them, 15 rows at a time."""
+    """While the first forward is held, requests queue up; the next forwards answer them, 15 rows at a time."""
     app = make_app(run, limits=Limits(rows=15))
     service = app.state.service
     gate, sizes = held_back(service.served)
@@ -142,7 +142,7 @@ def test_requests_that_come_together_share_a_forward(run):
 
 
 def test_a_request_is_answered_by_the_student_that_its_rows_were_made_for(tmp_path):
-    """Encodings of one graph are nothing to another graph's student: a reload does not come between."""
+    """Encodings of one graph are useless to another graph's student, so a reload must not affect queued requests."""
     folder, runs = tmp_path / "run", []
     x = torch.randn(2, 1, F)
     make_run(folder, F, C, encodings=torch.randn(NODES, D))
@@ -222,7 +222,7 @@ def test_any_student_of_a_run_by_its_method(tmp_path, command):
             check(answer, students["glnn"].student.eval(), known)
             info = client.get("/info")[1]
             assert (info["method"], info["student"], info["encodings"]) == ("glnn", "MLPStudent", 0)
-            asyncio.run(app.state.service.reload())  # which stays with the method
+            asyncio.run(app.state.service.reload())  # keeps the method
     with running(make_app(folder)) as client:
         assert client.get("/info")[1]["method"] == "rbm"
     status, _, error = command("serve", folder, "--method", "gnn")

@@ -31,13 +31,13 @@ def app_with(**limits):
 
 @pytest.fixture(scope="module")
 def client():
-    """A server that takes little and waits a second."""
+    """A server with low limits and a timeout of a second."""
     with running(app_with(body_bytes=4096, rows=50, queue_rows=50, timeout=1.0)) as client:
         yield client
 
 
 def told(status_and_body):
-    """Status and message of an answer, whose body is JSON."""
+    """Status and message of a JSON response."""
     status, body = status_and_body
     return status, strict_json(body)["error"]
 
@@ -78,7 +78,7 @@ def test_two_lengths_are_refused(client):
 
 
 def test_a_head_without_end_is_refused(client):
-    """At 16 KiB, whatever comes behind; a client that still sends may find the connection closed before it reads."""
+    """At 16 KiB, whatever follows; a client that still sends may find the connection closed before it reads."""
     with client.raw() as connection:
         with contextlib.suppress(ConnectionError):
             for i in range(100):
@@ -89,7 +89,7 @@ def test_a_head_without_end_is_refused(client):
 
 @pytest.mark.parametrize("length", [5000, 98_000_000])
 def test_a_long_body_is_dropped_and_its_client_told(client, length):
-    """All of it is sent before the answer is read, as most clients do."""
+    """The client sends the whole body before it reads the response, as most clients do."""
     client = client.fresh()
     status, answer = client.ask(b"[" * length)
     assert (status, "at most 4,096 bytes" in answer["error"]) == (413, True)
@@ -118,7 +118,7 @@ def test_a_body_in_small_chunks_is_answered(client):
 
 
 def test_a_body_in_too_many_chunks_is_refused():
-    """Two megabytes of body in chunks of a byte: seconds of work for the parser, and everyone else would wait."""
+    """Two megabytes in chunks of one byte would keep the parser busy for seconds while other clients wait."""
     chunks = b"1\r\n \r\n"
     head = HEAD + b"Transfer-Encoding: chunked\r\n"
     with running(app_with(timeout=60.0)) as client, ThreadPoolExecutor(4) as pool:
@@ -140,7 +140,7 @@ def test_a_body_in_too_many_chunks_is_refused():
 
 
 def test_a_client_that_asks_first_is_told_before_it_sends(client):
-    """``Expect: 100-continue``: go on with a short body, 413 at once with a long one."""
+    """``Expect: 100-continue``: continue for a short body, 413 at once for a long one."""
     with client.raw() as connection:
         connection.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(GOOD))
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
@@ -157,7 +157,7 @@ def test_a_compressed_body_is_told(client):
 
 
 def test_slow_heads_bodies_and_idle_connections_are_cut(client):
-    """Each sends a byte now and then, which must not begin its time anew."""
+    """Each client sends a byte now and then, which must not restart its timeout."""
     kept = client.fresh()
     assert kept.ask(GOOD)[0] == 200
     slow = {
@@ -263,7 +263,7 @@ def test_a_full_queue_says_503_and_when_to_come_again():
         status, answer = client.ask(GOOD)
         assert (status, answer["error"]) == (503, "10 rows are waiting already; try again")
         assert client.headers["Retry-After"] == "1"
-        # Who asks for no rows is not kept waiting.
+        # Requests without rows do not wait.
         assert client.get("/health") == (200, {"status": "ready"})
         assert "rbm_queue_rows 10\n" in client.get("/metrics")[1]
         gate.set()
@@ -272,7 +272,7 @@ def test_a_full_queue_says_503_and_when_to_come_again():
 
 
 def test_bodies_of_all_clients_together_are_bounded():
-    """Slow clients may send what they like: what they sent is held up to a bound, then 503."""
+    """The bodies of slow clients are held up to a limit; beyond it, they get 503."""
     app = app_with(body_bytes=2**16, timeout=20.0)
     with running(app) as client:
         slow = [client.raw() for _ in range(9)]
@@ -281,7 +281,7 @@ def test_bodies_of_all_clients_together_are_bounded():
         until(lambda: app.state.service.held_bytes == 8 * 65000)
         slow[8].sendall(HEAD + b"Content-Length: 65536\r\n\r\n" + b" " * 65536)
         status, message = told(answer_of(slow[8]))
-        assert (status, "bodies of other requests" in message) == (503, True)
+        assert (status, "too many request bodies" in message) == (503, True)
         assert client.ask(GOOD)[0] == 200
         for connection in slow:
             connection.close()
@@ -303,7 +303,7 @@ def test_a_client_that_takes_nothing_of_its_answers_is_cut():
 
 
 def test_answers_wait_for_no_packet():
-    """Forty on one connection; with Nagle's algorithm on, each would take 40 ms and more."""
+    """Forty requests on one connection; with Nagle's algorithm, each would take 40 ms or more."""
     with running(app_with()) as client:
         times = []
         for _ in range(40):
@@ -328,7 +328,7 @@ def test_requests_in_a_row_without_waiting_are_answered_in_order(client):
 
 def test_a_reload_of_a_student_that_has_no_folder_is_told():
     app = app_with()
-    with pytest.raises(ValueError, match="there is no run folder to read anew"):
+    with pytest.raises(ValueError, match="there is no run folder to reload"):
         asyncio.run(app.state.service.reload())
 
 

@@ -1,4 +1,4 @@
-"""``rbm serve`` as a process: signals stop it or give it a new student, and no request is lost."""
+"""``rbm serve`` as a process: signals stop it or reload its student, and no request is lost."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def probabilities(folder):
 
 @contextlib.contextmanager
 def served(folder, *options):
-    """A process that serves a run folder, a client of it, and a function that gives the lines that it has printed."""
+    """A process that serves a run folder, a client of it, and a function that returns the lines it has printed."""
     log = folder.parent / "log"
     with log.open("w") as file:
         command = [sys.executable, "-m", "rbm", "serve", str(folder), "--port", "0", *options]
@@ -52,7 +52,7 @@ def folder(tmp_path):
 
 
 def test_sigterm_lets_everyone_finish(folder):
-    """Clients that ask without a pause hear when they are to stop, and a body that was half sent is answered."""
+    """Clients that send continuously are told to stop, and a request whose body was half sent is answered."""
     with served(folder) as (process, client, lines), ThreadPoolExecutor(CLIENTS) as pool:
         begun = threading.Semaphore(0)
 
@@ -120,7 +120,7 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
             make_run(folder, F, C, seed=1)
             students.append(probabilities(folder))
             assert now() == 0, "not before it is told"
-            hang_up("was read anew: 12 numbers a row, 4 classes")
+            hang_up("was reloaded: 12 numbers per row, 4 classes")
             assert now() == 1
             (folder / "rbm.safetensors").write_bytes(b"no safetensors")
             hang_up("not reloaded, the former student goes on answering: ")
@@ -136,7 +136,7 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
             stop.set()
         assert statuses == [{200}] * CLIENTS
         for seen in asking:
-            # The former student, then the new one; never one after the other was heard.
+            # The old student, then the new one, and never the old one again.
             assert seen.result() == sorted(seen.result())
             assert set(seen.result()) == {0, 1}
         process.send_signal(signal.SIGINT)
@@ -144,6 +144,6 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
 
 
 def which(answer, students):
-    """The number of the student that gave these probabilities, to all rows of a request."""
+    """The index of the student that gave these probabilities for all rows of a request."""
     (found,) = [i for i, expected in enumerate(students) if torch.allclose(torch.tensor(answer), expected, atol=1e-5)]
     return found

@@ -1,4 +1,4 @@
-"""``rbm serve`` and bodies that it cannot answer: one sentence in JSON, and the next request is answered."""
+"""``rbm serve`` and invalid bodies: one sentence in JSON, and the next request is answered."""
 
 import json
 import random
@@ -79,10 +79,10 @@ BAD = {
     "npy of one dimension": (npy(np.zeros(F, np.float32)), rf"expected numbers \[B, {F}"),
     "npy of strings": (npy(np.full((1, F), "a")), rf"expected numbers \[B, {F}"),
     "npy of objects": (npy(np.full((1, F), None), allow_pickle=True), rf"expected numbers \[B, {F}"),
-    "npy cut short": (npy(np.zeros((2, F), np.float32))[:-1], "and its header speaks of others"),
+    "npy cut short": (npy(np.zeros((2, F), np.float32))[:-1], "which does not match its header"),
     "npy that claims 10 TB": (
         npy(np.zeros((2, F), np.float32)).replace(b"(2, 24), }" + b" " * 13, b"(99999999999, 24), }   "),
-        "and its header speaks of others",
+        "which does not match its header",
     ),
     "npy with a header nested deeply": (
         b"\x93NUMPY\x01\x00" + (9000).to_bytes(2, "little") + b"(" * 9000,
@@ -134,7 +134,7 @@ def test_as_many_rows_as_a_request_may_have(client, encoded):
 
 
 def test_few_bytes_do_not_name_gigabytes_of_zeros():
-    """Rows of a wide student that hold nothing are three bytes each, and would be dense ones of 400 KB."""
+    """Empty rows for a wide student have three bytes each, and would become dense rows of 400 KB."""
     with running(make_app(rbm.MLPStudent(100_000, 4, 2), limits=Limits(body_bytes=2**20))) as client:
         status, answer = client.ask({"indices": [[]] * 4000, "values": [[]] * 4000})
         assert status == 413
@@ -143,7 +143,7 @@ def test_few_bytes_do_not_name_gigabytes_of_zeros():
 
 
 def test_bodies_at_random_get_200_or_400(client):
-    """Pieces of good bodies in any order, with bytes changed: always JSON, and the server lives."""
+    """Pieces of valid bodies in any order with changed bytes: always JSON, and the server survives."""
     random.seed(0)
     good = json.dumps({"x": [[0.5] * F, [1] * F]}).encode()
     pieces = [

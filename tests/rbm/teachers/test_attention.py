@@ -1,4 +1,4 @@
-"""RevGAT and DRGAT as modules: the convolution, the gate and the reversible blocks against plain loops."""
+"""RevGAT and DRGAT as modules: the convolution, the gate and the reversible blocks compared with plain loops."""
 
 import copy
 import itertools
@@ -20,7 +20,7 @@ NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
 
 @pytest.fixture
 def graph() -> tuple[torch.Tensor, torch.Tensor]:
-    """Directed, with a self-loop and an edge that comes twice; nodes 18 and 19 have no edge."""
+    """A directed graph with a self-loop and a duplicate edge; nodes 18 and 19 are isolated."""
     generator = torch.Generator().manual_seed(0)
     edges = torch.randint(18, (2, 60), generator=generator)
     edges = edges[:, edges[0] != edges[1]]
@@ -32,7 +32,7 @@ def graph() -> tuple[torch.Tensor, torch.Tensor]:
 def loops(
     conv: AttentionConv, x: torch.Tensor, edges: set[tuple[int, int]], kept: set[tuple[int, int]]
 ) -> torch.Tensor:
-    """The convolution, an edge at a time: degrees count ``edges``, messages go along ``kept``."""
+    """The convolution edge by edge: degrees count ``edges``, messages follow ``kept``."""
     width, rows = conv.out_channels, []
     sent_by = [sum(source == j for source, _ in edges) for j in range(NODES)]
     for i in range(NODES):
@@ -77,7 +77,7 @@ def test_convolution_equals_loops(graph, heads, share):
 def test_equal_attention_is_a_graph_convolution(graph):
     x, edge_index = graph
     loop_free = edge_index[:, edge_index[0] != edge_index[1]].unique(dim=1)
-    both = torch.cat([loop_free, loop_free.flip(0)], dim=1).unique(dim=1)  # there in- and outdegree are one
+    both = torch.cat([loop_free, loop_free.flip(0)], dim=1).unique(dim=1)  # so that in- and outdegrees are equal
     conv = AttentionConv(7, 4).double()
     nn.init.zeros_(conv.att)
     expected = GCN.adjacency(both, NODES, torch.float64) @ conv.lin(x) + conv.residual(x)
@@ -144,7 +144,7 @@ def test_sparse_features_are_projected_as_dense_ones(graph):
 
 
 def gate_reference(gate: EvolvingGate, initial, h, state):
-    """Equation by equation; ``state [2, N]``."""
+    """The gate, equation by equation; ``state [2, N]``."""
     z = (initial / initial.norm(dim=1, keepdim=True) * h / h.norm(dim=1, keepdim=True)) @ gate.lin.weight.T
     rnn, seen, new = gate.rnn, z + gate.lin.bias, []
     for layer in range(2):
@@ -177,7 +177,7 @@ def test_drgat_draws_its_first_state_in_training(graph):
     gate = EvolvingGate(7, 4).double()
     for parameter in gate.parameters():
         nn.init.zeros_(parameter)
-    nn.init.ones_(gate.rnn.weight_hh_l1)  # the share is tanh of what the second layer's first state was
+    nn.init.ones_(gate.rnn.weight_hh_l1)  # the share is tanh of the second layer's initial state
     drawn = torch.cat([gate(x, x, None)[0] for _ in range(50)]).atanh().detach()
     assert float(drawn.max()) == pytest.approx(0.5, abs=0.01), "4 ** -1/2"
     assert float(drawn.mean()) == pytest.approx(0.25, abs=0.02)
@@ -205,7 +205,7 @@ def test_reversible_layers_equal_plain_ones(graph, groups, norm):
     got, expected = run(reversible, x, edge_index), run(plain, x, edge_index)
     torch.testing.assert_close(got[0], expected[0])
     for one, other in zip(got[1], expected[1], strict=True):
-        # Inputs that are computed back carry rounding errors of the size of the activations.
+        # Recomputed inputs have rounding errors relative to the size of the activations.
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * float(other.abs().max()))
     for name, statistic in got[2].items():
         torch.testing.assert_close(statistic, expected[2][name], msg=f"{name}: moved once a step")
@@ -227,7 +227,7 @@ def test_reversible_layer_equals_its_equations(graph):
 
 
 def bytes_for_backward(teacher: nn.Module, x, edge_index) -> int:
-    """What is held between forward and backward: what autograd saved, and what reversible blocks hold themselves."""
+    """Bytes held between forward and backward: saved by autograd, and held by reversible blocks themselves."""
     held, nodes = [], []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
         nodes.append(teacher(x, edge_index).sum().grad_fn)
@@ -273,7 +273,7 @@ def test_batch_norm_looks_without_moving():
 
 
 def test_modules_stand_alone(small_graph):
-    """As any PyG module, with nothing of this package around them."""
+    """They work like any PyG module, without the rest of this package."""
     teacher = build_teacher("revgat", 12, 3, hidden_channels=8, num_layers=4, dropout=0.2, edge_dropout=0.2)
     optimizer = torch.optim.Adam(teacher.parameters(), lr=0.01)
     for _ in range(30):

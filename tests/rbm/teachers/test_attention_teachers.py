@@ -1,4 +1,4 @@
-"""RevGAT and DRGAT at work: trained by name, labels as input without a leak, through the whole distillation."""
+"""RevGAT and DRGAT in use: trained by name, label inputs without leaks, and the whole distillation."""
 
 import math
 
@@ -40,7 +40,7 @@ def quick() -> Config:
 
 
 def trained(config: Config, split: GraphSplit, classes: int) -> tuple[Teacher, dict]:
-    """As :func:`rbm.distill` trains a teacher: with kernels that add in one order on any number of threads."""
+    """Train a teacher as :func:`rbm.distill` does: with deterministic kernels for any number of threads."""
     with deterministic():
         torch.manual_seed(config.seed)
         teacher = build_configured_teacher(config, split, classes)
@@ -71,7 +71,7 @@ def test_cora_comes_close_to_graphsage(data_root):
     split = split_graph(rbm.load_dataset("cora", data_root))
 
     def validation(name: str, epochs: int) -> float:
-        """GraphSAGE as wide as the others are: at the preset's 512 it takes most of the time and is no better."""
+        """GraphSAGE has the same width as the others: the preset's 512 would take most of the time without benefit."""
         config = preset_config("clean", "cora", teacher=name)
         few = {"teacher": {"max_epochs": epochs, "hidden_channels": 32}}
         return trained(config.updated(few), split, 7)[1]["val_accuracy"]
@@ -82,7 +82,7 @@ def test_cora_comes_close_to_graphsage(data_root):
 
 
 class Spy(Teacher):
-    """Answers with its input's last columns, the labels, and keeps what it was shown."""
+    """Returns the last columns of its input, the labels, and records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_one_training_node_is_always_asked(small_graph):
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 def test_labels_of_other_nodes_change_nothing(small_graph, quick, setting):
-    # Only the last epoch may be selected, since validation labels select.
+    # Only the last epoch may be selected, since validation labels select the epoch.
     config = quick.updated({"teacher": {"name": "revgat", "min_epochs": 29}, **WITH_LABELS, "setting": setting})
     other = small_graph.clone()
     other.y = torch.where(small_graph.train_mask, small_graph.y, (small_graph.y + 1) % 3)
@@ -201,7 +201,7 @@ def test_recipe(small_graph, quick):
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("name", ATTENTION_TEACHERS)
 def test_distils(small_graph, quick, name, labels, setting):
-    """With noise on its input for the reliability of neighbours, and its hidden layer for students to be like."""
+    """With input noise for the reliability of neighbours, and with its hidden layer for the similarity loss."""
     config = quick.updated({"setting": setting, "distill": {"similarity_weight": 0.1}})
     result = rbm.distill(
         small_graph, name, config=config.updated(WITH_LABELS) if labels else config, unseen_fraction=0.4
@@ -297,7 +297,7 @@ def test_groups_that_do_not_fit_are_refused_by_name(small_graph, quick):
 
 
 def spoiled(data: Data, how: str) -> Data:
-    """The graph with what nobody wishes for."""
+    """The graph with a defect."""
     data, some = data.clone(), torch.arange(0, 60, 2)
     if how == "no edges":
         data.edge_index = torch.empty(2, 0, dtype=torch.int64)

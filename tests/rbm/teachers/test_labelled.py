@@ -1,4 +1,4 @@
-"""Epochs of a teacher that leave out what neither loss nor accuracies depend on: the same training as with it."""
+"""Epochs that skip computations on which neither loss nor accuracies depend: the same training as without skipping."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ EPOCHS = 4
 
 
 def trainer_of(graph, settings, setting="transductive"):
-    """The trainer of a double-precision teacher on a graph of 6 features, of which few nodes are labelled."""
+    """The trainer of a float64 teacher on a graph with 6 features and few labelled nodes."""
     graph.x = graph.x.double()
     graph.train_mask &= torch.arange(graph.num_nodes) % 4 == 0
     config = Config().updated({"teacher": settings})
@@ -74,7 +74,7 @@ def test_an_epoch_has_one_first_product(small_graph, monkeypatch):
     conv, products = trainer.model.convs[0], []
     monkeypatch.setattr(type(conv), "transform", lambda conv, x: products.append(len(x)) or conv.lin_l(x))
     course(trainer)
-    # One more before the first epoch; none of the second layer's: its rows are projected first.
+    # One more before the first epoch; none for the second layer, which projects its rows first.
     assert products == [small_graph.num_nodes] * (EPOCHS + 1)
 
 
@@ -120,7 +120,7 @@ def test_rows_get_the_mask_that_they_have_among_all(width):
 
 
 def test_features_stay_where_they_are(small_graph):
-    """Sparse rows are not made dense."""
+    """Sparse rows are not converted to dense."""
     small_graph.x = (small_graph.x * (small_graph.x > 0)).to_sparse_csr()
     trainer = trainer_of(small_graph, {"hidden_channels": 16})
     assert trainer.observed.aggregated is None

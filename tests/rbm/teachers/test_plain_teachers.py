@@ -1,4 +1,4 @@
-"""GAT and APPNP against PyG's own layers, an MLP that sees no edge, and label propagation, which learns nothing."""
+"""GAT and APPNP compared with PyG's layers, an MLP without edges, and label propagation without training."""
 
 from dataclasses import replace
 

@@ -1,5 +1,6 @@
-"""Teachers trained in batches. PyG's sampler is native code that few machines have: a plain one stands in for it here,
-and its own is tested where it is installed.
+"""Teachers trained in batches.
+
+PyG's sampler is native code that few machines have. A plain one replaces it here, and PyG's own is tested if installed.
 """
 
 import math
@@ -31,7 +32,7 @@ QUICK = Config().updated(
 
 
 class PlainLoader:
-    """What PyG's NeighborLoader gives, drawn in Python: the batch's own nodes first, then those found hop by hop."""
+    """The output of PyG's NeighborLoader, drawn in Python: the nodes of the batch first, then those found per hop."""
 
     def __init__(self, data, num_neighbors, input_nodes, batch_size, shuffle):
         self.edges, self.fan_out, self.nodes = data.edge_index, num_neighbors, input_nodes
@@ -166,7 +167,7 @@ def test_fan_outs():
 
 
 def test_results_of_full_batches_keep_their_names(small_graph, tmp_path):
-    """A teacher of batches is another teacher; where there are none, what is not read changes nothing."""
+    """A teacher trained in batches has another fingerprint; without batches, unused settings do not change it."""
     idle, batches = (
         QUICK.updated({"sampling": settings}) for settings in ({"fan_out": "3"}, {"fan_out": "3", "batch_size": 8})
     )

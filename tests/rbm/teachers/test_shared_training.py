@@ -1,4 +1,4 @@
-"""One training for splits that differ in validation and test nodes alone: what the cache then holds for each."""
+"""One training for splits that differ only in validation and test nodes: the cached results for each."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from rbm.utils.tensor_files import read_sealed
 
 @pytest.mark.parametrize("changes", [{"name": "sage"}, {"name": "drgat"}, {"max_epochs": 9}])
 def test_is_what_a_training_on_each_would_have_left(changes, small_graph, tmp_path):
-    # Classes that nothing tells: validation accuracy jumps, and each split chooses and ends at an epoch of its own.
+    # Random classes: validation accuracy fluctuates, and each split selects and stops at a different epoch.
     small_graph.y = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
     teacher = {"hidden_channels": 8, "lr": 0.05, "patience": 4, "min_epochs": 1, "max_epochs": 60} | changes
     config = Config().updated({"teacher": teacher})

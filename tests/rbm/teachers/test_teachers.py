@@ -1,4 +1,4 @@
-"""Teachers against PyG's own layers, forward and backward."""
+"""Teachers compared with PyG's own layers, forward and backward."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ NORMS = ("none", "batch", "layer")
 
 @pytest.fixture
 def graph() -> tuple[torch.Tensor, torch.Tensor]:
-    """Directed, one edge twice, nodes 28 and 29 without any edge."""
+    """A directed graph with a duplicate edge; nodes 28 and 29 are isolated."""
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(28, (90,), generator=generator)
     target = (source + torch.randint(1, 28, (90,), generator=generator)) % 28
@@ -31,7 +31,7 @@ def graph() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class PyGSage(nn.Module):
-    """The specification spelled out with PyG's layer: mean over neighbours and one more self-loop, no root weight."""
+    """The specification in terms of PyG's layer: mean over neighbours and one more self-loop, without root weight."""
 
     def __init__(self, teacher: GraphSAGE, widths: list[int]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_messages_of_features_are_kept_while_they_stay_the_same(graph, name, mon
     with torch.inference_mode():
         first = logits().clone()
     products.clear()
-    logits().sum().backward()  # what inference mode made could not be trained on
+    logits().sum().backward()  # tensors made in inference mode could not be used in training
     assert torch.equal(logits(), first)
     assert products.count(x.shape) == 1
     x.mul_(2)
@@ -154,7 +154,7 @@ def test_initialisation_of_sage():
 
 @pytest.mark.parametrize("name", ["sage", "gcn"])
 def test_dropout_spares_the_input_and_the_logits(name):
-    # Without edges and with one hidden unit of weight one, a dropped hidden unit leaves the bias alone.
+    # Without edges and with one hidden unit of weight one, a dropped hidden unit leaves only the bias.
     teacher = build_teacher(name, 1, 1, hidden_channels=1, dropout=0.5).train()
     for parameter in teacher.parameters():
         nn.init.ones_(parameter)
@@ -182,7 +182,7 @@ def test_training_learns_and_repeats_to_the_bit(name):
             logits = teacher.eval()(data.x, adjacency)
         return logits, float((logits.argmax(1) == data.y)[data.test_mask].float().mean())
 
-    # Sums over edges repeat on several threads where they are told to, as rbm.distill tells them.
+    # Sums over edges are deterministic on several threads if requested, as rbm.distill does.
     with deterministic():
         logits, accuracy = train()
         assert accuracy > 0.85

@@ -1,4 +1,4 @@
-"""Files of a run that were changed after they were written, by a disk, an editor or an attacker, are refused."""
+"""Files of a run that were changed after writing, by a disk, an editor or an attacker, are refused."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ RUNS = Path(__file__).parent.parent / "runs_of_0_1_0"
 
 @pytest.fixture(params=["run", "hub"])
 def saved(request, tmp_path):
-    """A student in a run folder, or as on the Hub, and which of the two."""
+    """A student in a run folder or in the Hub's layout, and which of the two it is."""
     student, folder = RbMStudent(**SIZES).eval(), tmp_path / "saved"
     if request.param == "hub":
         pytest.importorskip("huggingface_hub")
@@ -51,7 +51,7 @@ def test_a_flipped_bit_anywhere_in_a_student_is_told(saved):
         flip(path, place)
         with suppress(ValueError):
             assert torch.equal(rbm.load(folder)(x), answers)
-            taken += 1  # a blank of the header, say
+            taken += 1  # for example a blank in the header
         flip(path, place)
     assert taken < 5
 
@@ -139,7 +139,7 @@ def test_a_students_file_is_of_its_folder(saved):
 
 
 def test_files_without_a_checksum_are_taken(saved):
-    """As version 0.1.0 wrote them; tests of whole runs of it are in test_former_versions.py."""
+    """Version 0.1.0 wrote such files; test_former_versions.py tests complete runs of it."""
     folder, kind = saved
     path, x = folder / WEIGHTS[kind], torch.randn(9, 6)
     answers = rbm.load(folder)(x)

@@ -14,7 +14,7 @@ from rbm.utils.progress import Progress
 
 
 class Script:
-    """A trainer whose validation accuracies are written down; its weight counts the epochs."""
+    """A trainer with given validation accuracies; its weight counts the epochs."""
 
     def __init__(self, val, test=None):
         self.model = nn.Linear(1, 1)
@@ -51,7 +51,7 @@ def run(trainer, **options):
 def test_reports_the_test_accuracy_at_the_best_validation_epoch():
     trainer = Script(val=[0.1, 0.5, 0.3, 0.5, 0.2, 0.1], test=[0.9, 0.2, 0.3, 0.4, 0.5, 0.6])
     result = run(trainer)
-    # Of the two epochs with validation 0.5 the later counts, as in the released code; 0.9 is the maximum over epochs.
+    # Of the two epochs with validation 0.5, the later one counts, as in the released code; 0.9 is the maximum.
     assert (result.best_epoch, result.val_accuracy, result.test_accuracy) == (3, 0.5, 0.4)
     assert (result.test_max, result.epochs) == (0.9, 6)
     assert trainer.model.weight.item() == 4, "the model is the one of the best epoch"

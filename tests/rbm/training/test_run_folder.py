@@ -1,4 +1,4 @@
-"""The run folder: nothing is lost by mistake, nothing foreign is loaded, nothing is unpickled."""
+"""The run folder: nothing is lost by mistake, no foreign file is loaded, and nothing is unpickled."""
 
 import json
 import re
@@ -71,7 +71,7 @@ FOREIGN = ("config.yaml", "notes.json", "photo.png", "log.jsonl", "model.safeten
 
 
 def test_overwrite_removes_no_file_that_no_run_wrote(tmp_path):
-    """Any folder with a config.yaml passed for a run, and whatever ended as a run's files do was removed."""
+    """Regression test: any folder with a config.yaml counted as a run, and files with a run's endings were removed."""
     for name in FOREIGN:
         (tmp_path / name).write_text("mine")
     with pytest.raises(FileExistsError, match="--overwrite leaves it alone; use another --out"):
@@ -167,7 +167,7 @@ def test_weights_of_another_shape(finished):
     path, _ = finished
     description = json.loads((path / "student.json").read_text())
     description["arguments"]["hidden_channels"] = 16
-    del description["checksum"]  # as whoever changes it by hand would
+    del description["checksum"]  # as after editing by hand
     (path / "student.json").write_text(json.dumps(description))
     with pytest.raises(ValueError, match="does not fit RbMStudent"):
         load_student(path)

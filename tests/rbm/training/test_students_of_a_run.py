@@ -1,4 +1,4 @@
-"""Every student of a run stays in its folder, and loading, predicting, exporting and timing take each by its method."""
+"""The run folder keeps all students; loading, prediction, export and latency can select each by its method."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ CONFIG = Config().updated(
         "vqgraph": {**FEW, "tokenizer": {**FEW, "codebook_size": 20}},
         "simmlp": {**FEW, "hidden_channels": 16, "head_epochs": 2},
         "cohop": {**FEW, "rounds": 1},
-        "distill": {"source": "teacher"},  # TINED takes the layers of a teacher, and this one has few epochs
+        "distill": {"source": "teacher"},  # TINED copies the teacher's layers, and this teacher has few epochs
     }
 )
 DISTILL = {"config": CONFIG, "measure_latency": False}
@@ -54,14 +54,14 @@ def digits():
 
 @pytest.fixture(scope="module")
 def whole(digits, tmp_path_factory):
-    """A run of every method that keeps one of features alone."""
+    """A run of every method that keeps a student on features alone."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
     return rbm.distill(digits, methods=list(METHODS), keep="glnn", folder=folder, **DISTILL), folder
 
 
 @pytest.fixture
 def run(whole, tmp_path):
-    """A copy that a test may change."""
+    """A copy that tests may change."""
     shutil.copytree(whole[1], tmp_path / "run")
     return tmp_path / "run"
 

@@ -1,4 +1,4 @@
-"""TensorBoard gets what metrics.jsonl gets: no more, no less, after kills too."""
+"""TensorBoard gets exactly the same records as metrics.jsonl, also after kills."""
 
 import sys
 
@@ -89,7 +89,7 @@ def test_watching_changes_no_result(small_graph, tmp_path):
 
 def test_after_a_kill_the_events_are_those_of_the_metrics(tmp_path):
     folder = RunFolder(tmp_path, Config())
-    folder.append_metrics({"phase": "teacher", "epoch": 0, **RECORD})  # before anybody watched
+    folder.append_metrics({"phase": "teacher", "epoch": 0, **RECORD})  # before TensorBoard was enabled
     with events(folder):
         for epoch in range(5):
             folder.append_metrics({"phase": "rbm", "epoch": epoch, **RECORD, "expert_load": [[0.25, 0.75]]})

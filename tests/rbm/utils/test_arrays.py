@@ -1,4 +1,4 @@
-"""NumPy's files: the sizes that a header declares are checked against file and memory."""
+"""NumPy files: the sizes that a header declares are checked against the file and the memory."""
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ def test_a_known_result_is_not_computed_again(tmp_path):
 
 @pytest.mark.parametrize("place", [-5, 60, 0])
 def test_a_flipped_bit_is_not_taken_for_a_result(place, tmp_path):
-    """In a value, in the header, in the length of the header."""
+    """A bit in a value, in the header, or in the length of the header."""
     compute = Counted()
     kept = Cache(tmp_path).tensors("walk", {"dim": 4}, [], compute)
     (path,) = tmp_path.glob("*.safetensors")

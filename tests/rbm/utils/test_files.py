@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and only where they are meant to be."""
+"""Files are written completely or not at all, and only to their intended place."""
 
 import os
 import stat
@@ -78,8 +78,8 @@ def test_same_file(tmp_path):
 LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}, *a{i}, *a{i}]\n" for i in range(20))
 NO_YAML = {
     "nested": ("[" * 50_000, "nested too deeply"),
-    "aliases": (LAUGHS, "stands for more than 65,536 values"),
-    "circle": ("a: &a [*a]", "an alias stands for what holds it"),
+    "aliases": (LAUGHS, "expands to more than 65,536 values"),
+    "circle": ("a: &a [*a]", "an alias refers to the value that contains it"),
     "date": ("a: 2024-13-45", "month must be in"),
     "number": ("a: " + "9" * 5000, "not valid YAML"),
     "tag": ("a: !!int ''", "not valid YAML"),

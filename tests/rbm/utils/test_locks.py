@@ -1,4 +1,4 @@
-"""Two processes at once: one works, the other is told which process it has to wait for."""
+"""Two processes at once: one works, and the other is told which process to wait for."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def holder(tmp_path):
 
 
 def test_the_second_process_is_told_of_the_first_until_that_is_killed(holder, tmp_path):
-    for _ in range(2):  # a refused attempt leaves the first one's number in place
+    for _ in range(2):  # a refused attempt leaves the holder's process id in place
         with (
             pytest.raises(BlockingIOError, match=f"^a folder is in use by process {holder.pid}; wait$"),
             only_process(tmp_path / ".x.lock", "a folder", "wait"),

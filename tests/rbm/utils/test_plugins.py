@@ -1,4 +1,4 @@
-"""The plug-in that CONTRIBUTING.md shows."""
+"""The plugin shown in CONTRIBUTING.md."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ def plugin(tmp_path) -> Path:
 
 
 def run(*arguments, cwd: Path) -> subprocess.CompletedProcess:
-    """A process of its own: what a plugin adds stays out of the other tests."""
+    """Run in a separate process, so that a plugin's additions do not affect other tests."""
     command = [sys.executable, "-m", "rbm", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 

@@ -1,4 +1,4 @@
-"""Faster products of float32: where, how exact, and that nothing is left behind."""
+"""Faster float32 products: on which machines, how exact, and that settings are restored."""
 
 import pytest
 import torch
@@ -15,13 +15,13 @@ QUICK = Config().updated(
 
 @pytest.fixture
 def faster(monkeypatch):
-    """A machine where oneDNN is to be preferred."""
+    """Pretend to be a machine on which oneDNN is preferred."""
     monkeypatch.setattr(matmul, "_is_faster", lambda: True)
 
 
 @pytest.fixture
 def precision():
-    """Set the precision; afterwards it is as before."""
+    """Set the precision, and restore it afterwards."""
     yield torch.set_float32_matmul_precision
     torch.set_float32_matmul_precision("highest")
 

@@ -1,4 +1,4 @@
-"""The progress of a run: bars in a terminal, lines in a log file, nothing where it is switched off."""
+"""The progress of a run: bars in a terminal, lines in a log file, nothing if it is switched off."""
 
 import io
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from rbm.utils.progress import Progress, count_runs
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that a test moves: the time is ``clock.now``."""
+    """A clock that is set by the test: the time is ``clock.now``."""
     moved = SimpleNamespace(now=100.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: moved.now))
     return moved
@@ -73,7 +73,7 @@ def test_no_time_is_left_of_finished_runs():
         bar.update(1, "digits seed 0")
         assert "left " in terminal.file.getvalue()
         bar.update(2, "digits seed 1")
-    end = terminal.file.getvalue().split("\x1b[2K")[-1]  # what stays when the line was written for the last time
+    end = terminal.file.getvalue().split("\x1b[2K")[-1]  # what remains after the line was last written
     assert "2/2" in end
     assert "left" not in end
 

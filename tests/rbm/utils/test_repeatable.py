@@ -49,7 +49,7 @@ def test_same_numbers_under_every_mode():
 
 
 def modes():
-    """What a caller may have set, as tensors and PyTorch show it."""
+    """The modes that a caller may have set, as reported by tensors and PyTorch."""
     made = torch.zeros(1)
     entered = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
     return made.dtype, made.device.type, *entered

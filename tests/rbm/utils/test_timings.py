@@ -1,4 +1,4 @@
-"""Phases of a run: what is measured inside another counts once."""
+"""Phases of a run: time measured in nested phases is counted once."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from rbm.utils.timings import Timings, part_of_phase, time_sentence
 
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
-    """A clock that moves when ``now`` is moved."""
+    """A clock that is set by ``now``."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
@@ -45,4 +45,4 @@ def test_another_run_inside_counts_for_itself(clock):
     assert outer == {"search": {"seconds": 3.0}}
     assert inner == {"teacher": {"evaluation_seconds": 3.0, "seconds": 3.0}}
     with part_of_phase("evaluation"):
-        clock.now += 1  # of no phase
+        clock.now += 1  # outside all phases

@@ -1,4 +1,4 @@
-"""Graphs, answers and a short configuration that the tests of the baselines share."""
+"""Graphs, logits and a short configuration shared by the tests of the baselines."""
 
 import copy
 
@@ -46,7 +46,7 @@ def quick() -> Config:
 
 @pytest.fixture
 def directed_graph() -> Data:
-    """40 nodes in four classes, no structure: one-way edges, self-loops, one edge twice, five nodes without any."""
+    """40 nodes in four classes with random directed edges, self-loops, one duplicate, and five isolated nodes."""
     edges = torch.randint(0, 35, (2, 70))
     edges = torch.cat([edges, edges[:, :1], torch.tensor([[3, 8], [3, 8]])], dim=1)
     position = torch.arange(40)
@@ -72,7 +72,7 @@ def teacher_outputs(split) -> TeacherOutputs:
 
 @pytest.fixture
 def twin():
-    """A copy of a model, and a plain Adam for it."""
+    """A copy of a model, and an Adam optimiser for it."""
 
     def make(model, network, *further):
         model = copy.deepcopy(model)

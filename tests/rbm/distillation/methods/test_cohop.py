@@ -19,7 +19,7 @@ def in_neighbors(edge_index, node) -> list[int]:
 
 
 def plain_contrast(logits, edge_index):
-    """Mean over nodes, of the mean over those that point at it; zero for a node that nobody points at."""
+    """Mean over nodes of the mean over their in-neighbours; zero for a node without in-neighbours."""
     total = 0.0
     for v in range(len(logits)):
         neighbors = in_neighbors(edge_index, v)
@@ -90,7 +90,7 @@ def test_labels_of_the_next_round(split, threshold):
 
 
 def test_validation_chooses_the_smoothing(directed_graph):
-    """Node 1, a validation node, is of class 2 by itself and of class 3 by its only neighbour, training node 0."""
+    """Node 1, a validation node, has class 2 by its own logits, and class 3 by its only neighbour, training node 0."""
     directed_graph.edge_index = torch.tensor([[0], [1]])
     directed_graph.val_mask = torch.arange(40) == 1
     directed_graph.y[0] = 3

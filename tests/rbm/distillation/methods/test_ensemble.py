@@ -1,4 +1,4 @@
-"""The ensemble: plain students of different seeds that vote."""
+"""The ensemble: plain students with different seeds and averaged probabilities."""
 
 import pytest
 import torch

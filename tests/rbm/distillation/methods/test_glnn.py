@@ -1,4 +1,4 @@
-"""GLNN's two passes: an epoch equals a few plain lines, and takes as many steps as it says."""
+"""GLNN's two passes: an epoch equals a few plain lines, with the expected number of steps."""
 
 import pytest
 import torch
@@ -52,8 +52,8 @@ def test_an_epoch_is_a_pass_over_labels_and_one_over_soft_labels(trainer, twin, 
 @pytest.mark.parametrize(
     ("label_weight", "zero_weight_pass", "batch_size", "steps"),
     [
-        (0.0, False, 7, 8),  # of 60 nodes
-        (0.0, True, 7, 8 + 2),  # of 15 labelled ones
+        (0.0, False, 7, 8),  # 60 nodes
+        (0.0, True, 7, 8 + 2),  # and 15 labelled ones
         (0.5, False, 7, 8 + 2),
         (1.0, False, 7, 2),
         (1.0, True, 7, 8 + 2),

@@ -1,4 +1,4 @@
-"""HGMD: the neighbours that a hard node draws, and the targets of its pairs."""
+"""HGMD: the neighbours drawn for hard nodes, and the targets of their pairs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""KRD's loss is a mean over pairs: a node with itself, and with neighbours that are trusted."""
+"""KRD's loss is a mean over pairs: each node with itself, and with reliable neighbours."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits
 
 @pytest.fixture
 def change(monkeypatch) -> torch.Tensor:
-    """How much each node's entropy changes, in place of a teacher's; node 0 is not trusted at all."""
+    """A given change of each node's entropy instead of a teacher's; node 0 is not trusted at all."""
     values = torch.rand(40)
     values[0] = 1.0
     monkeypatch.setattr(TeacherOutputs, "entropy_change", lambda self, *_: values[: len(self.soft_labels)])
@@ -51,7 +51,7 @@ def test_loss_and_gradient_equal_a_loop_over_pairs(split, teacher_outputs, chang
 
 
 def test_drawn_pairs_are_edges_of_the_graph(split, change):
-    """The teacher gives every node a class of its own: targets then tell which pairs they are made of."""
+    """The teacher assigns every node its own class, so that targets reveal their pairs."""
     count = split.observed.num_nodes
     ours = trainer_of(split, outputs_from_logits(1e3 * torch.eye(40), split), classes=40)
     sources, targets = split.observed.edge_index
@@ -60,7 +60,7 @@ def test_drawn_pairs_are_edges_of_the_graph(split, change):
 
     def drawn(epoch: int) -> torch.Tensor:
         mass = ours._targets(epoch).mass[:, split.observed_nodes]
-        pairs = mass / mass[count - 1, count - 1]  # a node's own pair weighs one
+        pairs = mass / mass[count - 1, count - 1]  # a node's pair with itself has weight one
         torch.testing.assert_close(mass.sum(), torch.tensor(1.0))
         torch.testing.assert_close(pairs, pairs.round(), atol=1e-4, rtol=0)
         return pairs.round()

@@ -1,4 +1,4 @@
-"""CoHOp's histograms of labels: a search from every node by hand, on a graph with one-way edges."""
+"""CoHOp's label histograms, compared with a plain search from every node on a graph with directed edges."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from rbm.distillation.methods.cohop import histogram_encodings, label_histograms
 
 
 def plain_histograms(edge_index, labels, nodes, classes, radius, hops) -> torch.Tensor:
-    """From each of the labelled ``nodes`` along the edges, one step of distance after the other."""
+    """A breadth-first search along the edges from each of the labelled ``nodes``."""
     histograms = torch.zeros(len(labels), classes, dtype=torch.float64)
     for source in nodes:
         reached, frontier = {source}, {source}
@@ -35,7 +35,7 @@ def test_equals_a_search_from_every_label(directed_graph, hops, radius):
 
 
 def test_by_hand():
-    """A chain 0 -> 1 -> 2 -> 3, and node 4 alone; 0 and 4 are labelled."""
+    """A chain 0 -> 1 -> 2 -> 3 and an isolated node 4; nodes 0 and 4 are labelled."""
     edges = torch.tensor([[0, 1, 2, 4], [1, 2, 3, 4]])
     labels, train = torch.tensor([1, -1, 7, 0, 0]), torch.tensor([True, False, False, False, True])
 

@@ -1,4 +1,4 @@
-"""The MLP of labels alone: test nodes are asked for where an epoch may be selected, and the selection is the same."""
+"""The MLP on labels alone: test nodes are evaluated only when an epoch may be selected; the selection is the same."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from rbm.utils.progress import Progress
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 def test_selects_what_all_accuracies_select(small_graph, monkeypatch, setting):
-    # Classes that nothing tells: validation accuracy jumps up and down.
+    # Random classes: validation accuracy fluctuates.
     small_graph.y = torch.randint(0, 3, (small_graph.num_nodes,), generator=torch.Generator().manual_seed(0))
     network = replace(Config().teacher, hidden_channels=16, lr=0.02, min_epochs=0)
     asked = []

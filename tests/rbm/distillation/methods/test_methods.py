@@ -14,7 +14,7 @@ from rbm.distillation.registry import METHODS
 from rbm.nn.students import EnsembleStudent
 from rbm.training.run_folder import read_metrics
 
-# Whatever a method may draw in an epoch is drawn here.
+# Every random choice that a method may make in an epoch is enabled here.
 RESTLESS = {
     "distill": {"draw": "sample", "batch_size": 16, "step_per_batch": True},
     "mlp": {"dropout": 0.3},
@@ -37,8 +37,8 @@ KILLED_IN = {
     "vqgraph": "vqgraph-tokenizer",
     ("vqgraph", 6): "vqgraph",
 }
-LIKE_THE_TEACHER = ("tined", "tined_plus")  # with a layer for each transformation and each propagation of it
-# At the end of pretraining, where a method has one, and past it; from a checkpoint, and from the start of the phase.
+LIKE_THE_TEACHER = ("tined", "tined_plus")  # one layer per transformation and per propagation of the teacher
+# At the end of pretraining, if a method has it, and after it; from a checkpoint, and from the start of the phase.
 KILLS = [*((method, 5, checkpoints) for method in METHODS for checkpoints in (True, False)), ("moe", 8, True)]
 KILLS += [("simmlp", 30, checkpoints) for checkpoints in (True, False)]
 KILLS += [("vqgraph", 6, True)]
@@ -159,7 +159,7 @@ def test_inflated_students_are_wider(small_graph, quick, cache):
         found = {}
         for method, student in result.students.items():
             if method == "trees":
-                continue  # they have no width
+                continue  # methods without a width
             layers = (student.members[0] if isinstance(student, EnsembleStudent) else student).layers
             assert len(layers) == (4 if method in LIKE_THE_TEACHER else 2)
             found[method] = layers[len(layers) // 2 - 1].out_features
@@ -176,7 +176,7 @@ def test_inflated_students_are_wider(small_graph, quick, cache):
 def test_the_time_of_encodings_is_that_of_all_sections(small_graph, quick, cache, monkeypatch):
     config = quick.updated({"nosmog": {"encoding": {"embedding_dim": 6}}})
     ticks = iter(range(10_000))
-    # A clock of that module's own: others look at theirs too, and how often depends on how busy the machine is.
+    # Only that module's clock is replaced: other code reads the clock too, as often as the load of the machine allows.
     monkeypatch.setattr("rbm.utils.timings.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     result = rbm.distill(small_graph, config=config, methods=["mlp", "nosmog"], cache=cache, measure_latency=False)
     assert result.timings["encodings"]["seconds"] == 2, "one by this clock for each"

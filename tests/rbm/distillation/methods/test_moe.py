@@ -1,4 +1,4 @@
-"""The vanilla mixture: its layer equals a loop over experts, and its training follows its configuration."""
+"""The vanilla mixture of experts: its layer equals a loop over experts, and training follows the configuration."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ EXPERTS, ROWS = 5, 23
 
 def make(top_k=2, **options) -> MoELayer:
     layer = MoELayer(6, 4, EXPERTS, top_k, router_features=7, **{"noise": 0.0, **options})
-    with torch.no_grad():  # away from where they start, so that each of them matters
+    with torch.no_grad():  # away from their initial values, so that each of them matters
         layer.log_temperature.fill_(1.3)
         layer.log_scale.fill_(0.4)
         layer.addresses.mul_(100)
@@ -27,7 +27,7 @@ def make(top_k=2, **options) -> MoELayer:
 
 
 def plain(layer, h, noise=0.0):
-    """Every expert's answer for every row, times its gate. Returns outputs and gates ``[B, E]``."""
+    """Every expert's output for every row, times its gate. Returns outputs and gates ``[B, E]``."""
     z = F.normalize(h @ layer.router.weight.T + layer.router.bias, dim=-1)
     logits = layer.log_temperature.exp() * z @ F.normalize(layer.addresses, dim=0) + noise
     chosen = torch.zeros_like(logits).scatter(-1, logits.topk(layer.top_k).indices, 1.0).bool()
@@ -139,7 +139,7 @@ def test_too_many_experts_a_row():
 
 @pytest.fixture
 def trainer(small_graph, quick):
-    """Two epochs of pretraining; everything that is drawn is off."""
+    """Two epochs of pretraining, without randomness."""
 
     def make(**options) -> MoETrainer:
         options = {"pretrain_epochs": 2, "pretrain": "first", "dropout": 0.0, "noise": 0.0, **options}
@@ -221,5 +221,5 @@ def test_further_experts_are_active_ones(small_graph, quick):
 
 def test_counted_parameters():
     student = MoEStudent(6, 8, 3, num_layers=1, num_experts=4, top_k=2)
-    router = 6 * 8 + 8 + 8 * 4 + 2  # addresses are as long as hidden layers are wide
+    router = 6 * 8 + 8 + 8 * 4 + 2  # addresses have the hidden width
     assert count_parameters(student) == (router + 4 * (6 * 3 + 3), router + 2 * (6 * 3 + 3))

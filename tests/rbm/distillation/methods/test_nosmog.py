@@ -1,4 +1,4 @@
-"""NOSMOG's loss: the target's, the same for disturbed inputs, and likeness to the teacher's rows of the same nodes."""
+"""NOSMOG's loss: that of the target, the same on adversarial inputs, and similarity to the teacher's rows."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ EPS = 0.05
 
 
 class Marking(nn.Module):
-    """A teacher whose hidden rows tell which nodes they belong to."""
+    """A teacher whose hidden rows identify their nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Marking(nn.Module):
 
 @pytest.fixture
 def marked(directed_graph):
-    """The first feature of a node is its number."""
+    """A graph in which the first feature of a node is its id."""
     directed_graph.x[:, 0] = torch.arange(40.0)
     return directed_graph
 
@@ -143,6 +143,6 @@ def test_sparse_features_give_the_loss_of_dense_ones(marked):
 
 
 def test_a_student_of_one_layer_shows_its_answers(trainer):
-    """It has no hidden layer, and the trace holds its outputs then."""
+    """It has no hidden layer, so the trace contains its outputs."""
     ours = trainer(num_layers=1, similarity_weight=1.0)
     assert ours.batch_loss(torch.arange(10), ours.soft_loss).isfinite()

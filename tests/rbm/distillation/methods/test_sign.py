@@ -1,4 +1,4 @@
-"""SIGN: stored hops are powers of the mean over neighbours, and a new node's come from what its neighbours stored."""
+"""SIGN: stored hops are powers of the mean over neighbours; a new node's hops come from its neighbours' stored ones."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_a_new_node_is_served_as_unseen_nodes_are(run, small_graph, tmp_path, ca
     assert torch.equal(given, passed_on(small_graph.x, stored))
     assert "stored means of its neighbours' features" in rbm.load(folder).row
     assert "passed_on=True" in caplog.text
-    # The observed graph's stored rows, and the edges to unseen nodes, are all that serving has.
+    # Serving only has the observed graph's stored rows and the edges to unseen nodes.
     nodes = split.unseen_nodes
     seen = split.observed_nodes
     arriving = transfer(given[seen], seen, small_graph.edge_index, 60)[nodes]

@@ -1,4 +1,4 @@
-"""SimMLP: alignment with the neighbourhood's view, reconstruction, and a head on rows that stand still."""
+"""SimMLP: alignment with the graph view, reconstruction, and a head on fixed rows."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""TINED: the teacher's operations as layers, and the energies of what passes them."""
+"""TINED: the teacher's operations as layers, and the energies of their inputs and outputs."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_operations_are_those_that_the_teacher_does(directed_graph, name, hidden
     assert [(before.shape[1], after.shape[1]) for before, after in found] == sizes
     last = found[-1][1]
     if name == "gcn" and kinds[-1] == "propagate":
-        last = last + teacher.convs[-1].bias  # stands behind its propagation
+        last = last + teacher.convs[-1].bias  # added after the propagation
     torch.testing.assert_close(last, teacher(directed_graph.x, directed_graph.edge_index), atol=1e-5, rtol=1e-5)
     for (before, after), kind in zip(found, kinds, strict=True):
         if kind == "propagate" and name in ("sage", "gcn"):
@@ -64,7 +64,7 @@ def test_the_wider_side_is_transformed_first():
 
 @pytest.mark.parametrize("name", TEACHERS)
 def test_where_no_edge_joins_others_the_injected_student_is_the_teacher(name):
-    """With the identity for a propagation it is that of a graph without edges, but for a ReLU between the two."""
+    """With identity propagation, it equals the teacher on a graph without edges, except for a ReLU in between."""
     teacher = teacher_of(name, 3 if name in ("sage", "gcn") else 8)
     with torch.no_grad():
         for weight, bias in feature_transformations(teacher)[0]:

@@ -1,4 +1,4 @@
-"""Boosted trees: the module answers as scikit-learn's model, whose rounds are its epochs."""
+"""Boosted trees: the module predicts like scikit-learn's model, whose rounds are its epochs."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_answers_are_those_of_scikit_learn(small_graph, targets):
 
 
 def test_two_classes_have_one_tree_a_round(small_graph):
-    small_graph.y = small_graph.y % 2 * 2  # the class between them has no label
+    small_graph.y = small_graph.y % 2 * 2  # class 1 has no labels
     ours = trainer_of(small_graph, targets="labels")
     for epoch in range(3):
         ours.train_epoch(epoch)

@@ -38,7 +38,7 @@ def dense_edge_error(rows, adjacency):
 
 
 def propagation(edge_index, count):
-    """Edges that stand twice count twice here, as in every teacher."""
+    """Duplicate edges count twice, as in every teacher."""
     adjacency = torch.eye(count)
     for u, v in edge_index.T.tolist():
         adjacency[v, u] += u != v
@@ -48,7 +48,7 @@ def propagation(edge_index, count):
 
 def test_the_tokenizers_loss_and_gradient(split):
     ours = tokenizer_of(split, node_weight=0.6, edge_weight=0.9, commitment_weight=0.3)
-    observed, model = split.observed, ours.model.eval()  # codes stand still
+    observed, model = split.observed, ours.model.eval()  # codes are fixed
     x, spread = observed.x, propagation(observed.edge_index, observed.num_nodes)
     h = (spread @ x @ model.first.lin.weight.T + model.first.bias).relu()
     nearest = (F.normalize(h) @ F.normalize(model.codebook.codes).T).argmax(1)
@@ -98,7 +98,7 @@ def test_codes_follow_the_rows_that_take_them():
     book = Codebook(5, 3, 0.8)
     torch.testing.assert_close(book.codes.norm(dim=1), torch.ones(5))
     before = book.codes.clone()
-    book.codes[0] *= 2  # its length has no say
+    book.codes[0] *= 2  # its length does not matter
     rows = torch.cat([3 * before[2:3] + 0.01, before[2:3], -before[2:3].abs() * 1e-3 + before[1:2]]).requires_grad_()
     unit = F.normalize(rows.detach())
     nearest = (unit @ before.T).argmax(1)

@@ -24,5 +24,5 @@ def graph_file(small_graph, tmp_path) -> Path:
 
 @pytest.fixture
 def start(graph_file) -> Config:
-    """Where searches of these tests start."""
+    """The starting point of the searches in these tests."""
     return preset_config("clean", str(graph_file)).updated(QUICK)

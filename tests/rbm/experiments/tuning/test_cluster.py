@@ -1,4 +1,4 @@
-"""The same search on Ray: two workers on this machine."""
+"""The same search on Ray with two workers on this machine."""
 
 import pytest
 
@@ -13,7 +13,7 @@ SPACE = {"rbm.lr": [0.1, 0.01, 0.001], "rbm.dropout": {"low": 0.0, "high": 0.6}}
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or a secret would be written into the home folder
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a secret into the home folder
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield

@@ -1,4 +1,4 @@
-"""The space of a search, and settings that are refused before anything runs."""
+"""The space of a search, and settings that are rejected before anything runs."""
 
 import pytest
 

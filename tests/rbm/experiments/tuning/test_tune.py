@@ -22,7 +22,7 @@ from rbm.experiments.tuning.search import Search
 pytest.importorskip("optuna")
 
 SPACE = {"rbm.lr": [0.1, 0.01, 0.001], "rbm.dropout": {"low": 0.0, "high": 0.6}}
-# Where the method does not matter, the quickest.
+# The fastest method, for tests in which the method does not matter.
 MLP = {"method": "mlp", "space": {"mlp.lr": [0.1, 0.01, 0.001], "mlp.dropout": {"low": 0.0, "high": 0.6}}}
 
 
