@@ -9,6 +9,10 @@ from rbm.cli.errors import goes_on_by
 from rbm.cli.experiments import run_and_show
 from rbm.cli.options import (
     CACHE,
+    EXECUTION,
+    FOLDER,
+    SETTINGS,
+    STUDENTS,
     Assignments,
     CacheFolder,
     ConfigFile,
@@ -36,50 +40,94 @@ def distill(
     protocol: Protocol = None,
     teacher: TeacherName = None,
     method: Annotated[
-        str, typer.Option(help="Students to train, such as glnn or mlp,rbm,moe; the run folder keeps all of them.")
+        str,
+        typer.Option(
+            help="Students to train, such as glnn or mlp,rbm,moe; the run folder keeps all of them.",
+            rich_help_panel=STUDENTS,
+        ),
     ] = _METHODS,
     keep: Annotated[
         str | None,
         typer.Option(
             help="Student to use for predictions (default: the best on validation nodes, or a cheaper one that is"
-            " about as good)."
+            " about as good).",
+            rich_help_panel=STUDENTS,
         ),
     ] = None,
     inflate: Annotated[
-        int | None, typer.Option(help="Factor for the students' hidden width; 8 gives the paper's + variants.")
+        int | None,
+        typer.Option(
+            help="Factor for the students' hidden width; 8 gives the paper's + variants.", rich_help_panel=STUDENTS
+        ),
     ] = None,
     features_only: Annotated[
-        bool, typer.Option("--features-only", help="Train students on node features alone, without encodings.")
+        bool,
+        typer.Option(
+            "--features-only",
+            help="Train students on node features alone, without encodings.",
+            rich_help_panel=STUDENTS,
+        ),
     ] = False,
     preset: Annotated[
         str | None,
-        typer.Option(help="clean (default, recommended), paper (its equations) or official (its released code)."),
+        typer.Option(
+            help="clean (default, recommended), paper (its equations) or official (its released code).",
+            rich_help_panel=SETTINGS,
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for the split, initialisation and dropout.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for the split, initialisation and dropout.", rich_help_panel=SETTINGS)
+    ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Several seeds, such as 0-9; writes one CSV file instead of a run folder.")
+        str | None,
+        typer.Option(
+            help="Several seeds, such as 0-9; writes one CSV file instead of a run folder.", rich_help_panel=SETTINGS
+        ),
     ] = None,
     config: ConfigFile = None,
     set_: Assignments = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/DATASET-SETTING-PRESET-seedN).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder (default: runs/DATASET-SETTING-PRESET-seedN).", rich_help_panel=FOLDER),
+    ] = None,
     auto: Annotated[
         bool,
-        typer.Option("--auto", help="First search for teacher, encodings, student and settings on validation nodes."),
+        typer.Option(
+            "--auto",
+            help="First search for teacher, encodings, student and settings on validation nodes.",
+            rich_help_panel=STUDENTS,
+        ),
     ] = False,
-    budget: Annotated[str | None, typer.Option(help="With --auto: total time, such as 90s or 10m.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run folder.")] = False,
+    budget: Annotated[
+        str | None, typer.Option(help="With --auto: total time, such as 90s or 10m.", rich_help_panel=STUDENTS)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the run folder.", rich_help_panel=FOLDER)
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the run folder.", rich_help_panel=FOLDER)
+    ] = False,
     plots: Annotated[
         bool | None,
-        typer.Option("--plots/--no-plots", help="Write plots and report.html into the run folder (default: plots)."),
+        typer.Option(
+            "--plots/--no-plots",
+            help="Write plots and report.html into the run folder (default: plots).",
+            rich_help_panel=FOLDER,
+        ),
     ] = None,
     tensorboard: Annotated[
         bool,
-        typer.Option("--tensorboard", help="Log losses, accuracies and expert load to the run folder for TensorBoard."),
+        typer.Option(
+            "--tensorboard",
+            help="Log losses, accuracies and expert load to the run folder for TensorBoard.",
+            rich_help_panel=FOLDER,
+        ),
     ] = False,
     device: Device = None,
     cache: CacheFolder = CACHE,
-    jobs: Annotated[int, typer.Option(min=1, help="With --seeds: number of parallel processes.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="With --seeds: number of parallel processes.", rich_help_panel=EXECUTION)
+    ] = 1,
 ) -> None:
     """Train a teacher on a graph, distil it into students, and compare them.
 

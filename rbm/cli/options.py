@@ -10,24 +10,48 @@ from rich.console import Console
 # Results go to standard output, progress and errors to standard error.
 console, status = Console(), Console(stderr=True)
 CACHE = Path("runs/cache")
+# Panels of `--help`.
+GRAPH, STUDENTS, SETTINGS, FOLDER, EXECUTION = "Graph", "Teacher and students", "Settings", "Run folder", "Execution"
 _OF_RUNS = ("dataset", "root", "setting", "protocol", "preset", "seed")
 
 Dataset = Annotated[
-    str | None, typer.Option(help="Name, or path of your own graph (default: digits, which needs no files).")
+    str | None,
+    typer.Option(
+        help="Name, or path of your own graph (default: digits, which needs no files).", rich_help_panel=GRAPH
+    ),
 ]
-Root = Annotated[str | None, typer.Option(help="Folder with the datasets' raw files; may be read-only.")]
+Root = Annotated[
+    str | None, typer.Option(help="Folder with the datasets' raw files; may be read-only.", rich_help_panel=GRAPH)
+]
 Setting = Annotated[
-    str | None, typer.Option(help="transductive (default), or inductive: some test nodes are not seen in training.")
+    str | None,
+    typer.Option(
+        help="transductive (default), or inductive: some test nodes are not seen in training.", rich_help_panel=GRAPH
+    ),
 ]
-Protocol = Annotated[str | None, typer.Option(help="Version and split of a named graph: rbm (default) or cpf.")]
+Protocol = Annotated[
+    str | None, typer.Option(help="Version and split of a named graph: rbm (default) or cpf.", rich_help_panel=GRAPH)
+]
 TeacherName = Annotated[
-    str | None, typer.Option(help="sage (default), gcn, gat, appnp, mlp, label_propagation, revgat or drgat.")
+    str | None,
+    typer.Option(
+        help="sage (default), gcn, gat, appnp, mlp, label_propagation, revgat or drgat.", rich_help_panel=STUDENTS
+    ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option(help="YAML file of settings, applied after the preset.")]
-Assignments = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as rbm.lr=0.005; repeatable.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N (default: cuda if available).")]
-CacheFolder = Annotated[Path, typer.Option(help="Folder in which trained teachers and encodings are cached.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel processes.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="YAML file of settings, applied after the preset.", rich_help_panel=SETTINGS)
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One setting, such as rbm.lr=0.005; repeatable.", rich_help_panel=SETTINGS),
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda or cuda:N (default: cuda if available).", rich_help_panel=EXECUTION)
+]
+CacheFolder = Annotated[
+    Path, typer.Option(help="Folder in which trained teachers and encodings are cached.", rich_help_panel=EXECUTION)
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel processes.", rich_help_panel=EXECUTION)]
 Run = Annotated[Path, typer.Argument(help="Run folder of a finished rbm distill.")]
 
 
