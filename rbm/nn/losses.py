@@ -58,7 +58,8 @@ def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float =
     Args:
         logits: of the student, ``[B, C]``.
         teacher_logits: of the teacher, ``[B, C]``; no gradient flows into them.
-        temperature, mode: see :func:`log_probabilities`.
+        temperature: see :func:`log_probabilities`.
+        mode: see :func:`log_probabilities`.
     """
     teacher = log_probabilities(teacher_logits.detach(), temperature, mode)
     return F.kl_div(log_probabilities(logits, temperature, mode), teacher, reduction="batchmean", log_target=True)
