@@ -1,15 +1,15 @@
-"""Routing-by-Memory: distil a graph neural network into a sparse mixture of experts that needs no graph.
+"""Routing-by-Memory: distil a graph neural network into a sparse mixture of experts that does not need the graph.
 
 * :func:`rbm.distill` trains a student from a graph and a teacher; :func:`rbm.load` loads it from its run folder.
-* :class:`rbm.FusedRbMLayer` is the layer and :class:`rbm.RbMFeedForward` a feed-forward network of it, for use in any
-  model.
+* :class:`rbm.FusedRbMLayer` is a layer of linear experts and :class:`rbm.RbMFeedForward` a layer of feed-forward
+  experts, both for use in any model.
 * :mod:`rbm_kernels` contains the operators, which do not depend on graphs.
 """
 
 from importlib import import_module
 
 from rbm import hub as hub
-from rbm.nn import moe as _moe  # noqa: F401, registers its student, as the two below do
+from rbm.nn import moe as _moe  # noqa: F401, registers its students, like the next two imports
 from rbm.nn import newer as _newer  # noqa: F401
 from rbm.nn import trees as _trees  # noqa: F401
 from rbm.nn.dead_experts import reset_dead_experts
@@ -23,8 +23,7 @@ from rbm.nn.students import MLPStudent, RbMStudent
 from rbm.nn.usage import expert_usage, track_usage
 from rbm_kernels import __version__
 
-# Names that need PyTorch Geometric or scikit-learn are imported at their first use, so that importing the layer alone
-# stays fast.
+# Names that need PyTorch Geometric or scikit-learn are imported on first use, so that importing only the layer is fast.
 _LAZY = {
     "Config": "config",
     "Distillation": "distillation.result",

@@ -1,4 +1,4 @@
-"""Students from the Hugging Face Hub, by the name that model cards print: see :mod:`rbm.nn.pretrained`."""
+"""Loading students from the Hugging Face Hub under the name that model cards print: see :mod:`rbm.nn.pretrained`."""
 
 from rbm.nn.pretrained import HubMixin, load
 

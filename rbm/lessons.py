@@ -5,7 +5,7 @@ from rbm.distillation.task import TrainedStudent
 
 
 def Learned(student, arguments, result, encodings) -> TrainedStudent:  # noqa: N802
-    """The former name of :class:`rbm.distillation.task.TrainedStudent`; students know their arguments now."""
+    """The former name of :class:`rbm.distillation.task.TrainedStudent`; students now store their arguments."""
     return TrainedStudent(student, result, encodings)
 
 

@@ -5,5 +5,5 @@ from rbm.nn.students import MLPStudent
 
 
 def mlp_arguments(lesson, network, encodings=None) -> dict:
-    """Those of an MLP of this shape; :meth:`DistillationTask.new_student` makes the MLP itself."""
+    """Arguments of an MLP for this task; :meth:`DistillationTask.new_student` makes the MLP itself."""
     return lesson.new_student(MLPStudent, network, encodings).arguments

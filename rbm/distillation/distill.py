@@ -1,4 +1,4 @@
-"""The main job: train a teacher on the graph, distil it into students that need no graph, and compare them."""
+"""The main function: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
 import os
 from collections.abc import Sequence
@@ -71,58 +71,61 @@ def distill(
 
     Args:
         data: a graph with ``x [N, F]`` (dense or CSR), ``edge_index [2, M]``, ``y [N]`` and boolean ``train_mask``,
-            ``val_mask``, ``test_mask``. Results call it by ``data.name``, which :func:`rbm.load_dataset` sets; a graph
-            without a name is called :data:`~rbm.distillation.run_graph.OWN_GRAPH`.
-        teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; or logits ``[N, C]``; or the
-            name of a teacher to train (of ``rbm.teachers.TEACHERS``), or ``logits`` for those that
-            ``data.teacher_logits`` holds; by default the one in ``config``.
-        config: everything else; see :class:`rbm.config.Config`. Nothing is loaded from its ``dataset`` and ``root``;
-            the first is what the graph is called where it is not the default. By default the tree's defaults, and the
-            settings of its own that a named teacher may have.
-        methods: which students to train, of ``rbm.distillation.registry.METHODS``. All stay in the run folder.
-        keep: the method whose student is kept for predictions; by default the best at validation, or a cheaper one
-            that is no more than chance and half a point behind it (:func:`rbm.distillation.verdict.judge`).
-        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. It may be kept where
-            ``keep`` names it, where it is one of ``methods``, or where these are several and it is more than half a
-            point ahead of all their students.
-        auto: first search for teacher, encodings, student and its decisive settings, on validation nodes
-            (:mod:`rbm.distillation.auto`). ``config`` is where the search starts; a ``teacher`` that is given,
-            ``methods`` and ``keep`` restrict it. The run then has the configuration that was chosen.
+            ``val_mask``, ``test_mask``. Results refer to it by ``data.name``, which :func:`rbm.load_dataset` sets; a
+            graph without a name is called :data:`~rbm.distillation.run_graph.OWN_GRAPH`.
+        teacher: a trained module called as ``teacher(x, edge_index) -> logits [N, C]``; logits ``[N, C]``; the name of
+            a teacher to train (see ``rbm.teachers.TEACHERS``); or ``"logits"`` to use ``data.teacher_logits``. By
+            default the one in ``config``.
+        config: all other settings; see :class:`rbm.config.Config`. ``dataset`` and ``root`` are not used to load
+            anything; a ``dataset`` other than the default is the name of the graph in the results. By default, the
+            default configuration with the settings of the named teacher, if it has its own.
+        methods: the students to train, from ``rbm.distillation.registry.METHODS``. The run folder stores all of them.
+        keep: the method whose student is kept for predictions. By default the best at validation, or a cheaper one
+            that is behind it by at most half a point and by no more than chance
+            (:func:`rbm.distillation.verdict.judge`).
+        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. Its student can be
+            kept only if ``keep`` names it, if ``methods`` contains it, or if there are several ``methods`` and it is
+            more than half a point ahead of all their students.
+        auto: first search for the teacher, the encodings, the student and its most important settings on validation
+            nodes (:mod:`rbm.distillation.auto`). The search starts from ``config``; a given ``teacher``, ``methods``
+            and ``keep`` restrict it. The run then uses the configuration that was chosen.
         budget: time for the search and the run after it, in seconds or as ``"90s"``, ``"10m"``, ``"1.5h"``; by default
-            ten minutes. One that is too small for a single trial leaves ``config`` as it is.
-        encodings: further columns of a student's input, ``[N, D]`` each, beside those that its section ``encoding``
-            asks for; methods that see features alone do not get them.
-        features_only: make students whose input is features alone, whatever encodings ``config`` asks for; with
-            ``auto`` none are searched.
+            ten minutes. If it is too small for a single trial, ``config`` is used as it is.
+        encodings: further columns of a student's input, ``[N, D]`` each, in addition to those of the ``encoding``
+            section. Methods that use only features do not get them.
+        features_only: train students whose input is only the features, whatever encodings ``config`` selects; with
+            ``auto``, encodings are not searched.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
-            A graph of your own is kept in it, for ``rbm latency`` and ``rbm report``.
-        resume: continue the run of this folder, or with ``auto`` its search.
-        overwrite: replace the run of this folder.
+            Your own graph is stored in it, for ``rbm latency`` and ``rbm report``.
+        resume: continue the run in this folder, or, with ``auto``, its search.
+        overwrite: replace the run in this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.utils.cache.Cache`).
-        unseen_fraction: share of the test nodes that the inductive setting hides; by default the graph's own, see
+        unseen_fraction: share of the test nodes that the inductive setting hides; by default that of the graph, see
             :func:`rbm.datasets.splits.split_graph`.
-        measure_latency: time predictions at the end, a second or so; idle in a run that shares its cores.
-        tensorboard: write the metrics of every epoch, and the load of a mixture's experts, as events of TensorBoard
-            into the folder too; ``metrics.jsonl`` then has the load as well.
-        plots: write plots and ``report.html`` into the folder too, at the end; a fault in them costs a warning, not the
-            run. By default where there is a folder, unless the environment variable ``RBM_PLOTS`` is 0.
-        console: shows progress there; None is silent. By default on standard error, where that is a terminal or a
+        measure_latency: measure the latency of predictions at the end, which takes about a second. The result means
+            little if other processes use the same cores.
+        tensorboard: also write the metrics of every epoch and the load of the experts to the folder as TensorBoard
+            events; ``metrics.jsonl`` then contains the load as well.
+        plots: also write plots and ``report.html`` to the folder at the end. If this fails, the run logs a warning and
+            continues. On by default if there is a folder, unless the environment variable ``RBM_PLOTS`` is 0.
+        console: where progress is shown; None shows nothing. By default standard error, if it is a terminal, or a
             notebook.
 
     Returns:
-        The students and all that is needed to judge them. The same seed gives the same numbers, bit for bit, on the
-        same machine; the global random state is left as it was. How far a search comes within its budget depends on
-        the machine's speed; its trials are the same.
+        The students and everything needed to judge them. The same seed gives the same numbers, bit for bit, on the same
+        machine; the global random state is left unchanged. The number of trials that fit into the budget of a search
+        depends on the speed of the machine; the trials themselves do not.
 
-    Where a process group runs, call it on all ranks, with the same arguments: students whose method is
-    ``data_parallel`` are trained by all of them, everything else by the first while the others wait. The first one has
-    the folder and the cache, and reports; all get the students (:mod:`rbm.utils.distributed`).
+    In a process group, call the function on all ranks with the same arguments. Students whose method is
+    ``data_parallel`` are trained by all ranks; everything else runs on the first rank while the others wait. Only the
+    first rank uses the folder and the cache and reports progress; all ranks get the students
+    (:mod:`rbm.utils.distributed`).
 
     Raises:
-        ValueError, TypeError: data, teacher or configuration do not fit; before any work.
-        ModuleNotFoundError: tensorboard is asked for and not installed.
-        ValueError: ``auto`` without Optuna, with ``encodings``, or where several processes train together.
-        FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
+        ValueError, TypeError: data, teacher or configuration are invalid; raised before any work.
+        ModuleNotFoundError: ``tensorboard`` is set but TensorBoard is not installed.
+        ValueError: ``auto`` is set without Optuna, with ``encodings``, or when several processes train together.
+        FileExistsError, FileNotFoundError: the folder already has a run, or has none to resume.
         BlockingIOError: another process has the folder open.
     """
     timings, named = Timings(), teacher if isinstance(teacher, str) else None
@@ -223,7 +226,7 @@ def distill(
 
 
 def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> tuple[Config, nn.Module | Tensor | None]:
-    """The configuration with the name of the teacher to train; and the teacher, where one is given."""
+    """The configuration with the name of the teacher to train, and the teacher if one is given."""
     if not isinstance(config, Config | None):
         remedy = "; use rbm.Config().updated(config)" if isinstance(config, dict) else ""
         raise TypeError(f"config is a {type(config).__name__}, expected an rbm.Config or None{remedy}")
@@ -242,7 +245,7 @@ def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> t
 def _given(
     teacher: nn.Module | Tensor | None, config: Config, split: GraphSplit, classes: int
 ) -> nn.Module | Tensor | None:
-    """The given teacher, checked: a module, or logits, which the graph may hold; None where one is to be trained."""
+    """The given teacher, checked: a module or logits (possibly from the graph); None if a teacher is to be trained."""
     if teacher is None and config.teacher.name == "logits":
         teacher = split.graph.get("teacher_logits")
         if teacher is None:
@@ -274,7 +277,7 @@ def _check_arguments(
 
 
 def _with_labels(methods: Sequence[str], labels_alone: bool) -> tuple[str, ...]:
-    """The methods to train; the MLP that learns from labels alone comes last where it was not asked for."""
+    """The methods to train; the MLP that learns from labels alone is added at the end if it is not one of them."""
     return tuple(methods) if LABELS_ALONE in methods or not labels_alone else (*methods, LABELS_ALONE)
 
 
@@ -298,11 +301,11 @@ def _train(
     progress: Progress,
     timings: Timings,
 ) -> tuple[TeacherOutputs, dict[str, TrainedStudent], dict[str, Any]]:
-    """Train the teacher where none is given, then the students.
+    """Train the teacher if none is given, then the students.
 
     Returns:
-        The teacher's outputs; the students by method, in the order of ``methods``; and what they learned from, as
-        :func:`rbm.distillation.verdict.judge` takes it: ``neighbors`` and ``source``.
+        The teacher's outputs; the students by method, in the order of ``methods``; and ``neighbors`` and ``source``,
+        which say what the students learned from, as arguments of :func:`rbm.distillation.verdict.judge`.
     """
     with timings.measured("teacher"):
         outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=cache, progress=progress)
@@ -314,7 +317,7 @@ def _train(
     neighbors, source = uses_neighbor_labels(split, config), "teacher"
     taught = config.updated({"distill": {"neighbors": neighbors}})
     task = DistillationTask(split, outputs, taught, classes, encode, run, progress, cache)
-    # The MLP on labels comes first where the others may learn from it.
+    # The MLP on labels is trained first if the others may learn from it.
     may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" else None
     trained: dict[str, TrainedStudent] = {}
     for method in sorted(methods, key=lambda method: method != may_teach):
@@ -331,7 +334,7 @@ def _train(
 
 
 def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
-    """Train on all ranks where the method is data-parallel, else on the first rank alone."""
+    """Train on all ranks if the method is data-parallel, otherwise on the first rank only."""
     return method.train(task) if method.data_parallel else broadcast_from_rank0(lambda: method.train(task))
 
 

@@ -1,8 +1,7 @@
-"""Limits on how far apart experts move while they train.
+"""Limits on how far experts move apart in training: ``rbm.expert_pull`` and ``rbm.shared_expert`` of the configuration.
 
-After pretraining all experts of a layer are copies of one. The closer they stay, the nearer the student is to a plain
-MLP. Two means of the configuration are here, ``rbm.expert_pull`` and ``rbm.shared_expert``. Layer, inference, export
-and checkpoints do not depend on them.
+After pretraining, all experts of a layer are copies of one expert. The closer they stay, the more the student resembles
+a plain MLP. The layer, inference, export and checkpoints do not depend on these limits.
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 
 def expert_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
-    """What each expert of mixture layers has of its own: weight, bias, attention, each ``[E, ...]``."""
+    """The parameters of mixture layers with one slice per expert: weight, bias, attention, each ``[E, ...]``."""
     return [
         parameter
         for layer in layers
@@ -22,16 +21,16 @@ def expert_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
 
 
 def mean_expert(experts: Tensor) -> Tensor:
-    """Mean over the first dimension of ``[E, ...]``; of equal experts exactly one of them, without rounding."""
+    """Mean over the first dimension of ``[E, ...]``, without rounding errors if all experts are equal."""
     return experts[0] + (experts - experts[0]).mean(0)
 
 
 @torch.no_grad()
 def pull_together(experts: list[nn.Parameter], share: float) -> None:
-    """Move experts ``[E, ...]`` by a share, in [0, 1], of their way to their mean: ``W_e += share (mean(W) - W_e)``.
+    """Move experts ``[E, ...]`` towards their mean by a share in [0, 1]: ``W_e += share (mean(W) - W_e)``.
 
     Repeated after every optimiser step, this is the elastic force of elastic averaging SGD (Zhang, Choromanska and
-    LeCun, NeurIPS 2015) between experts instead of workers. A share of 1 makes them equal, 0 does nothing.
+    LeCun, NeurIPS 2015) between experts instead of workers. A share of 1 makes them equal, 0 has no effect.
     """
     if share > 0:
         for parameter in experts:
@@ -39,19 +38,19 @@ def pull_together(experts: list[nn.Parameter], share: float) -> None:
 
 
 class SharedExpert:
-    """Trains each expert as ``W_e = S + D_e``: an expert that all rows share, and what expert ``e`` adds to it.
+    """Trains each expert as ``W_e = S + D_e``: a shared expert plus the residual of expert ``e``.
 
-    The idea is DeepSeekMoE's shared expert (Dai et al., 2024, arXiv 2401.06066). Gates sum to one, so that the sum over
-    experts of ``G_e (S + D_e) h`` is ``S h`` beside the routed ``D_e h``: shared and routed parts fold into the experts
-    of an ordinary layer. The optimiser holds ``S`` and ``D``, the layer holds their sum. Cloned experts begin with
-    ``D_e = 0``.
+    This is the shared expert of DeepSeekMoE (Dai et al., 2024, arXiv 2401.06066). Gates sum to one, so the sum over
+    experts of ``G_e (S + D_e) h`` is ``S h`` plus the routed ``D_e h``: shared and routed parts fold into the experts
+    of an ordinary layer. The optimiser has ``S`` and ``D``, the layer has their sum. Cloned experts start with ``D_e =
+    0``.
 
     Args:
-        experts: the layers' parameters ``[E, ...]``, as they are when routing begins.
+        experts: parameters ``[E, ...]`` of the layers when routing begins.
 
     Attributes:
-        shared: ``S`` of each, ``[...]``.
-        residuals: ``D`` of each, ``[E, ...]``.
+        shared: ``S`` of each parameter, ``[...]``.
+        residuals: ``D`` of each parameter, ``[E, ...]``.
     """
 
     @torch.no_grad()
@@ -61,14 +60,14 @@ class SharedExpert:
         self.residuals = [nn.Parameter(each - shared) for each, shared in zip(experts, self.shared, strict=True)]
 
     def take_gradients(self) -> None:
-        """Hand the experts' gradients to ``S``, which gets their sum, and to ``D``; the experts keep none."""
+        """Move the gradients of the experts to ``D``, and their sum to ``S``."""
         for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
             shared.grad = None if each.grad is None else each.grad.sum(0)
             residual.grad, each.grad = each.grad, None
 
     @torch.no_grad()
     def write_experts(self) -> None:
-        """Give the layers ``S + D``."""
+        """Write ``S + D`` to the layers."""
         for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
             each.copy_(shared + residual)
 
@@ -79,12 +78,12 @@ class SharedExpert:
             residual.copy_(each - shared)
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` takes."""
+        """State for :meth:`restore`."""
         return {"shared": [part.detach() for part in self.shared], "residuals": [d.detach() for d in self.residuals]}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back the parts that :meth:`state` gave."""
+        """Load what :meth:`state` returned."""
         for name in ("shared", "residuals"):
             for part, saved in zip(getattr(self, name), state[name], strict=True):
                 part.copy_(saved)

@@ -30,7 +30,7 @@ def summary_of(
     module: nn.Module | None,
     trained: dict[str, TrainedStudent],
 ) -> dict[str, Any]:
-    """The content of ``summary.json`` but for the verdict: the run, the graph, the teacher and all students."""
+    """The content of ``summary.json`` except the verdict: the run, the graph, the teacher and all students."""
     return {
         **{name: getattr(config, name) for name in ("dataset", "setting", "protocol", "preset", "seed")},
         "nodes": graph.num_nodes,
@@ -38,7 +38,7 @@ def summary_of(
         "features": graph.num_features,
         "classes": classes,
         "teacher": {**teacher, **_parameters(module)},
-        # The MLP of labels alone stands beside the teacher.
+        # The MLP on labels comes directly after the teacher.
         **{
             method: {**trained[method].result, **_parameters(trained[method].student)}
             for method in sorted(trained, key=LABELS_ALONE.__ne__)
@@ -52,7 +52,7 @@ def _parameters(model: nn.Module | None) -> dict[str, Any]:
 
 
 def measure_latencies(found: Distillation) -> None:
-    """Add the milliseconds of predictions to the timings."""
+    """Add the latencies of predictions, in milliseconds, to the timings."""
     for method, student in found.students.items():
         one, every = student_latency(student, found.student_inputs(method))
         found.timings[method] |= {"one_node_ms": one, "all_nodes_ms": every}
@@ -68,7 +68,7 @@ def write_run(run: RunFolder, found: Distillation, trained: dict[str, TrainedStu
     for method, each in trained.items():
         run.save_phase(method, each.student, each.result)
         name = None
-        if each.encodings is not None:  # methods that ask for the same columns have the same object
+        if each.encodings is not None:  # methods with the same encodings share one object
             name = files.setdefault(id(each.encodings), f"encodings-{method}" if files else "encodings")
             tensors = {"encodings": each.encodings.full}
             if isinstance(each.encodings, StoredHops):
@@ -81,7 +81,7 @@ def write_run(run: RunFolder, found: Distillation, trained: dict[str, TrainedStu
 
 
 def write_timings(run: RunFolder, timings: Timings) -> None:
-    """Write how long everything took so far."""
+    """Write the times measured so far."""
     timings.end()
     run.write_text("timings.json", as_json(timings))
 
@@ -95,7 +95,7 @@ def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
 
 
 def draw_run(run: RunFolder, found: Distillation, progress: Progress) -> None:
-    """Write the plots and the report of a run. The run is complete without them, so that a fault is a warning."""
+    """Write the plots and the report of a run. The run is complete without them, so errors are logged as warnings."""
     from rbm.distillation.report.pictures import write_plots  # Matplotlib takes a while to import
     from rbm.distillation.report.write import write_report
 

@@ -1,4 +1,4 @@
-"""Every distillation method by name. A new one is a function of a :class:`~rbm.distillation.task.DistillationTask`."""
+"""All distillation methods by name. A method is a function of a :class:`~rbm.distillation.task.DistillationTask`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ _RECIPE = ("distill", "reliability", "encoding")
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make a student.
+    """A distillation method.
 
     Attributes:
-        title: as tables show it.
-        sections: of the configuration that its result depends on.
-        train: makes the student.
-        data_parallel: whether ``train`` may run on several ranks at once, each with a part of every batch; it is the
-            first rank's otherwise (:mod:`rbm.utils.distributed`).
+        title: name in tables.
+        sections: sections of the configuration that the result depends on.
+        train: trains the student.
+        data_parallel: whether ``train`` can run on several ranks at once, each with a part of every batch. Otherwise it
+            runs on the first rank only (:mod:`rbm.utils.distributed`).
     """
 
     title: str

@@ -1,8 +1,8 @@
-"""Reliability of soft labels: high where noise on the input changes their entropy little.
+"""Reliability of soft labels: high if noise on the input changes their entropy little.
 
-The reliability of Knowledge-inspired Reliable Distillation (KRD, Wu et al., ICML 2023), as the paper uses it. A node
-``u`` is drawn as a neighbour with probability ``1 - d_u ** power``, where ``d_u`` in [0, 1] says how much the
-entropy of its soft label changes, and ``power`` is learned from where student and teacher agree.
+This is the reliability of Knowledge-inspired Reliable Distillation (KRD, Wu et al., ICML 2023), as the paper uses it. A
+node ``u`` is drawn as a neighbour with probability ``1 - d_u ** power``. ``d_u`` in [0, 1] measures the change of the
+entropy of its soft label, and ``power`` is learned from the nodes on which student and teacher agree.
 """
 
 import warnings
@@ -25,22 +25,22 @@ def fit_power(
     bin_offset: str = "released",
     ignore_empty_bins: bool = False,
 ) -> float | None:
-    """The exponent for which ``1 - d ** power`` comes closest to how often student and teacher agree at ``d``.
+    """Fit the exponent of ``1 - d ** power`` to the share of nodes at ``d`` on which student and teacher agree.
 
-    Nodes are counted in bins of ``d`` over [0, 1]; each bin's share of agreeing nodes, brought to [0, 1] over all bins,
-    is fitted by least squares.
+    Nodes are counted in bins of ``d`` over [0, 1]. The share of agreeing nodes in each bin, rescaled to [0, 1] over all
+    bins, is fitted by least squares.
 
     Args:
         change: ``d``, ``[N]`` in [0, 1].
         agree: bool ``[N]``.
-        power: where the search starts.
-        num_bins: bins.
-        bin_offset: where in its bin a share is placed: ``center``, or ``released``, 0.05 right of its left edge (the
-            middle of ten bins, which the released code kept for its fifty).
-        ignore_empty_bins: leave empty bins out; otherwise they count as no agreement, as in the released code.
+        power: initial value of the fit.
+        num_bins: number of bins.
+        bin_offset: position of a share in its bin: ``center``; or ``released``, 0.05 to the right of the left edge
+            (the centre for ten bins, which the released code also uses for its fifty).
+        ignore_empty_bins: ignore empty bins; otherwise they count as no agreement, as in the released code.
 
     Returns:
-        The exponent, or None where nothing can be fitted: all bins alike, or no convergence.
+        The exponent, or None if it cannot be fitted because all bins are equal or the fit does not converge.
     """
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     d, yes = change.double().cpu().numpy(), agree.cpu().numpy()
@@ -63,12 +63,12 @@ def fit_power(
 
 @dataclass
 class Reliability:
-    """How far each soft label is trusted, and the exponent behind it, which training moves.
+    """The reliability of each soft label, with an exponent that is learned during training.
 
     Attributes:
-        change: ``d``, ``[N]`` in [0, 1]: see :func:`entropy_change`. Zeros trust every node fully.
+        change: ``d``, ``[N]`` in [0, 1]: see :func:`entropy_change`. Zero means full trust.
         config: when and how the exponent is learned.
-        power: the exponent now.
+        power: the present exponent.
     """
 
     change: Tensor
@@ -79,7 +79,7 @@ class Reliability:
         self.power = self.config.init_power
 
     def probabilities(self) -> Tensor:
-        """``1 - d ** power``, ``[N]`` in [0, 1] (paper, Eq. 10 before it is normalised)."""
+        """``1 - d ** power``, ``[N]`` in [0, 1] (paper, Eq. 10 before normalisation)."""
         return (1 - self.change**self.power).clamp_(0.0, 1.0)
 
     def is_due(self, epoch: int) -> bool:
@@ -88,7 +88,7 @@ class Reliability:
         return since >= 0 and since % self.config.update_every == 0
 
     def learn(self, agree: Tensor) -> None:
-        """Move the exponent towards the fit to ``agree [N]``; a fit that fails moves nothing."""
+        """Move the exponent towards the fit to ``agree [N]``; if the fit fails, the exponent does not change."""
         config = self.config
         fitted = fit_power(
             self.change,

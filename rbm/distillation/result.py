@@ -18,21 +18,22 @@ from rbm.utils.timings import Timings
 
 @dataclass(repr=False)
 class Distillation:
-    """What :func:`rbm.distill` returns. Printed, it is the table of results and the verdict; in a notebook too.
+    """The result of :func:`rbm.distill`. ``print`` and notebooks show it as the table of results and the verdict.
 
     Attributes:
-        students: method -> its student at its best validation epoch, in eval mode.
+        students: method -> its student at the best validation epoch, in eval mode.
         method: the method whose student is kept for predictions.
-        teacher: the teacher's module, or None where only its logits were given.
+        teacher: the teacher's module, or None if only its logits were given.
         teacher_logits: ``[N, C]`` on the full graph.
-        split: which nodes training saw, and which it did not.
-        encodings: method -> what its student sees beside the features, or None.
-        summary: accuracies, parameter counts and, under ``"verdict"``, what :func:`rbm.distillation.verdict.judge`
-            returns; as in ``summary.json``.
-        timings: seconds of each phase in this process, and milliseconds for one node and for all, as in
+        split: which nodes were seen in training and which were not.
+        encodings: method -> the encodings that its student takes in addition to the features, or None.
+        summary: accuracies, parameter counts and, under ``"verdict"``, the result of
+            :func:`rbm.distillation.verdict.judge`; as in ``summary.json``.
+        timings: seconds of each phase in this process, and milliseconds to predict one node and all nodes, as in
             ``timings.json``.
-        config: the configuration that made it.
-        trials: of the search that chose the configuration, a dictionary each, as in ``auto.csv``; None without one.
+        config: the configuration of the run.
+        trials: the trials of the search that chose the configuration, one dictionary each, as in ``auto.csv``; None
+            without a search.
     """
 
     students: dict[str, nn.Module]
@@ -53,12 +54,12 @@ class Distillation:
 
     @property
     def verdict(self) -> list[str]:
-        """The verdict on the run, in sentences."""
+        """The verdict on the run, as a list of sentences."""
         return verdict_sentences(self.summary["verdict"])
 
     def student_inputs(self, method: str | None = None) -> Rows:
-        """The rows that a method's student takes for all nodes of the full graph: features, and beside them encodings.
-        By default those of :attr:`student`.
+        """Rows of all nodes of the full graph for the student of a method, by default :attr:`student`: features, then
+        the encodings that the student takes.
         """
         return student_inputs(self.split, self.encodings[method or self.method])[1]
 

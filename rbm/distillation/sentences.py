@@ -1,4 +1,4 @@
-"""The verdict of a run (:mod:`rbm.distillation.verdict`) in sentences, as the terminal and ``results.md`` have it."""
+"""The verdict of a run (:mod:`rbm.distillation.verdict`) in sentences, for terminal, report and ``results.md``."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from rbm.distillation.registry import METHODS
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
-_ALONE = "; students learn no soft labels of neighbours (distill.neighbors)"
+_ALONE = "; students do not learn the soft labels of neighbours (distill.neighbors)"
 
 
 def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
-    """A sentence each on the search (if there was one), the graph, the teacher, the best student, the one that is kept,
-    and what students need.
+    """One sentence each on the search (if there was one), the graph, the teacher, the best student, the kept student
+    and the rows that the students take.
     """
     return [
         *([_search(verdict["search"])] if "search" in verdict else []),
@@ -29,25 +29,25 @@ def _search(found: dict[str, Any]) -> str:
     budget, trials = _time(found["budget"]), found["trials"]
     if found["choice"] is None:
         return (
-            f"Search: the budget of {budget} ended before a trial was judged to its end; the run has the settings that"
+            f"Search: the budget of {budget} ended before the first trial was complete; the run uses the settings that"
             " the search started from."
         )
     base = "the settings that it started from" if found["choice"]["start"] == GIVEN else "the defaults"
     changed = [f"{name} {_value(value)}" for name, value in found["changed"].items()]
     but = f" but {', '.join(changed)}" if changed else ""
-    halves = "half of them" if found["halves"] == 1 else f"{found['halves']} times another half of them"
+    halves = "one half of them" if found["halves"] == 1 else f"mean over {found['halves']} different halves"
     before = "" if found["given_accuracy"] is None else f", and {found['given_accuracy']:.2%} before the search"
     return (
-        f"Search: {trials} {'trials' if trials > 1 else 'trial'} within {budget}, {found['given_up']} given up early;"
-        f" chosen: {_title(found['choice']['method'])} with {base}{but}; {found['accuracy']:.2%} on validation nodes"
-        f" held out ({halves}){before}{_ahead(found)}."
+        f"Search: {trials} {'trials' if trials > 1 else 'trial'} within {budget}, {found['given_up']} stopped early;"
+        f" chosen: {_title(found['choice']['method'])} with {base}{but}; {found['accuracy']:.2%} on held-out validation"
+        f" nodes ({halves}){before}{_ahead(found)}."
     )
 
 
 def _ahead(found: dict[str, Any]) -> str:
-    """By how much the best trial is ahead of the given settings, and how much of that is expected of new nodes."""
+    """How far the best trial is ahead of the given settings, and how far it is expected to be on new nodes."""
     gain, corrected = found.get("gain"), found.get("corrected")
-    if not gain or corrected is None:  # a search of a former version does not tell
+    if not gain or corrected is None:  # searches of earlier versions have no corrected gain
         return ""
     best = "it is" if corrected > 0 else f"the best of {found['tried']} others was"
     told = f"; {best} ahead by {100 * gain:.2f} points there, and by {100 * corrected:.2f} after correction for chance"
@@ -64,39 +64,39 @@ def _time(seconds: float) -> str:
 
 def _graph(found: dict[str, Any] | None) -> str:
     if found is None:
-        return "Graph: no edge joins two training or validation nodes, so nothing is known of its homophily"
-    kind = "heterophilous, most edges join different classes"
+        return "Graph: no edge connects two training or validation nodes, so its homophily is unknown"
+    kind = "heterophilous, most edges connect different classes"
     if found["share"] >= HETEROPHILOUS:
         kind = "homophilous" if found["share"] >= _HOMOPHILOUS else "weakly homophilous"
     return (
         f"Graph: {kind}; {found['share']:.0%} of the {found['edges']:,} edges between training and validation nodes"
-        f" stay within a class, and {found['chance']:.0%} would by chance"
+        f" connect nodes of the same class ({found['chance']:.0%} expected by chance)"
     )
 
 
 def _teacher(verdict: dict[str, Any]) -> str:
     gain, accuracy = Comparison(**verdict["teacher_gain"]), verdict["accuracy"]
     both = (
-        f"Teacher: {accuracy['teacher']:.2%} at validation, and an MLP trained on the labels alone"
-        f" {accuracy[LABELS_ALONE]:.2%} ({100 * gain.difference:+.2f} points, {_interval(gain)})"
+        f"Teacher: {accuracy['teacher']:.2%} at validation, compared with {accuracy[LABELS_ALONE]:.2%} for an MLP"
+        f" trained on the labels alone ({100 * gain.difference:+.2f} points, {_interval(gain)})"
     )
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
     if verdict.get("source") == LABELS_ALONE:
-        return f"{both}; its soft labels mislead, so students learn that MLP's (distill.source)."
-    told = "that may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
+        return f"{both}; its soft labels are misleading, so students learn those of the MLP instead (distill.source)."
+    told = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
     advice = "try --teacher mlp or another, distill.label_weight=0.8 or distill.neighbors=false"
     if not verdict.get("neighbors", True):
         advice = "try --teacher mlp or another, or distill.label_weight=0.8"
     if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
-        advice += f"; that MLP is ahead of every student, and --keep {LABELS_ALONE} keeps it"
+        advice += f"; the MLP is better than every student, and --keep {LABELS_ALONE} keeps it"
     return f"{both}; {told}; {advice}."
 
 
 def _best(verdict: dict[str, Any]) -> str:
     best, cost = verdict["best"], verdict["cost"]
     first = (
-        f"Best student: {_title(best)}, {verdict['accuracy'][best]:.2%} at validation, {cost[best]:,} parameters used"
+        f"Best student: {_title(best)}, {verdict['accuracy'][best]:.2%} at validation, uses {cost[best]:,} parameters"
     )
     told = []
     for name, each in verdict["behind"].items():
@@ -104,7 +104,7 @@ def _best(verdict: dict[str, Any]) -> str:
             found = Comparison(**each)
             chance = "may be chance" if found.is_chance else "more than chance"
             told.append(
-                f"{_title(name)}, {cost[name]:,} used, is {100 * found.difference:.2f} points behind"
+                f"{_title(name)} uses {cost[name]:,} and is {100 * found.difference:.2f} points behind"
                 f" ({_interval(found)}; {chance})"
             )
     return f"{'; '.join([first, *told])}."
@@ -114,13 +114,13 @@ def _kept(verdict: dict[str, Any]) -> str:
     kept, best = verdict["kept"], verdict["best"]
     reason = "the best at validation"
     if verdict["asked_for"]:
-        reason = "as asked for"
+        reason = "as requested"
     elif kept == verdict.get("searched_for") and kept != best:
-        reason = "whose settings the search chose, and behind the best by no more than chance"
+        reason = "whose settings the search chose, behind the best by no more than chance"
     elif kept == LABELS_ALONE and kept != best:
         reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than half a point ahead of every student"
     elif kept != best:
-        reason = "cheaper, and behind the best by no more than chance and half a point"
+        reason = "cheaper, and behind the best by no more than chance and at most half a point"
     others = [name for name in verdict["cost"] if name != kept]
     choice = f"; --keep {' or '.join(others)} keeps another" if others else ""
     return f"Kept: {_title(kept)}, {reason}{choice}."
@@ -132,12 +132,12 @@ def _needs(needs: dict[str, dict[str, Any]]) -> str:
     encoded = {name: (each["encodings"], each.get("beside")) for name, each in needs.items() if each["encodings"]}
     for width, beside in dict.fromkeys(encoded.values()):
         names = [_title(name) for name, each in encoded.items() if each == (width, beside)]
-        columns = "encodings of the node's place in the graph, for a new node those of its neighbours"
-        choice = "--features-only trains without, which may be better or worse"
+        columns = "encodings of the node's place in the graph (for a new node, from those of its neighbours)"
+        choice = "--features-only trains without them, which may be better or worse"
         if beside is None:
             choice += ", and --auto chooses by validation"
         else:
-            columns = f"{beside}, for a new node one mean of what its neighbours have stored"
+            columns = f"{beside} (for a new node, one mean of what is stored for its neighbours)"
         told.append(f"{listed(names)}: features and {width} {columns}; {choice}")
     return f"Rows to predict: {'; '.join(told)}."
 
@@ -152,5 +152,5 @@ def _title(method: str) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """Names as a sentence has them: ``a, b and c``."""
+    """Join names for a sentence: ``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

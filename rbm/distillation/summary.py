@@ -1,4 +1,4 @@
-"""The results of a run as a table: for the terminal, and in Markdown."""
+"""The results of a run as a table, for the terminal, notebooks and Markdown."""
 
 import io
 from collections import Counter
@@ -15,28 +15,28 @@ from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.verdict import LABELS_ALONE
 
 ROWS = {"teacher": "Teacher", **{name: method.title for name, method in METHODS.items()}}
-# Name and unit of each column, which the terminal stacks; shares have their % beside them.
+# Name and unit of each column, which the terminal stacks; shares are shown with %.
 _COLUMNS = (
     *(("Test", ""), ("Val", ""), ("Test max", ""), ("Params", ""), ("Active", "")),
     *(("One node", "ms"), ("All nodes", "ms")),
 )
 CAPTION = (
     "Test: accuracy at the epoch with the best validation accuracy (Val). Test max: maximum over epochs, as the paper's"
-    " code reports it. Active: parameters that one prediction uses. The teacher's one node includes gathering its"
-    " neighbourhood."
+    " code reports it. Active: parameters that one prediction uses. The teacher's time for one node includes gathering"
+    " its neighbourhood."
 )
-WIDTH = 80  # columns where standard output is no terminal, and the fewest that tables are made for
+WIDTH = 80  # columns if standard output is not a terminal, and the smallest width that tables are made for
 
 
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
-    """The teacher and its students side by side, for the terminal; the one that is kept is bold."""
+    """The table of the teacher and its students for the terminal; the kept student is bold."""
     table = Table(
         title=_title(summary),
         title_justify="left",
         caption=CAPTION,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
-        collapse_padding=True,  # where standard output is no terminal, there are 80 columns
+        collapse_padding=True,  # there are only 80 columns if standard output is not a terminal
     )
     table.add_column("", no_wrap=True)
     lines = max(len(_heading(*column)) for column in _COLUMNS)
@@ -68,7 +68,7 @@ def results_text(summary: dict[str, Any], timings: dict[str, Any]) -> str:
 
 
 def results_html(summary: dict[str, Any], timings: dict[str, Any]) -> str:
-    """The same as HTML, for a notebook."""
+    """The same table as HTML for notebooks, and the verdict."""
     kept = ROWS.get(summary["verdict"]["kept"])
     rows = []
     for name, *cells in _cells(summary, timings):
@@ -84,9 +84,9 @@ def results_html(summary: dict[str, Any], timings: dict[str, Any]) -> str:
 
 
 def chosen_epochs(summary: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, int]:
-    """The epoch that each model was taken at, as the phase of its name counts them; others are left out.
+    """The epoch that each model was taken from, counted within the phase of its name. Other models are not included.
 
-    A student of several phases, such as SimMLP, counts the epochs of all of them in its summary.
+    The summary of a student with several phases, such as SimMLP, counts the epochs of all of them.
 
     Args:
         summary: of a run.
@@ -108,7 +108,7 @@ def _heading(name: str, unit: str) -> list[str]:
 
 def _title(summary: dict[str, Any]) -> str:
     teacher = summary["teacher"]["name"]
-    dataset = short_name(summary["dataset"])  # of a graph given as a file only the file's name is published
+    dataset = short_name(summary["dataset"])  # of a graph file, only the name is shown
     return f"{dataset}, {summary['setting']}, {teacher} teacher, seed {summary['seed']}"
 
 
@@ -122,7 +122,7 @@ def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
             [
                 ROWS[key],
                 *(f"{result[share]:.2%}" for share in ("test_accuracy", "val_accuracy")),
-                # It asks for test nodes where its epoch may be selected alone, so its maximum is over few epochs.
+                # It evaluates test nodes only at epochs that may be selected, so its maximum is over few epochs.
                 "" if key == LABELS_ALONE else f"{result['test_max']:.2%}",
                 _count(result["parameters"]),
                 _count(result["active_parameters"]),

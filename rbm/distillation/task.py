@@ -24,9 +24,9 @@ class TrainedStudent(NamedTuple):
     """A trained student.
 
     Attributes:
-        student: at its best validation epoch, in eval mode.
+        student: the student at its best validation epoch, in eval mode.
         result: accuracies and epochs, as in ``summary.json``.
-        encodings: columns that it takes beside the features, or None.
+        encodings: columns that the student takes in addition to the features, or None.
     """
 
     student: HubMixin
@@ -36,16 +36,16 @@ class TrainedStudent(NamedTuple):
 
 @dataclass
 class Encoder:
-    """The columns that sections ``encoding`` ask for. Methods that ask for the same share them.
+    """Computes the encodings of ``encoding`` sections. Methods with equal sections share the result.
 
     Attributes:
-        split: the graph, and what training may see of it.
-        classes: C.
+        split: the graph, and which nodes training may see.
+        classes: number of classes.
         seed: of the run.
-        cache: has encodings that another run computed.
+        cache: where encodings are kept for other runs.
         extra: further columns, ``[N, D]`` each.
-        progress: shows that they are computed.
-        timings: gets the time.
+        progress: shows the computation.
+        timings: records its time.
     """
 
     split: GraphSplit
@@ -58,7 +58,7 @@ class Encoder:
     _known: dict[Any, Encodings | None] = field(default_factory=dict)
 
     def __call__(self, section: EncodingConfig) -> Encodings | None:
-        """The columns of a section; None where it wants none and there are no further ones."""
+        """The encodings of a section; None if it has none and there are no ``extra`` columns."""
         return once(self._known, section, lambda: self._compute(section))
 
     def _compute(self, section: EncodingConfig) -> Encodings | None:
@@ -70,17 +70,17 @@ class Encoder:
 
 @dataclass
 class DistillationTask:
-    """One graph, one split and one teacher, which all methods of a run share.
+    """The graph, split, teacher and configuration that all methods of a run share.
 
     Attributes:
-        split: the graph, and what training may see of it.
-        teacher_outputs: the teacher's answers.
+        split: the graph, and which nodes training may see.
+        teacher_outputs: the outputs of the teacher.
         config: the whole configuration.
-        classes: C.
-        encode: the columns that a section ``encoding`` asks for (None for none), computed once each.
-        folder: where phases are kept and taken up again, or None.
-        progress: where they are shown.
-        cache: has models that another run trained.
+        classes: number of classes.
+        encode: maps an ``encoding`` section to its encodings or None, computed once for equal sections.
+        folder: run folder that stores the phases, from which they resume; or None.
+        progress: shows the phases.
+        cache: models that were trained by other runs.
     """
 
     split: GraphSplit
@@ -93,11 +93,11 @@ class DistillationTask:
     cache: Cache = field(default_factory=Cache)
 
     def width(self, encodings: Encodings | None = None) -> int:
-        """Columns of a student's input."""
+        """Number of columns of a student's input."""
         return self.split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
 
     def hidden(self, network: Network) -> int:
-        """Hidden width of a student, inflated where the run asks for it."""
+        """Hidden width of a student, multiplied by ``config.inflate``."""
         return network.hidden_channels * self.config.inflate
 
     def new_student(
@@ -109,10 +109,10 @@ class DistillationTask:
         member: int = 0,
         **further: Any,
     ) -> nn.Module:
-        """A new student of a class, with the settings of a section and the sizes of this graph, on its device.
+        """A new student of class ``kind``, with the settings of a section and the sizes and device of this graph.
 
-        Each starts from the seed and the number of the ``member``, so that none depends on what ran before. ``further``
-        arguments come on top of those that the section gives.
+        The random state is set from the seed of the run and the ``member`` number, so that a student does not depend on
+        what ran before. ``further`` arguments extend or override those of the section.
         """
         self.seed(member)
         sizes = {
@@ -123,13 +123,13 @@ class DistillationTask:
         return kind.from_config(section, **sizes | further).to(self.split.graph.x.device)
 
     def seed(self, part: int = 0) -> None:
-        """Let what is drawn from here on depend on the run's seed and on a part's number alone."""
+        """Seed the random state from the seed of the run and the number of a part."""
         torch.manual_seed(self.config.seed + 1_000_003 * part)
 
     def fit(
         self, phase: str, trainer: Trainer, network: Network, *, warmup: int = 0, select_warmup: bool = False
     ) -> dict[str, Any]:
-        """Train a phase to its best validation epoch: see :func:`fit_phase`."""
+        """Train a phase and restore its best validation epoch: see :func:`fit_phase`."""
         options = {"warmup": warmup, "select_warmup": select_warmup}
         return fit_phase(phase, trainer, network, self.folder, self.progress, **options)
 
@@ -141,6 +141,6 @@ class DistillationTask:
         return self.teacher_outputs
 
     def start(self, student: type[nn.Module], arguments: dict[str, Any], *, member: int = 0) -> nn.Module:
-        """The former way to a :meth:`new_student`, from all its arguments."""
+        """The former version of :meth:`new_student`, with all arguments in a dictionary; kept for one version."""
         self.seed(member)
         return student(**arguments).to(self.split.graph.x.device)

@@ -1,8 +1,7 @@
-"""One epoch of a student: the steps that :func:`rbm.training.loop.fit` repeats.
+"""Trainers of students, whose epochs :func:`rbm.training.loop.fit` repeats.
 
-:class:`StudentTrainer` is the recipe that RbM shares with the plain MLP and the vanilla mixture of experts, which add
-to it what is theirs. Baselines with a recipe of their own (:mod:`rbm.distillation.methods`) build on
-:class:`NodeTrainer` alone.
+:class:`StudentTrainer` is the common recipe of RbM, the plain MLP and the vanilla mixture of experts, which extend it.
+Baselines with their own recipe (:mod:`rbm.distillation.methods`) derive from :class:`NodeTrainer`.
 """
 
 from collections.abc import Iterator
@@ -40,18 +39,19 @@ from rbm.utils.distributed import (
 
 
 class NodeTrainer(Trainer):
-    """Base of the students' trainers: rows of nodes, evaluation, optimiser. Losses are the subclasses'.
+    """Base class of the students' trainers: rows of nodes, evaluation, optimiser. Subclasses define the losses.
 
     Args:
         model: the student.
-        split: the graph, and what training may see of it.
+        split: the graph, and which nodes training may see.
         network: the student's section of the configuration.
-        encodings: columns beside the features.
+        encodings: columns in addition to the features, or None.
 
     Attributes:
-        observed_x, full_x: rows of the observed nodes, and of all.
-        train_nodes: int64, the labelled ones among the observed.
-        projection: trained beside the student, where a loss brings its hidden rows beside the teacher's; or None.
+        observed_x, full_x: rows of the observed nodes, and of all nodes.
+        train_nodes: int64, indices of the labelled nodes among the observed ones.
+        projection: linear map that is trained with the student if a loss compares its hidden rows with the teacher's;
+            or None.
     """
 
     projection: nn.Linear | None = None
@@ -92,7 +92,7 @@ class NodeTrainer(Trainer):
         return [] if self.projection is None else list(self.projection.parameters())
 
     def further_groups(self) -> list[dict[str, Any]]:
-        """Groups of the optimiser beside the parameters."""
+        """Groups of the optimiser in addition to the parameters."""
         return []
 
 
@@ -105,10 +105,10 @@ class StudentTrainer(NodeTrainer):
 
     Args:
         model: the student.
-        split: the graph, and what training may see of it.
-        teacher_outputs: soft labels, and what else the losses need of the teacher.
-        config: of the run.
-        encodings: columns beside the features.
+        split: the graph, and which nodes training may see.
+        teacher_outputs: the teacher's soft labels and other outputs that the losses need.
+        config: configuration of the run.
+        encodings: columns in addition to the features, or None.
         network: the student's section of the configuration; by default ``config.mlp``.
     """
 
@@ -130,7 +130,8 @@ class StudentTrainer(NodeTrainer):
         self.teacher_logs = teacher_log_probabilities(
             teacher_outputs.soft_labels, distill.temperature, distill.temperature_mode
         )
-        # A table of logits of all nodes is as large. An evaluation can do without, unless a subclass wants to see it.
+        # Without a table of the teacher's logs, evaluation avoids the equally large table of all logits, unless a
+        # subclass uses it.
         makes_tables = isinstance(self.teacher_logs, Tensor)
         self.evaluates_logits = makes_tables or type(self).on_epoch_end is not StudentTrainer.on_epoch_end
         self.reliability: Reliability | None = None
@@ -171,17 +172,17 @@ class StudentTrainer(NodeTrainer):
         """Hook: called before each epoch."""
 
     def auxiliary_loss(self, trace: Trace, share: float) -> Tensor | None:
-        """Hook: a further loss of the student, from the trace of a batch's forward; None for none.
+        """Hook: an additional loss, computed from the trace of a batch's forward, or None.
 
-        Means over the batch's rows weigh ``share`` (see :class:`rbm.distillation.batches.Batch`).
+        Means over the rows of the batch are weighted by ``share`` (see :class:`rbm.distillation.batches.Batch`).
         """
 
     def optimizer_step(self) -> None:
-        """Hook: move the parameters by their gradients."""
+        """Hook: update the parameters."""
         self.optimizer.step()
 
     def freeze_memory(self, frozen: bool) -> None:
-        """Hook: while ``frozen``, training forwards leave the memory vectors of the student as they are."""
+        """Hook: while ``frozen``, training forwards do not move the memory vectors of the student."""
 
     def train_epoch(self, epoch: int) -> float:
         self.epoch = epoch
@@ -206,7 +207,7 @@ class StudentTrainer(NodeTrainer):
         """Learn the exponent of reliability from the student's classes, int64 ``[N_observed]``."""
         if self.reliability and self.reliability.is_due(self.epoch):
             self.reliability.learn(answers == self.teacher_outputs.soft_labels.argmax(-1))
-            # Machines may round a fit differently, and all ranks must draw the same neighbours from it.
+            # The fit may be rounded differently on each machine, but all ranks must draw the same neighbours.
             self.reliability.power = broadcast_from_rank0(lambda: self.reliability.power)
             self.pairs = None
 
@@ -223,7 +224,7 @@ class StudentTrainer(NodeTrainer):
             self.projection.load_state_dict(state["projection"])
 
     def update_targets(self) -> None:
-        """Weights and targets of this epoch; where nothing is drawn, those of the last are good until trust moves."""
+        """Compute weights and targets of this epoch. Without random draws, they change only with the reliability."""
         distill = self.config.distill
         if self.pairs is not None and distill.draw == "expectation":
             return
@@ -239,7 +240,7 @@ class StudentTrainer(NodeTrainer):
         return pair_batches(distill, self.train_nodes, self.pairs, self.graph)
 
     def _train_batch(self, batch: Batch) -> Tensor:
-        """Run forward and backward of a batch; its loss."""
+        """Run forward and backward of a batch, and return its loss."""
         some_unused = getattr(self.model, "pretraining", False)
         adversarial = self.config.distill.adversarial_weight > 0
         rows = self.observed_x if batch.nodes is None else self.observed_x[batch.nodes]
@@ -253,7 +254,7 @@ class StudentTrainer(NodeTrainer):
         return loss
 
     def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
-        """The loss of a batch with the rows ``x``; ``similarity`` adds that of the labelled rows' inner products."""
+        """The loss of a batch with rows ``x``; ``similarity`` adds the similarity loss of the labelled rows."""
         known = self.first_layer is not None and x is self.observed_x
         logits, trace = self.first_layer.train() if known else student(x, return_trace=True)
         terms = []
@@ -270,7 +271,7 @@ class StudentTrainer(NodeTrainer):
         if auxiliary is not None:
             terms.append(batch.auxiliary_weight * auxiliary)
         if not len(logits):
-            terms.append(logits.sum())  # a rank without rows adds nothing, and takes part in the backward
+            terms.append(logits.sum())  # zero, so that a rank without rows takes part in the backward
         return sum(terms)
 
     def _soft_loss(self, batch: Batch, logits: Tensor) -> Tensor:
@@ -285,13 +286,13 @@ class StudentTrainer(NodeTrainer):
         return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
 
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
-        """Add the gradients of the same batch with its inputs disturbed."""
+        """Add the gradients of the same batch with adversarially perturbed inputs."""
         distill = self.config.distill
         x = rows if isinstance(rows, Tensor) else rows.to_dense()
         self.freeze_memory(not distill.update_memory_on_adversarial)
         harder = pgd_perturb(
             x,
-            # Its gradient is the input's: nothing is to be averaged over ranks.
+            # Only the gradient of the input is used, so there is nothing to average over ranks.
             lambda x: self._batch_loss(batch, self.model, x),
             eps=distill.adversarial_eps,
             steps=distill.adversarial_steps,
@@ -302,7 +303,7 @@ class StudentTrainer(NodeTrainer):
         return loss.detach()
 
     def _build_projection(self) -> nn.Linear | None:
-        """The linear map from the student's first layer to the teacher's embedding; None without a similarity loss."""
+        """The linear map from the student's first hidden layer to the teacher's embedding; None without that loss."""
         if self.config.distill.similarity_weight == 0:
             return None
         self.embedding = self.teacher_outputs.embedding("distill.similarity_weight is set")
@@ -313,7 +314,7 @@ class StudentTrainer(NodeTrainer):
 def student_inputs(
     split: GraphSplit, encodings: Encodings | None
 ) -> tuple[Rows | HalfPrecisionRows, Rows | HalfPrecisionRows]:
-    """Rows of the observed nodes and of all nodes: features, and beside them the encodings."""
+    """Rows of the observed nodes and of all nodes: features, then the encodings."""
     if encodings is None:
         return split.observed_rows, split.full_rows
     if split.observed is split.graph:

@@ -1,7 +1,7 @@
-"""The verdict of a run on its graph and its models, and the choice of the student that is kept, from validation nodes.
+"""The verdict of a run on its graph and its models, and the choice of the kept student, from validation nodes.
 
-Labels of training and validation nodes are read here, those of test nodes never. The words for it are in
-:mod:`rbm.distillation.sentences`.
+Only labels of training and validation nodes are used here, never those of test nodes.
+:mod:`rbm.distillation.sentences` turns the verdict into text.
 """
 
 import math
@@ -24,20 +24,20 @@ from rbm.nn.students import predict
 
 LABELS_ALONE = "labels"  # the method that learns without a teacher
 CONFIDENCE = 0.95
-_Z = 1.959964  # of a normal distribution, that share lies within so many standard deviations
-# Of validation accuracy: what a cheaper student may cost. An interval over few nodes is wide, and alone it would let a
-# student go for one that is several points worse. Half a point, because test nodes may show twice of it.
+_Z = 1.959964  # this share of a normal distribution is within so many standard deviations
+# Validation accuracy that a cheaper student may lose. The interval alone is wide for few nodes and would accept a
+# student that is several points worse. It is half a point, because the loss on test nodes may be twice as large.
 MOST_LOST = 0.005
 
 
 class Comparison(NamedTuple):
-    """Two models on the same nodes.
+    """Comparison of two models on the same nodes.
 
     Attributes:
-        difference: of their shares of right answers, the first's less the second's.
-        low, high: ends of its interval at :data:`CONFIDENCE`.
-        p: of McNemar's exact test, two-sided, which is a little more cautious than the interval.
-        nodes: how many were asked.
+        difference: accuracy of the first model minus that of the second.
+        low, high: confidence interval of the difference at :data:`CONFIDENCE`.
+        p: p-value of McNemar's exact test, two-sided, which is slightly more conservative than the interval.
+        nodes: number of nodes.
     """
 
     difference: float
@@ -48,15 +48,17 @@ class Comparison(NamedTuple):
 
     @property
     def is_chance(self) -> bool:
-        """Whether the difference may be no more than chance."""
+        """Whether the interval contains zero, so that the difference may be chance."""
         return self.low <= 0 <= self.high
 
 
 def compare(first: Tensor, second: Tensor) -> Comparison:
-    """Compare two models by the nodes that only one of them has right; both are bool ``[N]``, true where right.
+    """Compare two models by the nodes that only one of them classifies correctly. Both arguments are bool ``[N]``, true
+    for correct nodes.
 
     The interval is that of Bonett and Price (Adjusted Wald confidence interval for a difference of binomial proportions
-    based on paired data, JEBS 2012): Wald's, with one node added to either side, which holds for few nodes too.
+    based on paired data, JEBS 2012): the Wald interval with one node added to each side, which is also valid for few
+    nodes.
     """
     won, lost, nodes = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
     ours, theirs = (won + 1) / (nodes + 2), (lost + 1) / (nodes + 2)
@@ -77,26 +79,26 @@ def judge(
     source: str = "teacher",
     searched_for: str | None = None,
 ) -> dict[str, Any]:
-    """The verdict on a run, as ``summary.json`` has it.
+    """The verdict on a run, as in ``summary.json``.
 
     Args:
-        split: the graph, and what training may see of it.
-        soft_labels: the teacher's on the observed graph, ``[N_observed, C]``.
-        trained: method -> its student; with :data:`LABELS_ALONE` where it was trained.
-        methods: those that were asked for, one of which is kept; or, where there is a choice of several,
-            :data:`LABELS_ALONE` if it is ahead of them all by more than :data:`MOST_LOST`.
-        keep: the one to keep whatever validation says, or None.
-        neighbors: whether students learned their neighbours' soft labels.
-        source: whose soft labels they learned, ``"teacher"`` or :data:`LABELS_ALONE`.
-        searched_for: the method that a search has chosen the settings for, or None.
+        split: the graph, and which nodes training may see.
+        soft_labels: soft labels of the teacher on the observed graph, ``[N_observed, C]``.
+        trained: method -> its student, including :data:`LABELS_ALONE` if it was trained.
+        methods: the requested methods, one of which is kept. If there are several, :data:`LABELS_ALONE` is kept instead
+            if it is ahead of all of them by more than :data:`MOST_LOST`.
+        keep: the method to keep regardless of validation, or None.
+        neighbors: whether students learned the soft labels of their neighbours.
+        source: where their soft labels came from, ``"teacher"`` or :data:`LABELS_ALONE`.
+        searched_for: the method for which a search has chosen the settings, or None.
 
     Returns:
-        ``homophily`` (its fields, or None where no edge tells it); ``nodes``, the validation nodes; ``accuracy`` of
-        every model on them; ``teacher_gain``, the teacher's :class:`Comparison` with labels alone, or None; ``best`` of
-        the methods; ``behind``, for each other student the best one's :class:`Comparison` with it; ``kept``, and
-        whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the
-        columns of each student's rows, and ``beside``, what those behind the features are where these are stored hops;
-        ``neighbors``, ``source`` and ``searched_for``, as given.
+        ``homophily`` (its fields, or None if no edge has two known labels); ``nodes``, the number of validation nodes;
+        ``accuracy`` of every model on them; ``teacher_gain``, the :class:`Comparison` of the teacher with labels alone,
+        or None; ``best`` of the methods; ``behind``, the :class:`Comparison` of the best student with each other
+        student; ``kept``, and whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student
+        uses; ``needs``, the columns of each student's rows, with ``beside``, a description of the columns after the
+        features if these are stored hops; ``neighbors``, ``source`` and ``searched_for``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
@@ -131,9 +133,11 @@ def kept_student(
     cost: Mapping[str, int],
     searched_for: str | None = None,
 ) -> str:
-    """The student for predictions. Whoever asks for one method gets it; among several the user leaves the choice to
-    validation, and a student that a teacher misled must not come before an MLP that had none. The settings that a
-    search chose were judged with one method, and another must be better by more than chance.
+    """The student to keep for predictions.
+
+    A single requested method is kept. Among several, validation decides, and students that a teacher misled must not be
+    preferred to an MLP without a teacher. A search has judged its settings with one method, so another method must be
+    better by more than chance.
     """
     alone = behind.get(LABELS_ALONE)
     if alone is not None and len(methods) > 1 and alone.difference < -MOST_LOST:
@@ -144,26 +148,26 @@ def kept_student(
 
 
 def _cheapest(best: str, behind: Mapping[str, Comparison], cost: Mapping[str, int]) -> str:
-    """The student with the fewest parameters of those that may be as good as the best."""
+    """The student that uses the fewest parameters, among those that may be as good as the best."""
     as_good = [method for method, each in behind.items() if each.is_chance and each.difference <= MOST_LOST]
     return min([best, *as_good], key=cost.__getitem__)
 
 
 @torch.no_grad()
 def student_right(split: GraphSplit, trained: TrainedStudent) -> Tensor:
-    """Whether a student is right on the validation nodes: bool ``[N_val]`` on the CPU."""
+    """Whether a student classifies each validation node correctly: bool ``[N_val]`` on the CPU."""
     nodes = split.observed_nodes.to(split.observed.val_mask.device)[split.observed.val_mask]
     return answers_right(predict(trained.student, rows_of(split, trained.encodings, nodes)), split)
 
 
 def rows_of(split: GraphSplit, encodings: Encodings | None, nodes: Tensor) -> Rows | HalfPrecisionRows:
-    """What a student sees of nodes of the full graph, int64 ``[n]``: features, and beside them its encodings."""
+    """The student's rows of nodes of the full graph, int64 ``[n]``: features, then its encodings."""
     rows = split.full_rows[nodes]
     return rows if encodings is None else concat_columns(rows, encodings.full[nodes.to(encodings.full.device)])
 
 
 def answers_right(logits: Tensor, split: GraphSplit) -> Tensor:
-    """Whether the answers for the validation nodes, ``[N_val, C]``, are right: bool ``[N_val]`` on the CPU."""
+    """Whether logits of the validation nodes, ``[N_val, C]``, predict the right class: bool ``[N_val]`` on the CPU."""
     return (logits.argmax(-1) == split.observed.y[split.observed.val_mask]).cpu()
 
 

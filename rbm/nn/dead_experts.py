@@ -1,4 +1,4 @@
-"""Experts that receive no rows, and a new start for them."""
+"""Resetting experts that receive no rows."""
 
 from typing import Any
 
@@ -11,33 +11,34 @@ from rbm.nn.routing_record import visit_router_inputs
 from rbm.nn.sparse_rows import Rows, SparseRows, cosine_topk
 from rbm.utils.arguments import check_probability
 
-# Rows that lie closer to a memory vector than this cosine are its own: a second vector there would tell nothing apart.
+# If the cosine of a row and a memory vector is at least this, a second memory vector at the row would be a duplicate.
 _SAME = 1 - 1e-6
 
 
 def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0) -> dict[str, list[int]]:
-    """Give experts that receive none of the given rows a new memory vector, at the rows that lie farthest from all.
+    """Move the memory vectors of experts that receive none of the given rows to rows that are far from all others.
 
-    Layer by layer in the order of the forward: the memory vector of a dead expert becomes the direction of the row
-    whose nearest living memory vector is the farthest; the next one then keeps away from that one too. The expert
-    starts as a copy of the one that served this row, so that the row's answer changes little. Training calls it where
-    ``rbm.reset_dead_experts`` of the configuration asks for it. An optimiser keeps its moments of the old parameters.
+    Layers are processed in the order of the forward. The memory vector of a dead expert becomes the direction of the
+    row whose nearest living memory vector is the farthest away; the next dead expert takes the new vector into account.
+    The expert becomes a copy of the nearest living expert of this row, so that the row's output changes little.
+    Training calls this function if ``rbm.reset_dead_experts`` of the configuration is set. An optimiser keeps its
+    moments of the old parameters.
 
     Vector quantisers restart unused codes in the same way (Dhariwal et al., Jukebox, arXiv 2005.00341, section 3.1).
 
     Args:
-        model: any module with layers that route by memory in it, or such a layer.
-        inputs: what the model takes: one value, a tuple of arguments, or a mapping of keyword arguments; as many rows
-            as tell which experts are dead.
-        min_share: an expert is dead that receives fewer rows than this share of an even load, ``B * k / E``, in
+        model: a layer that routes by memory, or any module that contains such layers.
+        inputs: input of the model: one value, a tuple of arguments, or a mapping of keyword arguments, with enough rows
+            to determine which experts are dead.
+        min_share: an expert is dead if it receives fewer rows than this share of an even load, ``B * k / E``, in
             [0, 1); 0 means no row at all.
 
     Returns:
-        The experts that were reset, by the name of their layer; layers without any are left out.
+        The experts that were reset, by the name of their layer, without layers that have none.
 
     Raises:
-        TypeError: ``min_share`` is no number.
-        ValueError: ``min_share`` out of range, or the model has no layer that routes by memory.
+        TypeError: ``min_share`` is not a number.
+        ValueError: ``min_share`` is out of range, or the model has no layer that routes by memory.
     """
     check_probability("min_share", min_share)
     found: dict[str, list[int]] = {}
@@ -57,7 +58,7 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
 
 
 def _renew(layer: MemoryRouter, rows: Rows, dead: Tensor) -> list[int]:
-    """Reset the experts of the mask ``dead [E]``, as far as there are rows away from all others; which they were."""
+    """Reset the experts of the mask ``dead [E]`` while there are rows far from all others; return the reset ones."""
     living = (~dead).nonzero().flatten()
     _, nearest, cosines = cosine_topk(rows, layer.memory[living], 1)
     served, closeness = living[nearest[:, 0].long()], cosines[:, 0]

@@ -1,4 +1,4 @@
-"""Dropout that costs little on a CPU, where drawing PyTorch's mask takes as long as a product of matrices."""
+"""Fast dropout on a CPU, where PyTorch takes as long to draw a mask as for a matrix product."""
 
 import math
 
@@ -10,19 +10,19 @@ _LEVELS = 1 << 16
 
 
 def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None = None, count: int = 0) -> Tensor:
-    """As :func:`torch.nn.functional.dropout`; on a CPU an entry takes 16 random bits, four of them one draw.
+    """Like :func:`torch.nn.functional.dropout`; on a CPU, each entry uses 16 random bits, so that one draw serves four.
 
     Args:
-        x: floating, of any shape.
-        p: probability in [0, 1); on a CPU its nearest multiple of 2^-16 is drawn, and the scale is that one's, so that
-            the expectation stays ``x``.
-        training: without it ``x`` comes back.
-        rows: on a CPU, int64 ``[B]``: ``x [B, H]`` are these of ``count`` rows, and get the mask that they would have
-            among all of them.
+        x: floating-point tensor of any shape.
+        p: probability in [0, 1). On a CPU it is rounded to a multiple of 2^-16, and the scale uses the rounded value,
+            so that the expectation stays ``x``.
+        training: if False, ``x`` is returned.
+        rows: on a CPU, int64 ``[B]``: ``x [B, H]`` are these rows out of ``count`` rows, and get the mask that they
+            would have among all of them.
         count: see ``rows``.
 
     Returns:
-        ``x`` over ``1 - p`` where it is kept, and 0 elsewhere.
+        ``x / (1 - p)`` for entries that are kept, and 0 for the others.
     """
     if not training or p == 0:
         return x
@@ -35,7 +35,7 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
     if rows is not None:
         bits = bits[rows]
     kept = bits >= dropped - _LEVELS // 2
-    # One factor an entry: its backward is one product, and x is not kept for it.
+    # One factor per entry: the backward is one product and does not need x.
     return x * kept.to(x.dtype).mul_(_LEVELS / (_LEVELS - dropped))
 
 

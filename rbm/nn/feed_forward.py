@@ -1,4 +1,4 @@
-"""A mixture of feed-forward experts, routed by memory: in the place of a transformer's feed-forward network."""
+"""A mixture of feed-forward experts, routed by memory, that replaces the feed-forward network of a transformer."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ from rbm_kernels.ops.expert_matmul.op import order_for
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """``[..., 2 I]`` to ``[..., I]``: SiLU of the first half times the second."""
+    """SiLU of the first half times the second half: ``[..., 2 I]`` to ``[..., I]``."""
     gate, value = x.chunk(2, dim=-1)
     return F.silu(gate) * value
 
 
-# By name: the function, and how many numbers of the first product make one hidden feature.
+# By name: the function, and how many outputs of the first product make one hidden feature.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "relu": (F.relu, 1),
     "gelu": (F.gelu, 1),
@@ -32,36 +32,36 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 class RbMFeedForward(MemoryRouter):
     r"""Mixture of feed-forward experts, routed by memory: from ``[..., in_features]`` to ``[..., out_features]``.
 
-    Every row goes to the ``top_k`` of ``num_experts`` experts whose memory vectors lie closest to it in cosine
-    similarity, and gets :math:`\sum_i G_i (V_i \, \sigma(W_i h + b_i) + c_i)`; the gates ``G`` are the softmax over the
-    selected cosines (paper, Eq. 3). A row is routed once, for both products. Routing and memory are those of
-    :class:`~rbm.nn.rbm_layer.FusedRbMLayer`: the memory follows the rows of training forwards with no extra call.
-    Scale and attention that Eq. 5 has are left out: a transformer's residual and norm do their work.
+    Each row goes to the ``top_k`` of ``num_experts`` experts whose memory vectors are closest to it in cosine
+    similarity. Its output is :math:`\sum_i G_i (V_i \, \sigma(W_i h + b_i) + c_i)`; the gates ``G`` are the softmax
+    over the selected cosines (paper, Eq. 3). A row is routed once, for both products. Routing and memory work as in
+    :class:`~rbm.nn.rbm_layer.FusedRbMLayer`: the memory follows the rows of training forwards without an extra call.
+    The layer has no scale and attention (Eq. 5), because a transformer has residual connections and norms.
 
-    The products run on :func:`rbm_kernels.expert_matmul`, one call for each of a row's choices and each product. Rows
-    are not copied for their experts, neither for the forward nor for the backward pass; but few rows are, whose copies
-    are smaller than the weights.
+    The products run on :func:`rbm_kernels.expert_matmul`, with one call for each product and each of a row's ``top_k``
+    choices. Rows are not copied for their experts, neither in the forward nor in the backward pass, unless there are so
+    few that the copies are smaller than the weights.
 
     Args:
         in_features: size of a row.
-        hidden_features: ``I``, the width between the products, of each expert. A row uses ``top_k`` times as many.
+        hidden_features: ``I``, the hidden width of each expert. A row uses ``top_k`` times as many.
         num_experts: ``E``.
         top_k: experts a row uses, at most ``num_experts``.
-        out_features: size of an output row; that of a row by default.
+        out_features: size of an output row; ``in_features`` by default.
         activation: ``relu``, ``gelu``, ``silu`` or ``swiglu``, which is gated: SiLU of one half of the first product
             times the other (Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202).
-        bias: whether the products have one.
+        bias: whether both products have a bias.
         dropout: probability of zeroing a hidden feature.
         decay: share of the old memory in each update, in [0, 1]. The attribute may be changed during training.
         gate_temperature: divides the cosines before the softmax.
-        detach_gates: let no gradient of the output reach the row through the gates (the losses on a
-            :class:`~rbm.nn.memory_router.Routing` still do).
-        normalize_memory: give the old memory unit length before averaging.
-        normalize_memory_input: average rows of unit length.
+        detach_gates: stop gradients of the output from reaching the row through the gates. Gradients of losses on a
+            :class:`~rbm.nn.memory_router.Routing` still reach it.
+        normalize_memory: normalise the old memory to unit length before averaging.
+        normalize_memory_input: normalise rows to unit length before averaging.
         device, dtype: of the parameters. ``memory`` stays float32 (float64 with ``dtype=torch.float64``).
 
     Attributes:
-        track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
+        track_memory: whether training forwards move the memory; set it to False for passes that should not.
         track_usage: whether forwards count in ``usage``, in training and in eval mode; off by default.
         usage: int64 ``[E]``, how many rows each expert has received since :meth:`reset_usage`, in this process.
         weight_in: ``W``, ``[E, I, in_features]``; ``[E, 2 I, in_features]`` for ``swiglu``.
@@ -71,10 +71,9 @@ class RbMFeedForward(MemoryRouter):
         memory: buffer ``[E, in_features]``.
 
     Raises:
-        ValueError: a size below one, ``top_k > num_experts``, an unknown activation, a number out of its range, or a
-            device that is not there.
-        TypeError: an argument of another kind, such as 3.0 for a whole number, or a ``dtype`` that is not
-            floating-point.
+        ValueError: a size is below one, ``top_k > num_experts``, the activation is unknown, a number is out of range,
+            or the device is not available.
+        TypeError: an argument has the wrong type, such as 3.0 for an integer, or ``dtype`` is not floating-point.
     """
 
     def __init__(
@@ -122,17 +121,17 @@ class RbMFeedForward(MemoryRouter):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both products as :class:`torch.nn.Linear` does, memory vectors of unit length and random direction."""
+        """Draw the experts as :class:`torch.nn.Linear` does, and memory vectors of unit length and random direction."""
         draw_experts(self.weight_in, self.bias_in)
         draw_experts(self.weight_out, self.bias_out)
         self._reset_memory()
 
     def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
-        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went.
+        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also return the routing.
 
         Raises:
             ValueError: the last dimension of ``h`` is not ``in_features``.
-            TypeError: the dtype of ``h`` is not that of the parameters, outside autocast, or ``h`` is not dense.
+            TypeError: ``h`` is not dense, or ``h`` and the parameters differ in dtype, outside autocast.
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
         if not isinstance(h, Tensor) or h.layout is not torch.strided:
@@ -141,7 +140,7 @@ class RbMFeedForward(MemoryRouter):
         return self._forward(h, return_routing)
 
     def expert_parameters(self) -> list[nn.Parameter]:
-        """Both products' weights and biases, as far as there are any: ``[E, ...]`` each."""
+        """The weights of both products, and their biases if the layer has them: ``[E, ...]`` each."""
         return [p for p in (self.weight_in, self.bias_in, self.weight_out, self.bias_out) if p is not None]
 
     def extra_repr(self) -> str:
@@ -176,7 +175,7 @@ def expert_feed_forward(
     activation: str = "gelu",
     dropout: float = 0.0,
 ) -> Tensor:
-    """Send each row through its own feed-forward experts and add up what they return, weighted by the gates.
+    """Apply each row's feed-forward experts and sum their outputs, weighted by the gates.
 
     Args:
         x: rows ``[B, D]``.
@@ -187,16 +186,16 @@ def expert_feed_forward(
         gates: ``[B, k]``; float32, float64 for float64 rows.
         experts: int32 ``[B, k]``, each in ``[0, E)``.
         activation: one of :data:`ACTIVATIONS`.
-        dropout: probability of zeroing a hidden feature, with a mask for each of a row's experts.
+        dropout: probability of zeroing a hidden feature, with one mask for each of a row's experts.
 
     Returns:
-        ``[B, N]`` in the dtype of ``x``. All tensors but ``experts`` get gradients.
+        ``[B, N]`` in the dtype of ``x``. Gradients flow into all tensors except ``experts``.
     """
     (rows, k), (num_experts, wide, _) = experts.shape, weight_in.shape
     activate, _ = ACTIVATIONS[activation]
-    # The sum over a row's experts must not come before the activation: each choice of a row is multiplied by itself.
+    # The activation comes before the sum over a row's experts, so each choice needs its own product.
     if k > 1 and not torch.compiler.is_exporting() and rows * k <= num_experts * wide:
-        # Copies of the rows are smaller than the weights here, which would be read and packed once for each choice.
+        # The copied rows are smaller than the weights, which would otherwise be read and packed once for each choice.
         x, gates, experts = x.repeat_interleave(k, 0), gates.reshape(-1, 1), experts.reshape(-1, 1)
         order = order_for(x, weight_in, experts)
         hidden = activate(expert_matmul(x, weight_in, bias_in, torch.ones_like(gates), experts, order))

@@ -1,7 +1,7 @@
 """Experts with attention and scale folded into their weights, and a cache of them that lasts until a parameter changes.
 
-On a CPU the copy is packed for :func:`rbm_kernels.routed_matmul_packed`: packing at each call would take longer than a
-few rows do, and inner products with weights as they are learned take up to twice as long as packed ones.
+On a CPU, the copy is packed for :func:`rbm_kernels.routed_matmul_packed`. Packing at each call would take longer than
+the product of a few rows, and products with unpacked weights take up to twice as long.
 """
 
 import math
@@ -17,7 +17,8 @@ from rbm_kernels import pack_experts
 MAX_LOG_SCALE = math.log(100.0)
 _PACKED = (torch.float32, torch.float64, torch.bfloat16)
 _NAMES = ("weight", "bias", "attention", "log_scale")
-# Steps of any optimizer since the first experts were kept. Fused ones change parameters and do not count versions.
+# Steps of any optimizer since the first experts were kept. Fused optimizers change parameters without counting
+# versions.
 _steps = -1
 
 
@@ -48,24 +49,24 @@ def fold(
 
 
 class FoldedExperts(NamedTuple):
-    """Folded experts, packed or not, and the versions of the parameters that they were made of."""
+    """Folded experts, packed or not, and the versions of the parameters that they were made from."""
 
     weight: Tensor
     bias: Tensor | None
-    is_packed: bool  # whether ``weight`` is what pack_experts returned, the bias in it
+    is_packed: bool  # whether ``weight`` is the result of pack_experts, which includes the bias
     dtype: torch.dtype | None
     steps: int
     sources: tuple[tuple[str, Tensor | None, int, int, Tensor | None], ...]
 
     @classmethod
     def of(cls, layer: nn.Module, dtype: torch.dtype | None) -> tuple["FoldedExperts", bool]:
-        """Fold the experts of ``layer``, and say whether the result may be kept.
+        """Fold the experts of ``layer``, and return whether the result may be kept.
 
-        It may not where a change would go unseen (see :func:`is_watched`; reparametrised parameters are none of the
-        layer's, distributed ones no plain tensors), nor where the numbers are not there yet: while a CUDA graph is
-        captured.
+        It must not be kept if a change could not be detected (see :func:`is_watched`; reparametrised parameters are not
+        in the layer's dictionary, and distributed ones are not plain tensors), or while a CUDA graph is captured, when
+        the values are not computed yet.
         """
-        # Versions before numbers: where another thread writes meanwhile, what is kept is known to be old.
+        # Read versions before values: if another thread writes in between, the copy is recognised as outdated.
         now, keep, sources = steps(), not _capturing(), []
         parameters = [getattr(layer, name) for name in _NAMES]
         for name, parameter in zip(_NAMES, parameters, strict=True):
@@ -74,18 +75,18 @@ class FoldedExperts(NamedTuple):
             elif parameter is None:
                 sources.append((name, None, 0, 0, None))
             elif keep:
-                # The alias keeps the memory: no other tensor can come to stand at its address.
+                # The alias keeps the memory alive, so that no other tensor can get the same address.
                 sources.append((name, parameter, parameter._version, parameter.data_ptr(), parameter.detach()))
         weight, bias = fold(*parameters, dtype)
         keep = keep and type(weight) is Tensor
-        # What is used once is not packed here, nor what autocast wants: rows may come in another precision then.
+        # Do not pack experts that are used once, nor under autocast, where rows may have another precision.
         is_packed = keep and dtype is None and weight.device.type == "cpu" and weight.dtype in _PACKED
         if is_packed:
             weight, bias = pack_experts(weight, bias), None
         return cls(weight, bias, is_packed, dtype, now, tuple(sources)), keep
 
     def are_of(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
-        """Whether these parameters, unchanged, gave these experts. Every answer of a layer asks: four tensors, 1 µs."""
+        """Whether these experts were made from these parameters, unchanged. Runs at each call: four tensors, 1 µs."""
         if dtype is not self.dtype or _steps != self.steps:
             return False
         for name, source, version, address, _ in self.sources:
@@ -97,7 +98,7 @@ class FoldedExperts(NamedTuple):
 
 
 def steps() -> int:
-    """Steps of any optimizer, and calls of :func:`forget`, since this was first asked."""
+    """Number of steps of any optimizer, and of calls of :func:`forget`, since the first call."""
     global _steps
     if _steps < 0:
         _steps = 0
@@ -106,7 +107,7 @@ def steps() -> int:
 
 
 def forget() -> None:
-    """Invalidate all folded and packed weights, so that they are made anew."""
+    """Invalidate all folded and packed weights, so that they are computed again."""
     _count()
 
 
@@ -117,8 +118,8 @@ def _count(*_) -> None:
 
 
 def is_watched(parameter: Tensor) -> bool:
-    """Whether every change counts in the version: not in inference mode, nor where another process writes to the
-    memory, nor of what a transformation of ``torch.func`` wraps, which is another tensor's view for one call.
+    """Whether every change increments the version of a parameter. This is not so for tensors of inference mode, for
+    memory shared with other processes, and for wrappers of ``torch.func``, which exist for one call only.
     """
     if type(parameter) not in (Tensor, nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(parameter):
         return False
@@ -126,5 +127,5 @@ def is_watched(parameter: Tensor) -> bool:
 
 
 def _capturing() -> bool:
-    """Whether a CUDA graph records what is launched now, and does not run it."""
+    """Whether a CUDA graph is being captured, so that kernels do not run yet."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

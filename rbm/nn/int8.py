@@ -1,7 +1,7 @@
-"""Students whose weights are 8-bit integers, for inference: a quarter of the memory.
+"""Students with 8-bit integer weights, for inference with a quarter of the memory.
 
-Each output column of each expert has a scale of its own, and each row gets one as it comes. Products are summed in
-integers (:func:`rbm_kernels.routed_matmul_int8`); memory vectors, biases, gates and norms stay float32.
+Each output column of each expert has its own scale, and each row gets one at run time. Products are summed in integers
+(:func:`rbm_kernels.routed_matmul_int8`); memory vectors, biases, gates and norms stay float32.
 """
 
 import copy
@@ -18,29 +18,29 @@ from rbm.nn.sparse_rows import Features, SparseRows, as_rows
 from rbm_kernels import NetworkLayer, cosine_topk, quantize_experts, routed_matmul_int8
 
 KINDS = ("int8",)
-_DENSE_NUMBERS = 2**22  # of sparse rows that are made dense at once: 16 MiB
+_DENSE_NUMBERS = 2**22  # size of the chunks in which sparse rows are made dense: 16 MiB
 
 
 class Int8Layer(nn.Module):
-    """A linear layer, or a layer that routes by memory, with weights of 8 bits; from rows ``[..., in_features]``,
-    float32, to ``[..., out_features]``. It has no derivative.
+    """A linear layer, or a layer that routes by memory, with 8-bit weights; from float32 rows ``[..., in_features]`` to
+    ``[..., out_features]``. It has no derivative.
 
-    Sparse rows become dense, some thousands at a time: an answer does not depend on how its row came.
+    Sparse rows are made dense in chunks, so that sparse and dense rows give equal results.
 
     Args:
-        weight: of its experts, attention and scale folded in, ``[E, out_features, in_features]``, float32.
+        weight: of the experts, with attention and scale folded in, ``[E, out_features, in_features]``, float32.
         bias: ``[E, out_features]``, or None.
-        memory: memory vectors ``[E, in_features]``, float32, or None for one expert that every row uses.
+        memory: memory vectors ``[E, in_features]``, float32, or None for a single expert that all rows use.
         top_k: experts a row uses.
         gate_temperature: divides the cosines before the softmax.
 
     Attributes:
-        experts: int8, as :func:`rbm_kernels.quantize_experts` returned them.
-        memory: or None.
+        experts: int8, the result of :func:`rbm_kernels.quantize_experts`.
+        memory: memory vectors, or None.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: numbers that are not finite.
+        TypeError: a tensor has another dtype.
+        ValueError: numbers are not finite.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Int8Layer(nn.Module):
         return cls(layer.weight[None], None if layer.bias is None else layer.bias[None])
 
     def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
-        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went,
-        which a linear layer cannot.
+        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also return the routing,
+        which a linear layer does not support.
 
         Raises:
-            TypeError: rows of another dtype.
-            ValueError: rows of another size.
+            TypeError: the rows have another dtype.
+            ValueError: the rows have another size.
         """
         if isinstance(h, Tensor) and h.layout is torch.strided and h.dim() == 2 and not return_routing:
             return self._answer(h)
@@ -87,7 +87,7 @@ class Int8Layer(nn.Module):
         return y, Routing(*(part.reshape(*shape, self.top_k) for part in routing))
 
     def network_layer(self) -> NetworkLayer:
-        """Its answer as :func:`rbm_kernels.packed_network` takes it."""
+        """The layer in the form that :func:`rbm_kernels.packed_network` takes."""
         sizes = (self.out_features, self.in_features)
         return NetworkLayer(self.experts, None, *sizes, self.memory, self.top_k, self.gate_temperature)
 
@@ -101,7 +101,7 @@ class Int8Layer(nn.Module):
         return torch.cat(answers), Routing(*map(torch.cat, zip(*routings, strict=True)))
 
     def _answer(self, rows: Tensor) -> Tensor:
-        buffers = self._buffers  # a tenth of the time of attributes of a module
+        buffers = self._buffers  # ten times as fast as attributes of a module
         return routed_matmul_int8(
             rows, buffers["memory"], buffers["experts"], self.out_features, self.top_k, self.gate_temperature
         )
@@ -112,19 +112,20 @@ class Int8Layer(nn.Module):
 
 
 def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
-    """A copy of a student in eval mode, for answering alone, whose linear layers and layers that route by memory have
-    weights of 8 bits.
+    """A copy of a student in eval mode, for inference only, with 8-bit weights in its linear layers and the layers that
+    route by memory.
 
-    Its rows and logits stay float32, and :func:`rbm.export_student` takes it. It is saved nowhere: what is saved is the
-    student that it was made of.
+    Its rows and logits stay float32, and :func:`rbm.export_student` supports it. It cannot be saved; save the original
+    student.
 
     Args:
-        student: trained, float32.
+        student: a trained student in float32.
         kind: ``int8``.
 
     Raises:
-        TypeError: parameters that are not float32.
-        ValueError: another kind, or a student without such layers: trees, or the mixtures of :mod:`rbm.nn.moe`.
+        TypeError: parameters are not float32.
+        ValueError: ``kind`` is unknown, or the student has no such layers: trees, or the mixtures of
+            :mod:`rbm.nn.moe`.
     """
     check_kind(kind)
     found = copy.deepcopy(student)
@@ -133,7 +134,7 @@ def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
             f"quantize is {kind!r}, but a {type(student).__name__} has no layer that 8 bits serve (linear layers and"
             " FusedRbMLayer); leave it out"
         )
-    found.__dict__["_arguments"] = None  # they rebuild no module of these weights
+    found.__dict__["_arguments"] = None  # a module rebuilt from them would not fit these weights
     return found.eval().requires_grad_(False)
 
 
@@ -144,13 +145,13 @@ def check_kind(kind: str | None) -> None:
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """That of the rows which a module takes: its first parameter's, or buffer's; float32 where all are integers."""
+    """Dtype of a module's input: that of its first floating-point parameter or buffer, or float32 if it has none."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
 
 def _replace(module: nn.Module) -> int:
-    """Put quantised layers in the place of a module's own; how many there were."""
+    """Replace the layers of a module by quantised ones, and return their number."""
     count = 0
     for name, child in module._modules.items():
         if isinstance(child, FusedRbMLayer | nn.Linear):

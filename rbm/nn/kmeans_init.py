@@ -1,4 +1,4 @@
-"""Initial memory vectors: K-means centres of the rows that each router sees, or the means of given groups."""
+"""Initial memory vectors: K-means centres of the rows that each router sees, or means of given groups."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,17 +16,17 @@ from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, memory_stati
 
 
 def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:
-    """K-means centres of the rows' directions, unit length, ``[E, D]`` in float32 on the rows' device.
+    """K-means centres of the directions of rows, of unit length, ``[E, D]`` in float32 on the device of the rows.
 
     Args:
-        rows: ``[B, D]``, dense or sparse, at least ``num_experts`` of them.
+        rows: ``[B, D]``, dense or sparse, with ``B >= num_experts``.
         num_experts: ``E``.
         seed: of k-means++ (10 starts).
-        max_rows: where there are so many or more, fit on that many drawn at random, and by mini-batches; on all by
-            default.
+        max_rows: if there are this many rows or more, fit mini-batch K-means on ``max_rows`` rows drawn at random. By
+            default, fit on all rows.
 
     Raises:
-        ValueError: fewer rows than experts, or rows that are not finite.
+        ValueError: there are fewer rows than experts, or rows are not finite.
     """
     rows = as_rows(rows)
     if rows.shape[0] < num_experts:
@@ -34,7 +34,7 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
             f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"
             " use fewer experts"
         )
-    from sklearn.cluster import KMeans, MiniBatchKMeans  # most of a second, which others are spared
+    from sklearn.cluster import KMeans, MiniBatchKMeans  # imported here because it takes most of a second
 
     kind: type[KMeans | MiniBatchKMeans] = KMeans
     if max_rows is not None and rows.shape[0] >= max_rows:
@@ -47,7 +47,7 @@ def group_nodes(told_apart_by: Tensor, num_groups: int, *, seed: int = 0) -> Ten
     """K-means groups of rows ``[B, H]``, by Euclidean distance: int64 ``[B]`` in ``[0, num_groups)``.
 
     Raises:
-        ValueError: fewer rows than groups, or rows that are not finite.
+        ValueError: there are fewer rows than groups, or rows are not finite.
     """
     if told_apart_by.shape[0] < num_groups:
         raise ValueError(f"num_experts is {num_groups} but there are only {told_apart_by.shape[0]} rows to group")
@@ -60,7 +60,9 @@ def group_nodes(told_apart_by: Tensor, num_groups: int, *, seed: int = 0) -> Ten
 
 
 def group_memory(rows: Features, groups: Tensor, num_experts: int) -> Tensor:
-    """Mean direction of the rows ``[B, D]`` of each group (int64 ``[B]``), unit length, ``[E, D]``; zero of none."""
+    """Mean direction of the rows ``[B, D]`` of each group (int64 ``[B]``), of unit length, ``[E, D]``; zero for an
+    empty group.
+    """
     rows = as_rows(rows)
     alike = torch.ones(rows.shape[0], 1, dtype=rows.dtype, device=rows.device)
     sums, _ = memory_statistics(rows, alike, groups[:, None].int(), num_experts)
@@ -68,7 +70,9 @@ def group_memory(rows: Features, groups: Tensor, num_experts: int) -> Tensor:
 
 
 def _sample(rows: Rows | HalfPrecisionRows | Tensor, count: int, seed: int) -> Rows | HalfPrecisionRows | Tensor:
-    """So many rows drawn at random, in their order; all where there are no more. Alike for all that have as many."""
+    """``count`` rows drawn at random, in order, or all if there are no more. The draw depends only on the number of
+    rows.
+    """
     if rows.shape[0] <= count:
         return rows
     drawn = np.sort(np.random.default_rng(seed).choice(rows.shape[0], count, replace=False))
@@ -76,7 +80,7 @@ def _sample(rows: Rows | HalfPrecisionRows | Tensor, count: int, seed: int) -> R
 
 
 def _unit_rows(rows: Rows) -> np.ndarray | sp.csr_matrix:
-    """Rows of unit length in float32, as scikit-learn takes them."""
+    """Rows of unit length in float32, for scikit-learn."""
     parts = [rows] if isinstance(rows, Tensor) else [rows.values, *([] if rows.dense is None else [rows.dense])]
     if not all(torch.isfinite(part).all() for part in parts):
         raise ValueError("rows hold NaN or infinity; K-means needs finite rows")
@@ -96,25 +100,25 @@ def _unit_rows(rows: Rows) -> np.ndarray | sp.csr_matrix:
 def initialize_memory(
     model: nn.Module, inputs: Any, *, seed: int = 0, max_rows: int | None = None, groups: Tensor | None = None
 ) -> None:
-    """Place the memory vectors of every layer of a model by K-means over the rows that arrive at its router.
+    """Initialise the memory vectors of every layer of a model with K-means over the rows that arrive at its router.
 
-    One forward in eval mode does it, as the released code does (the paper says only "inputs for each layer"): a layer
-    is placed when its rows arrive, and routes them by its new memory to the layers after it. A layer that the forward
-    calls several times is placed by its first call. Call it once before training.
+    This runs one forward in eval mode, like the released code (the paper says only "inputs for each layer"): a layer is
+    initialised when its rows arrive, and its new memory routes them for the layers after it. A layer that the forward
+    calls several times is initialised at its first call. Call this function once before training.
 
     Args:
-        model: a student, or any module with layers that route by memory in it.
-        inputs: what the model takes: one value (of a student rows ``[B, F]``, dense or sparse), a tuple of positional
+        model: a student, or any module that contains layers that route by memory.
+        inputs: input of the model: one value (for a student, rows ``[B, F]``, dense or sparse), a tuple of positional
             arguments, or a mapping of keyword arguments.
-        seed: of K-means, and of what is drawn.
-        max_rows: that many of the first dimension of the inputs, drawn at random once, stand for all; where a layer
-            sees so many rows or more, K-means takes that many of them, by mini-batches. All by default.
-        groups: int64 ``[B]``, below the number of experts, takes the place of each layer's K-means: an expert's vector
-            is the mean direction of its group's rows. Each layer then sees one row for each of the inputs.
+        seed: of K-means and of the random draw.
+        max_rows: use only this many entries of the first dimension of the inputs, drawn at random once. If a layer sees
+            this many rows or more, mini-batch K-means is fitted on this many of them. All by default.
+        groups: int64 ``[B]``, below the number of experts; replaces K-means in each layer. The vector of an expert is
+            then the mean direction of the rows of its group, and each layer must see one row per input.
 
     Raises:
         ValueError: the model has no such layer or calls none, a layer sees fewer rows than it has experts, rows are
-            not finite, or ``groups`` are not as many as a layer's rows.
+            not finite, or the length of ``groups`` is not the number of a layer's rows.
     """
     if max_rows is not None:
         inputs = sample_inputs(inputs, max_rows, seed)
@@ -135,7 +139,7 @@ def initialize_memory(
 
 
 def sample_inputs(inputs: Any, count: int, seed: int) -> Any:
-    """So many of the first dimension of what a model takes, the same of each of its arguments."""
+    """``count`` entries of the first dimension of a model's inputs, the same ones in each argument."""
     if isinstance(inputs, Mapping):
         return {name: sample_inputs(value, count, seed) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list) and not is_sparse_pair(inputs):
@@ -147,7 +151,7 @@ def sample_inputs(inputs: Any, count: int, seed: int) -> Any:
 
 
 def _place(layer: MemoryRouter, centers: Tensor) -> None:
-    # K-means leaves a centre at zero when rows are zero or fewer directions than experts exist. Such a vector has no
-    # direction to be near to; the layer's random start has one.
+    # K-means leaves a centre at zero when rows are zero or there are fewer directions than experts. A zero vector has
+    # no direction, so the layer keeps its random one.
     placed = centers.norm(dim=-1, keepdim=True) > 0
     layer.memory.copy_(torch.where(placed, centers.to(layer.memory.dtype), layer.memory))

@@ -1,8 +1,8 @@
-"""The losses, a function each. All are means over rows or experts, so that weights mean the same for every batch size.
+"""The losses. All are means over rows or experts, so that their weights do not depend on the batch size.
 
-Where ranks train together (:mod:`rbm.utils.distributed`), the losses that are no means over rows, similarity and load
-balance, are those of the joint batch: means over ranks, as DDP takes them, then give its gradients. The others are of a
-rank's own rows; weigh them by its share.
+When several ranks train together (:mod:`rbm.utils.distributed`), the losses that are not means over rows, similarity
+and load balance, are computed for the joint batch: averaging over ranks, as DDP does, then gives its gradients. The
+other losses are those of a rank's own rows; weight them by the rank's share of the rows.
 """
 
 import math
@@ -23,10 +23,10 @@ def hard_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def saturating_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """``log(eps + CE) - log(eps)`` with ``eps = 1 - ln 2`` and CE a row's cross-entropy, as a mean over rows.
+    """Mean over rows of ``log(eps + CE) - log(eps)``, with ``eps = 1 - ln 2`` and CE the cross-entropy of a row.
 
-    The RevGAT and DRGAT teachers' loss: it grows ever more slowly, so that a node whose label contradicts everything
-    else does not rule the gradient.
+    The loss of the RevGAT and DRGAT teachers. It grows only logarithmically, so that nodes with outlying labels do not
+    dominate the gradient.
     """
     eps = 1 - math.log(2)
     return (eps + F.cross_entropy(logits, labels, reduction="none")).log().mean() - math.log(eps)
@@ -37,13 +37,13 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0, mode: str = "sof
 
     Args:
         logits: of student or teacher.
-        temperature: softens (above one) or sharpens (below).
-        mode: ``softmax`` divides the logits by the temperature. ``scaled_log_probs`` is the released code's form: it
-            divides the log-probabilities and does not normalise them again, so that the student at temperature 1
-            imitates ``p^(1/T)`` and each row weighs its mass over T.
+        temperature: softens the distribution above one, sharpens it below one.
+        mode: ``softmax`` divides the logits by the temperature. ``scaled_log_probs`` is the form of the released code:
+            it divides the log-probabilities and does not normalise them again, so that the student at temperature 1
+            imitates ``p^(1/T)``, and the weight of each row is the sum of these values divided by T.
 
     Raises:
-        ValueError: an unknown mode.
+        ValueError: ``mode`` is unknown.
     """
     if mode == "softmax":
         return F.log_softmax(logits / temperature, dim=-1)
@@ -53,13 +53,13 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0, mode: str = "sof
 
 
 def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:
-    """``KL(teacher || student)``, the second term of the paper's Eq. 8, as a mean over the rows of ``[B, C]``.
+    """Mean over rows of ``KL(teacher || student)``, the second term of the paper's Eq. 8.
 
     Args:
-        logits: the student's.
-        teacher_logits: the teacher's, same shape; no gradient flows into them.
-        temperature: as in :func:`log_probabilities`.
-        mode: likewise.
+        logits: of the student, ``[B, C]``.
+        teacher_logits: of the teacher, ``[B, C]``; no gradient flows into them.
+        temperature: see :func:`log_probabilities`.
+        mode: see :func:`log_probabilities`.
     """
     teacher = log_probabilities(teacher_logits.detach(), temperature, mode)
     return F.kl_div(log_probabilities(logits, temperature, mode), teacher, reduction="batchmean", log_target=True)
@@ -68,8 +68,8 @@ def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float =
 def pair_loss(
     logits: Tensor, teacher_log_probabilities: Tensor, weights: Tensor, temperature: float = 1.0, mode: str = "softmax"
 ) -> Tensor:
-    """Weighted sum of ``KL(teacher || student)`` over pairs: student logits and teacher's :func:`log_probabilities`
-    ``[P, C]``, weights ``[P]``.
+    """Weighted sum of ``KL(teacher || student)`` over pairs: student logits and the teacher's
+    :func:`log_probabilities`, ``[P, C]`` each, with weights ``[P]``.
     """
     student = log_probabilities(logits, temperature, mode)
     divergence = F.kl_div(student, teacher_log_probabilities, reduction="none", log_target=True).sum(-1)
@@ -77,28 +77,29 @@ def pair_loss(
 
 
 def similarity_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean squared difference of all ``B x B`` inner products between rows: the student's ``[B, H]`` shall lie to one
-    another as the teacher's ``[B, H']`` do (NOSMOG's representational similarity distillation).
+    """Mean squared difference between the ``B x B`` inner products of the student's rows ``[B, H]`` and those of the
+    teacher's rows ``[B, H']`` (NOSMOG's representational similarity distillation).
     """
     students, teachers = all_gather_rows(student), all_gather_rows(teacher.detach())
     ours, theirs = student @ students.T, teacher.detach() @ teachers.T
     if world_size() == 1:
         return F.mse_loss(ours, theirs)
-    # This rank's rows of the joint matrix; the mean over ranks is the mean over all of it.
+    # This rank's rows of the joint matrix; the mean over ranks is the mean over the whole matrix.
     return F.mse_loss(ours, theirs, reduction="sum") * (world_size() / max(1, len(students)) ** 2)
 
 
 def commitment_loss(routing: Routing) -> Tensor:
-    """Eq. 6: minus the gate-weighted cosine of each row with its memory vectors. Pulls rows towards their experts.
-
-    Zero for no rows.
+    """Eq. 6: minus the mean over rows of the gate-weighted cosine between a row and its memory vectors; zero without
+    rows. It pulls rows towards the memory vectors of their experts.
     """
     pulls = (routing.gates * routing.cosines).sum(-1)
     return -(pulls.mean() if pulls.numel() else pulls.sum())
 
 
 def self_similarity_loss(memory: Tensor) -> Tensor:
-    """Eq. 7: mean cosine over all pairs of memory vectors ``[E, D]``, gradient on one side. Pushes them apart."""
+    """Eq. 7: mean cosine over all pairs of memory vectors ``[E, D]``, with the gradient of one side only. It pushes
+    memory vectors apart.
+    """
     unit = F.normalize(memory, dim=-1)
     return (unit @ unit.detach().T).mean()
 
@@ -106,7 +107,7 @@ def self_similarity_loss(memory: Tensor) -> Tensor:
 def load_balance_loss(routing: Routing, num_experts: int) -> Tensor:
     """Squared coefficient of variation of the experts' load: ``Var(load) / mean(load)^2``, load = sum of gates.
 
-    The variance is the unbiased one, as in the released code. Zero for a single expert.
+    The variance is unbiased, as in the released code. The loss is zero for a single expert.
     """
     return squared_variation(all_reduce_sum(expert_load(routing, num_experts)))
 
@@ -121,7 +122,7 @@ def squared_variation(load: Tensor) -> Tensor:
 def expert_load(routing: Routing, num_experts: int) -> Tensor:
     """Sum of the gates that each expert received, ``[E]``, with gradient."""
     experts = routing.experts.flatten().long()
-    # A product with a one-hot matrix, not index_add: its order of summation is fixed on every device.
+    # A product with a one-hot matrix instead of index_add, because its order of summation is fixed on every device.
     return routing.gates.flatten() @ F.one_hot(experts, num_experts).to(routing.gates.dtype)
 
 
@@ -133,7 +134,7 @@ def embedding_loss(
     self_similarity_weight: float,
     load_balance_weight: float,
 ) -> Tensor | float:
-    """Sum over layers of the weighted embedding losses (paper, Eq. 12). A term with weight zero is not computed."""
+    """Weighted embedding losses (paper, Eq. 12), summed over layers. A term with weight zero is not computed."""
     loss: Tensor | float = 0.0
     for routing, memory in zip(routings, memories, strict=True):
         if commitment_weight > 0:
@@ -153,7 +154,7 @@ def auxiliary_loss(
     self_similarity_weight: float = 0.01,
     load_balance_weight: float = 0.01,
 ) -> Tensor:
-    """The weighted losses of all layers of a model that route by memory (paper, Eq. 12), to be added to its own loss.
+    """Weighted losses (paper, Eq. 12) of all layers of a model that route by memory, to be added to the model's loss.
 
     ::
 
@@ -162,20 +163,21 @@ def auxiliary_loss(
         loss.backward()
 
     Args:
-        model: any module with such layers in it.
-        routing: what :func:`rbm.record_routing` yielded for the model; by default the record that is being written.
-            Layers that were not called have no loss. Rows of several calls count as one batch.
-        commitment_weight: of :func:`commitment_loss`.
-        self_similarity_weight: of :func:`self_similarity_loss`. It has a gradient where ``layer.memory`` requires one:
-            call ``layer.memory.requires_grad_()`` and give it to the optimiser, as students do.
-        load_balance_weight: of :func:`load_balance_loss`. It is not a sum over rows: micro-batches are balanced each
-            for itself.
+        model: any module that contains such layers.
+        routing: what :func:`rbm.record_routing` yielded for the model; by default the active record. Layers that were
+            not called have no loss. The rows of several calls count as one batch.
+        commitment_weight: weight of :func:`commitment_loss`.
+        self_similarity_weight: weight of :func:`self_similarity_loss`. This loss has a gradient only if
+            ``layer.memory`` requires one: call ``layer.memory.requires_grad_()`` and pass the memory to the optimiser,
+            as the training of students does.
+        load_balance_weight: weight of :func:`load_balance_loss`. This loss is not a sum over rows: each micro-batch is
+            balanced separately.
 
     Returns:
-        A scalar. The default weights are those of the configuration's section ``rbm``.
+        A scalar. The default weights are those of the section ``rbm`` of the configuration.
 
     Raises:
-        ValueError: the model has no such layer, or its routing is not recorded, or was not called yet.
+        ValueError: the model has no such layer, its routing is not recorded, or it has not been called yet.
     """
     record, mine = open_record(model) if routing is None else routing, {*routed_layers(model).values()}
     layers = {name: layer for name, layer in record.layers.items() if layer in mine and name in record}

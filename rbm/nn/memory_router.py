@@ -1,7 +1,7 @@
-"""Routing by memory: the base of every layer that sends rows to the experts whose memory vectors are closest.
+"""Routing by memory: the base class of layers that send each row to the experts with the closest memory vectors.
 
-:class:`MemoryRouter` holds the memory vectors, routes rows by them, lets them follow the rows, and counts what each
-expert received. A layer derives from it and adds its experts.
+:class:`MemoryRouter` stores the memory vectors, routes rows by them, updates them from the rows, and counts the rows
+that each expert received. A layer derives from it and adds its experts.
 """
 
 import math
@@ -29,7 +29,7 @@ from rbm_kernels import memory_update_
 
 
 class Routing(NamedTuple):
-    """Where a layer sent its rows: each ``[..., k]``. Gates and cosines carry gradients to the layer's input."""
+    """Gates, experts and cosines of a layer's rows, each ``[..., k]``. Gates and cosines pass gradients to the rows."""
 
     gates: Tensor
     experts: Tensor
@@ -37,34 +37,33 @@ class Routing(NamedTuple):
 
 
 class MemoryRouter(nn.Module):
-    """Memory vectors ``[E, in_features]``, the routing by them (paper, Eq. 3), and how they follow the rows (Eq. 4).
+    """Base class with memory vectors ``[E, in_features]``, routing by them (paper, Eq. 3) and their update (Eq. 4).
 
     Args:
         in_features: size of a row.
         out_features: size of an output row.
         num_experts: ``E``.
         top_k: experts a row uses, at most ``num_experts``.
-        dropout: probability in [0, 1), of what a layer applies it to.
+        dropout: probability in [0, 1); the derived layer applies it.
         decay: share of the old memory in each update, in [0, 1]. The attribute may be changed during training.
         gate_temperature: divides the cosines before the softmax.
-        detach_gates: let no gradient of the output reach the row through the gates.
-        normalize_memory: give the old memory unit length before averaging.
-        normalize_memory_input: average rows of unit length.
+        detach_gates: stop gradients of the output from reaching the row through the gates.
+        normalize_memory: normalise the old memory to unit length before averaging.
+        normalize_memory_input: normalise rows to unit length before averaging.
         device: of the memory.
-        dtype: of the layer's parameters. The memory is float64 for float64 and float32 for every other one, because a
-            bfloat16 average with a decay near one stops moving.
+        dtype: of the layer's parameters. The memory is float64 for float64 and float32 for every other dtype, because
+            a bfloat16 average with a decay near one stops moving.
 
     Attributes:
         memory: buffer ``[E, in_features]``.
-        track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
+        track_memory: whether training forwards move the memory; set it to False for passes that should not.
         track_usage: whether forwards count in ``usage``, in training and in eval mode; off by default.
-        usage: int64 ``[E]``, how many rows each expert has received since :meth:`reset_usage`, in this process. Not a
-            part of the ``state_dict``. DDP copies the counts of its first rank to all, as it does with every buffer.
+        usage: int64 ``[E]``, how many rows each expert has received since :meth:`reset_usage`, in this process. It is
+            not part of the ``state_dict``. DDP copies the counts of the first rank to all ranks, like every buffer.
 
     Raises:
-        ValueError: ``top_k > num_experts``, a number out of its range, or a device that is not there.
-        TypeError: an argument of another kind, such as 3.0 for a whole number, or a ``dtype`` that is not
-            floating-point.
+        ValueError: ``top_k > num_experts``, a number is out of range, or the device is not available.
+        TypeError: an argument has the wrong type, such as 3.0 for an integer, or ``dtype`` is not floating-point.
     """
 
     track_memory: bool = True
@@ -107,25 +106,25 @@ class MemoryRouter(nn.Module):
         memory_dtype = torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
         memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
         self.register_buffer("memory", memory)
-        # Statistics of training forwards by which the memory has not moved yet. A total of zero means none.
+        # Statistics of training forwards that are not yet applied to the memory. A total of zero means none.
         self.register_buffer("pending_sum", torch.zeros_like(memory), persistent=False)
         self.register_buffer("pending_total", torch.zeros_like(memory[:, 0]), persistent=False)
         self.register_buffer("usage", torch.zeros_like(memory[:, 0], dtype=torch.int64), persistent=False)
         self.register_state_dict_pre_hook(_follow_before_saving)
 
     def expert_parameters(self) -> list[nn.Parameter]:
-        """The parameters that hold one slice for each expert, ``[E, ...]``."""
+        """The parameters with one slice per expert, ``[E, ...]``."""
         raise NotImplementedError
 
     def route(self, h: Features) -> Routing:
-        """Where the rows ``[..., in_features]`` would go now. Nothing is recorded or counted."""
+        """Route the rows ``[..., in_features]`` by the present memory, without recording or counting them."""
         h = as_rows(h)
         gates, experts, cosines = self._nearest(self._rows(h))
         return self._shaped(Routing(gates, experts, cosines), h)
 
     @torch.no_grad()
     def update_memory(self) -> None:
-        """Let the memory follow what the last training forward recorded (Eq. 4); without a record it stays."""
+        """Apply the statistics that the last training forward recorded to the memory (Eq. 4), if there are any."""
         self._follow(self.pending_total)
         self.pending_total.zero_()
         if self._accumulates:
@@ -136,12 +135,12 @@ class MemoryRouter(nn.Module):
 
     @contextmanager
     def accumulate_memory(self) -> Iterator[None]:
-        """Inside, all training forwards together are one batch to the memory, as accumulated gradients are one step.
+        """Treat all training forwards inside the block as one batch, for use with gradient accumulation.
 
-        The memory stays while the block lasts, so that each micro-batch is routed as the whole batch would be. What the
-        forwards record is added up: both sums of the batch softmax (Eq. 4) run over the rows of all micro-batches, and
-        the result is that of one forward over all rows. It is applied as any record is, at the next training forward.
-        ``eval()``, ``state_dict()`` and :meth:`update_memory` inside the block end the batch there.
+        The memory does not move inside the block, so each micro-batch is routed as the whole batch would be. The
+        recorded statistics are added up: both sums of the batch softmax (Eq. 4) run over the rows of all micro-batches,
+        which gives the result of one forward over all rows. It is applied at the next training forward, as usual.
+        ``eval()``, ``state_dict()`` and :meth:`update_memory` inside the block end the batch at that point.
         """
         if self._accumulates:
             yield
@@ -159,20 +158,20 @@ class MemoryRouter(nn.Module):
         self.usage.zero_()
 
     def train(self, mode: bool = True) -> "MemoryRouter":
-        """As :meth:`torch.nn.Module.train`; leaving training lets the memory follow what was recorded."""
+        """Like :meth:`torch.nn.Module.train`; leaving training mode applies the recorded statistics to the memory."""
         if self.training and not mode:
             self.update_memory()
         return super().train(mode)
 
     def _reset_memory(self) -> None:
-        """Draw memory vectors of unit length and random direction; forget what was recorded and counted."""
+        """Draw memory vectors of unit length and random direction; clear the recorded statistics and the counts."""
         with torch.no_grad():
             self.memory.copy_(F.normalize(torch.randn_like(self.memory), dim=-1))
             for buffer in (self.pending_sum, self.pending_total, self.usage):
                 buffer.zero_()
 
     def _rows(self, h: Rows) -> Rows:
-        """Rows ``[B, in_features]`` of what a forward was given; ValueError or TypeError where it does not fit."""
+        """The input of a forward as rows ``[B, in_features]``; ValueError or TypeError if it does not fit."""
         if len(h.shape) == 0 or h.shape[-1] != self.in_features:
             raise ValueError(
                 f"input has shape {list(h.shape)}, expected [..., {self.in_features}] (in_features of the layer)"
@@ -187,14 +186,14 @@ class MemoryRouter(nn.Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """That of the parameters."""
+        """Dtype of the parameters."""
         raise NotImplementedError
 
     def _nearest(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         return cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
 
     def _route(self, rows: Rows) -> Routing:
-        """Route the rows ``[B, in_features]`` of a forward: record in training, count where that is asked for."""
+        """Route the rows ``[B, in_features]`` of a forward: record them in training, count them with track_usage."""
         recomputing = is_recomputing()
         records = self.training and self.track_memory and not recomputing
         first = first_forward(self.memory) if records or self.track_usage else None
@@ -203,7 +202,7 @@ class MemoryRouter(nn.Module):
             if first is None and not self._accumulates:
                 self.update_memory()
             elif not self._accumulates:
-                # What is recorded stays until the new record takes its place: a repeated forward records nothing.
+                # The record stays until a new one replaces it, because a repeated forward records nothing.
                 with torch.no_grad():
                     self._follow(torch.where(first, self.pending_total, 0))
         routing = Routing(*self._nearest(rows))
@@ -214,20 +213,20 @@ class MemoryRouter(nn.Module):
         return routing
 
     def _forward(self, h: Rows, return_routing: bool) -> Tensor | tuple[Tensor, Routing]:
-        """Route the rows ``[..., in_features]``, let :meth:`_combine` compute, and give back the leading dimensions."""
+        """Route the rows ``[..., in_features]``, call :meth:`_combine`, and restore the leading dimensions."""
         rows = self._rows(h)
         routing = self._route(rows)
         y = self._combine(rows, routing.gates.detach() if self.detach_gates else routing.gates, routing.experts)
-        if len(h.shape) != 2:  # FSDP2 warns of views
+        if len(h.shape) != 2:  # FSDP2 warns about views
             y = y.reshape(*h.shape[:-1], self.out_features)
         return (y, self._shaped(routing, h)) if return_routing else y
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
-        """What the experts make of rows ``[B, in_features]`` with gates ``[B, k]``: ``[B, out_features]``."""
+        """Output ``[B, out_features]`` of the experts for rows ``[B, in_features]`` with gates ``[B, k]``."""
         raise NotImplementedError
 
     def _shaped(self, routing: Routing, h: Rows) -> Routing:
-        """A routing of rows ``[B, k]`` in the leading dimensions of ``h``."""
+        """A routing ``[B, k]`` with the leading dimensions of ``h``."""
         return Routing(*(part.reshape(*h.shape[:-1], self.top_k) for part in routing))
 
     @torch.no_grad()
@@ -249,12 +248,12 @@ class MemoryRouter(nn.Module):
             return
         _refuse_transformations("the experts' rows are counted", "track_usage = False on the layer")
         experts = experts.flatten()
-        # The host does not wait, as it would for bincount, and no tensor of E numbers a row is written.
+        # Unlike bincount, this does not synchronise with the host; unlike one-hot, it needs no tensor [B, E].
         each = torch.ones_like(experts, dtype=torch.int64)
         self.usage.index_add_(0, experts, each if first is None else each * first)
 
     def __getstate__(self) -> dict:
-        # A copy made inside accumulate_memory() would never leave it.
+        # A copy made inside accumulate_memory() would stay in this state for ever.
         return {**self.__dict__, "_accumulates": False}
 
     def _apply(self, fn, recurse: bool = True) -> "MemoryRouter":
@@ -267,26 +266,26 @@ class MemoryRouter(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        # What was recorded belongs to the memory that has just been replaced. Where it may stay, it stays the same
-        # tensor: one made under torch.inference_mode() could not be written to in training.
+        # The recorded statistics belong to the memory that has just been replaced. Clear them in place if possible: a
+        # new tensor made under torch.inference_mode() could not be written to in training.
         if (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):
             self.pending_sum.zero_()
             self.pending_total.zero_()
         else:
             self.pending_sum = torch.zeros_like(self.memory)
             self.pending_total = torch.zeros_like(self.memory[:, 0])
-        if self.usage.device != self.memory.device:  # as on the meta device, whose memory was assigned
+        if self.usage.device != self.memory.device:  # for example when memory was assigned to a layer on "meta"
             self.usage = torch.zeros_like(self.memory[:, 0], dtype=torch.int64)
 
 
 def routed_layers(model: nn.Module) -> dict[str, MemoryRouter]:
-    """The layers of a model that route by memory, each once, by the name that ``named_modules`` gives them.
+    """The layers of a model that route by memory, each once, by their name in ``named_modules``.
 
-    Names are those of the model before ``torch.compile``.
+    The names are those before ``torch.compile``.
 
     Raises:
-        TypeError: no module.
-        ValueError: there is none.
+        TypeError: ``model`` is not a module.
+        ValueError: the model has no such layer.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
@@ -305,7 +304,7 @@ def routed_layers(model: nn.Module) -> dict[str, MemoryRouter]:
 
 @contextmanager
 def accumulate_memory(model: nn.Module) -> Iterator[None]:
-    """:meth:`MemoryRouter.accumulate_memory` of every layer of a model that routes by memory.
+    """Apply :meth:`MemoryRouter.accumulate_memory` to every layer of a model that routes by memory.
 
     ::
 
@@ -333,7 +332,7 @@ def draw_experts(weight: Tensor, bias: Tensor | None) -> None:
 
 
 def autocast_dtype(rows: Tensor, parameters: torch.dtype) -> torch.dtype | None:
-    """The precision that autocast wants on the device of ``rows``; None where it is off, and for float64."""
+    """The dtype that autocast selects on the device of ``rows``; None if autocast is off, and for float64."""
     if not torch._C._is_any_autocast_enabled() or torch.float64 in (rows.dtype, parameters):
         return None
     device = rows.device.type

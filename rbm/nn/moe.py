@@ -1,10 +1,10 @@
-r"""The vanilla sparse mixture of experts, whose router is learned by gradient instead of following the rows.
+r"""The vanilla sparse mixture of experts. Its router is learned by gradient descent instead of following the rows.
 
-A row's address is ``z = n(W h + b)``, an expert's a column ``u_i`` of a learned matrix, and the row goes to the
-``top_k`` experts with the largest ``t cos(z, u_i)``; ``t`` is learned. In training, noise on these explores. Importance
-and load of the experts are balanced (Shazeer et al., Outrageously Large Neural Networks, ICLR 2017); the router is that
-of Chi et al., On the Representation Collapse of Sparse Mixture of Experts, NeurIPS 2022. The experts run on the kernels
-that RbM's run on, so that times compare routers.
+The address of a row is ``z = n(W h + b)``, that of an expert is a column ``u_i`` of a learned matrix. A row goes to the
+``top_k`` experts with the largest ``t cos(z, u_i)``; ``t`` is learned. In training, noise is added to these logits.
+Importance and load of the experts are balanced (Shazeer et al., Outrageously Large Neural Networks, ICLR 2017). The
+router is that of Chi et al., On the Representation Collapse of Sparse Mixture of Experts, NeurIPS 2022. The experts run
+on the same kernels as those of RbM, so that timings compare the routers.
 """
 
 import itertools
@@ -34,12 +34,12 @@ class MoELayer(nn.Module):
         num_experts: ``E``.
         top_k: experts a row uses.
         router_features: size of a row's address ``z``.
-        dropout: on the experts' input.
-        gates_over: ``selected``, the gates of a row are a softmax over its experts; ``all``, they are the shares that
-            these have in a softmax over all experts, and do not sum to one.
+        dropout: probability of zeroing a feature of the experts' input.
+        gates_over: with ``selected``, the gates of a row are a softmax over its experts; with ``all``, they are the
+            values of these experts in a softmax over all experts, which do not sum to one.
         noise: standard deviation of the noise on the router's logits in training, times the number of experts.
-        pretrain: what :meth:`expert_forward` does: ``first`` sends all rows to the first expert, ``proportional`` the
-            first ``1 / E`` of them to the first, and so on.
+        pretrain: routing of :meth:`expert_forward`: ``first`` sends all rows to the first expert; ``proportional``
+            sends the first ``1 / E`` of the rows to the first expert, and so on.
 
     Attributes:
         weight, bias: of the experts, ``[E, out_features, in_features]`` and ``[E, out_features]``.
@@ -48,8 +48,8 @@ class MoELayer(nn.Module):
         log_temperature, log_scale: scalars, the logarithms of ``t`` and of the output's scale.
 
     Raises:
-        ValueError: more experts a row than there are, a number out of its range, or an unknown name.
-        TypeError: an argument of another kind, such as 3.0 for a whole number.
+        ValueError: ``top_k > num_experts``, a number is out of range, or a name is unknown.
+        TypeError: an argument has the wrong type, such as 3.0 for an integer.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class MoELayer(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(2.0)))
 
     def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
-        """The rows' mixtures; with ``return_routing`` also where rows went: gates, experts and cosines, ``[B, k]``."""
+        """Map rows to outputs; with ``return_routing`` also return gates, experts and cosines, ``[B, k]``."""
         rows = as_rows(h)
         cosines = F.normalize(self.router(rows), dim=-1) @ F.normalize(self.addresses, dim=0)
         logits = input_scale(None, self.log_temperature) * cosines
@@ -99,7 +99,7 @@ class MoELayer(nn.Module):
         return (y, Routing(gates, experts.int(), cosines.gather(-1, experts))) if return_routing else y
 
     def expert_forward(self, h: Features) -> Tensor:
-        """Without a router, as in pretraining."""
+        """Forward without the router, for pretraining."""
         rows = dropout(as_rows(h), self.dropout, self.training)
         if self.pretrain == "first":
             return linear(rows, self.weight[0], self.bias[0])
@@ -111,7 +111,7 @@ class MoELayer(nn.Module):
         return torch.cat(parts)
 
     def network_layer(self) -> NetworkLayer:
-        """Its answer as :func:`rbm_kernels.packed_network` takes it."""
+        """The layer in the form that :func:`rbm_kernels.packed_network` takes."""
         return NetworkLayer(
             *fold(self.weight, self.bias, None, self.log_scale),
             self.out_features,
@@ -125,7 +125,7 @@ class MoELayer(nn.Module):
 
     @torch.no_grad()
     def clone_expert(self, expert: int = 0) -> None:
-        """Give every expert the weight and bias of one."""
+        """Copy the weight and bias of one expert to all experts."""
         for parameter in (self.weight, self.bias):
             parameter.copy_(parameter[expert].clone().expand_as(parameter))
 

@@ -1,5 +1,5 @@
-"""Students of methods published since 2024, and of alternatives to distillation. Their interface is that of
-:mod:`rbm.nn.students`; boosted trees stand in :mod:`rbm.nn.trees`.
+"""Students of methods published since 2024, and of alternatives to distillation, with the interface of
+:mod:`rbm.nn.students`. Boosted trees are in :mod:`rbm.nn.trees`.
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from rbm.utils.arguments import check_choice, check_probability, check_sizes
 
 
 class SIGNStudent(MLPStudent):
-    """An MLP on features and stored hops: see :mod:`rbm.datasets.encodings.hops`. Arguments as :class:`MLPStudent`."""
+    """An MLP on features and stored hops (:mod:`rbm.datasets.encodings.hops`). Arguments as in :class:`MLPStudent`."""
 
     beside = "stored means of its neighbours' features, hop by hop"
 
 
 class TINEDStudent(MLPStudent):
-    """The operations of a GNN as layers: see :mod:`rbm.distillation.methods.tined`. Forward as :class:`MLPStudent`.
+    """An MLP with one layer per operation of a GNN: see :mod:`rbm.distillation.methods.tined`.
 
     Args:
         in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
-        num_layers: of the GNN.
+        num_layers: number of layers of the GNN.
         propagation: where the GNN propagates: after or before each linear map (``layers``), at the ``end``, or
-            nowhere (``none``).
-        features: width of the GNN's input; the columns behind it are encodings.
-        norm, dropout: after every layer but the last.
+            not at all (``none``).
+        features: width of the GNN's input; the columns after it are encodings.
+        norm, dropout: after every layer except the last.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class TINEDStudent(MLPStudent):
     def plan(
         features: int, hidden_channels: int, out_channels: int, num_layers: int, propagation: str
     ) -> tuple[list[str], list[tuple[int, int]]]:
-        """``transform`` or ``propagate``, and ``(in, out)``, of every layer: the wider side is transformed first."""
+        """Kinds (``transform`` or ``propagate``) and ``(in, out)`` of all layers.
+
+        With ``layers``, propagation is on the narrower side of each linear map.
+        """
         kinds, sizes = [], []
         for taken, given in layer_sizes(features, hidden_channels, out_channels, num_layers):
             steps = [("transform", (taken, given))]
@@ -76,12 +79,12 @@ class TINEDStudent(MLPStudent):
         return kinds, sizes
 
     def transformations(self) -> list[nn.Module]:
-        """The layers that take a teacher's weights, in order."""
+        """The layers that receive the teacher's weights, in order."""
         return [layer for kind, layer in zip(self.kinds, self.layers, strict=True) if kind == "transform"]
 
     @torch.no_grad()
     def inject(self, weights: list[tuple[Tensor, Tensor]], *, identity: bool) -> None:
-        """Copy weight ``[out, in]`` and bias of each transformation; propagations become the identity on request."""
+        """Copy weight ``[out, in]`` and bias of each transformation, and optionally make propagations the identity."""
         for layer, (weight, bias) in zip(self.transformations(), weights, strict=True):
             layer.weight[:, : weight.shape[1]] = weight
             layer.bias.copy_(bias)
@@ -100,7 +103,7 @@ class TINEDStudent(MLPStudent):
 
 
 class PReLU(nn.PReLU):
-    """PReLU with one slope. On a CPU PyTorch takes many times as long for its derivative as this does."""
+    """PReLU with one slope, whose derivative is many times as fast on a CPU as that of PyTorch."""
 
     def forward(self, x: Tensor) -> Tensor:
         plain = x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled()
@@ -122,13 +125,13 @@ class _PReLU(torch.autograd.Function):
 
 
 class NormalizedMLP(nn.Module):
-    """Linear maps, each followed by a norm and, but for the last, PReLU and dropout; the output has length one.
+    """Linear maps, each followed by a norm and, except for the last, PReLU and dropout; the output has unit length.
 
     Args:
         sizes: ``(in, out)`` of every layer.
         norm: ``none``, ``batch`` or ``layer``.
         dropout: after every activation.
-        residual: add the input of every layer but the first to its output.
+        residual: add the input of every layer except the first to its output.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class NormalizedMLP(nn.Module):
         self.activation, self.dropout, self.residual = PReLU(), dropout, residual
 
     def before_last(self, x: Rows) -> Rows:
-        """What the last linear map is given."""
+        """Input of the last linear map."""
         for i, (layer, norm) in enumerate(zip(self.layers[:-1], self.norms, strict=False)):
             before, x = x, dropout(self.activation(norm(layer(x))), self.dropout, self.training)
             if self.residual and i > 0:
@@ -157,11 +160,11 @@ class NormalizedMLP(nn.Module):
 
 
 class SimMLPStudent(HubMixin, nn.Module):
-    """An MLP that was aligned with its neighbourhoods, and a linear head: see :mod:`rbm.distillation.methods.simmlp`.
+    """An MLP aligned with neighbourhoods, and a linear head: see :mod:`rbm.distillation.methods.simmlp`.
 
     Args:
         in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
-        num_layers: of the MLP, before the head; all of them are ``hidden_channels`` wide.
+        num_layers: layers of the MLP before the head, each of width ``hidden_channels``.
         norm, dropout: as in :class:`NormalizedMLP`.
     """
 
@@ -184,7 +187,7 @@ class SimMLPStudent(HubMixin, nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """Those of the MLP."""
+        """The layers of the MLP."""
         return self.encoder.layers
 
     def forward(self, x: Features) -> Tensor:

@@ -1,9 +1,9 @@
-"""Students that answer by one operator on a CPU, :func:`rbm_kernels.packed_network`, instead of one for each layer.
+"""Students that run as one operator on a CPU, :func:`rbm_kernels.packed_network`, instead of one operator per layer.
 
-The weights of all layers are packed at the first answer and kept until one of them changes. An answer is that of the
-layers one by one, which also serve where this does not: while gradients are enabled, in training, for sparse rows and
-for other precisions, under autocast and ``torch.func``, in compiled and exported programs, where a layer has hooks or
-counts its rows, for layers of other classes, and in a package without compiled libraries.
+The weights of all layers are packed at the first call and kept until one of them changes. The result equals that of the
+separate layers, which are used in all other cases: while gradients are enabled, in training, for sparse rows and other
+precisions, under autocast and ``torch.func``, in compiled and exported programs, if a layer has hooks or counts its
+rows, for layers of other classes, and if the package has no compiled libraries.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from torch.nn.modules import module as global_hooks
 from rbm.nn import folded_weights as folding
 from rbm_kernels import NetworkLayer, pack_network, packed_network
 
-# What a layer can be set to between two answers. Its sizes cannot.
+# Attributes of a layer that may change between two calls. Sizes do not change.
 _SETTINGS = ("training", "top_k", "gate_temperature", "track_usage", "gates_over", "eps", "forward")
 
 
 class Packed(NamedTuple):
-    """A packed network, and the versions and settings of the layers that it was made of."""
+    """A packed network, and the versions and settings of the layers that it was packed from."""
 
-    network: Tensor | None  # None where the layers answer one by one
+    network: Tensor | None  # None if the layers run separately
     in_features: int
     out_features: int
     steps: int
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     hooks: tuple[dict, ...]
 
     def is_of_today(self) -> bool:
-        """Whether nothing has changed since. Every answer asks: 3 µs for a student of two layers."""
+        """Whether nothing has changed since packing. This runs at each call: 3 µs for a student with two layers."""
         if folding.steps() != self.steps or any(self.hooks):
             return False
         for children, name, child in self.children:
@@ -48,12 +48,12 @@ class Packed(NamedTuple):
 
 
 class PackedMixin:
-    """Of a student with ``layers`` and ``norms``, ReLU after each norm, and a plain last layer."""
+    """Mixin for a student with ``layers`` and ``norms``, ReLU after each norm, and a last layer without either."""
 
     _packed: Packed | None = None
 
     def _answer_at_once(self, x: Any) -> Tensor | None:
-        """Logits ``[B, C]`` of rows ``[B, F]``; None where the layers have to answer one by one."""
+        """Logits ``[B, C]`` of rows ``[B, F]``; None if the layers must run separately."""
         if torch.compiler.is_compiling() or not _is_served_row(x):
             return None
         packed = self._packed
@@ -66,7 +66,7 @@ class PackedMixin:
         return packed_network(x, packed.network, packed.out_features)
 
     def train(self, mode: bool = True) -> "PackedMixin":
-        """As :meth:`torch.nn.Module.train`. What was packed is forgotten."""
+        """Like :meth:`torch.nn.Module.train`; the packed network is dropped."""
         self._packed = None
         return super().train(mode)
 
@@ -75,12 +75,12 @@ class PackedMixin:
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict:
-        # A copy has parameters of its own, whose versions begin anew and say nothing of the original's.
+        # A copy has its own parameters: their version counters start again and cannot be compared with the original's.
         return {**self.__dict__, "_packed": None}
 
 
 def _is_served_row(x: Any) -> bool:
-    """Whether these are dense rows of float32 on a CPU, outside of autocast and transformations."""
+    """Whether ``x`` is dense float32 rows on a CPU, outside of autocast and transformations."""
     return (
         type(x) is Tensor
         and x.is_cpu
@@ -107,7 +107,7 @@ def _hooks(student: nn.Module) -> tuple[dict, ...]:
 
 @torch.no_grad()
 def _pack(student: nn.Module) -> Packed:
-    # Versions before numbers: where another thread writes meanwhile, what is kept is known to be old.
+    # Read versions before values: if another thread writes in between, the packed copy is recognised as outdated.
     steps, watched, tensors = folding.steps(), True, []
     parts = _parts(student)
     children = [(parent._modules, name, child) for parent in parts for name, child in parent._modules.items()]
@@ -123,9 +123,9 @@ def _pack(student: nn.Module) -> Packed:
                 if not folding.is_watched(tensor):
                     watched = False
                     continue
-                # The alias keeps the memory: no other tensor can come to stand at its address.
+                # The alias keeps the memory alive, so that no other tensor can get the same address.
                 tensors.append((owned, name, tensor, tensor._version, tensor.data_ptr(), tensor.detach()))
-    # The eager reference takes longer than the layers do.
+    # The eager reference of the operator is slower than the layers.
     is_compiled = torch._C._dispatch_has_kernel_for_dispatch_key("rbm::packed_network", "CPU")
     layers = _network_layers(student) if watched and is_compiled else None
     return Packed(
@@ -141,12 +141,12 @@ def _pack(student: nn.Module) -> Packed:
 
 
 def _network_layers(student: nn.Module) -> list[NetworkLayer] | None:
-    """What the operator is to compute; None where it cannot."""
+    """Arguments of the operator; None if it cannot compute this student."""
     layers, norms, found = [*student.layers], [*student.norms], []
     if len(norms) != len(layers) - 1:
         return None
     for i, layer in enumerate(layers):
-        # The class's own method: a class derived from it may have another forward.
+        # Only the class's own method counts, because a derived class may have another forward.
         described = type(layer).__dict__.get("network_layer")
         if described is None or "forward" in layer.__dict__ or layer.training:
             return None

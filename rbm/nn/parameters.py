@@ -1,4 +1,4 @@
-"""The parameters of a model: how many there are, and which of them an optimiser lets decay."""
+"""The parameters of a model: their number, and groups for weight decay."""
 
 import math
 from typing import Any
@@ -10,10 +10,10 @@ from rbm.utils.arguments import check_number
 
 
 def count_parameters(student: nn.Module) -> tuple[int, int]:
-    """Numbers that a student holds and that the prediction of one node uses: ``(total, active)``.
+    """Number of parameters of a student, and of those that the prediction of one node uses: ``(total, active)``.
 
-    The memory vectors, which a router compares every row with, count in both. Of the weights, biases and attentions of
-    a layer's ``num_experts`` experts ``top_k`` are active.
+    Memory vectors count in both, because a router compares every row with all of them. Of the weights, biases and
+    attentions of a layer's ``num_experts`` experts, those of ``top_k`` experts are active.
     """
     total = sum(parameter.numel() for parameter in student.parameters())
     idle = 0
@@ -30,11 +30,11 @@ def count_parameters(student: nn.Module) -> tuple[int, int]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters in two groups for an optimiser: what decays, and what does not.
+    """Parameters in two groups for an optimiser: with and without weight decay.
 
-    ``log_scale`` and ``attention`` are logarithms of factors, so that decay pulls these factors to one whatever the
-    loss says; biases and the scales of norms are spared by common practice. In layers of experts all of these have a
-    dimension more than elsewhere, so the usual rule, to spare what has one dimension, does not find them. ::
+    ``log_scale`` and ``attention`` are logarithms of factors, which weight decay would pull towards one; biases and the
+    scales of norms are excluded by common practice. The usual rule, to exclude parameters with one dimension, does not
+    find these in layers of experts, where they have one more dimension. ::
 
         optimizer = torch.optim.AdamW(rbm.parameter_groups(model, weight_decay=0.01), lr=1e-3)
 
@@ -47,8 +47,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         everything else. Every parameter that requires a gradient is in one of them, once.
 
     Raises:
-        TypeError: ``weight_decay`` is no number.
-        ValueError: it is negative, infinite or NaN.
+        TypeError: ``weight_decay`` is not a number.
+        ValueError: ``weight_decay`` is negative, infinite or NaN.
     """
     check_number("weight_decay", weight_decay, lambda decay: 0.0 <= decay < math.inf, "at least 0, not infinite")
     spared = set()

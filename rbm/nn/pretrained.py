@@ -1,8 +1,8 @@
-"""Students on the Hugging Face Hub or in a folder of the same layout: the base class of all students.
+"""The base class of all students, which saves them to the Hugging Face Hub, or to a folder with the same layout.
 
 Such a folder holds ``config.json`` (class and arguments), ``model.safetensors``, and ``README.md``, the model card.
-Loading from a folder needs nothing more than this package; the card and the Hub need ``huggingface_hub``
-(``pip install 'rbm-kernels[hub]'``), which is imported when it is first asked for.
+Loading from a folder needs only this package. The card and the Hub need ``huggingface_hub``
+(``pip install 'rbm-kernels[hub]'``), which is imported on first use.
 """
 
 import inspect
@@ -25,16 +25,16 @@ _PLAIN = (int, float, str, bool, type(None))
 
 
 class HubMixin:
-    """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` for a module that plain arguments rebuild.
+    """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` for a module that can be rebuilt from plain values.
 
-    A class that inherits from it can be named by a run folder or by ``config.json``: see
+    Subclasses are registered under their name, so that a run folder or ``config.json`` can refer to them: see
     :data:`rbm.nn.saved_student.STUDENTS`.
 
     Attributes:
-        layer_type: class of the layers that take further arguments of the student, or None.
-        encodings: how many columns of a row, the last ones, are encodings of the node's place in the graph; 0 where a
-            row is features alone, or nothing is known of it.
-        beside: what these columns are, in words.
+        layer_type: class of the layers that receive the student's further keyword arguments, or None.
+        encodings: how many columns at the end of a row are encodings of the node's place in the graph; 0 if a row has
+            only features, or if this is unknown.
+        beside: a description of these columns.
     """
 
     layer_type: type | None = None
@@ -46,21 +46,21 @@ class HubMixin:
         STUDENTS[cls.__name__] = cls
 
     def __new__(cls, *args, **kwargs):
-        """Remember the arguments, from which the module is rebuilt for its weights."""
+        """Store the arguments, so that the module can be rebuilt before its weights are loaded."""
         module = super().__new__(cls)
         given = inspect.signature(cls.__init__).bind_partial(module, *args, **kwargs)
         named = dict(list(given.arguments.items())[1:])
         for parameter in given.signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 named |= named.pop(parameter.name, {})
-        # NumPy's numbers, such as y.max() + 1, are Python's in a file.
+        # NumPy scalars, such as y.max() + 1, are saved as Python numbers.
         named = {name: value.item() if isinstance(value, np.generic) else value for name, value in named.items()}
         module.__dict__["_arguments"] = named if all(isinstance(v, _PLAIN) for v in named.values()) else None
         return module
 
     @property
     def row(self) -> str:
-        """What a row of the student's input holds, in words."""
+        """Description of a row of the student's input."""
         features = f"{self.in_channels - self.encodings} features"
         if not self.encodings:
             return features
@@ -68,10 +68,10 @@ class HubMixin:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those that rebuild the module for its weights.
+        """The arguments from which the module is rebuilt.
 
         Raises:
-            TypeError: they hold modules or tensors, which no file of plain values can.
+            TypeError: they contain modules or tensors, which cannot be saved as plain values.
         """
         if self._arguments is None:
             raise TypeError(
@@ -85,8 +85,8 @@ class HubMixin:
         """A student with the settings of a section of the configuration, such as ``config.rbm``.
 
         Args:
-            section: a dataclass; its fields that are arguments of the student, its bases or its layers are taken.
-            further: what the section does not say, ``in_channels`` and ``out_channels``; or what shall differ from it.
+            section: a dataclass; the fields that are arguments of the student, its base classes or its layers are used.
+            further: arguments that the section lacks, ``in_channels`` and ``out_channels``, or that override it.
         """
         makers = [*cls.__mro__, *([] if cls.layer_type is None else [cls.layer_type])]
         known = {name for maker in makers for name in inspect.signature(maker.__init__).parameters}
@@ -97,15 +97,15 @@ class HubMixin:
         """Write ``config.json``, ``model.safetensors`` and a model card into a folder.
 
         Args:
-            folder: made where it is missing. A card that is there is kept where no ``run`` gives figures for a new one.
-            run: run folder that the student comes from; the card gets its figures. The name of a graph's file is kept,
-                its folder is not.
+            folder: created if it does not exist. Without ``run``, an existing card is kept.
+            run: run folder that the student comes from; the card shows its figures. If the graph was read from a file,
+                the card names the file without its folder.
 
         Raises:
             ModuleNotFoundError: huggingface_hub is not installed.
-            FileNotFoundError: ``run`` holds no finished run.
-            ValueError: none of the students of ``run`` has these weights.
-            TypeError: the student was made from arguments that no file can hold.
+            FileNotFoundError: ``run`` is not a finished run.
+            ValueError: no student of ``run`` has these weights.
+            TypeError: the student was made from arguments that cannot be saved.
         """
         _huggingface_hub()
         self._save(Path(folder), str(folder), run)
@@ -120,18 +120,18 @@ class HubMixin:
         revision: str | None = None,
         commit_message: str = "Upload student",
     ) -> str:
-        """Upload what :meth:`save_pretrained` writes, as one commit, and return the commit's address.
+        """Upload the files of :meth:`save_pretrained` as one commit and return its URL.
 
         Args:
-            repo_id: ``OWNER/NAME``; made where it is missing.
-            run: see :meth:`save_pretrained`. Without one a card that the Hub has stays.
+            repo_id: ``OWNER/NAME``; created if it does not exist.
+            run: see :meth:`save_pretrained`. Without it, a card on the Hub is kept.
             private: visibility of a new repository.
             token: of the Hub; by default the one that ``hf auth login`` stored.
             revision: branch to commit to.
             commit_message: title of the commit.
 
         Raises:
-            ModuleNotFoundError, FileNotFoundError, ValueError, TypeError: as :meth:`save_pretrained`.
+            ModuleNotFoundError, FileNotFoundError, ValueError, TypeError: see :meth:`save_pretrained`.
         """
         hub = _huggingface_hub()
         with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +147,7 @@ class HubMixin:
 
     @classmethod
     def from_pretrained(cls, name: Path | str, **options) -> "HubMixin":
-        """A student of this class as :func:`load` gives it, which see; ValueError where it is of another."""
+        """Load a student of this class; ValueError if it has another class. See :func:`load` for the arguments."""
         return load(name, kind=cls, **options)
 
     def _save(self, folder: Path, place: str, run: Path | str | None) -> None:
@@ -170,20 +170,20 @@ def load(
     token: str | bool | None = None,
     cache_dir: Path | str | None = None,
 ) -> HubMixin:
-    """A student from a folder that ``save_pretrained`` wrote, from a run folder, or from the Hub; in eval mode, on the
-    CPU.
+    """Load a student from a folder written by ``save_pretrained``, from a run folder, or from the Hub. It is in eval
+    mode and on the CPU.
 
     Args:
-        name: the folder; or, where there is none of that name, ``OWNER/NAME`` on the Hub.
-        kind: the class that it shall have; by default the one that it says, of those of this package.
+        name: the folder; if there is no such folder, ``OWNER/NAME`` on the Hub.
+        kind: the expected class; by default, any registered class that the files name.
         revision: branch, tag or commit on the Hub.
         token: of the Hub; by default the one that ``hf auth login`` stored.
-        cache_dir: where downloads are kept.
+        cache_dir: folder for downloads.
 
     Raises:
-        ModuleNotFoundError: it would have to come from the Hub, and huggingface_hub is not installed.
-        FileNotFoundError: there is no such folder, and the Hub has no such names; or the folder lacks a file.
-        ValueError: it is no student of this class, or its files are corrupt.
+        ModuleNotFoundError: there is no such folder, and huggingface_hub, which the Hub needs, is not installed.
+        FileNotFoundError: there is no such folder and ``name`` cannot be a name on the Hub, or the folder lacks a file.
+        ValueError: the student has another class, or its files are corrupt.
     """
     if Path(name).is_dir():
         config, weights = find_student(Path(name))

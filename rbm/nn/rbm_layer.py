@@ -1,4 +1,4 @@
-"""The Routing-by-Memory layer: a sparse mixture of linear experts, routed by memory vectors that follow their rows."""
+"""The Routing-by-Memory layer: a sparse mixture of linear experts, routed by memory vectors that follow the rows."""
 
 import math
 
@@ -17,58 +17,58 @@ from rbm_kernels import NetworkLayer, cosine_topk, expert_matmul, routed_matmul,
 class FusedRbMLayer(MemoryRouter):
     r"""Routing-by-Memory layer (paper, Eqs. 3 to 5): a module from ``[..., in_features]`` to ``[..., out_features]``.
 
-    Every row goes to the ``top_k`` of ``num_experts`` linear experts whose memory vectors lie closest to it in cosine
-    similarity, and gets :math:`\exp(s) \sum_i G_i f_i(\exp(a_i) \odot h)`: ``G`` is the softmax over the selected
+    Each row goes to the ``top_k`` of ``num_experts`` linear experts whose memory vectors are closest to it in cosine
+    similarity. Its output is :math:`\exp(s) \sum_i G_i f_i(\exp(a_i) \odot h)`: ``G`` is the softmax over the selected
     cosines, ``s`` and ``a_i`` are learned.
 
-    The memory vectors follow the rows by a moving average, with no extra call, as BatchNorm's running statistics do. A
-    training forward only *records* what it saw; the memory moves at the next training forward, on ``eval()``, on
-    ``state_dict()`` or by :meth:`update_memory`. So a forward that activation checkpointing repeats during the backward
-    pass sees the same memory and counts once, compiled or not (for a layer that is called once between two backward
-    passes). In a distributed process group, whenever it began, the statistics are summed over the ranks when they are
-    recorded: all ranks must run the forward, be it with no rows, and all hold the same memory. DDP and FSDP2
-    (``fully_shard``) take it as any module.
+    The memory vectors follow the rows by a moving average, without an extra call, like the running statistics of
+    BatchNorm. A training forward only *records* its statistics; the memory moves at the next training forward, on
+    ``eval()``, on ``state_dict()`` or in :meth:`update_memory`. A forward that activation checkpointing repeats during
+    the backward pass therefore sees the same memory and counts once, compiled or not (for a layer that is called once
+    between two backward passes). In a distributed process group, even one initialised after the layer, the statistics
+    are summed over the ranks when they are recorded. All ranks must therefore run the forward, even without rows, and
+    all hold the same memory. The layer works with DDP and FSDP2 (``fully_shard``).
 
-    In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. The experts with
-    ``exp(a)`` and ``exp(s)`` folded in, on a CPU packed for its vectors as well, are then kept from call to call, a
-    second copy of the weights, until a parameter changes: by an optimizer's step, by any operation in place, by
-    loading, conversion or assignment, of its ``.data`` too. What is written *into* ``.data`` by other hands PyTorch
-    does not count: call ``eval()`` after it, which forgets the copy, as ``train()`` does. While compiling or exporting
-    nothing is kept.
+    In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. It uses a second
+    copy of the experts, with ``exp(a)`` and ``exp(s)`` folded in and, on a CPU, packed for its vector units. The copy
+    is kept between calls until a parameter changes: by an optimizer step, an in-place operation, loading, conversion or
+    assignment (also of ``.data``). PyTorch does not track values written *into* ``.data``: after that, call ``eval()``
+    or ``train()``, which drop the copy. No copy is kept while compiling or exporting.
 
     Args:
         in_features: size of a row.
         out_features: size of an output row.
         num_experts: ``E``.
         top_k: experts a row uses, at most ``num_experts``.
-        bias: whether the experts have one.
+        bias: whether the experts have a bias.
         input_attention: learn a scale for each expert and feature, ``exp(a_i)``.
         decay: share of the old memory in each update, in [0, 1]. The attribute may be changed during training.
-        dropout: probability of zeroing a feature of the experts' input; the router sees the clean row. One mask a row.
+        dropout: probability of zeroing a feature of the experts' input, with one mask per row. The router sees the row
+            without dropout.
         gate_temperature: divides the cosines before the softmax.
-        detach_gates: let no gradient of the output reach the row through the gates (the losses on a
-            :class:`Routing` still do). The released code does this.
-        normalize_memory: give the old memory unit length before averaging.
-        normalize_memory_input: average rows of unit length.
+        detach_gates: stop gradients of the output from reaching the row through the gates, as in the released code.
+            Gradients of losses on a :class:`Routing` still reach it.
+        normalize_memory: normalise the old memory to unit length before averaging.
+        normalize_memory_input: normalise rows to unit length before averaging.
         init_scale: initial ``exp(s)``.
         init_attention: initial ``exp(a)``.
         device, dtype: of the parameters, as in :class:`torch.nn.Linear`. ``memory`` stays float32 (float64 with
             ``dtype=torch.float64``) because a bfloat16 average with a decay near one stops moving.
 
     Attributes:
-        track_memory: whether training forwards move the memory; switch it off for passes that shall leave no trace.
+        track_memory: whether training forwards move the memory; set it to False for passes that should not.
         track_usage: whether forwards count in ``usage``, in training and in eval mode; off by default.
         usage: int64 ``[E]``, how many rows each expert has received since :meth:`reset_usage`, in this process.
         weight: ``[E, out_features, in_features]``.
         bias: ``[E, out_features]``, or None.
         attention: ``[E, in_features]``, the logarithm ``a``, or None.
-        log_scale: ``s``, ``[1]``, since FSDP2 shards no scalars.
+        log_scale: ``s``, ``[1]``, because FSDP2 cannot shard scalars.
         memory: buffer ``[E, in_features]``.
 
     Raises:
-        ValueError: a size below one, ``top_k > num_experts``, a number out of its range, or a device that is not there.
-        TypeError: an argument of another kind, such as 3.0 for a whole number, or a ``dtype`` that is not
-            floating-point.
+        ValueError: a size is below one, ``top_k > num_experts``, a number is out of range, or the device is not
+            available.
+        TypeError: an argument has the wrong type, such as 3.0 for an integer, or ``dtype`` is not floating-point.
     """
 
     _folded: FoldedExperts | None = None
@@ -117,7 +117,7 @@ class FusedRbMLayer(MemoryRouter):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw experts as :class:`torch.nn.Linear` does and memory vectors of unit length and random direction."""
+        """Draw the experts as :class:`torch.nn.Linear` does, and memory vectors of unit length and random direction."""
         draw_experts(self.weight, self.bias)
         with torch.no_grad():
             if self.attention is not None:
@@ -126,15 +126,15 @@ class FusedRbMLayer(MemoryRouter):
         self._reset_memory()
 
     def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
-        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also say where they went.
+        """Map rows ``[..., in_features]`` to ``[..., out_features]``; with ``return_routing`` also return the routing.
 
         Sparse rows are a CSR tensor ``[B, in_features]``, a pair of CSR and dense columns, or a
-        :class:`~rbm.nn.sparse_rows.SparseRows`. They are served without becoming dense, float32 or float64, and get
-        the results of dense rows.
+        :class:`~rbm.nn.sparse_rows.SparseRows`, in float32 or float64. They are not converted to dense rows and give
+        the same results.
 
         Raises:
             ValueError: the last dimension of ``h`` is not ``in_features``.
-            TypeError: the dtype of ``h`` is not that of the parameters, outside autocast.
+            TypeError: ``h`` and the parameters differ in dtype, outside autocast.
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
         answers = not (self.training or return_routing or torch.is_grad_enabled())
@@ -145,28 +145,28 @@ class FusedRbMLayer(MemoryRouter):
         return self._forward(as_rows(h), return_routing)
 
     def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
-        """One expert alone, without routing, attention, scale or memory: how the paper pretrains (section 4.2)."""
+        """Apply one expert without routing, attention, scale or memory, as the paper pretrains (section 4.2)."""
         bias = None if self.bias is None else self.bias[expert]
         return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 
     @torch.no_grad()
     def clone_expert(self, expert: int = 0) -> None:
-        """Give every expert the weight and bias of one."""
+        """Copy the weight and bias of one expert to all experts."""
         self.weight.copy_(self.weight[expert].clone().expand_as(self.weight))
         if self.bias is not None:
             self.bias.copy_(self.bias[expert].clone().expand_as(self.bias))
 
     def expert_parameters(self) -> list[nn.Parameter]:
-        """Weight, bias and attention, as far as there are any: ``[E, ...]`` each."""
+        """The weight, and the bias and attention if the layer has them: ``[E, ...]`` each."""
         return [p for p in (self.weight, self.bias, self.attention) if p is not None]
 
     def train(self, mode: bool = True) -> "FusedRbMLayer":
-        """As :meth:`torch.nn.Module.train`; leaving training lets the memory follow the last recorded forward.
+        """Like :meth:`torch.nn.Module.train`; leaving training mode applies the last recorded forward to the memory.
 
-        Either way folded experts that were kept are forgotten.
+        In both modes, the folded copy of the experts is dropped.
         """
         self._folded = None
-        forget()  # by a student around it
+        forget()  # the copy in a student that contains this layer
         return super().train(mode)
 
     def extra_repr(self) -> str:
@@ -177,7 +177,7 @@ class FusedRbMLayer(MemoryRouter):
         )
 
     def network_layer(self) -> NetworkLayer | None:
-        """Its answer as :func:`rbm_kernels.packed_network` takes it; None while it counts its rows."""
+        """The layer in the form that :func:`rbm_kernels.packed_network` takes; None with ``track_usage``."""
         if self.track_usage:
             return None
         weight, bias = self._fold(None)
@@ -190,7 +190,7 @@ class FusedRbMLayer(MemoryRouter):
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
         if isinstance(rows, SparseRows):
-            # Few entries a row: they are scaled, and no scaled copy of the weights is made.
+            # A row has few entries: scale these instead of making a scaled copy of the weights.
             bias = None if self.bias is None else self.bias * input_scale(None, self.log_scale)
             scale = input_scale(self.attention, self.log_scale)
             rows = dropout(rows, self.dropout, self.training)
@@ -201,7 +201,7 @@ class FusedRbMLayer(MemoryRouter):
         return expert_matmul(rows, weight, bias, gates, experts)
 
     def _answer(self, h: Tensor) -> Tensor:
-        """The forward of inference. A row may take 8 µs here: nothing is looked up or reshaped twice."""
+        """The forward of inference. One row may take only 8 µs, so nothing is looked up or reshaped twice."""
         dtype = autocast_dtype(h, self.weight.dtype) if torch._C._is_any_autocast_enabled() else None
         if torch.compiler.is_compiling():
             return self._answer_by(h, dtype, *self._fold(dtype))
@@ -228,7 +228,7 @@ class FusedRbMLayer(MemoryRouter):
         if dtype is None or rows.dtype == dtype:
             y = routed_matmul(rows, memory, weight, bias, self.top_k, temperature=temperature)
         else:
-            # The router sees the row as it came, the experts see it in autocast's precision.
+            # The router sees the row in its own precision, the experts see it in that of autocast.
             gates, experts, _ = cosine_topk(rows, memory, self.top_k, temperature=temperature)
             y = expert_matmul(rows.to(dtype), weight, bias, gates, experts)
         return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
@@ -237,7 +237,7 @@ class FusedRbMLayer(MemoryRouter):
         return fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
 
     def __getstate__(self) -> dict:
-        # A copy has parameters of its own, whose versions begin anew and say nothing of the original's.
+        # A copy has its own parameters: their version counters start again and cannot be compared with the original's.
         return {**super().__getstate__(), "_folded": None}
 
     def _apply(self, fn, recurse: bool = True) -> "FusedRbMLayer":
@@ -246,7 +246,7 @@ class FusedRbMLayer(MemoryRouter):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         scale = state_dict.get(f"{prefix}log_scale")
-        if scale is not None and scale.dim() == 0:  # as layers of earlier versions saved it
+        if scale is not None and scale.dim() == 0:  # saved by an earlier version
             state_dict[f"{prefix}log_scale"] = scale.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._folded = None

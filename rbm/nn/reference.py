@@ -1,4 +1,4 @@
-"""The layers as the paper's equations read, in plain eager PyTorch: what tests and benchmarks compare against."""
+"""Direct implementations of the paper's equations in eager PyTorch, as a reference for tests and benchmarks."""
 
 import torch
 from torch import Tensor
@@ -12,13 +12,13 @@ from rbm.nn.rbm_layer import FusedRbMLayer
 
 
 class _ReferenceRouter(MemoryRouter):
-    """Routing and memory as the equations read; ``_mixture`` of a layer sums up what its experts return.
+    """Routing and memory as in the equations; ``_mixture`` of a subclass sums the outputs of its experts.
 
-    The memory moves at the end of the forward pass, as in the released code: so not under activation checkpointing.
+    The memory moves at the end of the forward pass, as in the released code. Do not use activation checkpointing.
     """
 
     def forward(self, h: Tensor, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
-        """As the layer that this is the reference of; dense rows alone."""
+        """Like the forward of the fused layer, for dense rows only."""
         rows = h.reshape(-1, self.in_features)
 
         # Eq. 3: cosines, top-k, softmax over the selected.
@@ -40,7 +40,7 @@ class _ReferenceRouter(MemoryRouter):
         return y, routing
 
     def accumulate_memory(self):
-        """Not here: the memory moves in each forward. One forward over all rows is what accumulation must equal.
+        """Not supported, because the memory moves in each forward. Accumulation must equal one forward over all rows.
 
         Raises:
             NotImplementedError: always.
@@ -49,7 +49,7 @@ class _ReferenceRouter(MemoryRouter):
 
     @torch.no_grad()
     def _move_memory(self, rows: Tensor, gate_of_expert: Tensor, routed: Tensor) -> None:
-        # Eq. 4: a softmax over the rows of each expert, of their gates.
+        # Eq. 4: for each expert, a softmax of the gates over its rows.
         shares = torch.softmax(gate_of_expert.masked_fill(~routed, float("-inf")), dim=0)
         target = shares.nan_to_num().T @ (F.normalize(rows, dim=-1) if self.normalize_memory_input else rows)
         old = F.normalize(self.memory, dim=-1) if self.normalize_memory else self.memory
@@ -58,14 +58,14 @@ class _ReferenceRouter(MemoryRouter):
 
 
 class ReferenceRbMLayer(_ReferenceRouter, FusedRbMLayer):
-    """Same arguments, parameters and ``state_dict`` as :class:`~rbm.nn.rbm_layer.FusedRbMLayer`, none of its operators.
+    """:class:`~rbm.nn.rbm_layer.FusedRbMLayer` without its operators, with equal arguments and ``state_dict``.
 
     Every expert sees every row, attention and scale multiply activations instead of weights, and the memory moves at
-    the end of the forward pass, as in the released code: so not under activation checkpointing.
+    the end of the forward pass, as in the released code. Do not use activation checkpointing.
 
     Args:
-        dropout_per_expert: draw one dropout mask for each expert, after the attention, as the released code does.
-        args, kwargs: those of :class:`~rbm.nn.rbm_layer.FusedRbMLayer`.
+        dropout_per_expert: draw one dropout mask per expert, after the attention, as the released code does.
+        args, kwargs: arguments of :class:`~rbm.nn.rbm_layer.FusedRbMLayer`.
     """
 
     def __init__(self, *args, dropout_per_expert: bool = False, **kwargs) -> None:
@@ -88,8 +88,8 @@ class ReferenceRbMLayer(_ReferenceRouter, FusedRbMLayer):
 
 
 class ReferenceRbMFeedForward(_ReferenceRouter, RbMFeedForward):
-    """Same arguments, parameters and ``state_dict`` as :class:`~rbm.nn.feed_forward.RbMFeedForward`, none of its
-    operators: every expert sees every row, and the memory moves at the end of the forward pass.
+    """:class:`~rbm.nn.feed_forward.RbMFeedForward` without its operators, with equal arguments and ``state_dict``:
+    every expert sees every row, and the memory moves at the end of the forward pass.
     """
 
     def _mixture(self, rows: Tensor, gate_of_expert: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Forwards that activation checkpointing repeats during the backward pass: what changes a layer must not happen twice.
+"""Detection of forwards that activation checkpointing repeats in the backward pass and that must not change a layer.
 
-Python sees a repeated forward in eager mode alone. A compiled forward asks the operator ``rbm::is_first_forward`` as it
-runs: ``checkpoint(torch.compile(block), x)`` runs the same graph in the backward pass, and a graph that holds a
-checkpoint has a copy of the block there.
+Python code can detect a repeated forward only in eager mode. A compiled forward calls the operator
+``rbm::is_first_forward`` at run time: ``checkpoint(torch.compile(block), x)`` runs the same graph again in the backward
+pass, and the graph of a model that contains a checkpoint has a copy of the block in its backward part.
 """
 
 import torch
@@ -10,27 +10,27 @@ from torch import Tensor
 
 from rbm_kernels._library import LIBRARY
 
-# A replayed CUDA graph would give the answer of its recording.
+# A replayed CUDA graph would return the value from its capture.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
 LIBRARY.define("is_first_forward(Tensor like) -> Tensor", tags=_TAGS)
 
 
 def is_recomputing() -> bool:
-    """Whether this forward runs inside a backward pass, which is where activation checkpointing repeats it.
+    """Whether this forward runs inside a backward pass, where activation checkpointing repeats it.
 
-    False while a forward is compiled: see :func:`first_forward`.
+    False while compiling: see :func:`first_forward`.
     """
     return not torch.compiler.is_compiling() and _inside_backward()
 
 
 def first_forward(like: Tensor) -> Tensor | None:
-    """While compiling, a tensor that is true where the forward is no repeated one as it runs; None in eager mode.
+    """While compiling, a tensor that is true at run time unless the forward is a repeated one; None in eager mode.
 
     Args:
-        like: any tensor of the layer, on whose device the answer is.
+        like: any tensor of the layer; the result is on its device.
 
     Returns:
-        bool ``[]``, or None, where :func:`is_recomputing` has the answer. Exported programs ask nothing.
+        bool ``[]``; None in eager mode, where :func:`is_recomputing` is used, and while exporting.
     """
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return None

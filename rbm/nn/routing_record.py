@@ -20,19 +20,19 @@ from rbm.nn.memory_router import MemoryRouter, Routing, routed_layers
 from rbm.nn.repeated_forward import is_recomputing
 from rbm.nn.sparse_rows import Rows, SparseRows, as_rows
 
-# Records that are being written, the innermost last.
+# Active records, the innermost last.
 _open: list["RoutingRecord"] = []
 
 
 class RoutingRecord(Mapping[str, Routing]):
-    """What :func:`record_routing` recorded: of each layer that was called, by name, its :class:`Routing`.
+    """Result of :func:`record_routing`: a mapping from the name of each layer that was called to its :class:`Routing`.
 
-    Of a layer that was called once the parts have its input's leading dimensions, ``[..., k]``; of one that was called
-    several times they are those of all its rows, in the order of the calls, ``[rows, k]``.
+    For a layer that was called once, the tensors have the leading dimensions of its input, ``[..., k]``. For a layer
+    that was called several times, they contain the rows of all calls in order, ``[rows, k]``.
 
     Attributes:
         layers: every layer of the model that routes by memory, by name, whether it was called or not.
-        calls: the routings of each layer that was called, one for each call.
+        calls: the routings of each layer that was called, one per call.
     """
 
     def __init__(self, layers: Mapping[str, MemoryRouter]) -> None:
@@ -58,23 +58,22 @@ class RoutingRecord(Mapping[str, Routing]):
 
 @contextmanager
 def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
-    """Record where every layer of a model sends its rows, in training and in eval mode, while the block lasts.
+    """Record the routing of every layer of a model inside the block, in training and in eval mode.
 
-    Layers are found in ``nn.Sequential`` and any nesting, wrapped by ``torch.compile`` or DDP too. The answers are the
-    same with and without the record. Gates and cosines keep their gradients, and with them the graph of the forward: so
-    leave the block after each step of a training, or record under ``torch.no_grad()``. A forward that activation
-    checkpointing repeats is recorded once. Compiled models run eagerly inside the block, and need not be compiled again
-    after it. Outside of it the layers run as if this function did not exist.
+    Layers are found at any depth, also under ``torch.compile`` or DDP. The outputs of the model do not change. Gates
+    and cosines keep their gradients and thus the graph of the forward, so leave the block after each training step, or
+    record under ``torch.no_grad()``. A forward that activation checkpointing repeats is recorded once. Compiled models
+    run eagerly inside the block and need no recompilation after it. There is no overhead outside the block.
 
     Args:
-        model: any module with layers that route by memory in it, or such a layer.
+        model: a layer that routes by memory, or any module that contains such layers.
 
     Yields:
-        A mapping from layer names to routings, which fills with the calls.
+        A mapping from layer names to routings, which is filled by the calls.
 
     Raises:
         ValueError: the model has no such layer.
-        RuntimeError: a layer is called inside a transformation of ``torch.func``, whose tensors end with it.
+        RuntimeError: a layer is called inside a transformation of ``torch.func``, whose tensors are not valid outside.
     """
     record = RoutingRecord(routed_layers(model))
     with ExitStack() as stack:
@@ -90,10 +89,10 @@ def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
 
 
 def open_record(model: nn.Module) -> RoutingRecord:
-    """The innermost record that is being written and has all layers of the model.
+    """The innermost active record that contains all layers of the model.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such record.
     """
     wanted = {id(layer) for layer in routed_layers(model).values()}
     for record in reversed(_open):
@@ -106,7 +105,7 @@ def open_record(model: nn.Module) -> RoutingRecord:
 
 
 class _Listener:
-    """A forward hook, which copies and pickles of a model do not keep."""
+    """A forward hook that does nothing in copied or unpickled models."""
 
     def __init__(self, record: RoutingRecord | None = None, name: str = "") -> None:
         self.record, self.name = record, name
@@ -119,8 +118,8 @@ class _Listener:
                 "routing is recorded inside a transformation of torch.func (grad, jvp, vmap, ...), whose tensors end"
                 " with it: call the transformation outside of record_routing, or ask the layer by return_routing=True"
             )
-        # The memory has not moved since the forward: rows go where they went. A repeated forward computes it too, as
-        # activation checkpointing demands of it all that the first one did.
+        # The memory has not moved since the forward, so the routing is the same. A repeated forward computes it too,
+        # because activation checkpointing requires the same operations as in the first one.
         routing = output[1] if isinstance(output, tuple) else layer.route(args[0] if args else kwargs["h"])
         if not is_recomputing():
             self.record.calls.setdefault(self.name, []).append(routing)
@@ -133,14 +132,14 @@ class _Listener:
 def visit_router_inputs(model: nn.Module, inputs: Any, visit: Callable[[str, MemoryRouter, Rows], None]) -> None:
     """Run a model in eval mode, and call ``visit(name, layer, rows)`` before a layer routes its rows ``[B, D]``.
 
-    What ``visit`` changes in the layer takes part in the layer's answer, and so in the rows of the layers after it. A
-    layer that is called several times is visited the first time.
+    Changes that ``visit`` makes to the layer affect its output and thus the rows of the layers after it. A layer that
+    is called several times is visited only the first time.
 
     Args:
-        model: any module with layers that route by memory in it.
-        inputs: what the model takes: one value, a tuple of positional arguments, or a mapping of keyword arguments. A
+        model: any module that contains layers that route by memory.
+        inputs: input of the model: one value, a tuple of positional arguments, or a mapping of keyword arguments. A
             pair of sparse and dense columns is one value (:mod:`rbm.nn.sparse_rows`).
-        visit: called once for each layer, in the order of the model's forward.
+        visit: called once per layer, in the order of the model's forward.
 
     Raises:
         ValueError: the model has no such layer, or its forward calls none of them.
@@ -186,6 +185,6 @@ def is_sparse_pair(inputs: Any) -> bool:
 
 
 def _eagerly() -> AbstractContextManager:
-    """Inside, compiled code is not used: it leaves out hooks that were added after compilation."""
-    # Where it is not imported, nothing was compiled; importing it takes a second.
+    """Run eagerly inside the block, because compiled code ignores hooks that were added after compilation."""
+    # If torch._dynamo is not imported, nothing was compiled; importing it takes a second.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

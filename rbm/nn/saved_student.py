@@ -1,4 +1,4 @@
-"""Saved students: the class and the arguments that a file describes, checked, and the weights that fill them.
+"""Saved students: their description in a file (class and arguments), checks of it, and loading of the weights.
 
 ``config.json`` and ``model.safetensors`` describe one student, as on the Hugging Face Hub (:mod:`rbm.nn.pretrained`);
 the ``student.json`` of a run folder describes all students of the run.
@@ -16,15 +16,15 @@ from rbm.utils.files import first_line, read_json
 from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-STUDENT = "student.json"  # in a run folder, in the place of config.json
-ENCODED = "encoding_columns"  # in either: HubMixin.encodings, where it is not 0
-# Classes that a saved student may have, by name. ``import rbm`` registers this package's; a plugin registers its own.
+STUDENT = "student.json"  # in a run folder, instead of config.json
+ENCODED = "encoding_columns"  # key in both files: HubMixin.encodings, if it is not 0
+# Classes of saved students by name. ``import rbm`` registers those of this package; a plugin registers its own.
 STUDENTS: dict[str, type[nn.Module]] = {}
 
 
 def describe(student: nn.Module, **further: Any) -> dict[str, Any]:
-    """What :func:`rebuild` reads: class, arguments, a checksum of these, and the version that wrote it; ``further``
-    keys are for others.
+    """The description that :func:`rebuild` reads: class, arguments, their checksum, and the version that wrote it.
+    ``further`` keys are added for other readers.
     """
     from rbm_kernels import __version__
 
@@ -42,16 +42,16 @@ def _checksum(name: str, arguments: dict[str, Any]) -> str:
 def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
     """The files of a saved student: its description and its weights.
 
-    A run folder describes its students in ``student.json``, by the methods whose weights are meant; any other folder
-    has ``config.json`` and ``model.safetensors``, as on the Hub.
+    A run folder describes its students in ``student.json``, by method; any other folder has ``config.json`` and
+    ``model.safetensors``, as on the Hub.
 
     Args:
-        folder: where they are.
-        method: whose student of a run folder is meant; by default the one that it keeps for predictions.
+        folder: the folder with the files.
+        method: the method whose student of a run folder is returned; by default the one kept for predictions.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: ``student.json`` names no method, or the folder holds no student of ``method``.
+        ValueError: ``student.json`` names no method, or the folder has no student of ``method``.
     """
     config, weights = folder / CONFIG, folder / WEIGHTS
     if (folder / STUDENT).is_file() or not config.is_file():
@@ -70,14 +70,15 @@ def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
 
 
 def read_description(config: Path, method: str | None = None) -> dict[str, Any]:
-    """What the ``student.json`` of a run folder says of a student: the keys of :func:`describe` and its ``method``.
+    """The description of a student in the ``student.json`` of a run folder: the keys of :func:`describe`, and
+    ``method``.
 
     Args:
         config: the file.
-        method: whose student; by default the one that the folder keeps for predictions.
+        method: the method of the student; by default the one kept for predictions.
 
     Raises:
-        ValueError: the file describes no student, or none of ``method``.
+        ValueError: the file does not describe a student, or has none of ``method``.
     """
     try:
         content = read_json(config)
@@ -101,26 +102,26 @@ def read_description(config: Path, method: str | None = None) -> dict[str, Any]:
 
 
 class _UnknownMethodError(ValueError):
-    """A method whose student a run folder does not hold."""
+    """The run folder has no student of the method."""
 
 
 def rebuild(
     config: Path, weights: Path, kind: type[nn.Module] | None = None, *, method: str | None = None
 ) -> nn.Module:
-    """The student that a description and its weights make, in eval mode, on the CPU; of the students that a run folder
-    describes, that of ``method``.
+    """Build a student from its description and weights, in eval mode and on the CPU. ``method`` selects one of the
+    students that a run folder describes.
 
     Raises:
-        ValueError: a file is corrupt, they do not belong together, or the class is not ``kind``.
+        ValueError: a file is corrupt, the files do not belong together, or the class is not ``kind``.
     """
     kind, arguments, encodings = _described(config, kind, method)
-    tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # a phase's file is this package's own
+    tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # files of a run are written by this package
     try:
-        # Each layer has a tensor at least: an impossible number of layers would take forever to build.
+        # Each layer has at least one tensor. Without this check, a huge number of layers would take forever to build.
         counts = [arguments.get(name) for name in ("num_layers", "members")]
         if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
             raise ValueError(f"they ask for more layers than the {len(tensors)} tensors of {weights} make")
-        if kind.__module__.startswith("rbm."):  # a plug-in's class need not support meta tensors
+        if kind.__module__.startswith("rbm."):  # the class of a plugin may not support meta tensors
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nothing is copied
                 _load_state(kind(**arguments), tensors, weights)
@@ -138,11 +139,11 @@ def rebuild(
 
 
 class _UnfitError(ValueError):
-    """Weights that do not fit a module."""
+    """The weights do not fit a module."""
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Load the tensors of a file into a module; ValueError where they do not fit it, or are not finite."""
+    """Load the tensors of a file into a module; ValueError if they do not fit it or are not finite."""
     check_finite(path, tensors)
     _load_state(module, tensors, path)
 
@@ -162,7 +163,7 @@ def _undescribed(config: Path, error: Exception) -> ValueError:
 def _described(
     config: Path, kind: type[nn.Module] | None, method: str | None
 ) -> tuple[type[nn.Module], dict[str, Any], int]:
-    """Class, arguments, and how many columns of a row are encodings."""
+    """Class, arguments, and the number of columns of a row that are encodings."""
     try:
         content = read_description(config, method) if config.name == STUDENT else read_json(config)
         name, arguments = content["class"], dict(content["arguments"])

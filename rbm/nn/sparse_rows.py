@@ -1,8 +1,8 @@
-"""Sparse rows, such as bags of words: the operations of layer and students on them, without making them dense.
+"""Sparse rows, such as bags of words: the operations of layers and students on them, without a dense copy.
 
-:func:`as_rows` takes a dense tensor, a CSR tensor ``[B, D]``, or a pair of CSR and dense columns ``([B, Ds], [B, Dd])``
-that stand side by side. The functions below are operations of :mod:`rbm_kernels` and :mod:`torch.nn.functional`, by the
-same names and with the same results, for rows of either kind.
+:func:`as_rows` takes a dense tensor, a CSR tensor ``[B, D]``, or a pair of CSR and dense columns
+``([B, Ds], [B, Dd])``. The functions below are operations of :mod:`rbm_kernels` and :mod:`torch.nn.functional` for
+dense and sparse rows, with the same names and results.
 """
 
 import warnings
@@ -23,20 +23,20 @@ from rbm_kernels.ops.sparse_expert_matmul.reference import csr, dense_rows
 
 
 class SparseRows:
-    """Rows ``[B, Ds + Dd]``: ``Ds`` columns in compressed sparse form, then ``Dd`` dense ones, or none.
+    """Rows ``[B, Ds + Dd]``: ``Ds`` columns in compressed sparse form, then ``Dd`` dense columns, if any.
 
-    A CSR tensor serves wherever this does; to build this once spares a check and a copy of its indices in each forward.
-    No gradient flows into the stored entries: they are data. The dense columns get one.
+    A CSR tensor can be used instead; building this object once avoids a check and a copy of the indices in each
+    forward. The sparse entries are data and get no gradient. The dense columns get one.
 
     Args:
-        sparse: CSR tensor ``[B, Ds]``, float32 or float64, indices int32 or int64 (kept as int32). The columns of a row
-            ascend and are distinct, as PyTorch demands of a CSR tensor; explicit zeros are allowed.
+        sparse: CSR tensor ``[B, Ds]``, float32 or float64, indices int32 or int64 (stored as int32). The columns of a
+            row ascend and are distinct, as PyTorch requires; explicit zeros are allowed.
         dense: ``[B, Dd]`` of the same dtype and device.
 
     Raises:
-        TypeError: another layout or dtype.
-        ValueError: not a matrix, columns out of order or repeated, 2^31 entries or more, numbers of rows that differ,
-            or entries that require a gradient.
+        TypeError: the layout or dtype is not supported.
+        ValueError: ``sparse`` is not a matrix, its columns are out of order or repeated, it has 2^31 entries or more,
+            the numbers of rows differ, or entries require a gradient.
     """
 
     def __init__(self, sparse: Tensor, dense: Tensor | None = None) -> None:
@@ -73,7 +73,7 @@ class SparseRows:
         return f"SparseRows({list(self.shape)}, {self.values.shape[0]} entries, {self.dtype})"
 
     def to(self, *args, **kwargs) -> "SparseRows":
-        """As :meth:`torch.Tensor.to`; indices move and stay int32."""
+        """Like :meth:`torch.Tensor.to`; indices are moved and stay int32."""
         values = self.values.to(*args, **kwargs)
         crow, col = self.crow.to(values.device), self.col.to(values.device)
         dense = None if self.dense is None else self.dense.to(*args, **kwargs)
@@ -84,7 +84,7 @@ class SparseRows:
         return csr(self.crow, self.col, self.values, (self.shape[0], self.width))
 
     def to_dense(self) -> Tensor:
-        """All columns as one dense tensor: for the small, and for models that know no other."""
+        """All columns as one dense tensor, for small matrices and for models that need dense rows."""
         sparse = self.to_csr().to_dense()
         return sparse if self.dense is None else torch.cat([sparse, self.dense], dim=1)
 
@@ -104,7 +104,7 @@ class SparseRows:
         return torch.repeat_interleave(per_row, self.crow.diff(), output_size=self.values.shape[0])
 
     def squared_norms(self) -> Tensor:
-        """``[B]``, with a gradient to the dense columns."""
+        """Squared length of each row, ``[B]``, with a gradient to the dense columns."""
         ones = self.values.new_ones(self.width, 1)
         squares = _times(self, self.values.square(), ones).squeeze(1)
         return squares if self.dense is None else squares + self.dense.square().sum(-1)
@@ -115,12 +115,12 @@ Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | SparseRows | HalfPrecisio
 
 
 def as_rows(features: Features) -> Rows:
-    """Dense tensors and :class:`SparseRows` as they are; CSR tensors and pairs of sparse and dense columns wrapped;
-    :class:`~rbm.nn.half_rows.HalfPrecisionRows`, of which parts are meant to be taken, read as a whole.
+    """Return dense tensors and :class:`SparseRows` unchanged, wrap CSR tensors and pairs of sparse and dense columns,
+    and read all of :class:`~rbm.nn.half_rows.HalfPrecisionRows`, which are normally read in parts.
 
     Raises:
-        TypeError: none of these.
-        ValueError: sparse rows that :class:`SparseRows` does not take, or another number of tensors than a pair.
+        TypeError: ``features`` is none of these.
+        ValueError: :class:`SparseRows` does not accept the sparse rows, or a tuple does not have two tensors.
     """
     if isinstance(features, Tensor):
         return features if features.layout == torch.strided else SparseRows(features)
@@ -140,17 +140,16 @@ def as_rows(features: Features) -> Rows:
 
 
 def in_single_precision(features: Features) -> Rows:
-    """:func:`as_rows`, those that are stored as float16 made float32: for what takes all rows at once."""
+    """:func:`as_rows`, with float16 rows converted to float32, for models that take all rows at once."""
     rows = as_rows(features)
     return rows.float() if rows.dtype == torch.float16 else rows
 
 
 def packed(features: Features) -> Rows | HalfPrecisionRows:
-    """Rows for many passes over them: dense ones as :class:`SparseRows` where that is faster, float16 ones where they
-    lie.
+    """Rows for many passes: dense rows as :class:`SparseRows` if that is faster, float16 rows without a copy.
 
-    That is on the CPU, for at least 2^20 numbers of which at most one in fifty is not zero: an epoch on Cora takes half
-    as long so, one on CiteSeer an eighth.
+    Sparse rows are faster on the CPU for at least 2^20 numbers of which at most one in fifty is not zero: an epoch on
+    Cora then takes half as long, and one on CiteSeer an eighth.
     """
     rows = as_rows(features)
     if rows.dtype == torch.float16:
@@ -165,7 +164,7 @@ def packed(features: Features) -> Rows | HalfPrecisionRows:
 
 
 def concat_columns(features: Features, dense: Tensor) -> Rows | HalfPrecisionRows:
-    """``features [B, F]`` with the columns ``dense [B, D]`` to their right, sparse and stored ones as they are."""
+    """``features [B, F]`` with the columns ``dense [B, D]`` to their right; sparse and float16 rows stay so."""
     if isinstance(features, HalfPrecisionRows):
         return features.concat_columns(dense)
     rows = as_rows(features)
@@ -179,7 +178,7 @@ def concat_columns(features: Features, dense: Tensor) -> Rows | HalfPrecisionRow
 
 
 def dropout(rows: Rows, p: float, training: bool) -> Rows:
-    """Dropout (:mod:`rbm.nn.dropout`) of stored entries and dense columns alone: a zero stays zero either way."""
+    """Dropout (:mod:`rbm.nn.dropout`) of stored entries and dense columns; other entries are zero anyway."""
     if not isinstance(rows, SparseRows):
         return drop(rows, p, training)
     if p == 0 or not training:
@@ -199,23 +198,23 @@ def linear(rows: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """:class:`torch.nn.Linear` that takes rows of either kind."""
+    """:class:`torch.nn.Linear` that takes dense or sparse rows."""
 
     def forward(self, rows: Rows) -> Tensor:
         return linear(rows, self.weight, self.bias)
 
     def network_layer(self) -> rbm_kernels.NetworkLayer:
-        """Its answer as :func:`rbm_kernels.packed_network` takes it."""
+        """The layer in the form that :func:`rbm_kernels.packed_network` takes."""
         bias = None if self.bias is None else self.bias[None]
         return rbm_kernels.NetworkLayer(self.weight[None], bias, self.out_features, self.in_features)
 
 
 def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`rbm_kernels.cosine_topk`. Gates and cosines carry a gradient to dense columns."""
+    """:func:`rbm_kernels.cosine_topk`. Gates and cosines pass gradients to dense columns."""
     if not isinstance(rows, SparseRows):
         return rbm_kernels.cosine_topk(rows, memory, k, temperature=temperature)
     dtype = accumulation_dtype(rows, memory)
-    # Routing stays in this dtype under autocast, as the operator's does.
+    # Routing stays in this dtype under autocast, as in the operator.
     with torch.autocast(rows.device.type, enabled=False):
         wide, squared = _shrunk(rows.to(dtype))
         memory = unit(memory.detach().to(dtype))
@@ -226,7 +225,7 @@ def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0)
         directed = squared > EPS**2
         norms = torch.where(directed, squared, EPS**2).sqrt()
         dots = torch.where(directed[:, None], dots, dots.detach())
-        # A stable sort, not topk: among equal cosines the lower expert must win.
+        # A stable sort instead of topk, because the lower expert must win among equal cosines.
         cosines, experts = torch.sort(dots / norms[:, None], dim=-1, descending=True, stable=True)
         cosines = cosines[:, :k].contiguous()
         return torch.softmax(cosines / temperature, dim=-1), experts[:, :k].to(torch.int32), cosines
@@ -236,10 +235,10 @@ def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0)
 def memory_statistics(
     rows: Rows, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """:func:`rbm_kernels.memory_statistics`: ``[E, D]`` and ``[E]``, rows that are not finite left out."""
+    """:func:`rbm_kernels.memory_statistics`: ``[E, D]`` and ``[E]``, without rows that are not finite."""
     if not isinstance(rows, SparseRows):
         return rbm_kernels.memory_statistics(rows, gates, experts, num_experts, normalize=normalize)
-    gates = gates.detach()  # without gradients there still are tangents
+    gates = gates.detach()  # no_grad does not stop forward-mode tangents
     squared = rows.squared_norms()
     usable = squared.isfinite() & gates.isfinite().all(-1)
     weights = torch.where(usable[:, None], gates.exp(), 0.0)
@@ -262,8 +261,8 @@ def expert_matmul(
 ) -> Tensor:
     """:func:`rbm_kernels.expert_matmul` with the weights ``weight * scale[:, None, :]``.
 
-    ``scale [E, D]`` (or a scalar, or None) multiplies inside the product, so that no scaled copy of the weight is made.
-    Under autocast it runs in the dtype of the parameters and only the result is cast, float64 not at all.
+    ``scale [E, D]`` (or a scalar, or None) is applied inside the product, so that no scaled copy of the weight is made.
+    Under autocast, the product runs in the dtype of the parameters and only the result is cast, unless it is float64.
     """
     if weight.shape[2] != rows.shape[1]:
         raise ValueError(f"sparse rows have shape {list(rows.shape)}, expected [*, {weight.shape[2]}]")
@@ -284,7 +283,7 @@ def expert_matmul(
 
 
 def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
-    """Rows of the same directions, and their squared lengths: those whose squares might overflow are made shorter."""
+    """Rows of the same directions and their squared lengths; rows whose squares might overflow are scaled down."""
     longest, factor = LONG[rows.dtype]
     squared = rows.squared_norms()
     is_long = ~(squared < longest**2)
@@ -297,12 +296,12 @@ def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
 
 
 def _is_eager() -> bool:
-    """Neither traced nor transformed by torch.func."""
+    """Whether the code is neither traced nor transformed by torch.func."""
     return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
 
 
 def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
-    """The sparse columns, with ``values`` for entries, times ``matrix [Ds, N]``."""
+    """Product of the sparse columns, with ``values`` as entries, and ``matrix [Ds, N]``."""
     if not _is_eager() and not torch.compiler.is_compiling():  # no transformation of torch.func takes a CSR tensor
         return dense_rows(rows.crow, rows.col, values, rows.width) @ matrix
     return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix

@@ -1,9 +1,9 @@
-"""Students: models that classify a node from its own features. All of them share one interface.
+"""Students: models that classify a node from its own row. They share one interface.
 
-``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns (features and encodings), which is never
-made dense. ``student(x)`` gives logits ``[B, C]``, and ``student.in_channels`` is ``F``. Those that losses on their
-inside teach give ``(logits, trace)`` by ``student(x, return_trace=True)``: the :class:`Trace` holds what these need.
-They go to the Hugging Face Hub and come from there: see :mod:`rbm.nn.pretrained`.
+``student(x)`` returns logits ``[B, C]``. ``x`` is dense ``[B, F]``, a CSR tensor, or a pair of CSR and dense columns
+(features and encodings), which is not converted to a dense tensor; ``student.in_channels`` is ``F``. Students that are
+trained with losses on intermediate results return ``(logits, trace)`` from ``student(x, return_trace=True)``; the
+:class:`Trace` holds what these losses need. :mod:`rbm.nn.pretrained` uploads and downloads students.
 """
 
 import itertools
@@ -30,7 +30,7 @@ CHUNK_ROWS = 2**18
 
 
 def build_norm(norm: str, channels: int) -> nn.Module:
-    """A normalisation over ``channels`` by its name in the configuration.
+    """The normalisation over ``channels`` with this name in the configuration.
 
     Raises:
         ValueError: the name is not one of ``none``, ``batch``, ``layer``.
@@ -42,9 +42,10 @@ def build_norm(norm: str, channels: int) -> nn.Module:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm that uses its running statistics where a batch has fewer than two rows, instead of raising.
+    """BatchNorm that uses its running statistics, instead of raising, when a batch has fewer than two rows.
 
-    Where ranks train together, the batch is the joint one, on CPUs too (:class:`torch.nn.SyncBatchNorm` needs GPUs).
+    When several ranks train together, the statistics are those of the joint batch, also on CPUs
+    (:class:`torch.nn.SyncBatchNorm` needs GPUs).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ class BatchNorm(nn.BatchNorm1d):
         return super().forward(x)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift of eval mode, ``[channels]`` each."""
+        """Scale and shift that eval mode applies, ``[channels]`` each."""
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         return scale, self.bias - self.running_mean * scale
 
@@ -77,22 +78,23 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_layers: int) -> list[tuple[int, int]]:
-    """``(in, out)`` of every layer; TypeError or ValueError for sizes that are no positive whole numbers."""
+    """``(in, out)`` of every layer; TypeError or ValueError if a size is not a positive integer."""
     in_channels, num_layers, out_channels = check_sizes(
         in_channels=in_channels, num_layers=num_layers, out_channels=out_channels
     )
-    if num_layers > 1:  # else there is no hidden layer
+    if num_layers > 1:  # otherwise there is no hidden layer
         [hidden_channels] = check_sizes(hidden_channels=hidden_channels)
     sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
     return list(itertools.pairwise(sizes))
 
 
 class Trace(NamedTuple):
-    """Intermediate results of a student's forward, on which losses depend.
+    """Intermediate results of a student's forward that losses use.
 
     Attributes:
-        routings: of every layer that routed; none for an MLP or while pretraining.
-        first, last: outputs of the first and of the last hidden layer, before norm and activation, ``[B, H]``.
+        routings: the routing of each mixture layer; empty for an MLP or during pretraining.
+        first, last: outputs of the first and of the last hidden layer, before norm and activation, ``[B, H]``. Without
+            hidden layers, both are the logits.
     """
 
     routings: list[Routing]
@@ -101,7 +103,7 @@ class Trace(NamedTuple):
 
 
 def rows_for(student: HubMixin, x: Features) -> Rows:
-    """Rows of a student's input; ValueError where their width is another, TypeError for integers and float64."""
+    """Rows of a student's input; ValueError if their width is wrong, TypeError for integers and unexpected float64."""
     rows = as_rows(x)
     if rows.shape[-1] != student.in_channels:
         raise ValueError(
@@ -114,8 +116,8 @@ def rows_for(student: HubMixin, x: Features) -> Rows:
 
 
 def _check_dtype(student: nn.Module, given: torch.dtype) -> None:
-    """Other floating-point numbers may be autocast's or FSDP's; of these two NumPy makes tensors by default."""
-    tensors = itertools.chain(student.parameters(), student.buffers())  # those of an exported student are all buffers
+    """Reject integers and float64, NumPy's defaults. Other floating-point types may come from autocast or FSDP."""
+    tensors = itertools.chain(student.parameters(), student.buffers())  # an exported student has only buffers
     expected = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     if given != expected and (given == torch.float64 or not given.is_floating_point):
         raise TypeError(f"rows of x have dtype {given}, expected {expected}, that of the student; use x.to({expected})")
@@ -127,13 +129,13 @@ def _trace(routings: list[Routing], outputs: list[Tensor]) -> Trace:
 
 
 class MLPStudent(PackedMixin, HubMixin, nn.Module):
-    """Multi-layer perceptron: linear, norm, ReLU, dropout; the last layer plain.
+    """Multi-layer perceptron: linear, norm, ReLU, dropout. The last layer is only linear.
 
     Args:
         in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
-        num_layers: linear layers.
+        num_layers: number of linear layers.
         norm: ``none``, ``batch`` or ``layer``.
-        dropout: after every hidden activation.
+        dropout: probability of zeroing a hidden activation.
     """
 
     def __init__(
@@ -156,8 +158,8 @@ class MLPStudent(PackedMixin, HubMixin, nn.Module):
     def forward(
         self, x: Features, *, return_trace: bool = False, first: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Trace]:
-        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about. ``first`` is the first layer's
-        output where it is known.
+        """Logits ``[B, C]`` of rows ``[B, F]``; with ``return_trace`` also the :class:`Trace`. ``first`` is the output
+        of the first layer, if it is already known.
         """
         if not (self.training or return_trace or torch.is_grad_enabled()) and first is None:
             answer = self._answer_at_once(x)
@@ -173,11 +175,11 @@ class MLPStudent(PackedMixin, HubMixin, nn.Module):
 
 
 class EnsembleStudent(HubMixin, nn.Module):
-    """Several :class:`MLPStudent` that vote: its logits are logarithms of the mean of their probabilities.
+    """Ensemble of :class:`MLPStudent`: its logits are the logarithm of the members' mean probabilities.
 
     Args:
-        members: how many.
-        arguments: those of every member.
+        members: number of members.
+        arguments: arguments of each member.
     """
 
     def __init__(self, members: int, **arguments) -> None:
@@ -193,18 +195,18 @@ class EnsembleStudent(HubMixin, nn.Module):
 
 
 class MixtureStudent(PackedMixin, HubMixin, nn.Module):
-    """Stack of mixture layers: layer, norm, ReLU; the last layer plain.
+    """Stack of mixture layers: layer, norm, ReLU. The last layer has no norm and activation.
 
-    A layer has ``in_features``, ``num_experts``, ``top_k``, ``weight [E, N, D]``, ``bias [E, N]``, and methods
-    ``forward(x, return_routing=...)``, ``expert_forward`` and ``clone_expert``, as
+    A layer has ``in_features``, ``num_experts``, ``top_k``, ``weight [E, N, D]``, ``bias [E, N]``, and the methods
+    ``forward(x, return_routing=...)``, ``expert_forward`` and ``clone_expert``, like
     :class:`~rbm.nn.rbm_layer.FusedRbMLayer`.
 
     Args:
-        layers: in order.
+        layers: the layers in order.
         norm: ``none``, ``batch`` or ``layer``.
 
     Attributes:
-        pretraining: while true, nothing is routed: layers do what their ``expert_forward`` does.
+        pretraining: while true, no rows are routed: each layer runs ``expert_forward``.
     """
 
     def __init__(self, layers: Iterable[nn.Module], norm: str) -> None:
@@ -219,8 +221,8 @@ class MixtureStudent(PackedMixin, HubMixin, nn.Module):
     def forward(
         self, x: Features, *, return_trace: bool = False, first: tuple[Tensor, Routing] | None = None
     ) -> Tensor | tuple[Tensor, Trace]:
-        """Logits ``[B, C]`` of rows ``[B, F]``, and on request how they came about. ``first`` is what the first layer
-        gives, with its routing, where it is known.
+        """Logits ``[B, C]`` of rows ``[B, F]``; with ``return_trace`` also the :class:`Trace`. ``first`` is the output
+        of the first layer with its routing, if it is already known.
         """
         if not (self.training or return_trace or self.pretraining or torch.is_grad_enabled()) and first is None:
             answer = self._answer_at_once(x)
@@ -242,7 +244,7 @@ class MixtureStudent(PackedMixin, HubMixin, nn.Module):
 
     @torch.no_grad()
     def router_inputs(self, x: Features) -> Iterator[tuple[nn.Module, Rows]]:
-        """Each layer with the rows that its router sees, in order. A layer runs only when the next one is asked for."""
+        """Yield each layer, in order, with the rows that its router sees. A layer runs when the next is requested."""
         x = rows_for(self, x)
         for i, layer in enumerate(self.layers):
             if i > 0:
@@ -262,11 +264,12 @@ class RbMStudent(MixtureStudent):
 
     Args:
         in_channels, hidden_channels, out_channels: sizes of input, hidden layers and output.
-        num_layers: RbM layers.
+        num_layers: number of RbM layers.
         num_experts, top_k: of every layer.
         norm: ``none``, ``batch`` or ``layer``.
-        dropout: on the experts' input.
-        dropout_first_layer: whether the first layer has that dropout too. The released code says yes, the paper no.
+        dropout: probability of zeroing a feature of the experts' input.
+        dropout_first_layer: whether dropout is applied in the first layer too. The released code does, the paper does
+            not.
         layer_options: further keyword arguments of :class:`~rbm.nn.rbm_layer.FusedRbMLayer`.
     """
 
@@ -301,11 +304,11 @@ class RbMStudent(MixtureStudent):
         super().__init__(layers, norm)
 
     def memories(self) -> list[Tensor]:
-        """The memory of every layer, ``[E, in_features]`` each."""
+        """The memory vectors of every layer, ``[E, in_features]`` each."""
         return [layer.memory for layer in self.layers]
 
     def set_track_memory(self, track: bool) -> None:
-        """Whether training forwards move the memory of the layers from here on."""
+        """Set whether training forwards move the memory of the layers."""
         for layer in self.layers:
             layer.track_memory = track
 
@@ -316,7 +319,7 @@ class RbMStudent(MixtureStudent):
 
 
 class CoHOpStudent(HubMixin, nn.Module):
-    """The student of CoHOp: a linear map; or, with two layers, BatchNorm, linear, ReLU, BatchNorm, dropout, linear."""
+    """The student of CoHOp: one linear layer; with two layers, BatchNorm, linear, ReLU, BatchNorm, dropout, linear."""
 
     def __init__(
         self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 1, dropout: float = 0.0
@@ -350,9 +353,10 @@ def predict(
     rows: slice | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Logits of all rows of ``x [N, F]``, or of a slice of them; many rows go a chunk at a time, so that neither hidden
-    layers nor stored features of all of them need to fit into memory. ``reduce`` maps each chunk's logits to what is
-    kept of them, such as classes, with as many rows.
+    """Logits of all rows of ``x [N, F]``, or of a slice of them.
+
+    Many rows are processed in chunks, so that neither the hidden layers nor the stored features of all rows must fit
+    into memory. ``reduce`` maps the logits of each chunk to what is kept, such as classes, with one row per logit row.
     """
     count = x.shape[0]
     rows, reduce = rows or slice(0, count), reduce or (lambda logits: logits)
@@ -362,7 +366,7 @@ def predict(
     for start in range(rows.start, max(rows.stop, rows.start + 1), CHUNK_ROWS):
         stop = min(start + CHUNK_ROWS, rows.stop)
         part = reduce(student(x[start:stop]))
-        if found is None:  # once: to join the parts at the end would take their memory twice
+        if found is None:  # allocated once: joining the parts at the end would need their memory twice
             found = part.new_empty(rows.stop - rows.start, *part.shape[1:])
         found[start - rows.start : stop - rows.start] = part
     return found

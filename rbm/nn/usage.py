@@ -1,4 +1,4 @@
-"""How much each expert is used: counts that layers keep on request, as a table.
+"""Expert usage: counts of rows per expert that layers keep on request, shown as a table.
 
 >>> import torch, rbm
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), rbm.FusedRbMLayer(6, 3, num_experts=4, top_k=2))
@@ -17,10 +17,10 @@ from rbm.nn.memory_router import routed_layers
 
 
 class LayerUsage(NamedTuple):
-    """What a layer's experts received since the counts began.
+    """The rows that a layer's experts have received since counting began.
 
     Attributes:
-        counts: int64 ``[E]``, rows of each expert, on the CPU. They add up to ``top_k`` times the layer's rows.
+        counts: int64 ``[E]``, rows per expert, on the CPU. They add up to ``top_k`` times the layer's rows.
         top_k: experts a row uses.
     """
 
@@ -29,17 +29,17 @@ class LayerUsage(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows that the layer routed."""
+        """Number of rows that the layer routed."""
         return int(self.counts.sum()) // self.top_k
 
     @property
     def shares(self) -> Tensor:
-        """Share of the rows that used each expert, ``[E]``: ``top_k / E`` each where experts are used alike."""
+        """Share of the rows that used each expert, ``[E]``: ``top_k / E`` each if all are used equally."""
         return self.counts / max(1, self.rows)
 
     @property
     def evenness(self) -> float:
-        """Entropy of the counts over that of equal counts: 1 where experts are used alike, 0 where one serves all."""
+        """Entropy of the counts, relative to equal counts: 1 if all experts are used equally, 0 if only one is."""
         used = self.counts[self.counts > 0].double()
         if len(self.counts) == 1 or len(used) == 0:
             return 1.0
@@ -70,15 +70,15 @@ class ExpertUsage(dict[str, LayerUsage]):
 
 
 def track_usage(model: nn.Module, enabled: bool = True) -> None:
-    """Let every layer of a model count the rows of each expert from now on, from zero; or stop it.
+    """Start counting the rows of each expert in every layer of a model, from zero; or stop counting.
 
-    A count costs a training forward one addition for each row and expert of it. In inference, where routing and experts
-    are one operator, rows are routed once more. Counting works under ``torch.compile``, in eval mode, and in copies of
-    the model; repeated forwards of activation checkpointing are not counted.
+    In training, counting costs one addition per row and chosen expert. In inference, where routing and experts are one
+    operator, rows are routed a second time. Counting works under ``torch.compile``, in eval mode, and in copies of the
+    model. Forwards that activation checkpointing repeats are not counted.
 
     Args:
-        model: any module with layers that route by memory in it, or such a layer.
-        enabled: False stops the counting, and keeps what was counted.
+        model: a layer that routes by memory, or any module that contains such layers.
+        enabled: False stops counting and keeps the counts.
 
     Raises:
         ValueError: the model has no such layer.
@@ -92,17 +92,17 @@ def track_usage(model: nn.Module, enabled: bool = True) -> None:
 def expert_usage(model: nn.Module) -> ExpertUsage:
     """How many rows each expert of each layer has received since :func:`track_usage`.
 
-    The counts are those of this process. The host waits for the device.
+    The counts are those of this process. The call synchronises with the device.
 
     Args:
-        model: any module with layers that route by memory in it, or such a layer.
+        model: a layer that routes by memory, or any module that contains such layers.
 
     Returns:
-        A mapping from layer names to :class:`LayerUsage`, printed as a table with the least and the greatest share of
-        the rows that an expert received.
+        A mapping from layer names to :class:`LayerUsage`. It prints as a table with the smallest and the largest share
+        of the rows that an expert received.
 
     Raises:
-        ValueError: the model has no such layer, or none of them counts.
+        ValueError: the model has no such layer, or no layer counts.
     """
     layers = routed_layers(model)
     if not any(layer.track_usage or layer.usage.any() for layer in layers.values()):

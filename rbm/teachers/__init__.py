@@ -41,12 +41,12 @@ def build_teacher(
     norm: str = "none",
     **further: Any,
 ) -> Teacher:
-    """Build a teacher by name, one of ``TEACHERS``; see its class for the arguments and what is raised.
+    """Build a teacher by its name in ``TEACHERS``; see its class for the arguments and errors.
 
-    ``further`` arguments are those of ``revgat`` and ``drgat`` alone, such as ``heads``.
+    ``further`` arguments are those that only ``revgat`` and ``drgat`` have, such as ``heads``.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
     """
     check_teacher(name)
     return TEACHERS[name](in_channels, hidden_channels, out_channels, num_layers, dropout, norm, **further)
@@ -59,7 +59,9 @@ def check_teacher(name: str) -> None:
 
 
 def edges_for(teacher: nn.Module, graph: Data) -> Any:
-    """What ``teacher`` takes as edges of ``graph``: our own take a form that is built once, others ``edge_index``."""
+    """The edges of ``graph`` as ``teacher`` takes them: a form that is built once for our own teachers, ``edge_index``
+    for others.
+    """
     if isinstance(teacher, Teacher):
         dtype = torch.float32 if graph.x.dtype == torch.float16 else graph.x.dtype
         return teacher.adjacency(graph.edge_index, graph.num_nodes, dtype)
@@ -67,7 +69,7 @@ def edges_for(teacher: nn.Module, graph: Data) -> Any:
 
 
 def features_for(teacher: nn.Module, x: Features) -> Features:
-    """What ``teacher`` takes as features: sparse ones as they are if it is one of ours, made dense for any other."""
+    """Features as ``teacher`` takes them: sparse rows stay sparse for our own teachers and become dense for others."""
     rows = in_single_precision(x)
     return rows.to_dense() if isinstance(rows, SparseRows) and not isinstance(teacher, Teacher) else rows
 

@@ -1,4 +1,4 @@
-"""The interface and the settings of all teachers, and the sparse matrix by which some of them pass messages."""
+"""The interface and the settings of all teachers, and the sparse matrix that some of them use for message passing."""
 
 import itertools
 import warnings
@@ -13,17 +13,18 @@ from torch_geometric.utils import to_torch_csr_tensor
 from rbm.nn.dropout import Dropout
 from rbm.nn.sparse_rows import Features, Rows, as_rows
 
-# Rows -> adjacency -> (version of the rows, product); an entry goes with either.
+# Rows -> adjacency -> (version of the rows, product); an entry disappears with either.
 _products = WeakTensorKeyDictionary()
-KEPT_BYTES = 2**28  # the largest product that is kept: large graphs need their memory
+KEPT_BYTES = 2**28  # size of the largest product that is kept, to save memory with large graphs
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 class Teacher(nn.Module, ABC):
-    """A graph neural network that gives class logits, and shows its last hidden layer.
+    """A graph neural network that returns class logits and its last hidden layer.
 
     Attributes:
-        hops: how far from a node its answer depends on others; None where that is its number of layers.
+        hops: size of the neighbourhood, in hops, that the logits of a node depend on; None if it is the number of
+            layers.
     """
 
     hops: int | None = None
@@ -31,9 +32,9 @@ class Teacher(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Any:
-        """The edges in the form that the teacher works with, self-loops included.
+        """The edges of one graph in the form that the teacher uses, with self-loops.
 
-        Pass it in place of ``edge_index`` to build it once for many epochs. It belongs to one graph.
+        Pass it instead of ``edge_index`` to build it once for many epochs.
         """
 
     @abstractmethod
@@ -42,7 +43,7 @@ class Teacher(nn.Module, ABC):
 
         Args:
             x: floating ``[N, F]``, dense or sparse (see :func:`rbm.nn.sparse_rows.as_rows`).
-            edge_index: int64 ``[2, M]`` without self-loops, messages flow from row 0 to row 1; or ``adjacency`` of it.
+            edge_index: int64 ``[2, M]`` without self-loops, messages flow from row 0 to row 1; or its ``adjacency``.
 
         Returns:
             Logits ``[N, C]``.
@@ -59,7 +60,7 @@ class Teacher(nn.Module, ABC):
 
 
 class ConvTeacher(Teacher):
-    """A stack of graph convolutions; subclasses fill ``convs`` and say how a hidden layer ends.
+    """A stack of graph convolutions; subclasses define the convolutions and what follows them in a hidden layer.
 
     Args:
         in_channels: width of the node features.
@@ -70,7 +71,7 @@ class ConvTeacher(Teacher):
         norm: ``"none"``, ``"batch"`` or ``"layer"``.
 
     Raises:
-        ValueError: a size below its minimum, a dropout outside [0, 1), an unknown norm.
+        ValueError: a size is below its minimum, ``dropout`` is outside [0, 1), or ``norm`` is unknown.
     """
 
     def __init__(
@@ -97,21 +98,21 @@ class ConvTeacher(Teacher):
 
     @classmethod
     def make_last_conv(cls, in_channels: int, out_channels: int) -> nn.Module:
-        """The one that gives the logits; by default as all others."""
+        """The convolution that returns the logits; by default like all others."""
         return cls.make_conv(in_channels, out_channels)
 
     @staticmethod
     @abstractmethod
     def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The normalised adjacency with self-loops, sparse CSR ``[N, N]``, row = target node.
+        """The normalised adjacency of one graph with self-loops, sparse CSR ``[N, N]``, row = target node.
 
-        Pass it in place of ``edge_index`` to build it once for many epochs. It belongs to one graph.
+        Pass it instead of ``edge_index`` to build it once for many epochs.
         """
 
     @abstractmethod
     def hidden(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        """From the convolution's output ``h``, ``[N, H]``: what ``embed`` shows of it, and the next layer's input
-        before dropout.
+        """From the output ``h [N, H]`` of a convolution: what ``embed`` returns for this layer, and the input of the
+        next layer before dropout.
         """
 
     def forward(self, x: Features, edge_index: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ class ConvTeacher(Teacher):
 def check_settings(
     in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, norm: str, **dropouts: float
 ) -> None:
-    """Raise ValueError, with the argument's name, where a teacher cannot be built so."""
+    """Raise ValueError, with the name of the argument, if a teacher cannot have these settings."""
     sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
     for name, size in sizes.items():
         if size < 1:
@@ -152,8 +153,8 @@ def check_settings(
 def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
     """Edges source -> target as a CSR matrix ``[N, N]`` with ``A[target, source]``; weights of equal edges add up.
 
-    A sparse product is three to four times as fast on a CPU as gathering and scattering messages along edges (Amazon
-    Computers, 256 wide), needs no ``[edges, width]`` buffer, and adds in a fixed order.
+    On a CPU, a sparse product is three to four times as fast as gathering and scattering messages along edges (Amazon
+    Computers, width 256). It needs no ``[edges, width]`` buffer and adds in a fixed order.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's own notices
@@ -161,11 +162,13 @@ def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tens
 
 
 def spread(adjacency: Tensor, x: Tensor) -> Tensor:
-    """``adjacency @ x``, ``[N, F]``; where ``x`` needs no gradient it is kept until ``x`` changes or either goes.
+    """``adjacency @ x``, ``[N, F]``. If ``x`` needs no gradient, the product is cached until ``x`` changes or either
+    tensor is freed.
 
-    No epoch changes a graph's features, and on Amazon's graphs their products are a third of a teacher's epoch.
+    The features of a graph do not change between epochs; on the Amazon graphs, their products take a third of a
+    teacher's epoch.
     """
-    # Tensors of inference mode cannot be trained on, and have no version that tells whether they have changed.
+    # Tensors of inference mode cannot be used in training, and have no version counter.
     inference = x.is_inference() or torch.is_inference_mode_enabled()
     if x.requires_grad or inference or torch.compiler.is_compiling():
         return adjacency @ x

@@ -1,4 +1,4 @@
-"""A trained model from the cache, where an earlier run trained the same one."""
+"""Trained models from the cache, if an earlier run trained the same model."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,16 +18,16 @@ def cached_phase(
     cache: Cache,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Train a model, unless the cache holds one trained from the same settings and tensors; its result.
+    """Train a model, or take it from the cache if it was trained from the same settings and tensors; return its result.
 
     Args:
-        phase: what is trained, such as ``"teacher"``; the beginning of the file's name.
-        model: untrained. Afterwards it has the trained state, and is in eval mode.
-        settings: what the trained state and the result depend on, values that JSON can hold.
+        phase: what is trained, such as ``"teacher"``; the file name begins with it.
+        model: the untrained model. Afterwards it has the trained state and is in eval mode.
+        settings: JSON values that the trained state and the result depend on.
         inputs: tensors that they depend on.
-        train: trains ``model`` and returns its result, values that JSON can hold.
-        cache: where it is looked for and kept.
-        progress: told where nothing is trained.
+        train: trains ``model`` and returns its result as JSON values.
+        cache: where models are looked up and stored.
+        progress: gets a message if the model was in the cache.
     """
     known = True
 

@@ -1,4 +1,4 @@
-"""The epoch loop that every trained network shares: select by validation, stop early, log, survive a kill."""
+"""The epoch loop of all trained networks: selection by validation accuracy, early stopping, logging, checkpoints."""
 
 import copy
 import time
@@ -27,12 +27,12 @@ _ends: ContextVar[float] = ContextVar("ends", default=float("inf"))
 
 
 class OutOfTimeError(TimeoutError):
-    """A training was not over when its :func:`time_limit` was."""
+    """A training did not end within its :func:`time_limit`."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Inside, trainings end by :class:`OutOfTimeError` after the epoch in which the time is over."""
+    """Inside the block, trainings raise :class:`OutOfTimeError` after the epoch in which the time runs out."""
     token = _ends.set(_clock() + seconds)
     try:
         yield
@@ -49,8 +49,8 @@ class Accuracies(NamedTuple):
 
 
 def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> Accuracies:
-    """Train and validation accuracy on the observed graph; test accuracy on unseen nodes where there are any. Classes
-    serve in place of logits, see :func:`rbm.training.metrics.accuracy`.
+    """Train and validation accuracy on the observed graph; test accuracy on the unseen nodes, or on the test nodes if
+    none are unseen. Classes may be given instead of logits, see :func:`rbm.training.metrics.accuracy`.
     """
     observed, full = split.observed, split.graph
     test = split.unseen_nodes if len(split.unseen_nodes) else full.test_mask
@@ -62,7 +62,7 @@ def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphS
 
 
 class Trainer(ABC):
-    """A model with its optimiser, as :func:`fit` trains it: it trains an epoch, evaluates, and saves its state."""
+    """A model with its optimiser. :func:`fit` calls its methods to train an epoch, evaluate, and save its state."""
 
     model: nn.Module
 
@@ -73,7 +73,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """An optimiser of all that is trained."""
+        """An optimiser of everything that is trained."""
 
     @abstractmethod
     def train_epoch(self, epoch: int) -> float:
@@ -81,10 +81,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def evaluate(self) -> Accuracies:
-        """Accuracies of the model as it is now."""
+        """Accuracies of the present model."""
 
     def expert_loads(self) -> list[list[float]] | None:
-        """Share of the gates' mass that each expert of each layer receives; None where nothing is routed."""
+        """Share of the gate mass that each expert of each layer receives; None if the model does not route."""
         return None
 
     def at_best_epoch(self, epoch: int) -> None:
@@ -92,11 +92,11 @@ class Trainer(ABC):
         return
 
     def resume_at(self, epoch: int) -> None:
-        """Hook: prepare everything that depends on the epoch's number; states are loaded afterwards."""
+        """Hook: prepare everything that depends on the epoch number; states are loaded afterwards."""
         return
 
     def state(self) -> dict[str, Any]:
-        """Hook: state to save beside model and optimiser."""
+        """Hook: state to save in addition to model and optimiser."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -106,10 +106,10 @@ class Trainer(ABC):
 
 @dataclass
 class Result:
-    """Result of a training. ``test_accuracy`` is the one at the epoch with the best validation accuracy.
+    """Result of a training. ``test_accuracy`` is that of the epoch with the best validation accuracy.
 
-    ``test_max`` is the maximum over epochs, which the released code reports; it looks at test labels, and stands here
-    for comparison with the paper only.
+    ``test_max`` is the maximum over epochs, which the released code reports. It depends on test labels and is only for
+    comparison with the paper.
     """
 
     val_accuracy: float = -1.0
@@ -121,7 +121,7 @@ class Result:
 
 @dataclass
 class Selection:
-    """Result so far and the weights that belong to its best epoch."""
+    """Result so far, and the weights of the best epoch."""
 
     result: Result = field(default_factory=Result)
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -137,9 +137,9 @@ class Selection:
             self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def is_over(self, epoch: int, first: int, patience: int, warmup: int = 0) -> bool:
-        """Whether ``patience`` epochs since the best one were no better.
+        """Whether ``patience`` epochs have passed since the best one.
 
-        They count from the end of the warmup where its epochs are the best.
+        If the best epoch is in the warmup, they are counted from the end of the warmup.
         """
         return epoch >= first and epoch - max(self.result.best_epoch, warmup - 1) >= patience
 
@@ -156,25 +156,25 @@ def fit(
     folder: RunFolder | None = None,
     progress: Progress,
 ) -> Result:
-    """Train ``trainer`` and leave its model at the epoch with the best validation accuracy, in eval mode.
+    """Train the model of ``trainer``, restore the epoch with the best validation accuracy, and set eval mode.
 
-    Where ranks train together, all of them call this with trainers that agree in losses and accuracies; the first one
-    has the folder, and the others continue from its checkpoint.
+    When ranks train together, all call this function, with trainers that return the same losses and accuracies. Only
+    the first rank has the folder; the others continue from its checkpoint.
 
     Args:
         phase: name of this training in the metrics and in the run folder.
         trainer: see :class:`Trainer`.
         max_epochs: epochs after the ``warmup``.
-        patience: stop after that many epochs without a validation accuracy at least as good as the best.
-        warmup: first epochs, which do not count for stopping and are not selected (pretraining).
-        select_warmup: let epochs of the ``warmup`` be selected too.
-        min_epochs: of the epochs that may be selected, the first that are not; the last one always may be.
-        folder: writes metrics and checkpoints there, and continues from a checkpoint of this phase.
+        patience: stop after this many epochs without a validation accuracy at least as good as the best.
+        warmup: number of first epochs that do not count for stopping and are not selected (pretraining).
+        select_warmup: allow epochs of the ``warmup`` to be selected too.
+        min_epochs: number of first selectable epochs that are not selected. The last epoch can always be selected.
+        folder: where metrics and checkpoints are written, and from which a checkpoint of this phase is resumed.
         progress: shows losses and accuracies.
 
     Raises:
         FloatingPointError: the loss is no longer finite.
-        OutOfTimeError: a :func:`time_limit` is over.
+        OutOfTimeError: a :func:`time_limit` has run out.
     """
     selection, start = Selection(), 0
     last = warmup + max_epochs - 1
@@ -240,7 +240,7 @@ def train_epoch(phase: str, trainer: Trainer, epoch: int) -> float:
 
 
 def check_time(phase: str, epoch: int) -> None:
-    """Raise :class:`OutOfTimeError` where a :func:`time_limit` is over."""
+    """Raise :class:`OutOfTimeError` if a :func:`time_limit` has run out."""
     if _clock() > _ends.get():
         raise OutOfTimeError(f"phase {phase!r} was cut short in epoch {epoch} by its limit of time")
 
@@ -255,7 +255,7 @@ def fit_phase(
     warmup: int = 0,
     select_warmup: bool = False,
 ) -> dict[str, Any]:
-    """Train by :func:`fit`, or take a phase from the run folder where it is finished; its result."""
+    """Train with :func:`fit`, or load the phase from the run folder if it is finished; return its result."""
     if (finished := broadcast_from_rank0(lambda: _finished(phase, trainer.model, folder, progress))) is not None:
         result, state = finished
         trainer.model.load_state_dict(state)
@@ -283,7 +283,7 @@ def fit_phase(
 def _finished(
     phase: str, model: nn.Module, folder: RunFolder | None, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Result and state of a phase that the run folder holds, or None."""
+    """Result and state of a phase that is finished in the run folder, or None."""
     result = None if folder is None else folder.finished(phase)
     if result is None:
         return None
@@ -293,7 +293,7 @@ def _finished(
 
 
 def build_adam(parameters: Iterable, *, lr: float, weight_decay: float) -> torch.optim.Adam:
-    """Fused Adam: one pass over each parameter; the default makes about ten. It saves seconds with sparse features."""
+    """Fused Adam: one pass over each parameter instead of about ten, which saves seconds with sparse features."""
     return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
 
@@ -334,5 +334,5 @@ def _restore(checkpoint: dict[str, Any], trainer: Trainer, selection: Selection)
     if checkpoint["cuda_rng"] and world_size() == 1:
         torch.cuda.set_rng_state_all(checkpoint["cuda_rng"])
     elif checkpoint["cuda_rng"]:
-        torch.cuda.set_rng_state(checkpoint["cuda_rng"][0])  # ranks are alike, and the first one's is the first
+        torch.cuda.set_rng_state(checkpoint["cuda_rng"][0])  # all ranks take the state of the first rank's device
     return checkpoint["epoch"]

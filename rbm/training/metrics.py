@@ -13,8 +13,8 @@ from rbm.nn.students import MixtureStudent
 
 
 def accuracy(answers: Tensor, labels: Tensor) -> float:
-    """Share of rows whose label is the answer, in [0, 1]; NaN for no rows. ``answers`` are logits ``[B, C]``, whose
-    largest entry counts, or classes, int64 ``[B]``.
+    """Share of rows that are classified correctly, in [0, 1]; NaN without rows. ``answers`` are logits ``[B, C]`` or
+    classes, int64 ``[B]``.
     """
     if labels.numel() == 0:
         return float("nan")
@@ -23,9 +23,8 @@ def accuracy(answers: Tensor, labels: Tensor) -> float:
 
 
 def purity(groups: Tensor, labels: Tensor) -> float:
-    """Share of the nodes whose class is the most frequent one of their group: ``groups [N]`` and ``labels [N]`` are
-    integers from 0 on. It is what a classifier could reach that knew a node's group alone; nodes with label -1 do not
-    count.
+    """Share of the nodes whose class is the most frequent one of their group: the best accuracy of a classifier that
+    knows only a node's group. ``groups [N]`` and ``labels [N]`` are integers from 0; nodes with label -1 are ignored.
     """
     known = labels >= 0
     counts = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
@@ -35,7 +34,7 @@ def purity(groups: Tensor, labels: Tensor) -> float:
 
 @torch.no_grad()
 def expert_loads(student: MixtureStudent, x: Features) -> Tensor:
-    """Share of the gates' mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
+    """Share of the gate mass that each expert of each layer receives from the rows ``x [N, F]``: ``[L, E]``."""
     with evaluating(student):
         _, (routings, *_) = student(x, return_trace=True)
     loads = [expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)]
@@ -44,7 +43,7 @@ def expert_loads(student: MixtureStudent, x: Features) -> Tensor:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside, and the mode that the module's owner had chosen afterwards."""
+    """Set eval mode inside the block, and restore the previous mode afterwards."""
     training = module.training
     module.eval()
     try:

@@ -1,4 +1,4 @@
-"""The list of files that this package wrote into a run folder; only these are ever removed."""
+"""The list of files that this package wrote into a run folder. Only these are ever removed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +18,8 @@ def begin_list(folder: Path) -> None:
 
 
 def file_of(name: str, method: str | None, quantize: str | None = None) -> str:
-    """The name of a file about the student that a run keeps, or about that of a method, or about either with weights of
-    fewer bits: ``latency-rbm.json``, ``latency-rbm-int8.json``.
+    """The name of a file about the kept student or that of a method, possibly quantised: ``latency.json``,
+    ``latency-rbm.json``, ``latency-rbm-int8.json``.
     """
     stem, dot, ending = name.partition(".")
     return "-".join(part for part in (stem, method, quantize) if part is not None) + dot + ending
@@ -28,7 +28,7 @@ def file_of(name: str, method: str | None, quantize: str | None = None) -> str:
 def list_file(file: Path) -> None:
     """Add a file, or the folder ``tensorboard``, to the list of its folder before it is written.
 
-    A folder without a list is no run folder, and gets none.
+    A folder without a list is not a run folder and does not get one.
     """
     marker = file.parent / MARKER
     if marker.is_file() and file.name not in listed_files(file.parent):
@@ -40,7 +40,7 @@ def listed_files(folder: Path) -> list[str]:
     """The names on the list.
 
     Raises:
-        FileExistsError: there is none, or it is damaged, so that no file is known to be the run's.
+        FileExistsError: the list is missing or damaged, so that the files of the run are unknown.
     """
     marker = folder / MARKER
     try:
@@ -59,7 +59,7 @@ def remove_run(folder: Path) -> None:
     """Remove the files on the list, and leave all others.
 
     Raises:
-        FileExistsError: as :func:`listed_files`, and nothing was removed.
+        FileExistsError: see :func:`listed_files`; nothing was removed.
     """
     for file in list(_present(folder, listed_files(folder))):
         file.unlink()
@@ -72,5 +72,5 @@ def _present(folder: Path, names: list[str]) -> Iterator[Path]:
             yield from folder.glob(f"{_EVENTS}/*/events.out.tfevents.*")
         elif (folder / name).is_file() or (folder / name).is_symlink():
             yield folder / name
-        # What a kill left of a file that was being written.
+        # A partial file that a killed process was writing.
         yield from folder.glob(f".{name}-*.partial")

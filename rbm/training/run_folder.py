@@ -1,7 +1,7 @@
-"""The run folder: the files of a run, its checkpoints, and how a student is loaded again.
+"""The run folder: the files of a run, its checkpoints, and functions to load its students.
 
-Nothing is ever unpickled: finished models are safetensors files, the state of an unfinished one is read with
-``weights_only``. Files are written beside their place and renamed, so that a kill leaves the old file or the new one.
+No file is unpickled: finished models are safetensors files, and checkpoints are read with ``weights_only``. Files are
+written under a temporary name and renamed, so that a killed process leaves either the old file or the new one.
 """
 
 import io
@@ -27,47 +27,47 @@ from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, seal
 
 
 class MetricsWriter(Protocol):
-    """Receives what is written to ``metrics.jsonl``, such as :class:`rbm.training.tensorboard.Events`."""
+    """Receives the lines of ``metrics.jsonl``; an example is :class:`rbm.training.tensorboard.Events`."""
 
     def add(self, record: dict[str, Any]) -> None:
-        """A line was appended."""
+        """Called with each line that is appended."""
 
     def rewrite(self, records: list[dict[str, Any]]) -> None:
-        """These lines are all there are."""
+        """Called with all lines when the file is rewritten."""
 
 
 class RunFolder:
-    """One run on disk.
+    """The folder of one run on disk.
 
     ==========================  ==========================================================================
-    ``run.json``                the list of all that follows: what ``--overwrite`` removes
-    ``.run.lock``               held by the process whose run it is
+    ``run.json``                list of the files below, which ``--overwrite`` removes
+    ``.run.lock``               lock of the process that runs in the folder
     ``config.yaml``             the configuration
-    ``metrics.jsonl``           one line an epoch
+    ``metrics.jsonl``           one line per epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
-    ``encodings*.safetensors``  what students see beside the features, for all nodes of the graph
-    ``student.json``            method, class and arguments that rebuild each student, first of the one that is kept
+    ``encodings*.safetensors``  the students' encodings of all nodes of the graph
+    ``student.json``            method, class and arguments of each student, the kept one first
     ``summary.json``            results, equal for equal seeds
-    ``timings.json``            seconds and latencies, which are not
-    ``results.md``              both as a table
-    ``checkpoint.pt``           state of the unfinished phase; gone when the run is complete
-    ``graph.safetensors``       the graph, where no name or file leads to it (:mod:`rbm.distillation.run_graph`)
-    ``report.html``, ``.json``  the report, and what is in it of the graph and the models
-    ``student*.pt2``, ``.onnx`` the student for other runtimes, by ``rbm export``
-    ``latency.json``            how long predictions take, by ``rbm latency``
+    ``timings.json``            seconds and latencies, which vary between runs
+    ``results.md``              both as a table, and the verdict
+    ``checkpoint.pt``           state of the unfinished phase; removed when the phase is finished
+    ``graph.safetensors``       the graph, if no name or file identifies it (:mod:`rbm.distillation.run_graph`)
+    ``report.html``, ``.json``  the report, and its data
+    ``student*.pt2``, ``.onnx`` the student for other runtimes, from ``rbm export``
+    ``latency.json``            latencies of predictions, from ``rbm latency``
     ``*.png``                   plots
-    ``auto.yaml``, ``.db``,     with ``auto``: what was searched and chosen, Optuna's trials, and these as a table
-    ``auto.csv``                (:mod:`rbm.distillation.auto.folder`)
-    ``tensorboard/``            on request: ``metrics.jsonl`` as events of TensorBoard (:mod:`rbm.training.tensorboard`)
+    ``auto.yaml``, ``.db``,     with ``auto``: the search space and the choice, Optuna's trials, and the trials as a
+    ``auto.csv``                table (:mod:`rbm.distillation.auto.folder`)
+    ``tensorboard/``            on request: ``metrics.jsonl`` as TensorBoard events (:mod:`rbm.training.tensorboard`)
     ==========================  ==========================================================================
 
     Attributes:
         events: receives every line of metrics, or None.
 
     Raises:
-        FileExistsError: the folder holds a run and neither ``resume`` nor ``overwrite`` is given.
-        FileNotFoundError: ``resume`` without a run to continue.
-        ValueError: ``resume`` with another configuration than the run was started with.
+        FileExistsError: the folder is not empty and neither ``resume`` nor ``overwrite`` is given.
+        FileNotFoundError: ``resume`` is given but there is no run to continue.
+        ValueError: ``resume`` is given with a configuration that differs from that of the run.
     """
 
     events: MetricsWriter | None = None
@@ -84,10 +84,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             begin_list(self.path)
             self.write_text("config.yaml", config.to_yaml())
-        list_file(self.path / "metrics.jsonl")  # here, not at every line that is appended
+        list_file(self.path / "metrics.jsonl")  # once, and not for every line that is appended
 
     def finished(self, phase: str) -> dict[str, Any] | None:
-        """The result of a phase that is complete, or None."""
+        """The result of a finished phase, or None."""
         path = self.path / f"{phase}.safetensors"
         return read_sealed(path)[1] if path.is_file() else None
 
@@ -97,7 +97,7 @@ class RunFolder:
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
 
     def save_tensors(self, name: str, tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> None:
-        """Write ``<name>.safetensors``: tensors, and beside them values that JSON can hold."""
+        """Write ``<name>.safetensors`` with tensors and JSON values."""
         self._write(f"{name}.safetensors", sealed(tensors, values))
 
     def load_phase(self, phase: str, model: nn.Module) -> None:
@@ -110,7 +110,7 @@ class RunFolder:
         self._write("checkpoint.pt", content.getbuffer())
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The state of the unfinished phase, or None where there is none."""
+        """The state of the unfinished phase, or None."""
         path = self.path / "checkpoint.pt"
         if not path.is_file():
             return None
@@ -125,7 +125,7 @@ class RunFolder:
             ) from error
 
     def keep_metrics(self, phase: str, epochs: int) -> None:
-        """Drop the lines of ``phase`` from ``epochs`` on: a kill came after they were written, before a checkpoint."""
+        """Drop the lines of ``phase`` from epoch ``epochs`` on, which were written after the last checkpoint."""
         records = read_metrics(self.path)
         kept = [r for r in records if r["phase"] != phase or r["epoch"] < epochs]
         text = "".join(json.dumps(record) + "\n" for record in kept)
@@ -151,10 +151,10 @@ class RunFolder:
 
 @contextmanager
 def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> Iterator[RunFolder]:
-    """A run folder that no other process writes to as long as it is open; arguments and errors of :class:`RunFolder`.
+    """Open a run folder and lock it against other processes. Arguments and errors are those of :class:`RunFolder`.
 
     Raises:
-        BlockingIOError: another run is at work in the folder; its process is named.
+        BlockingIOError: another process runs in the folder; the message names it.
     """
     path = Path(path)
     check_place(path, resume, overwrite)  # before the folder is made, which holds the lock
@@ -164,7 +164,7 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
 
 
 def check_place(path: Path, resume: bool, overwrite: bool, begun: str = "config.yaml") -> None:
-    """Raise where there is nothing to resume (no file ``begun``), or something that is not to be overwritten."""
+    """Raise if there is nothing to resume (no file ``begun``), or if files would be overwritten without permission."""
     if resume and not (path / begun).is_file():
         raise FileNotFoundError(f"run folder {path} has no {begun}: there is no run to resume{_mistaken(path, begun)}")
     if resume and overwrite:
@@ -179,7 +179,7 @@ def check_place(path: Path, resume: bool, overwrite: bool, begun: str = "config.
 
 
 def _mistaken(path: Path, begun: str) -> str:
-    """Advice where a run with a search before it (``auto``) is mistaken for one without, or the other way around."""
+    """Advice if a run with a search (``auto``) is mistaken for one without, or the other way around."""
     if begun == "config.yaml" and (path / "auto.yaml").is_file():
         return "; its search is not over: resume with auto (--auto)"
     if begun == "auto.yaml" and (path / "config.yaml").is_file():
@@ -188,15 +188,15 @@ def _mistaken(path: Path, begun: str) -> str:
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """All lines of a run folder's ``metrics.jsonl``; a line that a kill cut short is left out.
+    """All lines of a run folder's ``metrics.jsonl``, without an incomplete last line.
 
     Raises:
-        ValueError: a line that is whole does not tell of an epoch.
+        ValueError: a complete line does not describe an epoch.
     """
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():
         return []
-    lines = read_text(path).split("\n")[:-1]  # behind the last newline stands nothing, or what a kill cut short
+    lines = read_text(path).split("\n")[:-1]  # after the last newline is nothing, or an incomplete line
     return [_record(path, number, line) for number, line in enumerate(lines, 1)]
 
 
@@ -213,14 +213,14 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 class SavedStudent(NamedTuple):
-    """A student of a run folder, and the name of its file of encodings without its ending; None for features alone."""
+    """A student of a run folder, and the stem of its encodings file; None if it takes only features."""
 
     student: HubMixin
     encodings: str | None
 
 
 def save_students(folder: Path | str, kept: str, students: Mapping[str, SavedStudent]) -> None:
-    """Write ``student.json``, from which :func:`load` rebuilds the module for each ``<method>.safetensors``."""
+    """Write ``student.json``, from which :func:`load` rebuilds the module of each ``<method>.safetensors``."""
     described = {method: describe(each.student, encodings=each.encodings) for method, each in students.items()}
     content = {"method": kept, **described.pop(kept), "students": described}
     list_file(Path(folder) / STUDENT)
@@ -230,24 +230,24 @@ def save_students(folder: Path | str, kept: str, students: Mapping[str, SavedStu
 def load(
     folder: Path | str, method: str | None = None, *, quantize: str | None = None, quiet: bool = False
 ) -> nn.Module:
-    """Load a student of a run folder, or the one that ``save_pretrained`` wrote: a plain module in eval mode, on the
-    CPU, made by any method. By default it is the one that the run folder keeps for predictions.
+    """Load a student from a run folder, or from a folder written by ``save_pretrained``. It is a plain module in eval
+    mode and on the CPU.
 
-    It maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. The last ``student.encodings`` columns of a row,
-    behind the features, are encodings. Where there are any, the logger ``rbm`` says so, unless ``quiet``;
-    :func:`load_encodings` gives those of the training graph's nodes. Call it under :func:`torch.inference_mode`, in
-    every thread that does: the operators made for answering serve there alone.
+    The student maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. The last ``student.encodings`` columns of a
+    row, after the features, are encodings. If there are any, the logger ``rbm`` says so, unless ``quiet`` is set;
+    :func:`load_encodings` returns the encodings of the nodes of the training graph. Call the student under
+    :func:`torch.inference_mode`, which must be set in every thread: the operators for inference need it.
 
     Args:
-        folder: a run folder, or one that ``save_pretrained`` wrote.
-        method: whose student of a run folder.
-        quantize: ``"int8"`` for weights of 8 bits (:func:`rbm.nn.int8.quantized`), a quarter of the memory.
-        quiet: say nothing of encodings.
+        folder: a run folder, or one written by ``save_pretrained``.
+        method: the method whose student is loaded from a run folder; by default the one kept for predictions.
+        quantize: ``"int8"`` for 8-bit weights (:func:`rbm.nn.int8.quantized`), a quarter of the memory.
+        quiet: do not log the message about encodings.
 
     Raises:
-        FileNotFoundError: the folder holds no finished student.
-        ValueError: a file of it is corrupt or was not written by this package, it holds no student of ``method``, or
-            one that ``quantize`` does not serve.
+        FileNotFoundError: the folder has no finished student.
+        ValueError: a file is corrupt or was not written by this package, the folder has no student of ``method``, or
+            ``quantize`` does not support the student.
     """
     check_kind(quantize)
     config, weights = find_student(Path(folder), method)
@@ -265,14 +265,15 @@ def load(
     return student
 
 
-load_student = load  # a name that says what, where the package's own does not stand before it
+load_student = load  # a more explicit name, for ``from rbm import load_student``
 
 
 def load_encodings(folder: Path | str, method: str | None = None, *, passed_on: bool = False) -> Tensor | None:
-    """What a student of a run folder sees beside the features, ``[N, D]`` for all nodes of the graph, or None.
+    """The encodings of a student of a run folder, ``[N, D]`` for all nodes of the graph; None if it takes none.
 
-    A new node's are the mean of what its neighbours have under ``passed_on``: their own encodings, but for stored hops
-    (:mod:`rbm.datasets.encodings.hops`), which are one hop further there.
+    The encodings of a new node are the mean over its neighbours of ``load_encodings(..., passed_on=True)``. These are
+    the neighbours' own encodings, except for stored hops (:mod:`rbm.datasets.encodings.hops`), which are shifted by one
+    hop.
     """
     config = Path(folder) / STUDENT
     described = read_description(config, method) if config.is_file() else {}

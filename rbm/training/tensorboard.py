@@ -1,8 +1,8 @@
-"""A run in TensorBoard: the figures of ``metrics.jsonl`` as event files in the run folder's ``tensorboard``.
+"""TensorBoard events: the figures of ``metrics.jsonl`` as event files in the folder ``tensorboard`` of a run.
 
-Each phase (teacher, then each method) is a run of TensorBoard's, so that their curves lie over each other. Its scalars
-are ``loss``, ``accuracy/train``, ``accuracy/val``, ``accuracy/test``, ``seconds``, and of a mixture that routes
-``expert_load/layerL/expertE``, the share of the gates' mass that an expert receives from all nodes.
+Each phase (teacher, then each method) is one TensorBoard run, so that their curves appear in the same plots. The
+scalars are ``loss``, ``accuracy/train``, ``accuracy/val``, ``accuracy/test`` and ``seconds``. A mixture that routes
+also has ``expert_load/layerL/expertE``, the share of the gate mass that an expert receives from all nodes.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ from typing import Any
 from rbm.training.run_files import list_file
 from rbm.training.run_folder import RunFolder, read_metrics
 
-# Seconds until written events reach the disk, where a run is watched.
+# Seconds until written events reach the disk, so that a run can be watched.
 _FLUSH_SECONDS = 5
 
 
 def check_tensorboard(folder: Path | str | None) -> None:
-    """Whether events can be written.
+    """Check that events can be written.
 
     Raises:
         ModuleNotFoundError: tensorboard is not installed.
-        ValueError: there is no run folder to write them into.
+        ValueError: there is no run folder.
     """
     if folder is None:
         raise ValueError("tensorboard is True but folder is None; give the run a folder, its events stand in there")
@@ -36,7 +36,7 @@ def check_tensorboard(folder: Path | str | None) -> None:
 
 @contextmanager
 def events(run: RunFolder) -> Iterator[None]:
-    """Inside, what the run appends to its metrics goes to TensorBoard too; what it has there already goes first."""
+    """Inside the block, also write the metrics of the run to TensorBoard, starting with those already in the folder."""
     list_file(run.path / "tensorboard")
     run.events = Events(run.path / "tensorboard")
     run.events.rewrite(read_metrics(run.path))
@@ -48,14 +48,14 @@ def events(run: RunFolder) -> Iterator[None]:
 
 
 class Events:
-    """Event files of a run, a folder a phase."""
+    """Event files of a run, with one folder per phase."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._writers: dict[str, Any] = {}
 
     def rewrite(self, records: list[dict[str, Any]]) -> None:
-        """Write these lines of ``metrics.jsonl`` in the place of all that is there."""
+        """Replace all events by those of these lines of ``metrics.jsonl``."""
         self.close()
         for file in self.folder.glob("*/events.out.tfevents.*"):
             file.unlink()
@@ -73,7 +73,7 @@ class Events:
             self._writers[phase].add_scalar(tag, value, epoch)
 
     def close(self) -> None:
-        """Everything to the disk."""
+        """Flush everything to the disk and close the files."""
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()

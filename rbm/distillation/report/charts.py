@@ -1,6 +1,6 @@
 """The charts of a report: each takes a part of ``report.json`` and returns an ``<svg>`` element.
 
-Accuracies are in per cent here. A chart says what its axes are; the sentence beside it is in page.py.
+Accuracies are in per cent. The charts label their axes; the sentences next to them are in page.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ def accuracy_chart(figures: Mapping[str, tuple[float, float, float]], look: Look
     axes.set_ylim(-0.6, len(order) - 0.4)
     low, high = around([end for each in figures.values() for end in each])
     percent_axis(axes, "x", low, high + 0.08 * (high - low))
-    axes.set_xlabel(f"right answers on {nodes} (%)")
+    axes.set_xlabel(f"accuracy on {nodes} (%)")
     axes.spines["left"].set_visible(False)
     gridlines(axes, "x")
     return as_svg(figure, name, "Test accuracy of each model in per cent, with its 95 % interval")
@@ -104,7 +104,7 @@ def grid_chart(
 
 
 def classes_chart(recalls: Mapping[str, Sequence[float | None]], look: Look, name: str) -> str:
-    """Per class, how much of it two models have right: a dot each, joined; per cent."""
+    """Recall of two models for each class, in per cent, as two joined dots."""
     models = list(recalls)
     count = len(recalls[models[0]])
     figure, axes = new_figure(min(6.5, 1.15 + 0.27 * count))
@@ -128,20 +128,20 @@ def classes_chart(recalls: Mapping[str, Sequence[float | None]], look: Look, nam
     axes.set_ylim(count - 0.5, -0.5)
     low = min(value for each in recalls.values() for value in each if value is not None)
     percent_axis(axes, "x", low - 5, 100)
-    axes.set(xlabel="nodes of the class that are answered right (%)", ylabel="class")
+    axes.set(xlabel="nodes of the class that are classified correctly (%)", ylabel="class")
     gridlines(axes, "x")
     legend(axes)
-    return as_svg(figure, name, "Share of each class that is answered right, in per cent")
+    return as_svg(figure, name, "Share of each class that is classified correctly, in per cent")
 
 
 def reliability_chart(bins: Mapping[str, list[dict[str, Any]]], look: Look, name: str) -> str:
-    """Accuracy over confidence, in per cent, beside the line where both are the same; a dot's size tells its nodes.
-    Bins of fewer than :data:`FEWEST` nodes are left out: they say little, and jump.
+    """Accuracy over confidence, in per cent, with the line of perfect calibration. The size of a dot shows the number
+    of nodes. Bins with fewer than :data:`FEWEST` nodes are not drawn, because they are too noisy.
     """
     bins = {model: [each for each in found if each["nodes"] >= FEWEST] for model, found in bins.items()}
     bins = {model: found for model, found in bins.items() if found}
     figure, axes = new_figure(3.6)
-    axes.plot([0, 100], [0, 100], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="as sure as right")
+    axes.plot([0, 100], [0, 100], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="perfect calibration")
     most = max((each["nodes"] for model in bins.values() for each in model), default=1)
     for model, found in bins.items():
         title, color, marker = look[model]
@@ -152,14 +152,14 @@ def reliability_chart(bins: Mapping[str, list[dict[str, Any]]], look: Look, name
     least = min((each["confidence"] for model in bins.values() for each in model), default=0.0)
     percent_axis(axes, "x", 100 * least - 5, 100)
     percent_axis(axes, "y", 0, 100)
-    axes.set(xlabel="confidence: probability of the answer (%)", ylabel="answers that are right (%)")
+    axes.set(xlabel="confidence: probability of the prediction (%)", ylabel="accuracy (%)")
     gridlines(axes)
     legend(axes, ncols=3)
     return as_svg(figure, name, "Reliability: accuracy over confidence, in per cent")
 
 
 def groups_chart(groups: dict[str, Any], models: Sequence[str], look: Look, xlabel: str, name: str) -> str:
-    """Accuracy of several models in groups of nodes, with 95 % intervals, in per cent; below, the nodes of a group."""
+    """Accuracy of several models by group of nodes, with 95 % intervals, in per cent, and the size of each group."""
     figure, axes = new_figure(3.5)
     names, nodes = groups["names"], groups["nodes"]
     ends = []
@@ -181,7 +181,7 @@ def groups_chart(groups: dict[str, Any], models: Sequence[str], look: Look, xlab
     axes.set_xticks(range(len(names)), [f"{each}\n{count:,}" for each, count in zip(names, nodes, strict=True)])
     axes.set_xlim(-0.5, len(names) - 0.5)
     percent_axis(axes, "y", *around(ends, share=0.04))
-    axes.set(xlabel=f"{xlabel}; below it: test nodes", ylabel="right answers (%)")
+    axes.set(xlabel=f"{xlabel}; second line: test nodes", ylabel="accuracy (%)")
     gridlines(axes, "y")
     legend(axes, ncols=3)
     return as_svg(figure, name, f"Accuracy in per cent by {xlabel}")

@@ -1,4 +1,4 @@
-"""Several runs side by side: their figures in one table, their models in one chart, the settings that differ."""
+"""Comparison of several runs: their figures in one table, their models in one chart, and the settings that differ."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _EMPTY = ("", -1)
 
 
 def names(runs: Sequence[RunData]) -> list[str]:
-    """What runs are called beside each other: their folders, with as much of the path as tells them apart."""
+    """Names of the runs: their folders, with as much of the path as is needed to distinguish them."""
     paths = [run.folder.resolve() for run in runs]
     for parts in range(1, max(len(path.parts) for path in paths)):
         found = ["/".join(path.parts[-parts:]) for path in paths]
@@ -27,22 +27,22 @@ def names(runs: Sequence[RunData]) -> list[str]:
 
 
 def headline(runs: Sequence[RunData]) -> str:
-    """The runs in a sentence: which kept student has the most right answers."""
+    """One sentence about the runs: which kept student has the highest accuracy."""
     called = names(runs)
     place = max(range(len(runs)), key=lambda i: runs[i].accuracy[runs[i].kept][0])
     best = runs[place]
-    text = f"{title_of(best.kept)} of {called[place]} has the most right answers of {len(runs)} kept students"
+    text = f"{title_of(best.kept)} of {called[place]} has the highest accuracy of {len(runs)} kept students"
     if sum(run.accuracy[run.kept] == best.accuracy[best.kept] for run in runs) > 1:
-        text = f"{len(runs)} kept students, of which several have the most right answers"
+        text = f"{len(runs)} kept students, several of which have the highest accuracy"
     text = f"{text}, {percent(best.accuracy[best.kept][0])}"
     graphs = {run.name for run in runs}
     if len(graphs) > 1:
-        return f"{text}. The runs are of different graphs or settings: accuracies do not compare."
+        return f"{text}. The runs have different graphs or settings, so their accuracies are not comparable."
     return f"{text}."
 
 
 def sections(runs: Sequence[RunData]) -> list[Section]:
-    """What is said of all runs together."""
+    """The sections that compare all runs."""
     called = names(runs)
     everywhere = dict(zip(called, runs, strict=True))
     order = [name for name, _ in sorted(everywhere.items(), key=lambda pair: -pair[1].accuracy[pair[1].kept][0])]
@@ -54,11 +54,11 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
     nodes = {run.nodes for run in runs}
     low = kept[order[0]][1]
     reach = [name for name in order[1:] if kept[name][2] >= low]
-    see = f"{order[0]} is ahead, and no other interval reaches into its own."
+    see = f"{order[0]} is ahead, and no other interval overlaps its own."
     if alike := [name for name in order[1:] if kept[name] == kept[order[0]]]:
-        see = f"{listed([order[0], *alike])} have the same share of right answers."
+        see = f"{listed([order[0], *alike])} have the same accuracy."
     elif reach:
-        see = f"{order[0]} is ahead; the interval of {listed(reach)} reaches into its own."
+        see = f"{order[0]} is ahead; the interval of {listed(reach)} overlaps its own."
     made = [
         Chart(
             "Kept students, with 95 % intervals",
@@ -75,7 +75,7 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
     }
     if points:
         chart = charts.latency_chart(points, look, "all-latency")
-        made.append(Chart("Accuracy over time for a node", chart, "Up and to the left is better."))
+        made.append(Chart("Accuracy over time for one node", chart, "Up and to the left is better."))
     return [
         Section("together", "Side by side", made, [_table(everywhere), *_models(everywhere)]),
         Section("settings", "Settings that differ", grids=[_differences(everywhere)]),
@@ -83,7 +83,7 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
 
 
 def _table(runs: dict[str, RunData]) -> Grid:
-    """A row for each run."""
+    """One row per run."""
     heads = (
         "Graph",
         "Kept",
@@ -116,13 +116,13 @@ def _table(runs: dict[str, RunData]) -> Grid:
                 (f"{dead}", dead) if experts else _EMPTY,
             ]
         )
-    note = "Used: parameters of one answer. Dead: experts of the run's mixture that no node has among its own."
+    note = "Used: parameters that one prediction uses. Dead: experts of the run's mixture that no node uses."
     numbers = [(head, head not in ("Graph", "Kept")) for head in heads]
     return Grid([("Run", False), *numbers], rows, note, True)
 
 
 def _models(runs: dict[str, RunData]) -> list[Grid]:
-    """Accuracy of every model of every run; nothing where the runs trained the kept ones alone."""
+    """Accuracy of every model of every run; empty if the runs trained only the kept students."""
     models = list(dict.fromkeys(model for run in runs.values() for model in run.models))
     rows = []
     for model in models:
@@ -130,11 +130,11 @@ def _models(runs: dict[str, RunData]) -> list[Grid]:
         cells = [(f"{each[0]:.2f}", each[0]) if each else _EMPTY for each in found]
         rows.append([(title_of(model), title_of(model)), *cells])
     heads = [("Test accuracy (%)", False), *((name, True) for name in runs)]
-    return [Grid(heads, rows, "A column for each run.", True)]
+    return [Grid(heads, rows, "One column per run.", True)]
 
 
 def _differences(runs: dict[str, RunData]) -> Grid:
-    """A row for each setting that is not the same everywhere."""
+    """One row per setting that differs between runs."""
     settings = {name: _flat(yaml.safe_load(run.config.to_yaml())) for name, run in runs.items()}
     keys = list(dict.fromkeys(key for each in settings.values() for key in each))
     rows = []

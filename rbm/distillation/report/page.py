@@ -1,4 +1,4 @@
-"""A report's sections: for each the charts, the tables, and a sentence that says what to see in them."""
+"""The sections of a report: charts and tables, each chart with a sentence that explains it."""
 
 from rbm.distillation.report import charts, tables
 from rbm.distillation.report.observe import title_of
@@ -11,10 +11,10 @@ from rbm.distillation.verdict import Comparison
 
 
 def headline(run: RunData) -> str:
-    """The run in a sentence."""
+    """One sentence about the run."""
     middle, low, high = run.accuracy[run.kept]
     text = (
-        f"{title_of(run.kept)} is kept: it answers {percent(middle)} of {run.nodes:,} {run.where} right"
+        f"{title_of(run.kept)} is kept: it classifies {percent(middle)} of {run.nodes:,} {run.where} correctly"
         f" (95 % interval {low:.1f} to {high:.1f})"
     )
     if TEACHER in run.accuracy:
@@ -24,12 +24,12 @@ def headline(run: RunData) -> str:
     if ours and theirs:
         ratio = theirs / ours
         told = f"1/{ratio:,.0f}" if ratio >= 1.5 else f"{1 / ratio:.2g}"
-        text += f", and a node takes it {told} of the teacher's time"
+        text += f", and needs {told} of the teacher's time for one node"
     return f"{text}."
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
-    """Figures to see first: what, the figure, and a note."""
+    """The figures at the top of the page: name, figure and note."""
     middle, low, high = run.accuracy[run.kept]
     found = [("Test accuracy", percent(middle), f"{low:.1f} to {high:.1f}, {title_of(run.kept)}")]
     if TEACHER in run.accuracy:
@@ -38,19 +38,19 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     if ours:
         found.append(("One node", f"{ours:.3g} ms", f"the teacher: {theirs:.3g} ms" if theirs else "on this machine"))
     used = run.summary[run.kept]["active_parameters"]
-    found.append(("Parameters used", count(used), f"of {count(run.summary[run.kept]['parameters'])} for a node"))
+    found.append(("Parameters used", count(used), f"of {count(run.summary[run.kept]['parameters'])} per node"))
     found.append(("Calibration error", percent(100 * run.seen["models"][run.kept]["ece"]), "ECE; 0 is perfect"))
     return found
 
 
 def verdict(run: RunData) -> list[tuple[str, str]]:
-    """The sentences of the verdict, each with its topic."""
+    """The sentences of the verdict as (topic, text)."""
     parts = (sentence.partition(": ") for sentence in verdict_sentences(run.summary["verdict"]))
     return [(about, said) for about, _, said in parts]
 
 
 def sections(run: RunData) -> list[Section]:
-    """All sections of a run, in the order of the page; those that the run has nothing for are left out."""
+    """All sections of a run, in the order of the page, without those for which the run has no data."""
     made = [
         _accuracy(run),
         _classes(run),
@@ -68,16 +68,16 @@ def sections(run: RunData) -> list[Section]:
 
 def _accuracy(run: RunData) -> Section:
     best = max(run.models, key=lambda model: run.accuracy[model][0])
-    see = f"{title_of(best)} has the most right answers, {percent(run.accuracy[best][0])}."
+    see = f"{title_of(best)} has the highest accuracy, {percent(run.accuracy[best][0])}."
     compared = {name: Comparison(**each) for name, each in run.seen["behind_kept"].items()}
     for told, holds in (("ahead of", lambda c: c.low > 0), ("behind", lambda c: c.high < 0)):
         if names := [title_of(name) for name, each in compared.items() if holds(each)]:
-            see += f" On the same nodes {title_of(run.kept)} is {told} {listed(names)} by more than chance."
+            see += f" On the same nodes, {title_of(run.kept)} is {told} {listed(names)} by more than chance."
     if names := [title_of(name) for name, each in compared.items() if each.is_chance]:
         see += f" Its difference from {listed(names)} may be chance."
     chart = charts.accuracy_chart(run.accuracy, run.look, f"{run.nodes:,} test nodes", f"{run.key}-accuracy")
     return Section(
-        "accuracy", "Accuracy", [Chart("Right answers by model, with 95 % intervals", chart, see)], [tables.models(run)]
+        "accuracy", "Accuracy", [Chart("Accuracy by model, with 95 % intervals", chart, see)], [tables.models(run)]
     )
 
 
@@ -86,19 +86,19 @@ def _classes(run: RunData) -> Section:
     support = run.seen["support"]
     shares = [[cell / max(1, sum(row)) for cell in row] for row in matrix]
     wrong = [(cell, i, j) for i, row in enumerate(matrix) for j, cell in enumerate(row) if i != j and cell]
-    see = "No class is taken for another."
+    see = "No node is misclassified."
     if wrong:
         most, i, j = max(wrong)
         see = (
-            "A row is a class, a column an answer; the diagonal is right. The most frequent mistake:"
-            f" class {i} is taken for class {j}, {most:,} of {sum(matrix[i]):,} times."
+            "Each row is a class, each column a prediction; the diagonal is correct. The most frequent mistake:"
+            f" class {i} is predicted as class {j}, {most:,} of {sum(matrix[i]):,} times."
         )
     matrix_chart = charts.grid_chart(
         shares,
         "class of the node",
-        f"answer of {title_of(run.kept)} (% of the class)",
+        f"prediction of {title_of(run.kept)} (% of the class)",
         f"{run.key}-confusion",
-        "Confusion matrix: share of each class by answer, in per cent",
+        "Confusion matrix: share of each class by prediction, in per cent",
     )
     recalls = {
         model: [
@@ -109,7 +109,7 @@ def _classes(run: RunData) -> Section:
     }
     own = {i: value for i, value in enumerate(recalls[run.kept]) if value is not None}
     worst = min(own, key=own.get)
-    told = f"The hardest class is {worst}: {percent(own[worst])} of its {support[worst]:,} nodes are answered right."
+    told = f"The hardest class is {worst}: {percent(own[worst])} of its {support[worst]:,} nodes are correct."
     class_chart = charts.classes_chart(recalls, run.look, f"{run.key}-classes")
     return Section(
         "classes",
@@ -126,11 +126,12 @@ def _calibration(run: RunData) -> Section:
     seen = run.seen["models"]
     ece, middle = seen[run.kept]["ece"], run.accuracy[run.kept][0]
     sure = sum(each["confidence"] * each["nodes"] for each in seen[run.kept]["bins"]) / run.seen["nodes"]
-    kind = "surer than it is right" if 100 * sure > middle else "less sure than it is right"
+    kind = "overconfident" if 100 * sure > middle else "underconfident"
     see = (
-        "Above the dashed line a model is right more often than it says, below it less often."
-        f" {title_of(run.kept)} is on average {percent(100 * sure)} sure and {percent(middle)} right: {kind}."
-        f" Its calibration error (ECE) is {percent(100 * ece)}. Bins of fewer than {charts.FEWEST} nodes are not drawn."
+        "Above the dashed line, accuracy is higher than confidence; below it, lower."
+        f" {title_of(run.kept)} has a mean confidence of {percent(100 * sure)} and an accuracy of {percent(middle)}: it"
+        f" is {kind}. Its calibration error (ECE) is {percent(100 * ece)}. Bins of fewer than {charts.FEWEST} nodes are"
+        " not drawn."
     )
     bins = {model: seen[model]["bins"] for model in run.pair}
     chart = charts.reliability_chart(bins, run.look, f"{run.key}-reliability")
@@ -142,7 +143,7 @@ def _calibration(run: RunData) -> Section:
     grid = Grid(
         [("Model", False), ("ECE (%)", True), ("Log loss (nats)", True)],
         rows,
-        "ECE: mean distance of accuracy and confidence over ten bins of equal width, weighted by nodes; 0 is perfect.",
+        "ECE: mean gap between accuracy and confidence over ten bins of equal width, weighted by nodes; 0 is perfect.",
         sortable=True,
         strong=order.index(run.kept),
     )
@@ -154,8 +155,8 @@ def _disagreement(run: RunData) -> Section | None:
     if found is None:
         return None
     see = (
-        f"Student and teacher give different answers to {found['count']:,} of {run.seen['nodes']:,} nodes. The student"
-        f" alone is right on {found['student_right']:,}, the teacher alone on {found['teacher_right']:,}."
+        f"Student and teacher disagree on {found['count']:,} of {run.seen['nodes']:,} nodes. Only the student is right"
+        f" on {found['student_right']:,}, only the teacher on {found['teacher_right']:,}."
     )
     chart = charts.agreement_chart(found, f"{run.key}-agreement")
     return Section(
@@ -189,7 +190,7 @@ def _experts(run: RunData) -> Section | None:
         see = (
             f"Expert {load.index(max(load))} carries the most, {percent(100 * max(load))}, which is"
             f" {max(load) / even:.1f} times the even share; {dead}. The load is as even as that of"
-            f" {layer['effective']:.1f} experts with equal shares."
+            f" {layer['effective']:.1f} experts with equal load."
         )
         chart = charts.load_chart(layer, number, f"{run.key}-load-{number}")
         made.append(Chart(f"Load of layer {number}", chart, see))
@@ -201,14 +202,14 @@ def _experts(run: RunData) -> Section | None:
             f"Share of each class's gate mass by expert of layer {number}, in per cent",
         )
         told = (
-            f"A row is a class, and its shares add to 100 %. Knowing the top expert alone tells the class of"
+            f"Each row is a class, and its shares add up to 100 %. The top expert alone predicts the class of"
             f" {percent(100 * layer['purity'])} of the nodes; the largest class has {percent(100 * layer['chance'])}."
         )
         made.append(Chart(f"Experts of layer {number} by class", by_class, told))
     asked = (
         f"{found['nodes']:,} of {found['of']:,} nodes" if found["nodes"] < found["of"] else f"all {found['of']:,} nodes"
     )
-    text = f"{found['title']}, {found['top_k']} experts a node, asked for {asked} of the graph."
+    text = f"{found['title']}, {found['top_k']} experts per node, on {asked} of the graph."
     return Section("experts", "Experts", made, [tables.layers(found)], text)
 
 
@@ -217,7 +218,7 @@ def _space(run: RunData) -> Section | None:
     if found is None:
         return None
     space, layers = found["space"], len(found["layers"])
-    stars = " Stars are the experts' memories, which the router compares a node with." if space["memories"] else ""
+    stars = " Stars are the experts' memory vectors, which the router compares nodes with." if space["memories"] else ""
     plane = (
         f"{space['shown']:,} nodes as the router of layer {layers} of {layers} sees them: {space['width']} numbers each"
     )
@@ -225,19 +226,19 @@ def _space(run: RunData) -> Section | None:
         Chart(
             "By expert with the largest gate",
             charts.space_chart(space, "expert", f"{run.key}-space-expert"),
-            f"Each colour is an expert.{stars} Where colours keep apart, experts divide the space among them.",
+            f"Each colour is an expert.{stars} If the colours are separate, the experts divide the space between them.",
         ),
         Chart(
             "By class of the node",
             charts.space_chart(space, "class", f"{run.key}-space-class"),
-            "The same points, each colour a class. Where both pictures agree, experts have specialised in classes.",
+            "The same points, coloured by class. If both pictures agree, the experts have specialised in classes.",
         ),
     ]
     return Section(
         "space",
         "Routing space",
         made,
-        text=f"{plane}, each row at length one, in the plane of its two principal components.",
+        text=f"{plane}, scaled to unit length and projected onto their first two principal components.",
     )
 
 
@@ -255,7 +256,7 @@ def _training(run: RunData) -> Section | None:
         Chart(
             "Training loss",
             charts.curves_chart(records, "loss", run.look, told, f"{run.key}-loss"),
-            "The losses of different phases have different terms; compare the shape of a curve, not two curves.",
+            "Phases have different losses: look at the shape of each curve, and do not compare the curves.",
         ),
         Chart(
             "Validation accuracy",
@@ -271,11 +272,11 @@ def _latency(run: RunData) -> Section | None:
     if not points:
         return None
     fastest = min(points, key=lambda model: points[model][0])
-    see = f"Up and to the left is better. {title_of(fastest)} answers a node soonest, in {points[fastest][0]:.3g} ms."
+    see = f"Up and to the left is better. {title_of(fastest)} is the fastest for one node, {points[fastest][0]:.3g} ms."
     if TEACHER in points:
-        see += f" The teacher needs {points[TEACHER][0]:.3g} ms: it gathers the node's neighbourhood first."
+        see += f" The teacher needs {points[TEACHER][0]:.3g} ms, which includes gathering the node's neighbourhood."
     chart = charts.latency_chart(points, run.look, f"{run.key}-latency")
     grids = [tables.latencies(run.latency)] if run.latency else []
     made = run.seen["made"]
     text = f"Medians on {made['device']}, {tables.threads(made)}, one call after another."
-    return Section("latency", "Speed", [Chart("Accuracy over time for a node", chart, see)], grids, text)
+    return Section("latency", "Speed", [Chart("Accuracy over time for one node", chart, see)], grids, text)

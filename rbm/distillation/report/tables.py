@@ -1,4 +1,4 @@
-"""The tables of a report, and how its figures are written."""
+"""The tables of a report, and the format of its figures."""
 
 from typing import Any
 
@@ -6,28 +6,28 @@ from rbm.distillation.report.observe import title_of
 from rbm.distillation.report.parts import Grid, Section
 from rbm.distillation.report.run_data import TEACHER, RunData
 
-_LEAST = 10  # nodes of a group that a sentence speaks of
+_LEAST = 10  # nodes that a group must have to be named in a sentence
 
 
 def percent(value: float) -> str:
-    """A figure that is in per cent already."""
+    """Text of a figure that is already in per cent."""
     return f"{value:.1f} %"
 
 
 def share(value: float) -> tuple[str, float]:
-    """A cell of a share in [0, 1], in per cent."""
+    """Cell for a share in [0, 1], shown in per cent."""
     return f"{100 * value:.2f}", value
 
 
 def count(number: int | None) -> str:
-    """A number of parameters."""
+    """Text of a number of parameters."""
     if number is None:
         return "unknown"
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"
 
 
 def models(run: RunData) -> Grid:
-    """A row for each model."""
+    """One row per model."""
     order = sorted(run.models, key=lambda model: -run.accuracy[model][0])
     columns = ("Accuracy (%)", "95 % interval", "Validation (%)", "Macro F1 (%)", "Parameters used", "One node (ms)")
     rows = []
@@ -46,30 +46,36 @@ def models(run: RunData) -> Grid:
             ]
         )
     note = (
-        f"Accuracy on {run.nodes:,} {run.where} at the epoch with the best validation accuracy; Wilson's interval."
-        " Macro F1 weighs classes alike. The student that is kept is bold; it was chosen on validation nodes."
+        f"Accuracy on {run.nodes:,} {run.where} at the epoch with the best validation accuracy, with Wilson intervals."
+        " Macro F1 weights all classes equally. The kept student, chosen on validation nodes, is bold."
     )
     return Grid([("Model", False), *((name, True) for name in columns)], rows, note, True, order.index(run.kept))
 
 
 def classes(run: RunData, recalls: dict[str, list[float | None]]) -> Grid:
-    """A row for each class."""
+    """One row per class."""
     matrix = run.seen["models"][run.kept]["confusion"]
     given = [sum(row[j] for row in matrix) for j in range(len(matrix))]
-    heads = [("Class", True), ("Test nodes", True), *((f"{title_of(model)}, right (%)", True) for model in recalls)]
-    heads.append((f"Right of what {title_of(run.kept)} calls so (%)", True))
+    heads = [("Class", True), ("Test nodes", True), *((f"{title_of(model)}, recall (%)", True) for model in recalls)]
+    heads.append((f"{title_of(run.kept)}, precision (%)", True))
     rows = []
     for i, nodes in enumerate(run.seen["support"]):
         cells = [(str(i), i), (f"{nodes:,}", nodes)]
         cells += [("", -1) if each[i] is None else (f"{each[i]:.1f}", each[i]) for each in recalls.values()]
         right = 100 * matrix[i][i] / given[i] if given[i] else None
         rows.append([*cells, ("", -1) if right is None else (f"{right:.1f}", right)])
-    return Grid(heads, rows, "Right: recall. Right of what it calls so: precision.", True)
+    note = (
+        "Recall: share of the class that is predicted correctly. Precision: share of correct predictions of the class."
+    )
+    return Grid(heads, rows, note, True)
 
 
 def disagreements(found: dict[str, Any]) -> Grid:
-    """The list of nodes with two answers."""
-    heads = ("Node", "Class", "Teacher", "sure (%)", "Student", "sure (%)", "Degree", "Homophily (%)")
+    """The nodes on which student and teacher disagree."""
+    heads = (
+        *("Node", "Class", "Teacher", "Confidence (%)", "Student", "Confidence (%)", "Degree"),
+        "Homophily (%)",
+    )
     rows = []
     for node, label, theirs, their_sure, ours, our_sure, degree, homophily in found["rows"]:
         rows.append(
@@ -84,16 +90,19 @@ def disagreements(found: dict[str, Any]) -> Grid:
                 ("", -1) if homophily is None else (f"{100 * homophily:.0f}", homophily),
             ]
         )
-    shown = "All nodes with two answers"
+    shown = "All nodes on which they disagree"
     if len(rows) < found["count"]:
-        shown = f"Of {found['count']:,} nodes with two answers the {len(rows):,} that the student is surest of"
-    note = f"{shown}; ✓ marks the right one. Click on a heading to sort. Homophily: neighbours of the node's own class."
+        shown = f"The {len(rows):,} of {found['count']:,} such nodes on which the student is most confident"
+    note = (
+        f"{shown}; ✓ marks a correct prediction. Click a heading to sort. Homophily: share of neighbours of the node's"
+        " own class."
+    )
     return Grid([(head, True) for head in heads], rows, note, True)
 
 
 def layers(found: dict[str, Any]) -> Grid:
-    """A row for each layer of a mixture."""
-    heads = ("Layer", "Inputs", "Outputs", "Experts", "Dead", "Entropy (nats)", "at most", "As even ones", "Purity (%)")
+    """One row per layer of a mixture."""
+    heads = ("Layer", "Inputs", "Outputs", "Experts", "Dead", "Entropy (nats)", "Maximum", "Effective", "Purity (%)")
     rows = []
     for number, layer in enumerate(found["layers"], 1):
         cells = (number, layer["in"], layer["out"], len(layer["load"]), len(layer["dead"]))
@@ -107,14 +116,15 @@ def layers(found: dict[str, Any]) -> Grid:
             ]
         )
     note = (
-        "Dead: no node has the expert among its own. Entropy of the load, and its exponential: so many experts with"
-        " even shares. Purity: nodes whose class is the most frequent one of their top expert."
+        "Dead: experts that no node uses. Entropy: of the load. Effective: its exponential, the number of equally"
+        " loaded experts with the same entropy. Purity: share of nodes whose class is the most frequent one of their"
+        " top expert."
     )
     return Grid([(head, True) for head in heads], rows, note)
 
 
 def latencies(found: dict[str, Any]) -> Grid:
-    """What ``rbm latency`` measured."""
+    """The measurements of ``rbm latency``."""
     heads = [("Model", False), *((head, True) for head in ("Nodes at once", "p50 (ms)", "p95 (ms)", "p99 (ms)"))]
     rows = []
     for row in found["rows"]:
@@ -125,12 +135,12 @@ def latencies(found: dict[str, Any]) -> Grid:
 
 
 def threads(found: dict[str, Any]) -> str:
-    """How many threads a time was taken with."""
+    """Text of the number of threads of a measurement."""
     return "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
 
 
 def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
-    """Where the kept student is best and worst, and where it is farthest from its teacher."""
+    """Sentence on the groups where the kept student is best, worst, and farthest from its teacher."""
     right = groups["right"]
     rates = {
         name: 100 * right[run.kept][i] / nodes
@@ -138,12 +148,12 @@ def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
         if nodes >= _LEAST
     }
     if len(rates) < 2:
-        return f"Nearly all nodes are in one group of {part}; nothing can be compared."
+        return f"Nearly all nodes are in one group of {part}, so there is nothing to compare."
     unit = (lambda name: f"{name} neighbours") if part == "degree" else (lambda name: f"{name} % homophily")
     worst, best = min(rates, key=rates.get), max(rates, key=rates.get)
     text = (
-        f"{title_of(run.kept)} is best at {unit(best)} ({percent(rates[best])} right) and worst at {unit(worst)}"
-        f" ({percent(rates[worst])}), of groups with {_LEAST} nodes or more."
+        f"{title_of(run.kept)} is best at {unit(best)} ({percent(rates[best])} correct) and worst at {unit(worst)}"
+        f" ({percent(rates[worst])}), among groups with {_LEAST} nodes or more."
     )
     if TEACHER in right:
         places = [i for i, name in enumerate(groups["names"]) if name in rates]
@@ -152,7 +162,7 @@ def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
         side = "ahead of" if gaps[far] >= 0 else "behind"
         text += f" It is farthest {side} its teacher at {unit(groups['names'][far])}, by {abs(gaps[far]):.1f} points."
     if groups["left_out"]:
-        text += f" {groups['left_out']:,} nodes without a neighbour are left out."
+        text += f" {groups['left_out']:,} nodes without a labelled neighbour are not shown."
     return text
 
 
@@ -163,7 +173,7 @@ def configuration(run: RunData) -> Section:
     rows += made["versions"].items()
     sizes = [(name, f"{run.summary[name]:,}") for name in ("nodes", "edges", "features", "classes")]
     timed = [(title_of(name), f"{each['seconds']:.1f} s") for name, each in run.timings.items() if "seconds" in each]
-    phases = sorted(timed, key=lambda phase: phase[0] == "total")  # what came after it, the report, before it
+    phases = sorted(timed, key=lambda phase: phase[0] == "total")  # the total last, after the report
     grids = [
         Grid([(head, False), ("", True)], [[(name, name), (value, value)] for name, value in pairs])
         for head, pairs in (("Made with", rows), ("Graph", sizes), ("Time of a phase", phases))

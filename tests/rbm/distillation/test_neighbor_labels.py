@@ -52,7 +52,7 @@ def test_a_run_does_what_was_chosen_and_says_so():
     assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
     assert result.config.distill.neighbors == "auto"
     assert [each.summary["verdict"]["neighbors"] for each in (result, without, with_them)] == [False, False, True]
-    assert result.verdict[0].endswith("; students learn no soft labels of neighbours (distill.neighbors).")
+    assert result.verdict[0].endswith("; students do not learn the soft labels of neighbours (distill.neighbors).")
     assert "distill.neighbors=false" not in result.verdict[1]
     assert "neighbours" not in with_them.verdict[0]
 

@@ -1,5 +1,5 @@
 "use strict";
-// A click on a heading sorts its table by that column: numbers from the largest, words from A; again turns it round.
+// A click on a heading sorts the table by this column: numbers descending, text ascending. A second click reverses it.
 function keyOf(row, column) {
   const cell = row.cells[column];
   return cell.dataset.value ?? cell.textContent.trim();
