@@ -1,4 +1,4 @@
-"""The definition of the routing in plain eager PyTorch (paper, Eq. 3)."""
+"""Definition of the routing in plain eager PyTorch (paper, Eq. 3)."""
 
 import torch
 from torch import Tensor

@@ -139,7 +139,7 @@ _WEIGHT = {
 # 2 D + 8 N bytes: 595 ps at 4.3 TB/s. For grad_x and grad_gates it is 2 N + 10 D: 714 ps. Without any overlap, this
 # gives 3.6 and 4.3.
 _PASS_COST = 4
-# Cost of a pass's launches, in rows times experts: 11 µs, for an order and a matmul at about 2 µs a launch. Not measured.
+# Cost of its launches, in rows times experts: 11 µs, for an order and a matmul at about 2 µs per launch. Not measured.
 _PASS_LAUNCHES = 2**16
 
 # Waves of programs for the weight's gradient. All shares have the same length, except the last share of each expert.
