@@ -1,5 +1,5 @@
-// The gradient of expert_matmul's weights and biases on the CPU. A thread has output features of its own and takes all rows
-// of an expert through them, so every gradient is summed where it will stay, in the order of the rows.
+// The gradient of expert_matmul's weights and biases on the CPU. Each thread has its own output features and processes
+// all rows of an expert for them, so every gradient is summed in place, in the order of the rows.
 #include "../expert_matmul.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows that are taken at once: the part of them that a tile multiplies stays in the nearest cache.
+// Rows processed at once: the part of them that a tile multiplies stays in the L1 cache.
 constexpr int64_t kPieceRows = 128;
 
 template <typename T>
@@ -27,8 +27,9 @@ struct WeightGrad {
   Acc* grad_bias;    // [E, N]
 };
 
-// kRows output features, of which `valid` exist, and one panel of input features: grad_weight gets or is increased by what
-// `count` rows contribute. `gated` and `panel` begin at the first of those features, in the first row.
+// For kRows output features, of which `valid` exist, and one panel of input features: grad_weight is set to, or
+// increased by, the contribution of `count` rows. `gated` and `panel` start at the first of those features, in the
+// first row.
 template <int kBytes, int kRows, int kVectors, typename Acc>
 RBM_INLINE void sum_tile(
     const Acc* gated, int64_t gated_stride, const Acc* panel, int64_t count, bool first, int64_t valid, int64_t width,
@@ -141,8 +142,8 @@ std::tuple<Tensor, Tensor> backward_weight(
       .grad_weight = mutable_data<Acc>(grad_weight),
       .grad_bias = mutable_data<Acc>(grad_bias),
   };
-  // As many slices of output features as threads, or as there are tiles. Slice by slice and not expert by expert, so that
-  // threads get an equal share where experts do not.
+  // As many slices of output features as threads, or as there are tiles. Work is divided by slice rather than by
+  // expert, so that threads get equal shares even if experts do not.
   const int64_t threads = torch::stable::get_num_threads(), tiles = (out_features + kTileRows - 1) / kTileRows;
   const int64_t width = (tiles + threads - 1) / threads * kTileRows;
   const int64_t slices = width > 0 ? (out_features + width - 1) / width : 0;

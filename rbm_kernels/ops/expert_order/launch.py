@@ -28,7 +28,7 @@ def path(rows: int, block_m: int) -> Literal["select", "count"]:
     """Choose the method of ordering from shapes alone.
 
     - ``select``: one launch. Each program computes the ranks of all rows and selects the rows of its tiles: up to 8,192
-      rows in tiles of up to 128.
+      rows in tiles of up to 128. Ranks are a separate launch if k exceeds 4 or they need 64 bits on the way.
     - ``count``: a stable counting sort by each digit of the rank, lowest digit first: two launches per digit.
     """
     return "select" if rows <= SELECTED_FROM and block_m <= SELECTED else "count"
@@ -53,7 +53,7 @@ class _Digit(NamedTuple):
 
 
 class _Launches(NamedTuple):
-    """A single launch, or a sort by each digit and the list of each tile's experts."""
+    """``select`` (after ``rank``, if separate), or a sort by each digit followed by the list of each tile's experts."""
 
     tiles: int
     rank: Callable[..., None] | None
