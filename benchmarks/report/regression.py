@@ -1,7 +1,7 @@
-"""Is anything slower than it was? ``python -m benchmarks.report.regression OLD.csv NEW.csv [--limit 1.10]``.
+"""Checks whether anything became slower: ``python -m benchmarks.report.regression OLD.csv NEW.csv [--limit 1.10]``.
 
-Compares times that both files have, of the same implementation on the same device. The status is 1 where a ratio is
-over the limit, and 2 where the files have no time in common.
+Compares times that both files have, of the same implementation on the same device. The status is 1 if a ratio is above
+the limit, and 2 if the files have no time in common.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from benchmarks.report.reading import Key, read
 
 
 def ratios(old: dict[Key, float], new: dict[Key, float]) -> dict[Key, float]:
-    """New over old of every time in both, the largest first."""
+    """New over old for every time in both, the largest first."""
     both = {key: new[key] / old[key] for key in old if key in new and key.metric.endswith("seconds") and old[key] > 0}
     return dict(sorted(both.items(), key=lambda item: -item[1]))
 
