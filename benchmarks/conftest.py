@@ -34,13 +34,13 @@ BUDGET = math.inf if HERE.is_gpu else 600.0
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    parser.addoption("--results", type=Path, default=Path(".benchmarks/results.csv"), help="CSV file that rows go to")
+    parser.addoption("--results", type=Path, default=Path(".benchmarks/results.csv"), help="CSV file for the rows")
     parser.addoption("--seconds", type=float, default=0.5, help="how long variants are compared with one another")
     choices = ("all", "reference", "others")
-    parser.addoption("--shapes", choices=choices, default="all", help="the first shape alone, or all but it")
+    parser.addoption("--shapes", choices=choices, default="all", help="only the first shape, or all others")
     told = "for example float32,bfloat16; by default those that the processor has in hardware"
     parser.addoption("--precisions", type=_precisions, default=None, help=told)
-    told = "seconds that all may take: later comparisons get fewer rounds, or none, where a run is behind; 0 for no end"
+    told = "seconds in total: if a run is behind, later comparisons get fewer rounds, or none; 0 for no limit"
     parser.addoption("--budget", type=float, default=BUDGET, help=told)
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-only", action="store_true", help="accepted; pytest-benchmark is not installed")
@@ -80,8 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_WithoutPytestBenchmark())
     config.stash[_PACE] = Pace(math.inf, [])
     config.pluginmanager.register(_Progress(config))
-        # Its table would list one implementation per workload; the table at the end lists all. --benchmark-verbose
-        # prints it, and --benchmark-json contains it anyway.
+    # Its table would list one implementation per workload; the table at the end lists all. --benchmark-verbose
+    # prints it, and --benchmark-json contains it anyway.
     config.option.benchmark_quiet = True
 
 

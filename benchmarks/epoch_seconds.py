@@ -89,7 +89,8 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=["transductive", "inductive"])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help="labels alone, or all others too")
+    told = "phases to measure; mlp and rbm also measure the teacher and each other"
+    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help=told)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

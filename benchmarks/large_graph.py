@@ -229,7 +229,7 @@ def _stages_and_sizes(records: list[dict]) -> tuple[list[str], dict[int, dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn beside it")
+    parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn next to it")
     parser.add_argument("--shape", choices=SHAPES, default="ogbn-products")
     parser.add_argument("--fractions", type=int, nargs="+", default=FRACTIONS, help="16 means 1/16 of the graph")
     parser.add_argument("--threads", type=int, default=2)

@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument(
         "versions", nargs="+", metavar="NAME=FOLDER[,SETTING...]", help="a checkout with its libraries, and changes"
     )
-    parser.add_argument("--against", type=Path, help="results/paper.csv, for accuracies of the preset beside the last")
+    parser.add_argument("--against", type=Path, help="results/paper.csv, to compare the last version with the preset")
     parser.add_argument("--metrics", type=Path, help="folder to keep each run's metrics.jsonl in")
     parser.add_argument("--root", type=Path, required=True, help="folder of the datasets")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to append to")

@@ -105,12 +105,12 @@ def show(rows: list[dict[str, str]], variant: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, starting at 0")
     parser.add_argument("--variant", default="", help="name of what --set changes")
     parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--cache", type=Path, help="folder of teachers and encodings, which variants share")
-    parser.add_argument("--only", default="", help="cells whose name holds this, such as dense-0.1")
-    parser.add_argument("--show", action="store_true", help="print a table of what there is, and run nothing")
+    parser.add_argument("--cache", type=Path, help="folder for teachers and encodings, shared by variants")
+    parser.add_argument("--only", default="", help="only cells whose name contains this, such as dense-0.1")
+    parser.add_argument("--show", action="store_true", help="print a table of the existing rows, run nothing")
     options = parser.parse_args()
     rows = read_csv(options.out, missing_ok=True)
     if options.show:

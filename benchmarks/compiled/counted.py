@@ -188,7 +188,7 @@ def markdown(rows: list[Row], made: dict[str, str]) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="CSV to write; the table stands beside it as .md.")] = (
+    out: Annotated[Path, typer.Option(help="CSV to write; the table is written next to it as .md.")] = (
         ROOT / "benchmarks" / "results" / "counted.csv"
     ),
     operator: Annotated[list[str] | None, typer.Option(help="Only this operator; repeatable.")] = None,

@@ -309,7 +309,7 @@ def table_line(cells: Sequence[str]) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="CSV to write; the table stands beside it as .md.")] = (
+    out: Annotated[Path, typer.Option(help="CSV to write; the table is written next to it as .md.")] = (
         ROOT / "benchmarks" / "results" / "static_report.csv"
     ),
     operator: Annotated[list[str] | None, typer.Option(help="Only this operator; repeatable.")] = None,

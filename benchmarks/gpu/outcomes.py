@@ -13,8 +13,8 @@ COLUMNS = ("operator", "part", "test", "outcome", "seconds")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--outcomes", type=Path, required=True, help="CSV file that grows by a line a test")
-    parser.addoption("--about", required=True, help="operator and part, with a slash between them")
+    parser.addoption("--outcomes", type=Path, required=True, help="CSV file, one line per test")
+    parser.addoption("--about", required=True, help="operator and part, separated by a slash")
 
 
 def pytest_configure(config: pytest.Config) -> None:

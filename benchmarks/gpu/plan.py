@@ -120,27 +120,27 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     """Parse a command line; exits with status 2 and a message if it is invalid."""
     parser = argparse.ArgumentParser(
         prog="gpu.sh",
-        description="Everything that minutes on a GPU can tell, the most worth first: builds, tests, measures, sums "
-        "up. Every figure is in OUT_DIR/results.csv as soon as it is measured.",
-        epilog="Status: 0 where all that ran succeeded, 1 where something failed, 2 where it could not begin. PYTHON "
-        "names the Python to use, RBM_COMMIT the commit of a tree without its .git.",
+        description="Builds, tests, measures and summarises on a GPU, the most important first. Every figure is in "
+        "OUT_DIR/results.csv as soon as it is measured.",
+        epilog="Status: 0 if everything that ran succeeded, 1 if something failed, 2 if it could not start. PYTHON is "
+        "the Python to use, RBM_COMMIT the commit of a tree without .git.",
     )
     stages = f"{', '.join(STAGES)}, or a suite: {', '.join(suites())}"
     parser.add_argument("out", metavar="OUT_DIR", type=Path, help="gets at most 8 files of at most 16 MiB")
-    parser.add_argument("--budget", metavar="S", type=_seconds, default=540.0, help="seconds in all (540)")
-    parser.add_argument("--only", metavar="NAME,...", type=_names, default=(), help=f"these alone: {stages}")
-    state_help = "results.csv of an earlier piece of time: what it has of this commit is kept and not measured again"
+    parser.add_argument("--budget", metavar="S", type=_seconds, default=540.0, help="seconds in total (540)")
+    parser.add_argument("--only", metavar="NAME,...", type=_names, default=(), help=f"only these: {stages}")
+    state_help = "results.csv of an earlier call: its rows of this commit are kept and not measured again"
     parser.add_argument("--state", metavar="FILE", type=Path, help=state_help)
     parser.add_argument("--compare", metavar="S", type=_seconds, default=0.5, help="seconds of each comparison (0.5)")
     flags = {
-        "--skip-tests": "no tests: figures say what --state knows of them",
+        "--skip-tests": "no tests: verdicts come from --state",
         "--skip-build": "use libraries that an earlier call on this machine built",
-        "--prebuilt": "use libraries that lie in rbm_kernels/lib; those that cannot be loaded are built",
-        "--tune": "time candidate tiles, after the reference shape: tune.txt has the table to paste",
+        "--prebuilt": "use the libraries in rbm_kernels/lib; those that cannot be loaded are built",
+        "--tune": "time candidate tiles, after the reference shape: tune.txt has the table to copy",
         "--ncu": "profile each kernel with Nsight Compute, after the reference shape",
-        "--sanitize": "run compute-sanitizer after the reference shape, and not only if time is left",
-        "--time-failed": "at the end, time operators whose tests failed too; a workload that errs is still not timed",
-        "--rehearse": "every stage on CPU tensors of tiny shapes, which needs no GPU; figures mean nothing",
+        "--sanitize": "run compute-sanitizer after the reference shape, instead of only if time is left",
+        "--time-failed": "at the end, also time operators whose tests failed; a workload with errors is not timed",
+        "--rehearse": "every stage on CPU tensors of tiny shapes; needs no GPU, figures have no meaning",
     }
     for flag, help_ in flags.items():
         parser.add_argument(flag, action="store_true", help=help_)

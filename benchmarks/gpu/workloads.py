@@ -16,7 +16,7 @@ METRIC = "seconds of the workload"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--begun", type=Path, required=True, help="file of the workloads that this run has begun")
+    parser.addoption("--begun", type=Path, required=True, help="file of the workloads that this run has started")
     parser.addoption("--part", choices=("first", "all"), default="all", help="first: the reference shape in bfloat16")
 
 

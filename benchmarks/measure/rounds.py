@@ -20,7 +20,7 @@ def options(doc: str, rounds: int, seconds: float) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="CSV file to write")
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--seconds", type=float, default=seconds, help="of each case in a round")
+    parser.add_argument("--seconds", type=float, default=seconds, help="seconds per case and round")
     return parser.parse_args()
 
 

@@ -58,7 +58,7 @@ def draw(about: tuple[str, str, str, str], groups: Groups, path: Path) -> None:
 
 def main(
     files: Annotated[list[Path], typer.Argument(help="Results.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Option(help="Folder that the pictures go to.")],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")],
 ) -> None:
     """Draw the contents of the files."""
     found = pictures(read(files))

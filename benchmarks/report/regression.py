@@ -21,9 +21,9 @@ def ratios(old: dict[Key, float], new: dict[Key, float]) -> dict[Key, float]:
 
 
 def main(
-    old: Annotated[Path, typer.Argument(help="Results as they were.", exists=True, dir_okay=False)],
-    new: Annotated[Path, typer.Argument(help="Results as they are.", exists=True, dir_okay=False)],
-    limit: Annotated[float, typer.Option(help="The most that new over old may be.")] = 1.10,
+    old: Annotated[Path, typer.Argument(help="Earlier results.", exists=True, dir_okay=False)],
+    new: Annotated[Path, typer.Argument(help="New results.", exists=True, dir_okay=False)],
+    limit: Annotated[float, typer.Option(help="Maximum ratio of new to old.")] = 1.10,
     implementation: Annotated[str | None, typer.Option(help="Only this one, such as rbm.")] = None,
 ) -> None:
     """Compare two files of results by ratio."""

@@ -268,13 +268,13 @@ def _say(line: str) -> None:
 
 def main(
     operator: Annotated[str, typer.Option(help="One of cosine_topk, expert_matmul, memory_update, routed_matmul.")],
-    out: Annotated[Path | None, typer.Option(help="CSV of all outcomes; one that exists is taken up again.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV of all outcomes; an existing one is continued.")] = None,
     entry: Annotated[list[str] | None, typer.Option(help="Only this entry, such as _FORWARD; repeatable.")] = None,
     precision: Annotated[list[str] | None, typer.Option(help="Only bfloat16, tf32 or float32; repeatable.")] = None,
-    limit: Annotated[int | None, typer.Option(help="The first candidates alone.")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that compile.")] = 1,
+    limit: Annotated[int | None, typer.Option(help="Only the first candidates.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of compiling processes.")] = 1,
     table: Annotated[Path | None, typer.Option(help="File that gets the rows to paste.")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds after which no entry is begun.")] = float("inf"),
+    budget: Annotated[float, typer.Option(help="Seconds after which no entry is started.")] = float("inf"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the candidates that fit; needs no GPU.")] = False,
     architecture: Annotated[int, typer.Option(help="With --dry-run: 80, 90, 100 or 120.")] = 90,
 ) -> None:
