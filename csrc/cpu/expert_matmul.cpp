@@ -21,8 +21,8 @@ constexpr int64_t kRowsOfExpert = 256;
 constexpr int64_t kInnerBlock = 512;
 
 // out_b = sum_j gate_bj (A_e rows_b + bias_e), e = experts[b, j]. Forward: rows are x, A_e is W_e. Backward: rows are
-// grad, A_e is the transpose of W_e, and optionally the gradient of the gates is computed: <A_e rows_b, x_b> + <rows_b,
-// bias_e>.
+// grad, A_e is the transpose of W_e, and the gradient of the gates is optional:
+// <A_e rows_b, x_b> + <rows_b, bias_e>.
 template <typename T>
 struct Product {
   using Acc = Accumulation<T>;

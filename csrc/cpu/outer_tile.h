@@ -29,8 +29,8 @@ constexpr int64_t panel_width() {
 // The right side comes from the L2 cache, and hardware prefetching is too late: 5 % with one thread.
 constexpr int64_t kPrefetchRows = 16;
 
-// sums[r][v] = the sum of left[r][i * left_stride] * right[i][v] over i, where right[i] is at `right + i *
-// right_stride`.
+// sums[r][v] = the sum of left[r][i * left_stride] * right[i][v] over i.
+// right[i] is at `right + i * right_stride`.
 template <int kBytes, int kRows, int kVectors, typename Acc>
 RBM_INLINE void outer_tile(
     const Acc* const* left, int64_t left_stride, const Acc* right, int64_t right_stride, int64_t count,

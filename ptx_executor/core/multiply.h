@@ -49,8 +49,8 @@ inline void place_rows(Warp& warp, const Operand& operand, Element element, doub
   }
 }
 
-// Columns 8 j to 8 j + 7 of the result: registers 4 j and 4 j + 1 hold columns 2 (t % 4) and 2 (t % 4) + 1 of row t /
-// 4; the other two registers hold the same columns eight rows below.
+// Columns 8 j to 8 j + 7 of the result: registers 4 j and 4 j + 1 hold columns 2 (t % 4) and 2 (t % 4) + 1 of them, in
+// row t / 4; the other two registers hold the same columns eight rows below.
 inline std::pair<int, int> result_place(int lane, int reg) {
   return {lane / 4 + 8 * (reg % 4 / 2), 8 * (reg / 4) + lane % 4 * 2 + reg % 2};
 }
