@@ -1,11 +1,11 @@
-"""Builds the package: Python files as setuptools does it, libraries as CMakeLists.txt does it.
+"""Builds the package: setuptools handles the Python files, CMakeLists.txt the libraries.
 
-``pyproject.toml`` holds everything else. Nothing here decides how the libraries are made; only which Python is asked
-for PyTorch, and where they go: into the source tree for an editable installation, into the wheel otherwise.
+All other settings are in ``pyproject.toml``. This file does not decide how the libraries are built. It only selects the
+Python that is asked for PyTorch, and the destination: the source tree for an editable installation, else the wheel.
 
-The environment variable ``RBM_BUILD`` chooses: ``native`` (the default on Linux) compiles them; ``none`` (the default
-elsewhere) needs no compiler, no CMake and no PyTorch, and makes a package for any platform whose operators are the
-eager references, and Triton's kernels on CUDA.
+The environment variable ``RBM_BUILD`` selects the build. ``native`` (the default on Linux) compiles the libraries.
+``none`` (the default elsewhere) needs no compiler, CMake or PyTorch. It makes a package for any platform, whose
+operators are the eager references, and Triton's kernels on CUDA.
 """
 
 import json
@@ -22,8 +22,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
 
 ROOT = Path(__file__).resolve().parent
-# PyTorch is pinned because an isolated build must not fetch the newest and largest; the libraries use its stable ABI
-# alone and run with every PyTorch from 2.11 on. CMake is expected on PATH.
+# PyTorch is pinned because an isolated build must not download the newest, largest release. The libraries only use its
+# stable ABI and run with every PyTorch from 2.11 on. CMake must be on PATH.
 NATIVE_REQUIREMENTS = ["torch==2.13.0", "ninja>=1.11.1"]
 
 
@@ -31,7 +31,7 @@ def is_native() -> bool:
     """Whether libraries are compiled.
 
     Raises:
-        SetupError: ``RBM_BUILD`` is neither of the two words, or asks for a build that only Linux has.
+        SetupError: ``RBM_BUILD`` is neither of the two words, or requests a build that only works on Linux.
     """
     chosen = os.environ.get("RBM_BUILD") or ("native" if sys.platform == "linux" else "none")
     if chosen not in ("native", "none"):
@@ -44,16 +44,16 @@ def is_native() -> bool:
 
 
 class CMakeBuild(build_ext):
-    """Configure and build CMakeLists.txt in place of compiling extensions one by one; or build none of it."""
+    """Configure and build CMakeLists.txt instead of individual extensions, or write a build without libraries."""
 
     def run(self) -> None:
         package = ROOT / "rbm_kernels" if self._is_in_place else Path(self.build_lib).resolve() / "rbm_kernels"
-        # Version 0.1.0 had this module while it was developed; a build folder may still hold it.
+        # Development versions of 0.1.0 had this module; a build folder may still contain it.
         _remove(package.glob("_build_info*.so"))
         if not is_native():
             self._build_none(package / "lib")
             return
-        # ninja, and perhaps cmake, stand beside this Python, whose environment need not be activated.
+        # ninja, and perhaps cmake, are next to this Python, whose environment need not be activated.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         cmake = shutil.which("cmake", path=path)
         if cmake is None:
@@ -74,7 +74,7 @@ class CMakeBuild(build_ext):
 
     @staticmethod
     def _build_none(folder: Path) -> None:
-        """Write what CMakeLists.txt writes, for a build without libraries; an earlier build's do not stay."""
+        """Write what CMakeLists.txt would write for a build without libraries; remove libraries of an earlier build."""
         _remove(folder.glob("librbm_*.so"))
         folder.mkdir(parents=True, exist_ok=True)
         version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
@@ -87,7 +87,7 @@ class CMakeBuild(build_ext):
         return bool(self.inplace or self.editable_mode)
 
     def get_output_mapping(self) -> dict[str, str]:
-        """No file is copied after the build: CMake writes each one where it belongs."""
+        """No file is copied after the build: CMake writes each file to its destination."""
         return {}
 
     def get_outputs(self) -> list[str]:
@@ -96,7 +96,7 @@ class CMakeBuild(build_ext):
 
 
 class Wheel(bdist_wheel):
-    """A wheel for every Python: the libraries call PyTorch, and nothing of Python."""
+    """A wheel for every Python version: the libraries call PyTorch, but not Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2] if is_native() else "any"
@@ -108,9 +108,9 @@ def _remove(paths) -> None:
 
 
 setup(
-    # Named so that setuptools makes a wheel for this platform; CMakeLists.txt knows the sources.
+    # Declared so that setuptools makes a wheel for this platform; CMakeLists.txt lists the sources.
     ext_modules=[Extension("rbm_kernels.lib", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": Wheel},
-    # Required of an isolated build alone: pip and `python -m build` ask for them before they build.
+    # Only for isolated builds: pip and `python -m build` ask for these before they build.
     setup_requires=NATIVE_REQUIREMENTS if is_native() else [],
 )

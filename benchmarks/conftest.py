@@ -1,4 +1,4 @@
-"""Options of the suites, which workloads a run has, its pace, and a table of ratios at the end.
+"""Options of the suites, selection of workloads, pace of a run, and a table of ratios at the end.
 
 ``--results FILE`` (``.benchmarks/results.csv``), ``--seconds S``, ``--shapes``, ``--precisions P,...``, ``--budget S``.
 """
@@ -21,26 +21,26 @@ from benchmarks.measure.shapes import MOST, PRECISIONS, Shape, Workload, for_thi
 from benchmarks.measure.suite import Ceilings, Suite
 from benchmarks.peers import missing_libraries
 
-# What a smoke run (``--seconds`` below 0.5) still multiplies, forward, and how many sparse rows.
+# Limits of a smoke run (``--seconds`` below 0.5): multiplications per forward pass, and sparse rows.
 MULTIPLICATIONS, SPARSE_ROWS = 10**9, 4096
 _WRITTEN: pytest.StashKey[Results] = pytest.StashKey()
 _PACE: pytest.StashKey[Pace] = pytest.StashKey()
-# The order of suites; those that are not named come before the last ones.
+# The order of suites. Those that are not listed come before the last ones.
 FIRST = ("expert_matmul", "layer", "cosine_topk", "memory_update", "expert_order", "routed_matmul", "student")
 LAST = ("distillation_epoch", "cold_start")
 ORDER = (*FIRST, *LAST)
-# Seconds that a run may take on a CPU; a lent GPU's time is cut by whoever runs the suites there.
+# Seconds that a run may take on a CPU. On a borrowed GPU, the caller limits the time.
 BUDGET = math.inf if HERE.is_gpu else 600.0
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    parser.addoption("--results", type=Path, default=Path(".benchmarks/results.csv"), help="CSV file that rows go to")
+    parser.addoption("--results", type=Path, default=Path(".benchmarks/results.csv"), help="CSV file for the rows")
     parser.addoption("--seconds", type=float, default=0.5, help="how long variants are compared with one another")
     choices = ("all", "reference", "others")
-    parser.addoption("--shapes", choices=choices, default="all", help="the first shape alone, or all but it")
+    parser.addoption("--shapes", choices=choices, default="all", help="only the first shape, or all others")
     told = "for example float32,bfloat16; by default those that the processor has in hardware"
     parser.addoption("--precisions", type=_precisions, default=None, help=told)
-    told = "seconds that all may take: later comparisons get fewer rounds, or none, where a run is behind; 0 for no end"
+    told = "seconds in total: if a run is behind, later comparisons get fewer rounds, or none; 0 for no limit"
     parser.addoption("--budget", type=float, default=BUDGET, help=told)
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-only", action="store_true", help="accepted; pytest-benchmark is not installed")
@@ -55,7 +55,7 @@ def _precisions(text: str) -> tuple[str, ...]:
 
 
 def _left_out() -> list[str]:
-    """The precisions that a run leaves out unless it is asked for them."""
+    """The precisions that a run skips unless they are requested."""
     return [] if HERE.is_gpu else [precision for precision in PRECISIONS if not in_hardware(precision)]
 
 
@@ -80,13 +80,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_WithoutPytestBenchmark())
     config.stash[_PACE] = Pace(math.inf, [])
     config.pluginmanager.register(_Progress(config))
-    # Its table would list one implementation of each workload, the one at the end lists all: --benchmark-verbose asks
-    # for it, and --benchmark-json has it anyway.
+    # Its table would list one implementation per workload; the table at the end lists all. --benchmark-verbose
+    # prints it, and --benchmark-json contains it anyway.
     config.option.benchmark_quiet = True
 
 
 class _WithoutPytestBenchmark:
-    """Its fixture, as far as suites use it: figures are the harness's own."""
+    """The part of pytest-benchmark's fixture that suites use. The figures come from the harness."""
 
     class Benchmark:
         def pedantic(self, target: Callable, *_, **__) -> object:
@@ -98,7 +98,7 @@ class _WithoutPytestBenchmark:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--shapes`` and ``--precisions``; a smoke run leaves out large workloads and other numbers of experts too."""
+    """``--shapes`` and ``--precisions``. A smoke run also skips large workloads and other numbers of experts."""
     wanted, is_smoke = config.getoption("--shapes"), config.getoption("--seconds") < SMOKE
     first, asked = for_this_machine(MOST)[0], config.getoption("--precisions")
     left_out = _left_out() if asked is None else [p for p in PRECISIONS if p not in asked]
@@ -122,17 +122,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _suite(item: pytest.Item) -> str:
-    """Such as ``expert_matmul``."""
+    """Name of the suite, such as ``expert_matmul``."""
     return item.path.stem.removeprefix("test_")
 
 
 def _place(item: pytest.Item) -> float:
-    """The suites that matter most first: where time is short, the last ones are left out."""
+    """The most important suites first: if time is short, the last ones are skipped."""
     return ORDER.index(_suite(item)) if _suite(item) in ORDER else len(FIRST) - 0.5
 
 
 def _weight(item: pytest.Item) -> float:
-    """About how many seconds a test takes, for the pace of a run: two cores, in float32."""
+    """Approximate seconds of a test, for the pace of a run: two cores, in float32."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     workload = parameters.get("workload", parameters.get("shape"))
     shape = workload.shape if isinstance(workload, Workload) else workload
@@ -143,9 +143,9 @@ def _weight(item: pytest.Item) -> float:
 
 
 class _Progress:
-    """Counts the tests that are over for the pace; before each, unless ``-q`` or a smoke run, a line.
+    """Counts finished tests for the pace. Prints a line before each test, unless with ``-q`` or in a smoke run.
 
-    Where the budget is spent, the tests that remain are skipped, and say why.
+    Once the budget is spent, the remaining tests are skipped, with that reason.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -153,7 +153,7 @@ class _Progress:
         self._is_told = config.getoption("--seconds") >= SMOKE and config.option.verbose >= 0
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Which workload, of how many, since when, and for how long yet."""
+        """Print the workload, its number, the elapsed time and the estimated remaining time."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if self._is_told and reporter is not None:
             pace = self._config.stash[_PACE]
@@ -162,21 +162,21 @@ class _Progress:
             reporter.line(f"[{pace.place}, {times}] {nodeid.rpartition('/')[2]}")
 
     def pytest_runtest_setup(self) -> None:
-        """Skip what the budget has no time for."""
+        """Skip the test if the budget has no time for it."""
         if self._config.stash[_PACE].is_over:
             pytest.skip("left out for time: --budget is spent; a larger one, or 0 for none, measures it")
 
     def pytest_runtest_logfinish(self) -> None:
-        """One more is over."""
+        """Count a finished test."""
         self._config.stash[_PACE].next()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compiled peers are compiled by this run, unless ``TORCHINDUCTOR_CACHE_DIR`` says otherwise.
+    """Let this run compile the compiled peers itself, unless ``TORCHINDUCTOR_CACHE_DIR`` is set.
 
-    Runs that shared a cache with others, cut off or under other vector switches, ended with a corrupted heap; with a
-    cache of their own they did not. The cause was not found.
+    Runs that shared a cache with other runs (interrupted ones, or with other vector settings) ended with a corrupted
+    heap. With a separate cache they did not. The cause was not found.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
 
@@ -188,7 +188,7 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="session")
 def seconds(request: pytest.FixtureRequest) -> float:
-    """How long variants are compared with one another; a smoke run asks for next to nothing."""
+    """How long variants are compared with one another; almost no time in a smoke run."""
     return request.config.getoption("--seconds")
 
 
@@ -221,14 +221,14 @@ def suite(
         made.append(Suite(operator, workload, results, ceilings, seconds, benchmark, pace))
         return made[-1]
 
-    torch.compiler.reset()  # what other workloads compiled would make this one's shapes dynamic
+    torch.compiler.reset()  # otherwise graphs compiled for other workloads would make this one's shapes dynamic
     yield make
     for one in made:
         one.finish()
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    """For every workload what ours took, and how many times as long each other implementation did."""
+    """For every workload, the time of our implementation, and the ratios of the others to it."""
     written = config.stash.get(_WRITTEN, None)
     if written is None or not written.rows:
         return

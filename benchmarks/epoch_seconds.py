@@ -1,12 +1,13 @@
-"""Processor seconds of an epoch of ``rbm distill``, training and evaluation, by several versions of this package.
+"""CPU seconds per epoch of ``rbm distill``, training and evaluation, for several versions of this package.
 
     python -m benchmarks.epoch_seconds before=/tmp/before now=. --root PATH --out benchmarks/results/epoch_seconds.csv
 
-Versions differ in rounding, and rounding in the epoch at which a training stops, by a factor of two and more: times of
-whole runs (:mod:`benchmarks.whole_run`) say how long one run took, these what an epoch costs. Each version runs a few
-epochs of each phase in a process of its own, on one thread, and the versions take turns, round after round; the first
-epochs of a phase, an RbM student's pretraining among them, do not count. A row is the median of the others. Of the
-method ``labels`` it is the mean of five times as many, all counted: some ask for test nodes, most of them early.
+Versions differ in rounding, and rounding can change the epoch at which a training stops by a factor of two or more. So
+the times of whole runs (:mod:`benchmarks.whole_run`) describe individual runs, while these describe the cost of an
+epoch. Each version runs a few epochs of each phase in a separate process, on one thread, and the versions take turns,
+round after round. The first epochs of a phase, including an RbM student's pretraining, are not counted. A row is the
+median of the others. For the method ``labels`` it is the mean of five times as many epochs, all counted: some of them
+ask for test nodes, most of these early.
 """
 
 import argparse
@@ -25,7 +26,7 @@ PHASES = ("teacher", "mlp", "rbm", "labels")
 
 
 def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str]) -> dict[str, float]:
-    """Processor seconds of an epoch of each phase, of the version whose code this process imports."""
+    """CPU seconds per epoch of each phase, for the version whose code this process imports."""
     import torch
 
     import rbm
@@ -46,7 +47,7 @@ def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str
     options = {"measure_latency": False, "labels_alone": False}
     if {"mlp", "rbm"} & set(phases):
         rbm.distill(data, config=config.updated({"teacher": few, "mlp": few, "rbm": few}), **options)
-    if "labels" in phases:  # it has the teacher's settings, and needs none
+    if "labels" in phases:  # it has the teacher's settings, but needs no teacher
         logits = torch.zeros(data.num_nodes, data.num_classes)
         rbm.distill(data, logits, config=config.updated({"teacher": more}), methods=["labels"], **options)
     took = {phase: [b - a for a, b in pairwise(at)] for phase, at in begun.items()}
@@ -55,7 +56,7 @@ def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str
 
 
 def markdown(records: list[dict]) -> str:
-    """Medians over the rounds, and their ratio to the first version's."""
+    """Medians over the rounds, and their ratios to the first version's."""
     versions = list(dict.fromkeys(record["version"] for record in records))
     lines = [f"| processor seconds of an epoch | {' | '.join(versions)} | of {versions[0]} |"]
     lines.append("|---|" + "---:|" * (len(versions) + 1))
@@ -88,14 +89,15 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=["transductive", "inductive"])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help="labels alone, or all others too")
+    told = "phases to measure; mlp and rbm also measure the teacher and each other"
+    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help=told)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         where = (arguments.dataset, arguments.worker, arguments.root)
         print(json.dumps(measure(*where, arguments.epochs, arguments.phases)))
         return
-    from rbm.utils.files import append_csv, read_csv  # not for workers, whose package may be an older one
+    from rbm.utils.files import append_csv, read_csv  # not in workers, whose package may be an older version
 
     for turn in range(arguments.rounds):
         for setting in arguments.settings:

@@ -1,11 +1,11 @@
-"""Students with weights of 8 bits beside the same ones in float32: time of an answer, and bytes.
+"""Students with 8-bit weights compared with the same students in float32: time per answer, and bytes.
 
     python -m benchmarks.int8 --out benchmarks/results/int8.csv
 
-An RbM and an MLP student of each shape, with random weights, answer batches of several sizes on one thread. Each round
-times both kinds of a case in turns, call by call, and its row has their medians. Times are those of the thread on its
-core: what it waits for a core, where others use the machine, does not count. ``arithmetic`` is what the processor
-multiplies 8-bit numbers with.
+An RbM and an MLP student of each shape, with random weights, answer batches of several sizes on one thread. In each
+round, the two variants of a case alternate call by call, and the row contains their medians. Times are CPU time of the
+thread: waiting for a core on a shared machine is not counted. ``arithmetic`` is the instruction set that multiplies
+8-bit numbers on this processor.
 """
 
 import itertools
@@ -34,7 +34,7 @@ TITLES = ("student", "shape", "rows", "float32", "int8", "int8 / float32", "byte
 
 
 def arithmetic() -> str:
-    """What librbm_cpu multiplies 8-bit numbers with on this processor."""
+    """The instruction set with which librbm_cpu multiplies 8-bit numbers on this processor."""
     with open("/proc/cpuinfo") as file:
         has_vnni = "avx512_vnni" in file.read()
     return {64: "AVX-512 VNNI" if has_vnni else "AVX2", 32: "AVX2"}.get(vector_bytes(), "plain")
@@ -42,7 +42,7 @@ def arithmetic() -> str:
 
 @torch.inference_mode()
 def measure(students: dict[str, torch.nn.Module], rows: int, seconds: float) -> dict[str, float]:
-    """Medians of the calls of ``float32`` and ``int8``, in turns, each call with other rows."""
+    """Median times of ``float32`` and ``int8``, which alternate; each call gets different rows."""
     width = students["float32"].in_channels
     batches = torch.randn(16, rows, width, generator=torch.Generator().manual_seed(0)).unbind(0)
     times: dict[str, list[float]] = {name: [] for name in students}
@@ -59,7 +59,7 @@ def measure(students: dict[str, torch.nn.Module], rows: int, seconds: float) -> 
 
 
 def held(student: torch.nn.Module) -> int:
-    """Bytes of what a student's ``state_dict`` holds."""
+    """Size of a student's ``state_dict`` in bytes."""
     return sum(tensor.nbytes for tensor in student.state_dict().values())
 
 

@@ -1,14 +1,14 @@
-"""A graph of ogbn-products' size, from files to one epoch of an RbM student: seconds of each stage, and peak memory.
+"""A graph of ogbn-products' size, from files to one epoch of an RbM student: seconds per stage, and peak memory.
 
     python -m benchmarks.large_graph --out benchmarks/results/large_graph.csv
     python -m benchmarks.large_graph --shape ogbn-papers100M --fractions 64 32 16 --threads 1 --folder DISK \
       --out benchmarks/results/papers100m.csv
 
 The graph is synthetic: 2,449,029 nodes with 100 features in float16, 62 million directed edges, half of them between
-nodes of one class, 47 classes, and logits of a teacher that is right three times in four. Fractions of it, 1/16 to 1,
-show how cost grows; fractions of ogbn-papers100M's shape (``SHAPES``) say what it would take. Each runs in a process of
-its own, so that its peak of resident memory (pages of mapped files are counted) is its own. The files are taken out of
-the page cache before, so that what a stage reads of them comes from the disk, and is counted.
+nodes of the same class, 47 classes, and logits of a teacher that is right in three of four cases. Fractions of it, 1/16
+to 1, show how the cost grows; fractions of ogbn-papers100M's shape (``SHAPES``) show what that graph would take. Each
+runs in a separate process, so that its peak resident memory (including pages of mapped files) is its own. The files are
+removed from the page cache before, so that a stage reads them from disk, and this is counted.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from matplotlib import pyplot as plt
 
 
 class Shape(NamedTuple):
-    """Nodes, directed edges, features and classes of a graph; the last three are shares of the nodes."""
+    """Nodes, directed edges, features and classes of a graph. The last three fields are shares of the nodes."""
 
     nodes: int
     edges: int
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     test: float
 
 
-# Shares as in the official splits: most of ogbn-papers100M's nodes have no label.
+# Shares as in the official splits; most of ogbn-papers100M's nodes have no label.
 SHAPES = {
     "ogbn-products": Shape(2_449_029, 62_000_000, 100, 47, 0.08, 0.016, 0.904),
     "ogbn-papers100M": Shape(111_059_956, 1_615_685_872, 128, 172, 0.0109, 0.0011, 0.0019),
@@ -71,7 +71,7 @@ CONFIG = {
 
 
 def write_graph(folder: Path, fraction: int, shape: Shape = SHAPES["ogbn-products"], seed: int = 0) -> None:
-    """A graph in the files that :func:`rbm.load_graph` reads, a chunk at a time."""
+    """Write a graph chunk by chunk, in the files that :func:`rbm.load_graph` reads."""
     nodes, pairs = shape.nodes // fraction, shape.edges // fraction // 2
     generator = np.random.default_rng(seed)
     labels = np.arange(nodes) % shape.classes
@@ -88,7 +88,7 @@ def write_graph(folder: Path, fraction: int, shape: Shape = SHAPES["ogbn-product
     for start in range(0, pairs, CHUNK):
         size = min(CHUNK, pairs - start)
         one, other = generator.integers(0, nodes, (2, size))
-        # Half of the pairs are of one class, which is the remainder of a node's number.
+        # Both nodes of half of the pairs have the same class; a node's class is the remainder of its number.
         alike = np.minimum(other - other % shape.classes + one % shape.classes, nodes - 1)
         other = np.where(generator.random(size) < 0.5, alike, other)
         edges[:, start : start + size] = one, other
@@ -101,7 +101,7 @@ def write_graph(folder: Path, fraction: int, shape: Shape = SHAPES["ogbn-product
 
 
 def uncache(folder: Path) -> None:
-    """Take the files of a folder out of the page cache, where the system can."""
+    """Remove the files of a folder from the page cache, if the system can do that."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -110,7 +110,7 @@ def uncache(folder: Path) -> None:
 
 
 def measure(folder: Path) -> list[dict]:
-    """All stages in this process: seconds, bytes read from disks, and the peak of resident memory so far."""
+    """Run all stages in this process: seconds, bytes read from disks, and peak resident memory so far."""
     stages: list[dict] = []
     uncache(folder)
 
@@ -124,7 +124,7 @@ def measure(folder: Path) -> list[dict]:
         read = (after.ru_inblock - before.ru_inblock) * 512 / 2**20
         record = {"stage": name, "seconds": round(seconds, 3), "processor_seconds": round(worked, 3)}
         stages.append({**record, "peak_mib": round(after.ru_maxrss / 1024), "read_mib": round(read)})
-        print(json.dumps(stages[-1]), file=sys.stderr, flush=True)  # a kill in a later stage does not lose it
+        print(json.dumps(stages[-1]), file=sys.stderr, flush=True)  # kept if a later stage is killed
 
     torch.manual_seed(0)
     config = Config().updated(CONFIG)
@@ -153,7 +153,7 @@ def measure(folder: Path) -> list[dict]:
 
 
 def plot(records: list[dict], path: Path) -> None:
-    """Processor seconds of all stages, which other work on the machine changes little, and peak memory, over nodes."""
+    """Plot CPU seconds of all stages, which depend little on other work of the machine, and peak memory, by nodes."""
     nodes = sorted({int(record["nodes"]) for record in records})
     of = {count: [record for record in records if int(record["nodes"]) == count] for count in nodes}
     millions = [count / 1e6 for count in nodes]
@@ -174,8 +174,8 @@ def plot(records: list[dict], path: Path) -> None:
 
 
 def markdown(records: list[dict]) -> str:
-    """A table of the rows of a CSV file: a line a size with seconds of each stage, of all, of the processors, and peak
-    memory. Cells of stages that a size lacks, and of all where it lacks one, are empty.
+    """A table of the rows of a CSV file, with one line per size: seconds of each stage, in total and in CPU time, and
+    peak memory. Cells of stages that a size lacks are empty, and then the total too.
     """
     stages, sizes = _stages_and_sizes(records)
     lines = [f"| nodes | edges | {' | '.join(stages)} | all | processors | peak |", f"|{'---:|' * (len(stages) + 5)}"]
@@ -192,9 +192,9 @@ def markdown(records: list[dict]) -> str:
 
 
 def costs(records: list[dict], shape: Shape) -> str:
-    """A table of what a node costs at each size of a CSV file; and, as a model, what the whole shape would cost if each
-    further node cost as much as those between the smallest and the largest size did. A stage that one size alone has
-    grows with the nodes.
+    """A table of the cost per node for each size in a CSV file. As a model, also the cost of the whole shape if each
+    additional node cost as much as those between the smallest and the largest size. A stage that only one size has is
+    assumed to grow with the number of nodes.
     """
     stages, sizes = _stages_and_sizes(records)
     columns: dict[str, dict[int, float]] = {stage: {} for stage in (*stages, "read", "peak")}
@@ -220,7 +220,7 @@ def costs(records: list[dict], shape: Shape) -> str:
 
 
 def _stages_and_sizes(records: list[dict]) -> tuple[list[str], dict[int, dict[str, dict]]]:
-    """The stages in their order; and for each number of nodes, ascending, its row of each stage that it has."""
+    """The stages in order; and for each number of nodes, ascending, the row of each stage it has."""
     sizes: dict[int, dict[str, dict]] = {count: {} for count in sorted({int(record["nodes"]) for record in records})}
     for record in records:
         sizes[int(record["nodes"])][record["stage"]] = record
@@ -229,7 +229,7 @@ def _stages_and_sizes(records: list[dict]) -> tuple[list[str], dict[int, dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn beside it")
+    parser.add_argument("--out", type=Path, help="CSV file to append to; a picture is drawn next to it")
     parser.add_argument("--shape", choices=SHAPES, default="ogbn-products")
     parser.add_argument("--fractions", type=int, nargs="+", default=FRACTIONS, help="16 means 1/16 of the graph")
     parser.add_argument("--threads", type=int, default=2)
@@ -247,8 +247,8 @@ def main() -> None:
             write_graph(Path(name), fraction, SHAPES[arguments.shape])
             command = [sys.executable, "-m", "benchmarks.large_graph", "--worker", name]
             command += ["--threads", str(arguments.threads)]
-            # Threads that wait must not spin: on a machine that others use as well they would take the core from the
-            # thread that they wait for.
+            # Waiting threads must not spin: on a shared machine they would take the core from the thread that they
+            # wait for.
             environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
         here = {**fixed, "load": round(os.getloadavg()[0], 2), "fraction": f"1/{fraction}"}

@@ -1,10 +1,10 @@
-"""Replays trainings with a shorter patience: the epoch that each would have kept, from the accuracies of its epochs.
+"""Replays trainings with a shorter patience: finds the epoch that would have been kept, from recorded accuracies.
 
     python -m benchmarks.whole_run quarter=.,teacher.hidden_channels=256 --root PATH --out FILE --metrics FOLDER
     python -m benchmarks.patience FOLDER --out benchmarks/results/patience.csv
 
-A shorter patience ends a training at an epoch that the longer one went through as well, so nothing is trained again.
-Each phase is replayed by itself: a student's teacher stays the one that it had. Chosen by validation alone.
+With a shorter patience, a training ends at an epoch that the longer training also reached, so nothing is trained again.
+Each phase is replayed separately: a student keeps the teacher that it had. Only validation accuracies are used.
 """
 
 import argparse
@@ -25,7 +25,7 @@ PHASES = ("teacher", "mlp", "rbm")
 
 
 def replay(records: list[dict], phase: str, config: Config, patience: int) -> Selection:
-    """What :func:`rbm.training.loop.fit` selects of a phase whose epochs are known: the lines of ``metrics.jsonl``."""
+    """What :func:`rbm.training.loop.fit` would select in a phase, given its epochs as lines of ``metrics.jsonl``."""
     section = getattr(config, phase)
     warmup = config.rbm.pretraining if phase == "rbm" else 0
     selects_warmup = phase == "rbm" and section.select_pretraining
@@ -40,7 +40,7 @@ def replay(records: list[dict], phase: str, config: Config, patience: int) -> Se
 
 
 def rows_of(path: Path) -> list[dict[str, object]]:
-    """A row a phase and patience, of a file ``VERSION_DATASET_SETTING_SEED.jsonl``."""
+    """One row per phase and patience, from a file ``VERSION_DATASET_SETTING_SEED.jsonl``."""
     version, dataset, setting, seed = path.stem.rsplit("_", 3)
     config, rows = preset_config("clean", dataset, setting), []
     records = [json.loads(line) for line in path.read_text().splitlines()]

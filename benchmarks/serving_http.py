@@ -1,12 +1,12 @@
-"""Requests a second and latency of ``rbm serve`` beside the standard library's server, both on this machine.
+"""Requests per second and latency of ``rbm serve`` compared with the standard library's server, on this machine.
 
     python -m benchmarks.serving_http --out benchmarks/results/serving_http.csv
 
-A student of 831-256-10 with random weights answers requests of 1 and of 64 rows, from 1 client and from 8, each with a
-connection of its own that asks again as soon as it is answered. Servers and clients are three processes; the servers
-take turns, round after round. On a machine that others use as well, the server's own processor time per request says
-more than the clock. ``npy`` is the same rows as a ``.npy`` body, which the standard library's server, as the
-example of former versions wrote it, does not read.
+A student of 831-256-10 with random weights answers requests of 1 and of 64 rows, from 1 client and from 8. Each client
+has its own connection and sends the next request as soon as it gets an answer. Servers and clients are three processes;
+the servers take turns, round after round. On a shared machine, the server's own CPU time per request is more meaningful
+than the elapsed time. ``npy`` sends the same rows as a ``.npy`` body, which the standard library's server, written as
+in the example of former versions, does not read.
 """
 
 import io
@@ -50,7 +50,7 @@ SHAPE = (831, 256, 10)
 
 
 def write_run(folder: Path) -> None:
-    """A run folder with a student that was not trained."""
+    """Write a run folder with an untrained student."""
     torch.manual_seed(0)
     run, student = RunFolder(folder, Config()), rbm.RbMStudent(*SHAPE)
     run.save_phase("rbm", student, {})
@@ -59,7 +59,7 @@ def write_run(folder: Path) -> None:
 
 @contextmanager
 def started(arguments: list[str], run: Path) -> Iterator[tuple[int, int]]:
-    """A server's process; gives its port and its number."""
+    """Start a server process; yield its port and process id."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     process = subprocess.Popen(
         [sys.executable, *arguments, str(run)], stdout=subprocess.PIPE, text=True, env=environment
@@ -72,7 +72,7 @@ def started(arguments: list[str], run: Path) -> Iterator[tuple[int, int]]:
 
 
 def request(body: str, rows: int) -> bytes:
-    """All bytes of a request."""
+    """The bytes of a whole request."""
     x = torch.randn(rows, SHAPE[0], generator=torch.Generator().manual_seed(rows))
     if body == "json":
         content = json.dumps({"x": x.tolist()}).encode()
@@ -84,7 +84,7 @@ def request(body: str, rows: int) -> bytes:
 
 
 def client(port: int, content: bytes, until: float) -> list[float]:
-    """Ask again and again; seconds of each answer."""
+    """Send requests one after another; return the seconds of each answer."""
     times = []
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -108,13 +108,13 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def processor_seconds(process: int) -> float:
-    """What a process has used so far, in all its threads."""
+    """CPU time that a process has used so far, in all its threads."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(port: int, process: int, content: bytes, clients: int, seconds: float) -> dict[str, float]:
-    """One round."""
+    """Measure one round."""
     client(port, content, time.perf_counter() + seconds / 10)
     used, start = processor_seconds(process), time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:

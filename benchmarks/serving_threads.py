@@ -1,11 +1,11 @@
-"""Answers a second and latency of one row at a time, from one thread of a process, from two and from eight.
+"""Answers per second and latency of one row at a time, for one, two and eight threads of a process.
 
     python -m benchmarks.serving_threads --out benchmarks/results/serving_threads.csv
 
-A student of 831-256-10 with random weights answers one row after another, as the threads of a server of one's own would
-ask it: each under ``torch.inference_mode()``, each row another one, no thread waiting for company. PyTorch may use all
-cores; whether an answer wakes a second thread is the operators' affair. The cases take turns, round after round. Where
-other jobs share the cores, ``stolen`` says so: the share of the cores' time that was not this process's and not idle.
+A student of 831-256-10 with random weights answers one row after another, as called by the threads of a custom server:
+each under ``torch.inference_mode()``, each time a different row, without batching across threads. PyTorch may use all
+cores; the operators decide whether an answer wakes a second thread. The cases take turns, round after round. If other
+jobs share the cores, ``stolen`` shows it: the share of the cores' time that was neither idle nor used by this process.
 """
 
 import os
@@ -31,7 +31,7 @@ TITLES = ("student", "threads", "answers a second", "of one thread's", "p50", "p
 
 
 def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str, float]:
-    """One round: all threads begin together and end after so many seconds."""
+    """Measure one round: all threads start together and stop after the given seconds."""
     rows = torch.randn(256, 1, SHAPE[0], generator=torch.Generator().manual_seed(0)).unbind(0)
     taken: list[list[float]] = [[] for _ in range(threads)]
     begin, end = threading.Barrier(threads + 1), threading.Event()
@@ -70,7 +70,7 @@ def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str,
 
 
 def _busy_seconds() -> float:
-    """What all processes of the machine have used so far, in all its cores."""
+    """CPU time that all processes of the machine have used so far, on all cores."""
     user, nice, system, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 

@@ -1,10 +1,10 @@
-"""One epoch of distillation on Coauthor Physics, sparse features against dense ones: seconds and peak memory.
+"""One epoch of distillation on Coauthor Physics, with sparse and with dense features: seconds and peak memory.
 
     python -m benchmarks.sparse_epoch --root ../shared/data --out benchmarks/results/sparse_epoch.csv
 
-Each measurement runs in a process of its own, so that its peak of resident memory is its own; the two kinds take turns.
+Each measurement runs in a separate process, so that its peak resident memory is its own; the two variants take turns.
 An epoch is what ``rbm distill`` repeats: a training step on all 34,493 nodes, evaluation, and a copy of the best
-weights. The student routes from the first epoch on, from random memory vectors: K-means is no part of an epoch.
+weights. The student routes from the first epoch on, with random memory vectors: K-means is not part of an epoch.
 """
 
 import argparse
@@ -33,7 +33,7 @@ KINDS = {"sparse": "always", "dense": "never"}
 
 
 def measure(kind: str, root: str, epochs: int) -> list[dict]:
-    """Epochs in this process, the first of which warms up: seconds, loss, and the peak of resident memory so far."""
+    """Run epochs in this process, the first as warm-up: seconds, loss, and peak resident memory so far."""
     data = load_dataset("physics", root, sparse_features=KINDS[kind])
     config = Config().updated({"rbm": {"hidden_channels": 256, "num_experts": 8, "top_k": 3}})
     torch.manual_seed(0)
@@ -59,8 +59,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default=os.environ.get("RBM_DATA_ROOT", "../shared/data"))
     parser.add_argument("--out", type=Path, help="CSV file to append to")
-    parser.add_argument("--processes", type=int, default=3, help="of each kind")
-    parser.add_argument("--epochs", type=int, default=3, help="timed in each process")
+    parser.add_argument("--processes", type=int, default=3, help="number of processes per variant")
+    parser.add_argument("--epochs", type=int, default=3, help="timed epochs per process")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -75,8 +75,8 @@ def main() -> None:
         for kind in KINDS:
             command = [sys.executable, "-m", "benchmarks.sparse_epoch", "--worker", kind, "--root", arguments.root]
             command += ["--epochs", str(arguments.epochs), "--threads", str(arguments.threads)]
-            # Threads that wait must not spin: on a machine that others use as well they would take the core from the
-            # thread that they wait for, several hundred times an epoch.
+            # Waiting threads must not spin: on a shared machine they would take the core from the thread that they
+            # wait for, several hundred times per epoch.
             done = subprocess.run(
                 command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"}
             )

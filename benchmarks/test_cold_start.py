@@ -1,4 +1,4 @@
-"""Time to the first answer of a new process, which imports, builds a layer, and calls it once."""
+"""Time to the first answer of a new process that imports the package, builds a layer, and calls it once."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from benchmarks.measure.pace import SMOKE, Pace
 from benchmarks.measure.shapes import DEVICE, Shape
 
 SHAPE = Shape(64)
-# A process may take so many times what a comparison may: compiling takes half a minute of two cores.
+# Factor by which a process may exceed the time of a comparison: compiling takes half a minute on two cores.
 STARTS = 6
 START = "import torch; x = torch.randn({rows}, {features}, device='{device}', requires_grad={training}); "
 LAYERS = {
@@ -36,7 +36,7 @@ def test_cold_start(
         pytest.skip("a smoke run compiles nothing")
     if "compiled" in name and not pace.may_compile:
         pytest.skip("left out for time: the run is behind its --budget")
-    # Nothing compiled before is found, by Triton and by torch.compile.
+    # Empty caches, so that Triton and torch.compile find nothing that was compiled before.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     about = {"rows": SHAPE.rows, "features": SHAPE.features, "outputs": SHAPE.outputs, "device": DEVICE}
@@ -54,5 +54,5 @@ def test_cold_start(
         results.add("layer", str(SHAPE), name, f"cold {metric} too slow", limit)
         pytest.skip(f"no answer within {limit:.0f} s")
     results.add("layer", str(SHAPE), name, f"cold {metric} seconds", took)
-    if HERE.is_gpu and name == "rbm":  # once more: now Triton finds what it compiled
+    if HERE.is_gpu and name == "rbm":  # a second time, with Triton's cache filled
         results.add("layer", str(SHAPE), name, f"warm cache {metric} seconds", run())

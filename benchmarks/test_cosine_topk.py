@@ -1,4 +1,4 @@
-"""Routing against eager PyTorch, as it is and compiled."""
+"""Routing compared with eager and compiled PyTorch."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_cosine_topk(suite, workload: Workload):
 
     def forward_and_backward(f, p: Problem) -> tuple[Tensor, ...]:
         gates, _, cosines = forward(f, p)
-        # The gates' own gradient, as the losses on routing and layers with attached gates send it.
+        # The gates have a gradient of their own, as from losses on routing and layers with attached gates.
         return gates, *torch.autograd.grad([gates, cosines], p.x, [p.gates.detach(), torch.ones_like(cosines)])
 
     def values(f, p: Problem) -> tuple[Tensor, ...]:
@@ -51,7 +51,7 @@ def test_cosine_topk(suite, workload: Workload):
 
 
 def by_topk(h: Tensor, memory: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As the released code has it: ``topk`` in place of a stable sort, so that ties may go to any expert."""
+    """As in the released code: ``topk`` instead of a stable sort, so that ties may go to any expert."""
     normalize = torch.nn.functional.normalize
     cosines, experts = (normalize(h.float(), dim=-1) @ normalize(memory, dim=-1).T).topk(k)
     return cosines.softmax(-1), experts.int(), cosines

@@ -1,7 +1,7 @@
-"""One epoch of distillation with neighbours' soft labels: one forward a node against one forward a pair.
+"""One epoch of distillation with neighbours' soft labels: one forward per node compared with one forward per pair.
 
-An epoch is what ``rbm distill`` repeats: a training step and an evaluation. ``pairs`` is the released code's way, on
-our layers, in its batches of 4,096 pairs. On a CPU the profiler says what ours is spent on.
+An epoch is what ``rbm distill`` repeats: a training step and an evaluation. ``pairs`` is the method of the released
+code, with our layers, in its batches of 4,096 pairs. On a CPU the profiler shows where our time is spent.
 """
 
 import os
@@ -20,7 +20,7 @@ from benchmarks.measure.shapes import DEVICE
 ROOT = Path(os.environ.get("RBM_DATA_ROOT", "../shared/data"))
 FORWARDS = {"rbm": {"forward": "node"}, "pairs": {"forward": "pair", "batch_size": 4096}}
 FOLDERS = {"cora": "Planetoid/Cora", "amazon-photo": "Amazon/Photo"}
-# By the names that PyTorch's profiler gives; a derivative's forward runs under the second.
+# By the names in PyTorch's profiler; the forward part of a derivative has the second name.
 SPENT_ON = {
     "the layer's operators": ("rbm::", "GeneratedBackwardFor_rbm"),
     "drawing dropout": ("aten::bernoulli_",),
@@ -30,7 +30,7 @@ SPENT_ON = {
 
 
 def trainers(name: str) -> dict:
-    """Two trainers of a graph's student in the hyperparameters of the paper, which differ in their forwards alone."""
+    """Two trainers for a graph's student with the hyperparameters of the paper, which differ only in their forwards."""
     from rbm.config.presets import preset_config
     from rbm.datasets import load_dataset
     from rbm.datasets.encodings import Encodings
@@ -55,7 +55,7 @@ def trainers(name: str) -> dict:
 
 
 def shares(call: Callable[[], None]) -> dict[str, float]:
-    """Which part of a call's operators' time is spent on what."""
+    """The shares of a call's operator time by category."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         call()
     spent = dict.fromkeys([*SPENT_ON, "everything else"], 0.0)
@@ -68,7 +68,7 @@ def shares(call: Callable[[], None]) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["digits", *FOLDERS])
 def test_epoch(results: Results, seconds: float, pace: Pace, benchmark, name: str):
     pytest.importorskip("torch_geometric")
-    pytest.importorskip("pydantic")  # a lent machine may lack it, and a preset is made of it
+    pytest.importorskip("pydantic")  # needed for presets; may be missing on a borrowed machine
     if name != "digits" and seconds < 0.5:
         pytest.skip("a smoke run is over before one epoch of pairs")
     if name in FOLDERS and not (ROOT / FOLDERS[name]).exists():
@@ -76,7 +76,7 @@ def test_epoch(results: Results, seconds: float, pace: Pace, benchmark, name: st
 
     def epoch(trainer) -> None:
         trainer.model.train()
-        trainer.train_epoch(1)  # later than the first, which places memory vectors by K-means
+        trainer.train_epoch(1)  # not the first epoch, which places memory vectors by K-means
         trainer.model.eval()
         trainer.evaluate()
 

@@ -1,4 +1,4 @@
-"""The experts against their alternatives, given the same gates."""
+"""The experts compared with their alternatives, given the same gates."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from rbm_kernels.ops.cosine_topk import cost as cosine_topk_cost
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import cost, reference
 
-COMPARED = 4096  # rows of results that are compared with float64; all rows are in the weights' gradient
+COMPARED = 4096  # result rows that are compared with float64; the weights' gradient is computed from all rows
 
 
 @pytest.mark.parametrize("workload", workloads(), ids=str)
@@ -39,7 +39,7 @@ def test_expert_matmul(suite, workload: Workload):
     some = torch.linspace(0, shape.rows - 1, min(shape.rows, COMPARED), device=problems[0].x.device).long()
 
     def compared(step, *per_row: int):
-        """A step whose results of so many rows are compared."""
+        """A step of which only this many result rows are compared."""
 
         def outcome(f, p: Problem) -> tuple[Tensor, ...]:
             got = step(f, p)
@@ -72,7 +72,7 @@ def wide(p: Problem, rows: Tensor | slice) -> tuple[Tensor, ...]:
 
 
 def in_float64(p: Problem, some: Tensor) -> tuple[Tensor, ...]:
-    """y, grad_x and grad_gates of some rows, and the weights' gradients from all, a part at a time."""
+    """y, grad_x and grad_gates of some rows, and the weights' gradients from all rows, in several parts."""
     layer, grad = wide(p, some), p.grad[some].double()
     grads = None
     for start in range(0, p.x.shape[0], 65_536):

@@ -1,4 +1,4 @@
-"""Rows in the order of their sets of experts, against the sort of (row, expert) pairs that other libraries need."""
+"""Ordering rows by their sets of experts, compared with the sort of (row, expert) pairs that other libraries need."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ TILE = 128
 
 
 def distinct() -> list[Workload]:
-    """Only rows, experts and choices matter here: the first workload of each."""
+    """The first workload for each combination of rows, experts and choices; nothing else matters here."""
     key = {(w.shape.rows, w.shape.experts, w.shape.top_k, w.routing): w for w in reversed(workloads(("int32",)))}
     return list(reversed(key.values()))
 
@@ -42,6 +42,6 @@ def test_expert_order(suite, workload: Workload):
 
 
 def sort_pairs(experts: Tensor, num_experts: int, _: int = TILE) -> tuple[Tensor, Tensor]:
-    """Places of the pairs by expert, and where each expert's end."""
+    """Indices of the pairs sorted by expert, and the end of each expert's range."""
     flat = experts.flatten()
     return flat.argsort(stable=True), torch.bincount(flat, minlength=num_experts).cumsum(0)

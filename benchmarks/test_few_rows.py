@@ -1,11 +1,11 @@
-"""The layer at inference against one dense linear layer of the same operations, from one row to 1,024: bars are held.
+"""The layer at inference compared with a dense linear layer of equal cost, from one row to 1,024; checks limits.
 
-A dense ``torch.nn.Linear`` of ``k * N`` outputs multiplies what the layer's chosen experts multiply, routing nothing.
-Both take turns in one process, and the least time of a turn counts: it is what neither the system nor a neighbour
-disturbed. The metric of a row says how many threads, and the bytes of a vector.
+A dense ``torch.nn.Linear`` with ``k * N`` outputs does as many multiplications as the layer's chosen experts, without
+routing. Both take turns in one process, and the minimum over the turns counts, because it is the least disturbed by the
+system and other processes. A row's metric contains the number of threads and the vector size in bytes.
 
-``pytest benchmarks/test_few_rows.py --benchmark-only --seconds 2 --results benchmarks/results/cpu.csv`` on a machine
-that does nothing else; with a build of ``-DRBM_MOST_VECTOR_BYTES=32`` in ``rbm_kernels/lib`` once more, for AVX2.
+``pytest benchmarks/test_few_rows.py --benchmark-only --seconds 2 --results benchmarks/results/cpu.csv`` on an
+otherwise idle machine; then again with a build of ``-DRBM_MOST_VECTOR_BYTES=32`` in ``rbm_kernels/lib``, for AVX2.
 """
 
 import time
@@ -23,14 +23,14 @@ from rbm import FusedRbMLayer
 from rbm_kernels import pack_experts
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-# How many times the time of the dense layer is allowed, by features and outputs of the layer.
+# Maximum ratio to the time of the dense layer, by features and outputs of the layer.
 BARS = {(256, 256): 1.15, (767, 128): 1.15, (128, 10): 1.3}
-# A turn repeats what answers sooner: the clock takes a tenth of a microsecond.
+# Shorter calls are repeated within a turn, because the clock takes a tenth of a microsecond.
 TURN_SECONDS = 2e-4
 
 
 def vector_bytes() -> int:
-    """Bytes of the vectors that librbm_cpu computes with here: one output is packed as one vector."""
+    """Vector size of librbm_cpu on this machine in bytes: a single output is packed as one vector."""
     return 4 * pack_experts(torch.zeros(1, 1, 1), None).shape[2]
 
 
@@ -43,7 +43,7 @@ def threads(number: int) -> Iterator[None]:
 
 
 def least_seconds(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The least time of one call of each, in turns for ``seconds``, in at least three turns."""
+    """The minimum time of one call of each, alternating for ``seconds``, at least three times."""
     least, repeats = {}, {}
     for name, call in calls.items():
         call()
@@ -52,7 +52,7 @@ def least_seconds(calls: dict[str, Callable[[], object]], seconds: float) -> dic
     end, turn = time.perf_counter() + seconds, 0
     while turn < 3 or time.perf_counter() < end:
         for name, call in calls.items():
-            call()  # finds again what the other drove out of the caches
+            call()  # reload what the other call evicted from the caches
             least[name] = min(least[name], clocked(call, repeats[name]))
         turn += 1
     return least
@@ -78,7 +78,7 @@ def test_few_rows(benchmark, results: Results, seconds: float, number: int, feat
     def measure() -> None:
         for rows in ROWS:
             x = torch.randn(rows, features)
-            # Thousands of turns of microseconds, and as many seconds for what takes longer.
+            # Thousands of turns for microseconds; ``seconds`` also suffice for slower calls.
             times = least_seconds({"rbm": lambda x=x: layer(x), "torch.nn.Linear, k N": lambda x=x: dense(x)}, seconds)
             for name, least in times.items():
                 results.add("few rows", str(Shape(rows, features, outputs)), name, how, least)

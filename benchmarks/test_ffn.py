@@ -1,6 +1,6 @@
-"""Experts of two products with SwiGLU between them: ours, what some libraries compute, and two dense linear layers.
+"""Experts with two products and SwiGLU: ours, those of some libraries, and two dense linear layers.
 
-``N`` of the shape is the hidden width. There are no biases: not every library has them.
+``N`` of the shape is the hidden width. There are no biases, because not every library supports them.
 """
 
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from benchmarks.measure.shapes import CORA, DEVICE, MOST, PRECISIONS, Problem, S
 from benchmarks.peers import ffn_peers
 from benchmarks.peers.ffn import cost_backward, cost_forward, dense_ffn, eager_ffn
 
-# Three times the operations of an expert matmul: on a CPU of few rows alone, and in float32.
+# Three times the operations of an expert matmul, so a CPU only gets few rows, in float32.
 SHAPES = (for_this_machine(MOST)[0], Shape(CORA)) if HERE.is_gpu else (Shape(CORA),)
 WORKLOADS = [
     Workload(shape, precision)
     for shape in dict.fromkeys(SHAPES)
     for precision in (PRECISIONS if HERE.is_gpu else PRECISIONS[:1])
 ]
-COMPARED = 4096  # rows of results that are compared with float64; all rows are in the weights' gradient
-# Of the same operations, which no expert routes: it is timed beside them and compared with nothing.
+COMPARED = 4096  # result rows that are compared with float64; the weights' gradient is computed from all rows
+# The same number of operations without routing: timed for comparison, but its results are not compared.
 DENSE = {"torch.nn.Linear, k I": dense_ffn}
 PART = 16_384  # rows that are multiplied in float64 at a time
 
 
 @dataclass(frozen=True)
 class FfnProblem:
-    """What an FFN takes, and the gradient that arrives at its result."""
+    """The arguments of an FFN, and the gradient of its result."""
 
     x: Tensor
     up: Tensor
@@ -40,7 +40,7 @@ class FfnProblem:
 
     @classmethod
     def of(cls, workload: Workload) -> "FfnProblem":
-        """Fresh random tensors; all but experts and the gradient require one."""
+        """New random tensors. All except the experts and the incoming gradient require a gradient."""
         shape, p = workload.shape, Problem.of(workload)
 
         def normal(*size: int) -> Tensor:
@@ -53,7 +53,7 @@ class FfnProblem:
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What gets a gradient."""
+        """The tensors that get a gradient."""
         return self.x, self.gates, self.up, self.down
 
     def nbytes(self) -> int:
@@ -92,7 +92,7 @@ def test_ffn(suite, workload: Workload):
 
 
 def in_float64(p: FfnProblem, some: Tensor) -> tuple[Tensor, ...]:
-    """y, grad_x and grad_gates of some rows, and the weights' gradients from all, a part at a time."""
+    """y, grad_x and grad_gates of some rows, and the weights' gradients from all rows, in several parts."""
     up, down = (t.detach().double().requires_grad_() for t in (p.up, p.down))
     parts, weights = [], None
     for start in range(0, p.x.shape[0], PART):

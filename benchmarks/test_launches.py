@@ -1,13 +1,13 @@
-"""Host time of a training step's launches, all of it Python's. Needs no GPU.
+"""Host time of the launches in a training step, all of it Python. Needs no GPU.
 
-Tensors are the CPU's, the Triton operators serve the CPU's dispatch key, and nothing is launched:
-``triton.runtime.JITFunction.run`` is replaced by a function that does nothing. What is left is the host's work: the
-layer, autograd, the dispatcher, argument checks, configurations, allocations of outputs, and the calls of ``run`` with
-all their arguments. Left out is Triton's own work inside ``run`` (argument binding, the key of its cache, the driver's
-call), which ``test_tritons_own_launcher`` times by itself, and the query of the current CUDA device. The two operators
-of the memory update, which are C++ on a GPU, are replaced by Python functions that allocate their outputs.
+Tensors are on the CPU, the Triton operators are registered for the CPU's dispatch key, and nothing is launched:
+``triton.runtime.JITFunction.run`` is replaced by a function that does nothing. The rest is the host's work: the layer,
+autograd, the dispatcher, argument checks, configurations, allocation of outputs, and the calls of ``run`` with all
+their arguments. Not included are the query of the current CUDA device and Triton's own work inside ``run`` (argument
+binding, the key of its cache, the driver's call), which ``test_tritons_own_launcher`` times separately. The two
+operators of the memory update, which are C++ on a GPU, are replaced by Python functions that allocate their outputs.
 
-Seconds are the thread's CPU time, so that a busy machine spoils them little. Shapes are tiny, so that PyTorch's own
+Seconds are CPU time of the thread, so a busy machine has little effect. Shapes are tiny, so that PyTorch's own
 operators (folding, running sums) take no longer than their launches would.
 """
 
@@ -36,22 +36,22 @@ from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
 triton = pytest.importorskip("triton")
 from triton.runtime.interpreter import GridExecutor  # noqa: E402
 
-# One row beyond what the order of the rows takes another way for: as at every graph's size.
+# Tiny features, for the reason above. So few rows are not put in order.
 SHAPE = Shape(1025, 16, 16)
 
 
-# Launches of Triton kernels by rows at D = N = 256, E = 8, k = 3: of an inference call, of a forward and backward pass.
-# One row, a served batch, Cora, and rows enough to be put in order, as 169,343 are. PyTorch's own kernels (folding,
-# a running sum, casts) are not counted, nor is the memory update, which librbm_cuda serves where it was built.
+# Launches of Triton kernels by number of rows at D = N = 256, E = 8, k = 3: for an inference call, and for a forward
+# and backward pass. One row, a served batch, Cora, and enough rows to be ordered, as 169,343 are. Not counted are
+# PyTorch's own kernels (folding, a running sum, casts) and the memory update, which librbm_cuda serves if it was built.
 METRICS = ("launches of an inference call", "launches of a training step")
 COUNTED = {1: (1, 4), 64: (1, 4), 2708: (2, 4), 20_000: (5, 10)}
 
 
 class Processor(Device):
-    """The CPU, by the time that a thread has had of it: what else the machine does is not counted."""
+    """The CPU, timed by the CPU time of the thread: other work on the machine is not counted."""
 
     def seconds(self, turn: Call) -> float:
-        """The turn's own CPU time."""
+        """The CPU time of the turn."""
         start = time.thread_time()
         turn()
         return time.thread_time() - start
@@ -69,9 +69,9 @@ def _one_thread() -> Iterator[None]:
 
 
 class Operators:
-    """The operators as CUDA has them, on CPU tensors and with a launcher that does nothing, which counts its calls.
+    """The operators as registered for CUDA, on CPU tensors, with a launcher that only counts its calls.
 
-    While ``idle`` they return what they returned first: what is left of a step then is what launches have no part in.
+    While ``idle``, they return their first results again; the remaining time of a step is not due to launches.
     """
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class Operators:
         library = torch.library.Library("rbm", "IMPL")
         try:
             for name, implementation in TRITON_OPERATORS.items():
-                if not name.startswith("memory_"):  # of librbm_cuda, where it was built
+                if not name.startswith("memory_"):  # served by librbm_cuda, if it was built
                     library.impl(name, self._switched(name, implementation), "CPU")
             library.impl("memory_statistics", _memory_statistics, "CPU")
             library.impl("memory_update_", lambda *_, **__: None, "CPU")
             with (
                 mock.patch.object(expert_matmul_op, "_kernels_serve", lambda x: x.dtype != torch.float64),
                 mock.patch.object(triton.runtime.JITFunction, "run", self._launch_nothing),
-                mock.patch.object(GridExecutor, "__call__", self._launch_nothing),  # in tests Triton interprets
+                mock.patch.object(GridExecutor, "__call__", self._launch_nothing),  # tests use Triton's interpreter
             ):
                 yield self
         finally:
@@ -121,7 +121,7 @@ def count_launches(shape: Shape, *, training: bool) -> int:
             grad = torch.zeros(1, shape.outputs).expand(shape.rows, -1)
             torch.autograd.grad(layer(x), [x, *layer.parameters()], grad)
         else:
-            # What the layer calls on a GPU; on a CPU it calls packed weights' operator.
+            # What the layer calls on a GPU. On a CPU it calls the operator of packed weights.
             with torch.inference_mode():
                 routed_matmul(x, layer.memory, layer.weight, layer.bias, shape.top_k)
     return operators.launches
@@ -173,7 +173,7 @@ def test_training_step(benchmark, results: Results, seconds: float):
 
 
 def _function_calls(call: Call) -> int:
-    """How many functions Python calls, its own and those in C: a figure that no other program on the machine moves."""
+    """Number of function calls of Python, including C functions: not affected by other programs on the machine."""
     count = 0
 
     def note(frame, event: str, argument) -> None:
@@ -189,7 +189,7 @@ def _function_calls(call: Call) -> int:
 
 
 def _in_pairs(whole: Call, rest: Call, seconds: float) -> list[Timing]:
-    """Seconds of two calls and of what the first takes longer, pair by pair: a neighbour on the core meets both."""
+    """Seconds of two calls and their difference, measured in pairs, so that disturbances affect both."""
     times: list[tuple[float, float, float]] = []
     end = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < end:
@@ -200,7 +200,7 @@ def _in_pairs(whole: Call, rest: Call, seconds: float) -> list[Timing]:
 
 @pytest.mark.filterwarnings("ignore:.*verrid.*:UserWarning")
 def test_operators(results: Results, seconds: float):
-    """Each operator called as a training step calls it, without a derivative; the rows' order is made by itself."""
+    """Each operator as a training step calls it, without a derivative. The rows' order is measured separately."""
     x, grad = torch.randn(SHAPE.rows, SHAPE.features), torch.randn(SHAPE.rows, SHAPE.outputs)
     memory = torch.randn(SHAPE.experts, SHAPE.features)
     weight = torch.randn(SHAPE.experts, SHAPE.outputs, SHAPE.features)
@@ -225,7 +225,7 @@ def test_operators(results: Results, seconds: float):
             _add(results, f"{name} host seconds", timing)
 
 
-# Binding the arguments, the key of the cache of compiled kernels, and everything else up to the C of the driver's call.
+# Binding the arguments, the key of the cache of compiled kernels, and everything up to the C code of the driver's call.
 TRITONS_OWN = """
 import json, time
 import torch, triton
@@ -265,7 +265,7 @@ print(json.dumps(vars(timing)))
 
 
 def test_tritons_own_launcher(results: Results, seconds: float):
-    """``JITFunction.run`` of the forward kernel, compiled for sm_90; only the driver's call is left out."""
+    """``JITFunction.run`` of the forward kernel, compiled for sm_90, without the driver's call."""
     if seconds < 0.5:
         pytest.skip("a smoke run compiles nothing")
     program = TRITONS_OWN.replace("SECONDS", str(seconds))

@@ -1,4 +1,4 @@
-"""The layer against eager PyTorch, compiled, the released code's way, and sorted experts, by batch size."""
+"""The layer compared with eager and compiled PyTorch, the released code and sorted experts, by batch size."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -22,7 +22,7 @@ if not HERE.is_gpu:
     WORKLOADS = [workload for workload in WORKLOADS if workload.precision == "float32"]
 
 
-# With more rows a whole step on a CPU takes seconds, and says what forward and backward say.
+# With more rows a whole step takes seconds on a CPU, and adds nothing to the results of forward and backward.
 LONG = 4096
 
 
@@ -75,7 +75,7 @@ def test_layer_training(suite, workload: Workload):
     first = problems[0]
     wide = Problem(**{name: t.double() if t.is_floating_point() else t for name, t in vars(first).items()})
     exact = forward_and_backward(in_float64(layers["eager"]), wide)
-    # On copies: a training forward moves the memory.
+    # On copies, because a training forward moves the memory.
     right = run.check(
         "forward + backward", layers, lambda layer, p: forward_and_backward(copied(layer), p), first, exact
     )
@@ -89,20 +89,20 @@ def test_layer_training(suite, workload: Workload):
 
 
 def copied(layer: torch.nn.Module) -> torch.nn.Module:
-    """A layer of the same state; a compiled one is compiled again, from the cache."""
+    """A copy of the layer with the same state; a compiled layer is compiled again, from the cache."""
     if hasattr(layer, "_orig_mod"):
         return torch.compile(deepcopy(layer._orig_mod), dynamic=False)
     return deepcopy(layer)
 
 
 def optimised(layer: torch.nn.Module) -> Callable[[Problem], None]:
-    """A whole step: forward, backward, Adam, and the memory, which moves in or before the next forward."""
+    """A whole step: forward, backward, Adam, and the memory update, which is part of this or the next forward."""
     adam = torch.optim.Adam(layer.parameters(), lr=1e-5, capturable=DEVICE == "cuda", foreach=True)
 
     def step(p: Problem) -> None:
         layer(p.x).backward(p.grad)
         adam.step()
-        # Kept and set to zero, so that a CUDA graph finds the gradients where it captured them.
+        # Keep the gradient tensors and set them to zero, so that a CUDA graph finds them where it captured them.
         adam.zero_grad(set_to_none=False)
 
     return step

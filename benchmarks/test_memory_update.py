@@ -1,4 +1,4 @@
-"""The memory update against its eager reference, as it is and compiled."""
+"""The memory update compared with its eager reference, as it is and compiled."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from benchmarks.measure.shapes import PRECISIONS, Problem, Workload, workloads
 from rbm_kernels import memory_statistics, memory_update_
 from rbm_kernels.ops.memory_update import cost, reference
 
-# How float32 is multiplied makes no difference here.
+# The precision of float32 products makes no difference here.
 DTYPES = tuple(precision for precision in PRECISIONS if precision != "tf32")
 
 

@@ -1,4 +1,4 @@
-"""Memory of a large batch beyond what the mathematics needs, measured in a process of its own."""
+"""Memory of a large batch beyond what the mathematics needs, measured in a separate process."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from benchmarks.measure.shapes import Shape
 
 ROWS, FEATURES, CPU = 65536, 256, Device()
 
-# The highest resident size before and after. A small batch first, so that libraries have taken what they keep.
+# The highest resident size before and after. A small batch runs first, so that libraries have allocated their buffers.
 MEASURE = """
 import json, pathlib, sys
 import torch
@@ -52,10 +52,10 @@ def test_peak_memory(benchmark, results: Results, mode: str):
     measured = json.loads(run.stdout.splitlines()[-1])
     shape = str(Shape(ROWS, FEATURES, FEATURES))
     if mode == "serving":
-        extra = measured["grown"] - measured["rows"]  # y is of the size of x
+        extra = measured["grown"] - measured["rows"]  # y has the size of x
         results.add("layer", shape, "rbm", "forward extra memory / (x + y)", extra / (2 * measured["rows"]), device=CPU)
     else:
         needed = 4 * measured["rows"] + 2 * measured["parameters"]  # x, y, parameters, and the gradient of each
-        held = 2 * measured["rows"] + measured["parameters"]  # x, the gradient of y, parameters: there before
+        held = 2 * measured["rows"] + measured["parameters"]  # x, the gradient of y, parameters: allocated before
         peak = (measured["grown"] + held) / needed
         results.add("layer", shape, "rbm", "forward + backward peak memory / needed", peak, device=CPU)

@@ -1,4 +1,4 @@
-"""Routing and experts in one call against two operators, given the same folded weights: few rows."""
+"""Routing and experts in one call compared with two operators, given the same folded weights: few rows."""
 
 from dataclasses import replace
 

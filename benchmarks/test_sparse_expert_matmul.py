@@ -1,4 +1,4 @@
-"""The experts over rows in compressed sparse form, against PyTorch's sparse matmul and against dense rows."""
+"""The experts over rows in compressed sparse form, compared with PyTorch's sparse matmul and with dense rows."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from benchmarks.measure.shapes import COAUTHOR_CS, CORA, DEVICE, PHYSICS, Proble
 from rbm_kernels import expert_matmul, sparse_expert_matmul
 from rbm_kernels.ops.sparse_expert_matmul import reference
 
-# Cora, Coauthor-CS and Coauthor Physics, and how many of a row's features are not zero.
+# Cora, Coauthor-CS and Coauthor Physics, and the number of non-zero features per row.
 ENTRIES = {Shape(CORA, width(1_433)): 18, Shape(COAUTHOR_CS, width(6_805)): 60, Shape(PHYSICS, width(8_415)): 33}
-# Beyond so many numbers dense rows would only show how slow they are.
+# Dense rows with more numbers than this would only show how slow they are.
 DENSE = 20_000_000 if not HERE.is_gpu else 10**9
 
 
 @dataclass(frozen=True)
 class SparseProblem:
-    """Rows in compressed form, the same rows dense where they are few, and all else that the experts take."""
+    """Rows in compressed form, the same rows in dense form if they are few, and the experts' other arguments."""
 
     rows: tuple[Tensor, Tensor, Tensor]
     dense: Tensor | None
@@ -27,10 +27,10 @@ class SparseProblem:
 
     @classmethod
     def of(cls, shape: Shape) -> "SparseProblem":
-        """Random entries, as many in every row."""
+        """Random entries, the same number in every row."""
         entries = ENTRIES[shape]
         crow = torch.arange(0, shape.rows * entries + 1, entries, dtype=torch.int32)
-        # An entry from each of as many stripes: no feature twice, ascending, as files have them.
+        # One entry from each of ``entries`` stripes: no feature twice, in ascending order, as in files.
         stripe = shape.features // entries
         col = torch.arange(entries) * stripe + torch.randint(stripe, (shape.rows, entries))
         values = torch.rand(shape.rows, entries)

@@ -1,4 +1,4 @@
-"""One node: the RbM student against an MLP of one expert's width, and against the teacher with its neighbourhood."""
+"""One node: the RbM student compared with an MLP of one expert's width, and with the teacher and its neighbourhood."""
 
 import os
 from dataclasses import replace
@@ -16,7 +16,7 @@ CORA = Workload(Shape(1, 1_433, 7), "float32")
 
 
 def students(in_channels: int, hidden_channels: int, out_channels: int) -> dict[str, torch.nn.Module]:
-    """An RbM student and the MLP that each of its experts, alone, would be."""
+    """An RbM student, and the MLP that a single one of its experts would be."""
     sizes = (in_channels, hidden_channels, out_channels)
     models = {"rbm": RbMStudent(*sizes, num_experts=8, top_k=3), "mlp": MLPStudent(*sizes)}
     return {name: model.to(DEVICE).eval() for name, model in models.items()}
@@ -30,7 +30,7 @@ def answer(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 def test_student_of_cora_width(suite, rows: int):
     run = suite("student, 128 hidden", replace(CORA, shape=replace(CORA.shape, rows=rows)))
     x = (torch.rand(rows, 1433) < 0.01).float().to(DEVICE)
-    # Made before: what inference mode makes has no versions, and a layer keeps nothing of it.
+    # Created outside inference mode: its tensors have no version counter, and a layer caches nothing for them.
     models = students(1433, 128, 7)
     with torch.inference_mode():
         run.time("forward", models, answer, [x])
@@ -38,9 +38,9 @@ def test_student_of_cora_width(suite, rows: int):
 
 @pytest.mark.parametrize("setting", ["inductive", "transductive"])
 def test_one_node_of_amazon_computers(suite, results: Results, setting: str):
-    """The models whose accuracy README shows: sizes of the preset ``clean``, inputs with their encodings."""
+    """The models whose accuracy is in the README: sizes of the preset ``clean``, inputs with their encodings."""
     pytest.importorskip("torch_geometric")
-    pytest.importorskip("pydantic")  # a lent machine may lack it, and a preset is made of it
+    pytest.importorskip("pydantic")  # needed for presets; may be missing on a borrowed machine
     if not (ROOT / "Amazon" / "Computers").exists():
         pytest.skip(f"Amazon-Computers is not in {ROOT}; name its root in RBM_DATA_ROOT")
     from rbm.config.presets import preset_config

@@ -1,12 +1,12 @@
-"""Times ``rbm distill`` from a graph to a kept student: several versions of this package, or settings, in turns.
+"""Times ``rbm distill`` from a graph to a kept student, for several versions of this package or settings in turn.
 
     git worktree add /tmp/before COMMIT && cp rbm_kernels/lib/* /tmp/before/rbm_kernels/lib/
     python -m benchmarks.whole_run before=/tmp/before now=. quarter=.,teacher.hidden_channels=256 --root PATH \
       --out benchmarks/results/whole_run.csv --metrics FOLDER
 
-Each run is a process of its own on one thread, with a run folder and a cache of its own, and without plots. Its
-processor seconds, which count the import of PyTorch too, depend little on what else the machine does; the phases'
-seconds in ``timings.json`` are the clock's. Rows are appended as runs end; those that the file has are not run again.
+Each run is a separate process on one thread, with its own run folder and cache, and without plots. Its CPU seconds,
+which include the import of PyTorch, depend little on other work of the machine; the seconds of the phases in
+``timings.json`` are elapsed time. Rows are appended as runs end; runs that are already in the file are skipped.
 ``--metrics`` keeps the accuracies of every epoch, for :mod:`benchmarks.patience`.
 """
 
@@ -40,7 +40,7 @@ KEY = ("version", "dataset", "setting", "seed")
 def run(
     tree: Path, settings: list[str], dataset: str, setting: str, seed: int, root: Path, folder: Path
 ) -> dict[str, object]:
-    """One run of a version's own code, with changes ``section.key=value`` to the preset."""
+    """Run a version's own code once, with changes ``section.key=value`` to the preset."""
     command = [sys.executable, "-m", "rbm", "distill", "--dataset", dataset, "--setting", setting, "--seed", str(seed)]
     command += ["--root", str(root), "--out", str(folder / "run"), "--cache", str(folder / "cache"), "--no-plots"]
     command += [part for change in settings for part in ("--set", change)]
@@ -69,7 +69,7 @@ def run(
 
 
 def markdown(records: list[dict]) -> str:
-    """Means over the seeds that all versions have, and the ratio of processor seconds to those of the first version."""
+    """Means over the seeds that all versions have, and ratios of CPU seconds to those of the first version."""
     lines = [
         "| | | seeds | processor s | of the first's | teacher val | test | MLP val | test | RbM val | test |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -94,7 +94,7 @@ def markdown(records: list[dict]) -> str:
 
 
 def against(records: list[dict], paper: list[dict], version: str) -> str:
-    """A version's accuracies beside those of the same seeds in ``results/paper.csv``, which the preset has as it is."""
+    """A version's accuracies compared with ``results/paper.csv``, made with the unchanged preset and the same seeds."""
     preset = {"protocol": "rbm", "teacher": "sage", "preset": "clean", "variant": ""}
     lines = [
         f"| | seeds | validation: preset | {version} | difference | p | test: preset | {version} | difference | p |",
@@ -112,7 +112,7 @@ def against(records: list[dict], paper: list[dict], version: str) -> str:
                 old = {seed: float(known[seed][column]) for seed in new}
                 found = paired_test(new, old)
                 means = [f"{statistics.fmean(values.values()):.2%}" for values in (old, new)]
-                p = "" if math.isnan(found.p) else f"{found.p:.2f}"  # differences that are all the same
+                p = "" if math.isnan(found.p) else f"{found.p:.2f}"  # NaN if all differences are equal
                 cells += [*means, f"{100 * found.difference:+.2f}", p]
             lines.append(f"| {dataset}, {setting}, {title} | {len(new)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument(
         "versions", nargs="+", metavar="NAME=FOLDER[,SETTING...]", help="a checkout with its libraries, and changes"
     )
-    parser.add_argument("--against", type=Path, help="results/paper.csv, for accuracies of the preset beside the last")
+    parser.add_argument("--against", type=Path, help="results/paper.csv, to compare the last version with the preset")
     parser.add_argument("--metrics", type=Path, help="folder to keep each run's metrics.jsonl in")
     parser.add_argument("--root", type=Path, required=True, help="folder of the datasets")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to append to")

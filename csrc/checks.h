@@ -1,6 +1,6 @@
-// Argument checks of the C++ operators, for those who call torch.ops.rbm.* past the functions of rbm_kernels. The messages
-// have the form of rbm_kernels/checks.py: the operator, the argument, what came, and what was expected. All are
-// std::runtime_error, for what else becomes of an exception on its way to Python differs between versions of PyTorch.
+// Argument checks of the C++ operators, for callers of torch.ops.rbm.* that bypass the functions of rbm_kernels.
+// Messages have the form of rbm_kernels/checks.py: operator, argument, what was passed, what was expected. All errors
+// are std::runtime_error, because versions of PyTorch differ in how they translate other exceptions to Python.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -76,7 +76,7 @@ class Checks {
     fail(name, " has dtype ", dtype_name(tensor.scalar_type()), ", expected ", names);
   }
 
-  // kAnySize in `expected` stands for any size.
+  // kAnySize in `expected` matches any size.
   void shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> expected, const char* why) const {
     const auto sizes = tensor.sizes();
     bool fits = sizes.size() == expected.size();
@@ -95,7 +95,7 @@ class Checks {
     }
   }
 
-  // Two tensors of which one is written to.
+  // Raises if the two tensors overlap; the first is written to.
   void disjoint(const char* name, const Tensor& written, const char* other_name, const Tensor& other) const {
     const auto begins = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
     const auto ends = [&](const Tensor& t) {
@@ -109,8 +109,8 @@ class Checks {
     }
   }
 
-  // Every element of a matrix at an address of its own: rows i apart and columns j apart meet where i * stride(0) equals
-  // j * stride(1), first at the strides' least common multiple.
+  // Raises unless every element of a matrix has its own address. Elements i rows apart and j columns apart coincide if
+  // i * stride(0) equals j * stride(1), first at the least common multiple of the strides.
   void no_overlap(const char* name, const Tensor& matrix) const {
     const int64_t rows = matrix.size(0), columns = matrix.size(1), row = matrix.stride(0), column = matrix.stride(1);
     const bool repeats = (rows > 1 && row == 0) || (columns > 1 && column == 0);
@@ -122,7 +122,7 @@ class Checks {
     }
   }
 
-  // The dispatcher chooses by the first accelerator it meets: nothing before this stops a pointer of another device.
+  // The dispatcher chooses by the first accelerator it finds, so a tensor on another device would get this far.
   void same_device(const char* name, const Tensor& tensor, const char* other_name, const Tensor& other) const {
     if (!(tensor.device() == other.device())) {
       fail(name, " is on another device than ", other_name, ", expected all arguments on one device");

@@ -1,4 +1,4 @@
-// The routing: declarations and argument checks. On CUDA its kernels are in Triton.
+// Routing: declarations and argument checks. Its CUDA kernels are written in Triton.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// The grouped matmul: declarations and argument checks. On CUDA its kernels are in Triton.
+// Grouped matmul: declarations and argument checks. Its CUDA kernels are written in Triton.
 #pragma once
 
 #include <optional>
@@ -38,7 +38,7 @@ inline void check_grad(const Checks& check, const Tensor& grad, const Tensor& x,
 }
 
 namespace cpu {
-// The order of the rows serves the kernels on CUDA; here each panel lists its rows by expert itself.
+// The order of the rows is for the CUDA kernels; here each panel lists its rows by expert itself.
 using Order = const std::optional<Tensor>&;
 
 Tensor expert_matmul(

@@ -1,4 +1,4 @@
-// The order of rows by their set of experts. On CUDA its kernels are in Triton.
+// The order of rows by their set of experts. Its CUDA kernels are written in Triton.
 #pragma once
 
 #include <tuple>

@@ -1,6 +1,6 @@
-// Vectors whose squared length overflows. The square of one longer than 1e15 (1e150 in double) is not trusted: the vector is
-// multiplied by kShrink, a power of two, before it is squared, and stays far longer than 1e-12, below which a vector has no
-// direction. NaN and infinity count as too long and stay what they are.
+// Vectors whose squared length could overflow. A vector longer than 1e15 (1e150 in double) is multiplied by kShrink, a
+// power of two, before it is squared. It stays far longer than 1e-12, below which a vector has no direction. NaN and
+// infinity count as too long and remain NaN and infinity.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ constexpr Acc kLongSquare = static_cast<Acc>(sizeof(Acc) == 8 ? 1e300 : 1e30);
 template <typename Acc>
 constexpr Acc kShrink = static_cast<Acc>(sizeof(Acc) == 8 ? 0x1p-530 : 0x1p-80);
 
-// Says no for NaN too.
+// False for NaN too.
 template <typename Acc>
 constexpr bool square_is_safe(Acc square) {
   return square < kLongSquare<Acc>;

@@ -1,4 +1,4 @@
-// The memory update: declarations and argument checks that the CPU and the CUDA library share.
+// Memory update: declarations and argument checks shared by the CPU and the CUDA library.
 // The mathematics is in rbm_kernels/ops/memory_update/README.md.
 #pragma once
 
@@ -44,7 +44,7 @@ inline void check_memory_update(
   if (!(decay >= 0 && decay <= 1)) check.fail("decay is ", decay, ", expected between 0 and 1");
 }
 
-// Rows whose features lie apart are copied; any distance between rows is served as it is.
+// Rows whose features are not adjacent are copied; any row stride is supported directly.
 inline bool features_are_adjacent(const Tensor& h) { return h.size(1) <= 1 || h.stride(1) == 1; }
 
 namespace cpu {

@@ -1,4 +1,4 @@
-// Experts packed for the processor, and routing and grouped matmul with them in one call. On the CPU alone.
+// Experts packed for the processor, and routing and grouped matmul with them in one call. CPU only.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// All layers of a network of packed weights in one call. On the CPU alone.
+// All layers of a network with packed weights in one call. CPU only.
 #pragma once
 
 #include "checks.h"

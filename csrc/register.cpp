@@ -1,5 +1,5 @@
-// Every C++ operator of the library, in one place. The build compiles this file once into librbm_cpu and once, with
-// RBM_CUDA_LIBRARY defined, into librbm_cuda. Schemas, fake implementations and derivatives stand in
+// Registers every C++ operator of the library. The build compiles this file once into librbm_cpu and once, with
+// RBM_CUDA_LIBRARY defined, into librbm_cuda. Schemas, fake implementations and derivatives are in
 // rbm_kernels/ops/<operator>/op.py; only implementations are bound here.
 #include <torch/csrc/stable/library.h>
 

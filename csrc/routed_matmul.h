@@ -1,4 +1,4 @@
-// Routing and grouped matmul in one call. On CUDA its kernel is in Triton.
+// Routing and grouped matmul in one call. Its CUDA kernel is written in Triton.
 #pragma once
 
 #include <optional>

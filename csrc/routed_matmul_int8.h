@@ -1,4 +1,4 @@
-// Routing and grouped matmul with experts of 8-bit integers. On the CPU alone.
+// Routing and grouped matmul with 8-bit integer experts. CPU only.
 #pragma once
 
 #include <optional>

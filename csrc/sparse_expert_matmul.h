@@ -1,5 +1,5 @@
-// The grouped matmul over rows in CSR form: declarations and argument checks. The meaning is in
-// rbm_kernels/ops/sparse_expert_matmul/reference.py; on CUDA that reference serves, through PyTorch's sparse matmul.
+// Grouped matmul over rows in CSR form: declarations and argument checks. It is defined in
+// rbm_kernels/ops/sparse_expert_matmul/reference.py. On CUDA that reference is used, with PyTorch's sparse matmul.
 #pragma once
 
 #include <optional>

@@ -1,14 +1,14 @@
-"""What `rbm distill --auto` chooses within a budget, beside the preset of the same graph, or defaults on made graphs.
+"""Compares the choices of `rbm distill --auto` within a budget with the graph's preset (made graphs: the defaults).
 
-Each argument is GRAPH:BUDGET:SEED. A graph is a name, or `made-H`: a contextual stochastic block model of 3,000 nodes
-in five classes, of whose edges the share H stays within a class. Rows go to `OUT/runs.csv`, and the trials of each
-search to `OUT/GRAPH-BUDGET-SEED.csv`; rows that are there are not made again, and a search that was killed goes on.
+Each argument is GRAPH:BUDGET:SEED. A graph is a name, or `made-H`: a contextual stochastic block model with 3,000 nodes
+in five classes, where a share H of the edges is within a class. Rows go to `OUT/runs.csv`, and the trials of each
+search to `OUT/GRAPH-BUDGET-SEED.csv`. Existing rows are not made again, and an interrupted search continues.
 
     OMP_NUM_THREADS=1 python experiments/auto.py ROOT results/auto digits:5m:0 digits:2m:0 made-0.1:10m:0
 
-A budget is one of processor seconds here, not of a clock on the wall: with one thread these are the same on a quiet
-machine, and on a busy one what fits into a budget does not change. Searches of one graph with several budgets make the
-trainings that they share once; each counts the seconds that these took.
+Here a budget is in CPU seconds, not in elapsed time. With one thread these are equal on an idle machine, and on a busy
+one the same work fits into a budget. Searches of one graph with several budgets share trainings, which run only once;
+each search counts the seconds that they took.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ METHODS = ("mlp", "rbm")
 
 
 class ProcessorClock:
-    """Seconds of this process, and those of trainings that another search has made."""
+    """CPU seconds of this process, plus those of trainings that another search has run."""
 
     def __init__(self) -> None:
         self.replayed = 0.0
@@ -55,14 +55,14 @@ class ProcessorClock:
 
 
 class Known:
-    """What was computed for one graph and seed, by a text that tells what it is: a JSON file."""
+    """Results computed for one graph and seed, by a text that identifies them: a JSON file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.found = json.loads(path.read_text()) if path.is_file() else {}
 
     def get(self, what: str, compute: Callable[[], Any]) -> tuple[Any, bool]:
-        """What is known, or is now; and whether it was."""
+        """The known or newly computed result, and whether it was known."""
         name = hashlib.sha256(what.encode()).hexdigest()[:16]
         if name in self.found:
             return self.found[name], True
@@ -76,7 +76,7 @@ CLOCK = ProcessorClock()
 
 
 class SharedJudge(auto_run.Judge):
-    """A judge that makes no training twice, whatever search asks for it."""
+    """A judge that runs no training twice, whichever search asks for it."""
 
     known: Known
 
@@ -88,7 +88,7 @@ class SharedJudge(auto_run.Judge):
         (answers, seconds), before = SharedJudge.known.get(json.dumps([point, half], sort_keys=True), train)
         if before:
             CLOCK.replayed += seconds
-            loop.check_time("replayed", 0)  # it may be too slow for this budget
+            loop.check_time("replayed", 0)  # the known training may exceed this budget
         return answers
 
 
@@ -105,7 +105,7 @@ def config_of(name: str, seed: int) -> rbm.Config:
 
 
 def searched(name: str, budget: str, seed: int, data: Data) -> auto_run.Chosen:
-    """The search of ``rbm distill --auto``, in a run folder of its own."""
+    """Run the search of ``rbm distill --auto`` in its own run folder."""
     folder = RUNS / f"{name}-{seed}-{budget}"
     SharedJudge.known = Known(RUNS / f"judged-{name}-{seed}.json")
     return auto_run.choose(
@@ -127,14 +127,14 @@ def searched(name: str, budget: str, seed: int, data: Data) -> auto_run.Chosen:
 
 
 def best_point(folder: Path) -> dict[str, Any]:
-    """What the best complete trial of a search tried, chosen or not."""
+    """The point of a search's best complete trial, whether it was chosen or not."""
     with open_trials(folder / "auto.db", "delete the folder") as storage:
         trials = new_study(storage).get_trials(states=(TrialState.COMPLETE,))
     return search.point_of(max(trials, key=lambda trial: (trial.value, -trial.number)))
 
 
 def trained(config: rbm.Config, name: str, seed: int, data: Data) -> dict[str, Any]:
-    """Verdict and test accuracies of the run with a configuration."""
+    """Verdict and test accuracies of a run with the configuration."""
 
     def train() -> dict[str, Any]:
         found = rbm.distill(data, config=config, cache=RUNS / f"cache-{name}-{seed}", measure_latency=False)
@@ -145,7 +145,7 @@ def trained(config: rbm.Config, name: str, seed: int, data: Data) -> dict[str, A
 
 
 def accuracies(result: dict[str, Any], told: dict[str, Any]) -> dict[str, object]:
-    """What a row says of a run, after a search that told this."""
+    """The columns of a row about a run, after a search with these results."""
     verdict, test = result["verdict"], result["test"]
     behind = {method: Comparison(**each) for method, each in verdict["behind"].items()}
     kept = kept_student(verdict["best"], behind, METHODS, verdict["cost"], auto_run.searched_for(told))
@@ -159,7 +159,7 @@ def accuracies(result: dict[str, Any], told: dict[str, Any]) -> dict[str, object
 
 
 def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object]:
-    """The kept student of a search, or of the settings that it starts from."""
+    """The kept student of a search, or of the settings from which it starts."""
     data = graph_of(name, root, seed)
     config, found, best, seconds = config_of(name, seed), {}, {}, ""
     if budget is not None:
@@ -168,7 +168,7 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
         trials = read_csv(RUNS / f"{name}-{seed}-{budget}" / "auto.csv")
         seconds = f"{sum(float(trial['seconds']) for trial in trials):.0f}"
         if found["choice"] is not None:
-            # The student of the best trial, chosen or not: what would the search have come to without its rule?
+            # The student of the best trial, even if not chosen: the result of the search without its rule.
             point = best_point(RUNS / f"{name}-{seed}-{budget}")
             test = trained(Space(config, METHODS).config(point), name, seed, data)["test"]
             tried = " ".join(f"{key}={value}" for key, value in point.items())

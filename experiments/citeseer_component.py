@@ -1,13 +1,14 @@
-"""All students on a CiteSeer that is close to the one of GLNN's, NOSMOG's and CoHOp's own publications.
+"""Trains all students on a CiteSeer that is close to the one in the publications of GLNN, NOSMOG and CoHOp.
 
-Theirs is another collection of papers, whose files are not everywhere. Planetoid's CiteSeer shares topic and size with
-it; here it gets what the protocol ``cpf`` would do to it: the largest component, features as stored, 20 and 30 nodes of
-each class drawn by the seed. So the graph is the one thing that still differs from the figures in the paper's tables.
+They use another collection of papers, whose files are not widely available. Planetoid's CiteSeer has the same topic and
+a similar size. Here it is treated as by the protocol ``cpf``: the largest component, features as stored, 20 and 30
+nodes of each class drawn by the seed. So only the graph still differs from the figures in the paper's tables.
 
     python experiments/citeseer_component.py ROOT results/citeseer_component.csv
 
-writes the rows, and with a file that ends in .pt in place of the table the graph alone, for ``rbm distill --dataset``;
-with a third argument, ``normalized``, its features are divided by the sums of their rows, as the protocol ``rbm`` does.
+writes the rows. With a file ending in .pt instead of the table, it only writes the graph, for ``rbm distill
+--dataset``; with a third argument, ``normalized``, features are divided by the sums of their rows, as in the protocol
+``rbm``.
 """
 
 import sys
@@ -27,7 +28,7 @@ STUDENTS = ("glnn", "krd", "nosmog", "cohop", "mlp", "rbm")
 
 
 def write_graph(root: str, file: Path, normalized: bool) -> None:
-    """The largest component without masks: each seed draws its own."""
+    """Write the largest component, without masks, because each seed draws its own."""
     data = rbm.load_dataset("citeseer", root, normalize_features=normalized, sparse_features="never")
     data = LargestConnectedComponents()(data)
     file.parent.mkdir(exist_ok=True)

@@ -1,9 +1,9 @@
-"""A plug-in of RbM students with one change each, none of which is known to pay.
+"""A plug-in with RbM students that differ by one change each. None is known to be an improvement.
 
     rbm --plugin experiments/expert_candidates.py experiment experiments/searches/experts_untried.yaml --root PATH
 
-All begin routing with the function that pretraining ends with, as ``start_1``, which is the control and changes nothing
-else. What each one changes stands at its name in ``CANDIDATES``; what came of it, in docs/experts.md.
+All start routing with the function that pretraining ended with, like ``start_1``, the control, which has no other
+change. ``CANDIDATES`` describes each change at its name; docs/experts.md has the results.
 """
 
 import math
@@ -33,14 +33,14 @@ RANK = 4
 class LowRankExperts:
     """Trains each expert's matrix as ``W_e = S + U_e V_e``, where ``S`` is shared and ``U_e V_e`` has a low rank.
 
-    Low-rank corrections of one matrix are those of LoRA (Hu et al., ICLR 2022), here one for each expert. ``U_e``
-    starts at zero, so that cloned experts stay what they are. Biases are a shared and an own part, without factors; the
-    input's attention is shared by all experts. The layer keeps the sums, as with
-    :class:`rbm.distillation.experts.SharedExpert`, whose methods these are.
+    Low-rank corrections of one matrix are known from LoRA (Hu et al., ICLR 2022); here each expert has its own. ``U_e``
+    starts at zero, so that cloned experts are unchanged. Biases have a shared and an individual part, without factors;
+    the input's attention is shared by all experts. The layer keeps the sums, as with
+    :class:`rbm.distillation.experts.SharedExpert`, which has the same methods.
 
     Args:
-        layers: the mixture layers, their experts equal.
-        rank: of the corrections.
+        layers: the mixture layers, with equal experts.
+        rank: rank of the corrections.
     """
 
     @torch.no_grad()
@@ -59,12 +59,12 @@ class LowRankExperts:
             )
 
     def parameters(self) -> list[nn.Parameter]:
-        """What the optimiser trains in the experts' place."""
+        """What the optimiser trains instead of the experts."""
         return [parameter for part in (*self.shared, *self.own) for parameter in part.values()]
 
     @torch.no_grad()
     def take_gradients(self) -> None:
-        """Hand the experts' gradients to the parts; the experts keep none."""
+        """Move the experts' gradients to the parts."""
         for layer, shared, own in zip(self.layers, self.shared, self.own, strict=True):
             for name, each in _experts_of(layer).items():
                 shared[name].grad = each.grad.sum(0)
@@ -76,7 +76,7 @@ class LowRankExperts:
 
     @torch.no_grad()
     def write_experts(self) -> None:
-        """Give the layers the sums."""
+        """Write the sums into the layers."""
         for layer, shared, own in zip(self.layers, self.shared, self.own, strict=True):
             layer.weight.copy_(torch.baddbmm(shared["weight"], own["up"], own["down"]))
             layer.bias.copy_(shared["bias"] + own["bias"])
@@ -84,12 +84,12 @@ class LowRankExperts:
                 layer.attention.copy_(shared["attention"].expand_as(layer.attention))
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` takes."""
+        """State for :meth:`restore`."""
         return {"parts": [parameter.detach() for parameter in self.parameters()]}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back the parts that :meth:`state` gave."""
+        """Restore the parts from :meth:`state`."""
         for parameter, saved in zip(self.parameters(), state["parts"], strict=True):
             parameter.copy_(saved)
 
@@ -100,7 +100,7 @@ def _experts_of(layer: FusedRbMLayer) -> dict[str, nn.Parameter]:
 
 
 class LowRankTrainer(RbMTrainer):
-    """From the first routed epoch on, experts are one matrix and corrections of rank :data:`RANK`."""
+    """From the first routed epoch on, experts are one matrix plus corrections of rank :data:`RANK`."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if self.model.pretraining:
@@ -113,11 +113,11 @@ class LowRankTrainer(RbMTrainer):
 
 
 class ApartLayer(FusedRbMLayer):
-    """A layer whose router sees some columns of a row, and whose experts see the others; both see zeros elsewhere.
+    """A layer whose router sees some columns of a row and whose experts see the others, with zeros elsewhere.
 
     Attributes:
-        encoded: how many columns, the last ones, are encodings.
-        routed_by: ``encodings``, and experts see the features; or ``features``, and experts see the encodings.
+        encoded: number of columns, at the end, that are encodings.
+        routed_by: ``encodings`` (experts see the features) or ``features`` (experts see the encodings).
     """
 
     encoded: int
@@ -148,7 +148,7 @@ class ApartLayer(FusedRbMLayer):
 
 
 def _only(rows: Rows, encoded: int, *, encodings: bool) -> Rows:
-    """Rows with zeros for their features, or for their ``encoded`` last columns."""
+    """Rows with zeros in place of their features, or of their ``encoded`` last columns."""
     if isinstance(rows, SparseRows):
         if encodings:
             return rows._with(values=torch.zeros_like(rows.values))
@@ -159,10 +159,10 @@ def _only(rows: Rows, encoded: int, *, encodings: bool) -> Rows:
 
 
 class ApartStudent(RbMStudent):
-    """An RbM student whose first layer is an :class:`ApartLayer`; deeper layers route their hidden rows as ever.
+    """An RbM student whose first layer is an :class:`ApartLayer`; deeper layers route their hidden rows as usual.
 
     Args:
-        encoded, routed_by: see :class:`ApartLayer`. The others are those of :class:`rbm.RbMStudent`.
+        encoded, routed_by: see :class:`ApartLayer`. The other arguments are those of :class:`rbm.RbMStudent`.
     """
 
     def __init__(
@@ -190,10 +190,10 @@ class ApartStudent(RbMStudent):
 
 
 class AgreementTrainer(RbMTrainer):
-    """Epochs are chosen, and training stops, by how often the student says what the teacher says, not what is right.
+    """Selects epochs and stops training by the student's agreement with the teacher instead of its accuracy.
 
-    It counts over the validation nodes. They are left out of the soft-label loss: of nodes that teach, agreement would
-    only tell how long the training was.
+    Agreement is measured on the validation nodes, which are therefore excluded from the soft-label loss: on nodes that
+    are taught, agreement would only show how long the training was.
     """
 
     agreement = 0.0
@@ -214,12 +214,12 @@ class AgreementTrainer(RbMTrainer):
         return super().evaluate()._replace(val=self.agreement)
 
     def accuracies(self) -> Accuracies:
-        """Those of the model as it is, in the place of agreement."""
+        """Accuracies of the current model, in place of agreement."""
         return super().evaluate()
 
 
 class CutTrainer(RbMTrainer):
-    """Leaves out soft labels that are more likely wrong than right, for their node and for its neighbours."""
+    """Drops soft labels that are more likely wrong than right, for their node and for its neighbours."""
 
     def update_targets(self) -> None:
         if self.pairs is not None:
@@ -234,10 +234,10 @@ class CutTrainer(RbMTrainer):
 
 
 def chance_of_being_right(soft_labels: Tensor, observed) -> Tensor:
-    """How likely the teacher's answer is right, by its confidence, ``[N_observed]`` in [0, 1].
+    """Probability that the teacher is right, by its confidence, ``[N_observed]`` in [0, 1].
 
-    Isotonic regression (Zadrozny and Elkan, KDD 2002) on the validation nodes that choose the epoch: the teacher has
-    not learned their labels. ``soft_labels`` are logits ``[N_observed, C]``.
+    Isotonic regression (Zadrozny and Elkan, KDD 2002) on the validation nodes that select the epoch, whose labels the
+    teacher has not learned. ``soft_labels`` are logits ``[N_observed, C]``.
     """
     confidence, answers = (each.cpu() for each in soft_labels.softmax(-1).max(-1))
     held_out = observed.val_mask.cpu()
@@ -247,9 +247,9 @@ def chance_of_being_right(soft_labels: Tensor, observed) -> Tensor:
 
 
 def smoothed(soft_labels: Tensor, observed) -> Tensor:
-    """Logits of soft labels that are mixed with the uniform distribution, by how likely they are wrong.
+    """Logits of soft labels mixed with the uniform distribution, depending on how likely they are wrong.
 
-    ``q p + (1 - q) / C`` with :func:`chance_of_being_right`: label smoothing with a weight for each node.
+    ``q p + (1 - q) / C`` with :func:`chance_of_being_right`: label smoothing with a weight per node.
     """
     chance = chance_of_being_right(soft_labels, observed)[:, None]
     return (chance * soft_labels.softmax(-1) + (1 - chance) / soft_labels.shape[1]).clamp_min(1e-12).log()
@@ -257,7 +257,7 @@ def smoothed(soft_labels: Tensor, observed) -> Tensor:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a student changes: settings, its trainer, columns of the router, or the soft labels."""
+    """What a student changes: settings, trainer, columns of the router, or soft labels."""
 
     about: str
     changes: dict[str, Any] = field(default_factory=dict)
@@ -279,7 +279,7 @@ CANDIDATES = {
 
 
 def train(name: str, task: DistillationTask) -> TrainedStudent:
-    """Train the student of a candidate."""
+    """Train a candidate's student."""
     candidate = CANDIDATES[name]
     config = task.config.updated({"rbm": START}).updated(candidate.changes)
     encodings, outputs = task.encode(config.encoding), task.teacher_outputs

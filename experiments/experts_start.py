@@ -1,7 +1,7 @@
 """Accuracies of an RbM student around the first routed epoch, on validation nodes.
 
-The variants are those of ``experiments/searches/experts_shortlist.yaml``, and so is the protocol: unseen nodes,
-students 128 wide, half of the validation nodes. A row a student; what OUT holds already is not run again.
+The variants and the protocol are those of ``experiments/searches/experts_shortlist.yaml``: unseen nodes, students 128
+wide, half of the validation nodes. One row per student; rows that OUT already has are not run again.
 
     python experiments/experts_start.py ROOT results/experts_start.csv [CACHE]
 """

@@ -1,9 +1,9 @@
 """Measures how much a trained RbM student depends on its routing, and how closely it fits its teacher.
 
-Students 128 wide of Cora and CiteSeer, on validation nodes as in ``experiments/searches/experts_shortlist.yaml``. Each
-RbM student answers three times: as it is; with all experts of a layer replaced by their mean; with each expert's memory
-given to the next expert, so that rows go to experts that were not trained on rows like them. A row a student; what OUT
-holds already is not run again. Shares in per cent.
+Students 128 wide for Cora and CiteSeer, on validation nodes as in ``experiments/searches/experts_shortlist.yaml``. Each
+RbM student is evaluated three times: unchanged; with all experts of a layer replaced by their mean; and with each
+expert's memory given to the next expert, so that experts get rows unlike those they were trained on. One row per
+student; rows that OUT already has are not run again. Shares are in per cent.
 
     python experiments/experts_used.py ROOT results/experts_used.csv [CACHE]
 """
@@ -31,7 +31,7 @@ COLUMNS = (
 
 @torch.no_grad()
 def with_mean_experts(student: rbm.RbMStudent) -> rbm.RbMStudent:
-    """A copy in which each layer's experts are all their mean, with what scales their inputs folded in."""
+    """A copy in which all experts of a layer are replaced by their mean, with input scales folded in."""
     changed = copy.deepcopy(student)
     for layer in changed.layers:
         if layer.attention is not None:
@@ -44,7 +44,7 @@ def with_mean_experts(student: rbm.RbMStudent) -> rbm.RbMStudent:
 
 @torch.no_grad()
 def with_other_experts(student: rbm.RbMStudent) -> rbm.RbMStudent:
-    """A copy in which each expert answers for the rows of the next one."""
+    """A copy in which each expert gets the rows of the next one."""
     changed = copy.deepcopy(student)
     for layer in changed.layers:
         layer.memory.copy_(layer.memory.roll(1, 0))
@@ -53,7 +53,7 @@ def with_other_experts(student: rbm.RbMStudent) -> rbm.RbMStudent:
 
 @torch.no_grad()
 def figures(result: Distillation, method: str) -> dict[str, str]:
-    """A row of a student, but for what names the run."""
+    """A student's row, without the columns that identify the run."""
     split, student, x = result.split, result.students[method], result.student_inputs(method)
     unseen = split.unseen_nodes
     held_out = unseen if len(unseen) else split.graph.test_mask.nonzero().flatten()

@@ -1,12 +1,13 @@
-"""Accuracies and bytes of students with weights of 8 bits, beside the same students in float32.
+"""Accuracies and sizes of students with 8-bit weights compared with the same students in float32.
 
-Students of the clean preset, MLP and RbM, transductive, one seed, each trained once. A row a student; what OUT holds
-already is not measured again, and a run that RUNS holds already is not trained again.
+Students of the clean preset, MLP and RbM, transductive, one seed, each trained once. One row per student; rows that OUT
+already has are not measured again, and runs that RUNS already has are not trained again.
 
     python experiments/int8.py ROOT results/int8.csv [RUNS] [DATASET...]
 
-``agreement`` is the share of all nodes that both give one class; ``most_off`` the largest difference of a probability;
-the bytes are those of all that ``state_dict`` holds. Test nodes choose nothing here: both are the same student.
+``agreement`` is the share of all nodes for which both predict the same class; ``most_off`` is the largest difference
+between probabilities; bytes are those of the whole ``state_dict``. Test nodes are not used for any choice: both are the
+same student.
 """
 
 import sys
@@ -31,7 +32,7 @@ COLUMNS = (
 
 
 def figures(run: Path, method: str, root: str) -> dict[str, object]:
-    """A student's row, but for what names it."""
+    """A student's row, without the columns that identify it."""
     config = Config.from_yaml(run / "config.yaml")
     graph = split_of_run(run, config, root)[0].graph
     encodings = rbm.load_encodings(run, method)

@@ -1,11 +1,11 @@
-r"""Trains RbM and the plain MLP with a learning rate that falls to zero, and compares on validation nodes.
+r"""Trains RbM and the plain MLP with a learning rate that decays to zero, and compares them on validation nodes.
 
     OMP_NUM_THREADS=1 PYTHONPATH=. python experiments/learning_rates.py ROOT results/searches/learning_rates.csv \
         cora:inductive:0 citeseer:transductive:0 ...
 
-Each argument is GRAPH:SETTING:SEED. The rate follows half a cosine from the preset's to zero over 200 epochs
-(Loshchilov and Hutter, ICLR 2017), and training does not stop before. One half of the validation nodes chooses the
-epoch, the other half judges (``evaluate_on: validation``). Rows that are there are not made again.
+Each argument is GRAPH:SETTING:SEED. The rate follows half a cosine from the preset's rate to zero over 200 epochs
+(Loshchilov and Hutter, ICLR 2017), and training does not stop earlier. One half of the validation nodes selects the
+epoch, the other half is used for evaluation (``evaluate_on: validation``). Existing rows are not made again.
 """
 
 import math
@@ -24,7 +24,7 @@ from rbm.utils.files import append_csv, read_csv
 
 EPOCHS = 200
 START = {"rbm": {"init_scale": 1.0, "init_attention": 1.0, "reset_optimizer": False}}
-# What each variant changes, whether its rate falls, and which students it has.
+# For each variant: its changes, whether its rate decays, and its students.
 VARIANTS: dict[str, tuple[dict[str, Any], bool, tuple[str, ...]]] = {
     "today": ({}, False, ("mlp", "rbm")),
     "falling": ({}, True, ("mlp", "rbm")),
@@ -33,7 +33,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], bool, tuple[str, ...]]] = {
 
 
 def configuration(dataset: str, setting: str, seed: int, changes: dict[str, Any], *, falls: bool) -> Config:
-    """The preset of a graph, with a variant's changes and, where the rate ``falls``, as many epochs as that takes."""
+    """The preset of a graph with a variant's changes and, if the rate ``falls``, the number of epochs for that."""
     own = {"dataset": dataset, "setting": setting, "seed": seed, "evaluate_on": "validation"}
     config = preset_config("clean", dataset).updated(own).updated(changes)
     if not falls:
@@ -44,13 +44,13 @@ def configuration(dataset: str, setting: str, seed: int, changes: dict[str, Any]
 
 
 def rate_at(epoch: int) -> float:
-    """Share of the preset's learning rate in an epoch."""
+    """The learning rate of an epoch as a share of the preset's."""
     return max(1e-3, (1 + math.cos(math.pi * min(1.0, epoch / EPOCHS))) / 2)
 
 
 @contextmanager
 def falling_rates() -> Iterator[None]:
-    """Inside, each step of a student's optimiser has the rate of its epoch."""
+    """Within this context, each step of a student's optimiser uses the rate of its epoch."""
     step = StudentTrainer.optimizer_step
 
     def with_rate(self) -> None:

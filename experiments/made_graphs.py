@@ -1,8 +1,8 @@
-"""The main job, with its defaults, on made graphs whose classes follow the edges more or less.
+"""Runs the main function with its defaults on made graphs whose classes follow the edges to different degrees.
 
-Graphs are contextual stochastic block models of 3,000 nodes in five classes. The grid crosses the share of edges within
+Graphs are contextual stochastic block models of 3,000 nodes in five classes. The grid varies the share of edges within
 a class, the mean degree, and dense or sparse features. Each row is one ``rbm.distill`` with the plain defaults, in
-percent; the file is taken up again where a kill left it.
+percent. An interrupted run continues from the file.
 
     PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant "labels teach"
     PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant "labels teach" --show
@@ -27,7 +27,7 @@ from rbm.utils.files import append_csv, read_csv
 
 # Mean degree -> shares of edges within a class.
 HOMOPHILY = {5: (0.1, 0.25, 0.5, 0.9), 20: (0.1, 0.3, 0.5, 0.9), 60: (0.1, 0.25, 0.5, 0.9)}
-# Features alone let an MLP that learns from 100 labels class three nodes in four, or more.
+# From features alone, an MLP that learns from 100 labels classifies at least three in four nodes correctly.
 KINDS = {
     "dense": {"features": 64, "signal": 0.6},
     "sparse": {"features": 1000, "signal": 0.35, "words": 20},
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
     degree: int
 
     def graph(self, seed: int, nodes: int = 3000) -> Data:
-        """The graph: five classes, 20 training and 100 validation nodes of each, all others for the test."""
+        """The graph: five classes, 20 training and 100 validation nodes of each; all other nodes are test nodes."""
         return block_graph(
             self.homophily,
             nodes=nodes,
@@ -88,7 +88,7 @@ def run(cell: Cell, seed: int, config: Config, cache: Path | None = None) -> dic
 
 
 def show(rows: list[dict[str, str]], variant: str) -> None:
-    """Print a variant as a Markdown table: test accuracies, means over seeds, and what the bars look at."""
+    """Print a variant as a Markdown table: test accuracies, means over seeds, and the criteria of the bars."""
     groups = defaultdict(list)
     for row in rows:
         if row["variant"] == variant:
@@ -105,12 +105,12 @@ def show(rows: list[dict[str, str]], variant: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, starting at 0")
     parser.add_argument("--variant", default="", help="name of what --set changes")
     parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--cache", type=Path, help="folder of teachers and encodings, which variants share")
-    parser.add_argument("--only", default="", help="cells whose name holds this, such as dense-0.1")
-    parser.add_argument("--show", action="store_true", help="print a table of what there is, and run nothing")
+    parser.add_argument("--cache", type=Path, help="folder for teachers and encodings, shared by variants")
+    parser.add_argument("--only", default="", help="only cells whose name contains this, such as dense-0.1")
+    parser.add_argument("--show", action="store_true", help="print a table of the existing rows, run nothing")
     options = parser.parse_args()
     rows = read_csv(options.out, missing_ok=True)
     if options.show:

@@ -1,9 +1,10 @@
-"""Counts the codes of VQGraph's tokenizer that are in use, beside its validation accuracy.
+"""Counts the codes of VQGraph's tokenizer that are in use, together with its validation accuracy.
 
-Cora, 5,000 codes, half of the validation nodes standing for the test set (``evaluate_on: validation``). A row a
-tokenizer: the codes that the rows of the observed nodes take before training and at the best epoch, and the accuracies
-there. ``replaced`` gives codes that almost no row takes a row's place after every step, as the library does from which
-the released code has its codebook, and as the released code does not. What OUT holds already is not run again.
+Cora, 5,000 codes, half of the validation nodes in place of the test set (``evaluate_on: validation``). One row per
+tokenizer: the number of codes used by the rows of the observed nodes, before training and at the best epoch, and the
+accuracies there. With ``replaced``, codes that almost no row uses are replaced by rows after every step. The library
+from which the released code takes its codebook does this; the released code does not. Rows that OUT already has are not
+run again.
 
     python experiments/vqgraph_codes.py ROOT results/vqgraph_codes.csv
 """
@@ -23,7 +24,7 @@ from rbm.training.loop import fit
 from rbm.utils.files import append_csv, read_csv
 from rbm.utils.progress import Progress
 
-# Below this running mean of the rows that take it, a code takes a row's place.
+# A code is replaced by a row if the running mean of the number of rows that use it is below this.
 IDLE = 0.2
 # Codes as wide as the features, which are as stored; training them takes too long for a search on a CPU.
 RELEASED = {"code_channels": 1433, "lr": 1e-4, "code_start": "random"}
@@ -39,7 +40,7 @@ SEEDS = (0, 1)
 
 
 class ReplacingCodebook(Codebook):
-    """Codes that few rows take become rows of the step."""
+    """Replaces codes that few rows use by rows of the step."""
 
     taken: Tensor
 
@@ -58,14 +59,14 @@ def configuration(protocol: str, seed: int) -> Config:
 
 
 def figures(config: Config, tokenizer: TokenizerConfig, root: str, variant: str) -> dict[str, object]:
-    """Those of a tokenizer; of one that is not trained the codes before training alone."""
+    """Figures of a tokenizer; for one that is not trained, only the codes before training."""
     split = split_for(config, rbm.load_dataset("cora", root, protocol=config.protocol, seed=config.seed))
     torch.manual_seed(config.seed)
     model = Tokenizer(split.graph.num_features, split.graph.num_classes, tokenizer)
     trainer = TokenizerTrainer(model, split, tokenizer)
     if "replaced" in variant:
         model.codebook.__class__ = ReplacingCodebook
-    model.eval()  # codes stand still
+    model.eval()  # codes do not change
     before = len(trainer.tokens()[0].nearest.unique())
     if "untrained" in variant:
         return {"codes_before": before, **dict.fromkeys(("codes", "val", "held_out", "best_epoch", "epochs"), "")}

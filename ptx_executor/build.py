@@ -1,4 +1,4 @@
-"""The part in C++, compiled on first use and kept where PyTorch keeps its extensions (``TORCH_EXTENSIONS_DIR``)."""
+"""Compiles the C++ part on first use. The result is kept in PyTorch's extension folder (``TORCH_EXTENSIONS_DIR``)."""
 
 import hashlib
 import os
@@ -18,12 +18,12 @@ _FLAGS = ["-O2", "-std=c++20", "-fwrapv", "-Wall", "-Wextra"]
 
 @cache
 def core() -> ModuleType:
-    """The extension. Takes half a minute where it is not compiled yet; two processes do not compile it twice."""
+    """The extension. Compiling it takes half a minute; two processes do not compile it at the same time."""
     import torch
     from torch.utils import cpp_extension
 
     files = sorted(path for path in _FOLDER.rglob("*") if path.suffix in (".cpp", ".h"))
-    # A folder for each state of the sources: checkouts that have the same share it.
+    # One folder for each state of the sources, shared by checkouts with the same sources.
     made_of = hashlib.sha256(f"{sys.version} {torch.__version__} {_FLAGS}".encode())
     for path in files:
         made_of.update(path.read_bytes())
@@ -34,13 +34,13 @@ def core() -> ModuleType:
     with FileLock(folder.with_suffix(".lock")):
         if complete.exists():
             return _imported(folder / f"{_NAME}.so")
-        # PyTorch's own lock stays behind where a process was killed, and the next would wait for ever.
+        # If a process was killed, PyTorch's own lock remains and the next process would wait for ever.
         (folder / "lock").unlink(missing_ok=True)
-        # ninja comes as a package: its program is beside Python's.
+        # ninja is a Python package: its program is next to Python's.
         os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         sources = [str(path) for path in files if path.suffix == ".cpp"]
         module = cpp_extension.load(_NAME, sources, extra_cflags=_FLAGS, build_directory=str(folder))
-        # ninja would compile again for another checkout, whose sources lie elsewhere.
+        # Without this, ninja would compile again for another checkout, whose sources have other paths.
         complete.touch()
     return module
 

@@ -1,4 +1,4 @@
-"""Where lanes that part at a branch meet again: at the nearest instruction that all ways from there lead through."""
+"""Reconvergence of diverging lanes: the nearest instruction that all paths from a branch go through."""
 
 import networkx
 
@@ -8,7 +8,7 @@ _LEAVES = ("ret", "exit")
 
 
 def reconvergence(kernel: Kernel) -> dict[int, int]:
-    """For every guarded branch its place of reconvergence, as places in ``kernel.statements``; -1: at the end alone."""
+    """Reconvergence point of every guarded branch, as indices into ``kernel.statements``; -1: only at the end."""
     end = len(kernel.statements)
     flow = networkx.DiGraph()
     branches = []
@@ -24,6 +24,6 @@ def reconvergence(kernel: Kernel) -> dict[int, int]:
             branches.append(place)
     if not branches:
         return {}
-    # An endless loop has no way to the end: what is in it reconverges nowhere.
+    # No path leads from an endless loop to the end: branches in it never reconverge.
     nearest = networkx.immediate_dominators(flow.reverse(copy=False), end)
     return {place: -1 if nearest.get(place, end) == end else nearest[place] for place in branches}

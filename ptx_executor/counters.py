@@ -1,11 +1,11 @@
-"""What a launch did, in numbers: instructions by class, requests and what they moved, by line of the source too."""
+"""Statistics of a launch: instructions by class, memory requests and their traffic, in total and by source line."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from ptx_executor.program import Result
 
-# Statements that ask memory for something; a cp.async asks both.
+# Statements that access memory. A cp.async counts for both.
 _GLOBAL, _SHARED = ("global", "copy"), ("shared", "copy")
 
 
@@ -14,11 +14,11 @@ class Counters:
     """Sums over the blocks that ran.
 
     Attributes:
-        blocks: how many ran.
-        instructions: by warps, for each class of :attr:`ptx_executor.program.Program.classes`.
-        global_requests: instructions of warps that touched global memory, and ``sectors`` of 32 bytes that they moved.
-        shared_requests: those that touched shared memory, and ``wavefronts``, passes over its 32 banks.
-        multiply_adds: of matrix instructions.
+        blocks: number of blocks that ran.
+        instructions: warp instructions for each class of :attr:`ptx_executor.program.Program.classes`.
+        global_requests: warp instructions that accessed global memory; ``sectors``: 32-byte sectors that they moved.
+        shared_requests: warp instructions that accessed shared memory; ``wavefronts``: passes over its 32 banks.
+        multiply_adds: multiply-adds of matrix instructions.
     """
 
     blocks: int
@@ -31,7 +31,7 @@ class Counters:
 
     @property
     def executed(self) -> int:
-        """Instructions of all classes, by warps."""
+        """Warp instructions of all classes."""
         return sum(self.instructions.values())
 
 
@@ -41,7 +41,7 @@ def count(result: Result) -> Counters:
 
 
 def count_lines(result: Result) -> dict[tuple[str, int], Counters]:
-    """Sums for each file and line that instructions were compiled from, the most executed first."""
+    """Sums by source file and line, the most executed first."""
     places: dict[tuple[str, int], list[int]] = {}
     for place, statement in enumerate(result.program.kernel.statements):
         if statement.source is not None:
@@ -51,9 +51,9 @@ def count_lines(result: Result) -> dict[tuple[str, int], Counters]:
 
 
 def count_main_loop(result: Result) -> tuple[Counters, int]:
-    """Sums over the innermost loop that multiplied most, or executed most where none multiplies; its turns by warps.
+    """Sums over the innermost loop with the most multiply-adds (else the most executed), and its iterations, by warps.
 
-    Without a loop both are zero.
+    Both are zero if there is no loop.
     """
     kernel, executed, multiply_adds = result.program.kernel, result.column("executed"), result.column("multiply_adds")
     loops = [
@@ -83,7 +83,7 @@ def _sum(result: Result, places) -> Counters:
     for place in places:
         times, kind = int(executed[place]), result.program.classes[place]
         instructions[kind] += times
-        # Waiting for copies is of their class and asks for nothing.
+        # Waits for copies have the same class, but do not access memory.
         sums["global_requests"] += times * (kind in _GLOBAL and sectors[place] > 0)
         sums["shared_requests"] += times * (kind in _SHARED and wavefronts[place] > 0)
         sums["sectors"] += int(sectors[place])

@@ -1,8 +1,7 @@
-"""A stand-in for a GPU: Triton compiles for it, and its launches are executed on the CPU.
+"""A substitute for a GPU: Triton compiles for it, and its launches are executed on the CPU.
 
-Triton's own way of launching is used, from ``kernel[grid](...)`` on, and its driver is replaced for the whole process.
-Kernels that were imported under ``TRITON_INTERPRET`` are not compiled at all. So this belongs into a process of its
-own.
+Triton's own launch path is used, starting at ``kernel[grid](...)``; its driver is replaced for the whole process.
+Kernels that were imported under ``TRITON_INTERPRET`` are not compiled at all. So use this in a separate process.
 """
 
 import ctypes
@@ -28,13 +27,13 @@ _FORMATS = {
     "fp32": "f", "f32": "f", "fp64": "d",
 }  # fmt: skip
 _MULTIPROCESSORS = {80: 108, 90: 132, 120: 188}
-# Bytes of shared memory that a block may have.
+# Maximum shared memory per block, in bytes.
 _MOST_SHARED = {80: 163 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch that was executed: the kernel's name, its grid, warps, stages, shared memory, and what it did."""
+    """An executed launch: the kernel's name, grid, warps, stages, shared memory, and its result."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -49,13 +48,13 @@ class Gpu:
 
     Args:
         architecture: 80, 90 or 120.
-        seeds: of the order of blocks and warps. A launch runs once for each, and must leave the same bits.
-        blocks: given a kernel's name and its grid, the blocks to run; None: all. For counting at large shapes;
-            results are then incomplete.
-        edit: given a kernel's name and its PTX, the PTX to run instead. For planting faults.
+        seeds: seeds for the order of blocks and warps. Each launch runs once per seed, and must give the same bits.
+        blocks: function of a kernel's name and grid that returns the blocks to run; None: all. For counting at large
+            shapes; results are then incomplete.
+        edit: function of a kernel's name and PTX that returns the PTX to run instead. For planting faults.
 
     Attributes:
-        launches: what ran, in order.
+        launches: the launches that ran, in order.
     """
 
     active: ClassVar["Gpu | None"] = None
@@ -97,7 +96,7 @@ class Gpu:
         self._active.callback(_forget)
         machine = Machine(self.architecture, _MULTIPROCESSORS[self.architecture])
         for patch in (
-            # Machine code is not needed, and ptxas takes a sixth of compiling. Such kernels have a cache of their own.
+            # Machine code is not needed, and ptxas takes a sixth of compilation. Such kernels have their own cache.
             mock.patch.object(CUDABackend, "make_cubin", return_value=b""),
             mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": _own_cache(triton.knobs.cache.dir)}),
             mock.patch.object(triton.runtime.JITFunction, "run", run),
@@ -113,7 +112,7 @@ class Gpu:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around launches that belong together: what ``torch.empty`` returns must be written before it is read."""
+        """Around related launches: check that results of ``torch.empty`` are written before they are read."""
         before, self._watched = self._watched, WatchedMemory()
         try:
             with self._watched:
@@ -194,10 +193,11 @@ def _extents(tensors: dict[str, Tensor]) -> Iterator[tuple[str, tuple[int, int]]
 
 
 def _is_strict() -> bool:
-    """Whether this Triton keeps to all that the PTX ISA asks of wgmma.
+    """Whether this Triton follows all rules of the PTX ISA for wgmma.
 
-    Before 3.9 (3.6.0 and 3.7.1 were tried) it does not fence what ``cp.async`` wrote, which Hopper keeps in order, and
-    loads the operands of the next wgmma into registers of one that was not waited for: ptxas sees that and waits.
+    Triton before 3.9 (tested: 3.6.0 and 3.7.1) does not. It does not fence writes of ``cp.async``, which Hopper keeps
+    in order. It also loads the operands of the next wgmma into registers of a wgmma that is still pending; ptxas
+    detects this and inserts a wait.
     """
     import triton
 
@@ -205,11 +205,11 @@ def _is_strict() -> bool:
 
 
 def _own_cache(folder: str) -> str:
-    """Where kernels without machine code are kept; the same for a GPU within another."""
+    """Cache folder for kernels without machine code; the same for nested GPUs."""
     return folder if os.path.basename(folder) == "ptx_executor" else os.path.join(folder, "ptx_executor")
 
 
 def _forget() -> None:
-    """Launches were prepared for another machine."""
+    """Clear the caches of launches that were prepared for another machine."""
     _launching.forget_prepared()
     _launching.machine_of.cache_clear()

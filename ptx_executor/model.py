@@ -1,11 +1,11 @@
-"""A model of what bounds a kernel: counters over what a multiprocessor does in a cycle. Not a time, and no measurement.
+"""A model of what limits a kernel: counters divided by the throughput of a multiprocessor. It does not predict time.
 
-Each resource is taken as always busy: dependencies, latencies, caches and the order of instructions are left out, and
-what wgmma itself reads of shared memory. So the largest share is a lower bound of the cycles, and tells which resource
-would have to do less.
+Each resource is assumed to be always busy. Dependencies, latencies, caches and the order of instructions are ignored,
+and so are wgmma's own reads of shared memory. So the largest value is a lower bound for the cycles, and shows which
+resource would have to do less.
 
 Sources: throughputs per cycle and multiprocessor from the CUDA C++ Programming Guide, "Arithmetic Instructions"; tensor
-cores and memory from NVIDIA's whitepapers of A100 and H100 (SXM), dense rates over clock and multiprocessors.
+cores and memory from NVIDIA's whitepapers of A100 and H100 (SXM): dense rates divided by clock and multiprocessors.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from ptx_executor.counters import Counters
 
 @dataclass(frozen=True)
 class Gpu:
-    """What one multiprocessor does in a cycle, and how many there are.
+    """Throughput of one multiprocessor per cycle, and the number of multiprocessors.
 
     Attributes:
-        integer, floating, special: instructions of warps.
-        multiply_adds: of tensor cores with 16-bit operands; TF32 has half of it.
-        l2_bytes: between a multiprocessor and the second-level cache.
+        integer, floating, special: warp instructions.
+        multiply_adds: of tensor cores with 16-bit operands; TF32 has half of this.
+        l2_bytes: between a multiprocessor and the L2 cache.
     """
 
     name: str
@@ -42,7 +42,7 @@ GPUS = {
 
 
 def cycles(counters: Counters, architecture: int, *, tf32: bool = False) -> dict[str, float]:
-    """For each resource the cycles of one multiprocessor that a block would keep it busy."""
+    """For each resource, the cycles for which a block keeps it busy on one multiprocessor."""
     gpu, kinds = GPUS[architecture], counters.instructions
     busy = {
         "issue": counters.executed / gpu.issued,
@@ -57,5 +57,5 @@ def cycles(counters: Counters, architecture: int, *, tf32: bool = False) -> dict
 
 
 def bound(busy: dict[str, float]) -> tuple[str, float]:
-    """The resource that is busy longest, and for how many cycles."""
+    """The resource that is busy longest, and its cycles."""
     return max(busy.items(), key=lambda item: item[1])

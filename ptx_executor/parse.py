@@ -1,7 +1,7 @@
 """PTX text -> kernels: parameters, shared arrays, labels and statements, each with its line and its source.
 
-The grammar is that of PTX ISA 4 (syntax) and 5 (state spaces, types), as far as compilers of today write it: a
-statement ends at its semicolon, braces open a scope, ``.loc`` names the line of the source that follows.
+The grammar is that of PTX ISA 4 (syntax) and 5 (state spaces, types), as far as current compilers use it: a statement
+ends at its semicolon, braces open a scope, ``.loc`` gives the source line of the statements that follow.
 """
 
 import re
@@ -24,7 +24,7 @@ _BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 @dataclass(frozen=True)
 class Operand:
-    """Registers, symbols or constants, as the text names them: one, or a vector's; an address adds an offset."""
+    """Registers, symbols or constants, named as in the text: one, or those of a vector; an address adds an offset."""
 
     names: tuple[str, ...]
     offset: int = 0
@@ -32,7 +32,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Statement:
-    """One instruction. ``guard``: the predicate, and whether it is negated; ``source``: file and line, where known."""
+    """One instruction. ``guard``: the predicate, and whether it is negated; ``source``: file and line, if known."""
 
     line: int
     name: str
@@ -58,10 +58,10 @@ def parse(text: str) -> dict[str, Kernel]:
     """Every kernel of a module, by name.
 
     Raises:
-        ValueError: a statement cannot be read; the message names its line.
+        ValueError: a statement cannot be parsed; the message contains its line.
     """
     files = {int(number): path for number, path in _FILE.findall(text)}
-    # Comments become blanks, so that places and lines stay.
+    # Comments become blanks, so that positions and lines stay the same.
     text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     kernels = {}
     ends = [0]
@@ -108,7 +108,7 @@ def _shared(text: str) -> tuple[dict[str, tuple[int, int]], str | None]:
 
 def _read_body(kernel: Kernel, body: str, line: int, files: dict[int, str]) -> None:
     place, source = 0, None
-    unmarked: dict[str, str] = {}  # registers that inline assembly declares without a percent sign, and names for them
+    unmarked: dict[str, str] = {}  # registers declared without a percent sign (inline assembly), and their new names
     while True:
         blank = re.compile(r"\s*").match(body, place)
         line += blank[0].count("\n")
@@ -121,7 +121,7 @@ def _read_body(kernel: Kernel, body: str, line: int, files: dict[int, str]) -> N
             kernel.labels[label[1]] = len(kernel.statements)
             place = label.end()
         elif body.startswith((".loc", ".file"), place):
-            # They end with their line, and stand in one.
+            # These directives end at the end of their line.
             end = body.find("\n", place)
             numbers = re.match(r"\.loc\s+(\d+)\s+(\d+)", body[place:end])
             if numbers:

@@ -1,4 +1,4 @@
-"""A parsed kernel made ready to run: names become slots of a register file, labels places, parameters bytes."""
+"""A parsed kernel prepared for execution: names become register slots, labels indices, and parameters bytes."""
 
 import re
 import struct
@@ -11,20 +11,20 @@ from ptx_executor.build import core
 from ptx_executor.control_flow import reconvergence
 from ptx_executor.parse import Kernel, Operand, Statement
 
-# More than any launch of ours takes: a loop that does not end is told after a minute or so.
+# More than any of our launches needs. An endless loop is reported after about a minute.
 MOST_INSTRUCTIONS = 2_000_000_000
 COUNTS = ("executed", "lanes", "bytes", "sectors", "wavefronts", "multiply_adds")
 
 
 class WatcherError(Exception):
-    """A watcher refused what a kernel did, or PTX forbids it.
+    """A watcher rejected an action of the kernel, or PTX forbids it.
 
     Attributes:
         kind: one of :data:`ptx_executor.KINDS`.
-        kernel, line, text: the instruction, by its line of the PTX.
+        kernel, line, text: the instruction, with its line in the PTX.
         source: file and line that it was compiled from, or None.
-        block, warp, lane: who; lane is -1 where all lanes did.
-        address: in global or shared memory; 0 where there is none.
+        block, warp, lane: where it happened; lane is -1 if it concerns all lanes.
+        address: in global or shared memory; 0 if there is none.
     """
 
     def __init__(self, kernel: str, statement: Statement, failure: dict):
@@ -42,14 +42,14 @@ class WatcherError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What a launch did: ``counts [instructions, 6]`` int64, columns :data:`COUNTS`, a row for every statement."""
+    """Result of a launch: ``counts [instructions, 6]`` int64 with columns :data:`COUNTS`, one row per statement."""
 
     program: "Program"
     counts: numpy.ndarray
     blocks: int
 
     def column(self, name: str) -> numpy.ndarray:
-        """One of :data:`COUNTS`, of every statement."""
+        """One of :data:`COUNTS`, for every statement."""
         return self.counts[:, COUNTS.index(name)]
 
 
@@ -57,7 +57,7 @@ class Program:
     """A kernel that can be launched.
 
     Raises:
-        ValueError: an instruction, a form of it or an operand is not known; the message names it and its line.
+        ValueError: an instruction, a form of it or an operand is unknown; the message contains it and its line.
     """
 
     def __init__(self, kernel: Kernel):
@@ -78,7 +78,7 @@ class Program:
 
     @cached_property
     def classes(self) -> list[str]:
-        """What part of a multiprocessor each statement keeps busy."""
+        """The part of a multiprocessor that each statement keeps busy."""
         return self._program.classes()
 
     def launch(
@@ -96,18 +96,18 @@ class Program:
         """Run the kernel.
 
         Args:
-            arguments: the parameters as they lie in memory; see :func:`packed`.
+            arguments: the parameters as laid out in memory; see :func:`packed`.
             grid: numbers of blocks, x first.
             block: numbers of threads, x first.
-            memory: a ``GlobalMemory`` that knows what was passed.
+            memory: a ``GlobalMemory`` that knows the tensors that were passed.
             dynamic_shared: bytes of shared memory beyond the kernel's own.
-            blocks: those to run, as ``x + grid_x * (y + grid_y * z)``; None: all.
-            strict_wgmma: as the PTX ISA asks: what ``cp.async`` wrote may be read by wgmma only after a
+            blocks: the blocks to run, as ``x + grid_x * (y + grid_y * z)``; None: all.
+            strict_wgmma: apply the rules of the PTX ISA: wgmma may read what ``cp.async`` wrote only after a
                 ``fence.proxy.async``, and a register that a wgmma reads may be written only after its wait.
-            seed: of the order in which blocks run and warps take turns.
+            seed: for the order in which blocks run and warps alternate.
 
         Raises:
-            WatcherError: a watcher refused something. Memory is then as the failing instruction found it.
+            WatcherError: a watcher rejected an action. Memory is then in the state before the failing instruction.
         """
         chosen = list(range(grid[0] * grid[1] * grid[2])) if blocks is None else blocks
         counts, failure = core().run(
@@ -153,7 +153,7 @@ class Program:
         if name in self._symbols:
             self._constants[slot] = self._symbols[name]
         elif name.startswith("%"):
-            # Registers are %p1, %rd2, %f3, ...; special registers have names of their own.
+            # Registers are %p1, %rd2, %f3, ...; special registers have other names.
             if not re.fullmatch(r"%(p|rs|r|rd|f|fd|h|hh|rh|temp)\d*", name):
                 self._specials[slot] = name
         elif name != "_":
@@ -173,14 +173,14 @@ def _constant(text: str) -> int:
 
 
 def packed(kernel: Kernel, values: list[tuple[str, int | float]]) -> bytes:
-    """Arguments as a kernel's parameters.
+    """Arguments laid out as a kernel's parameters.
 
     Args:
-        kernel: whose parameters they are; those that are not given are 0.
+        kernel: the kernel whose parameters they are. Missing ones are 0.
         values: in order, with their ``struct`` formats: "Q", "i", "f" and so on.
 
     Raises:
-        ValueError: there are too many, or one has another size than its parameter.
+        ValueError: there are too many values, or the size of one differs from its parameter.
     """
     size = max((offset + size for offset, size in kernel.parameters.values()), default=0)
     data = bytearray(size)

@@ -1,4 +1,4 @@
-"""Tracks which bytes of PyTorch's tensors have been written: those of ``torch.empty`` have not."""
+"""Tracks which bytes of PyTorch's tensors have been written: the bytes of a new ``torch.empty`` have not."""
 
 import ctypes
 
@@ -12,7 +12,7 @@ _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_stride
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:
-    """First byte of a tensor's elements and the byte after the last."""
+    """Address of the first byte of a tensor's elements, and the address after the last."""
     if tensor.numel() == 0:
         return tensor.data_ptr(), tensor.data_ptr()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -20,9 +20,9 @@ def extent(tensor: Tensor) -> tuple[int, int]:
 
 
 class WatchedMemory(TorchDispatchMode):
-    """While active, notes which tensors were made without values and which operators of PyTorch wrote to them.
+    """While active, records which tensors were created uninitialised and which operators of PyTorch wrote to them.
 
-    The tensors are kept until this object goes: their memory must not become another tensor's.
+    The tensors are kept alive as long as this object, so that their memory is not reused for another tensor.
     """
 
     def __init__(self):
@@ -35,7 +35,7 @@ class WatchedMemory(TorchDispatchMode):
         if function._schema.name.removeprefix("aten::") in _EMPTY:
             self._kept.append(result)
             begin, end = extent(result)
-            # What stays unwritten shows in the result as well: NaN, or -1.
+            # Unwritten elements are then visible in the result too: NaN, or -1.
             ctypes.memset(begin, 0xFF, end - begin)
             self.memory.mark_unwritten(begin, end - begin)
             return result
@@ -51,7 +51,7 @@ class WatchedMemory(TorchDispatchMode):
         return result
 
     def pass_to_kernel(self, tensors: dict[str, Tensor]) -> None:
-        """A launch begins: it may touch these tensors alone."""
+        """Start a launch, which may access only these tensors."""
         regions = []
         for name, tensor in tensors.items():
             if tensor.device != torch.device("cpu"):

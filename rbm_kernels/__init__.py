@@ -2,22 +2,23 @@
 
 ========================  =======================================================================
 ``cosine_topk``           route rows to the k memory vectors nearest in cosine similarity
-``expert_order``          put rows in order of their set of experts
+``expert_order``          sort rows by their set of experts
 ``expert_matmul``         send each row through its own experts, weighted by its gates
 ``sparse_expert_matmul``  the same for rows in compressed sparse form
-``routed_matmul``         the first and the third in one call, for inference
-``routed_matmul_packed``  the same with experts packed before (``pack_experts``), on a CPU
-``routed_matmul_int8``    the same with experts of 8-bit integers (``quantize_experts``)
-``packed_network``        all layers of a network that serves, in one call (``pack_network``), on a CPU
+``routed_matmul``         ``cosine_topk`` and ``expert_matmul`` in one call, for inference
+``routed_matmul_packed``  the same with prepacked experts (``pack_experts``), on the CPU
+``routed_matmul_int8``    the same with 8-bit integer experts (``quantize_experts``)
+``packed_network``        all layers of a network in one call (``pack_network``), for serving on the CPU
 ``memory_update_``        move the memory vectors towards the rows routed to them
-                          (``memory_statistics`` first)
+                          (call ``memory_statistics`` first)
 ========================  =======================================================================
 
-All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(fullgraph=True)``, export, and never
-synchronise with the host. The device of the arguments chooses the implementation.
+All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(fullgraph=True)``, can be exported, and
+never synchronise with the host. The device of the arguments selects the implementation.
 
-First derivatives in reverse come from kernels. Higher ones, forward mode and the transformations of ``torch.func`` come
-from the same formulas in eager PyTorch, at ``E / k`` times the work. The choice of experts counts as constant.
+Kernels compute first-order reverse-mode derivatives. Higher-order derivatives, forward mode and the ``torch.func``
+transforms use the same formulas in eager PyTorch, at ``E / k`` times the work. The choice of experts is treated as
+constant.
 """
 
 from rbm_kernels import _library, _native

@@ -1,8 +1,9 @@
-"""Compile what a launch function would launch, for a GPU that need not be there, and read the machine code.
+"""Compile what a launch function would launch, for a GPU that need not be present, and read the machine code.
 
-Tests, the static report and the tuner use it. Launch functions run as they are, on meta tensors; Triton is told that
-the GPU is of the wanted architecture, and that it should compile and not launch. That bends Triton's driver for good,
-so it happens in a process of its own (``python -m rbm_kernels._ahead_of_time``, programs on standard input).
+Tests, the static report and the tuner use it. Launch functions run unchanged, on meta tensors. Triton is told that the
+GPU has the given architecture, and that it should compile without launching. This patches Triton's driver permanently,
+so it happens in a separate process (``python -m rbm_kernels._ahead_of_time``, which reads programs from standard
+input).
 """
 
 import contextlib
@@ -22,12 +23,12 @@ from typing import Any, NoReturn, TextIO
 
 @dataclass(frozen=True)
 class Compiled:
-    """One compiled kernel: how it was cut, what a multiprocessor must hold of it, how often each instruction stands.
+    """One compiled kernel: its configuration, its resources on a multiprocessor, its instruction counts.
 
-    ``blocks`` are its constants BLOCK_M, BLOCK_N, ...; ``tensor_columns`` of Blackwell's tensor memory; ``main_loop``
-    the part of ``instructions`` that stands in the innermost loop that multiplies most on matrix instructions;
-    ``source_hash`` Triton's own hash of all that a kernel is compiled from: its source, its constants and types, the
-    architecture, Triton itself.
+    ``blocks`` are the constants BLOCK_M, BLOCK_N, ...; ``tensor_columns`` is in columns of Blackwell's tensor memory.
+    ``main_loop`` counts the ``instructions`` in the innermost loop that performs the most multiplications on matrix
+    units. ``source_hash`` is Triton's own hash of everything that a kernel is compiled from: source, constants, types,
+    architecture and Triton itself.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Known:
-    """A kernel that was not compiled, since the caller knows what compiling gives."""
+    """A kernel that was not compiled, because the caller already knows the result."""
 
     source_hash: str
 
@@ -53,13 +54,13 @@ class Known:
 def compile_launches(
     programs: Sequence[str], architecture: int, *, skip_failures: bool = False, read_together: int = 1
 ) -> Iterator[tuple[int, Compiled]]:
-    """Run programs in a new process; yield, as they come, the place of each and every Triton kernel it would launch.
+    """Run programs in a new process; yield the Triton kernels that they would launch, each with its program's index.
 
     Args:
-        programs: Python sources that call launch functions on meta tensors. They import what this process can import.
+        programs: Python sources that call launch functions on meta tensors. They can import what this process can.
         architecture: 80, 90, 100 or 120.
         skip_failures: yield nothing for a program that fails.
-        read_together: how many kernels to compile before their machine code is read; reading one takes as long as
+        read_together: how many kernels to compile before their machine code is read. Reading one takes as long as
             reading a hundred, half a second.
 
     Raises:
@@ -73,10 +74,10 @@ def compile_launches(
 def compile_for_all(
     programs: Sequence[str], architectures: Sequence[int], *, before: str = "", known: Collection[str] = ()
 ) -> dict[int, list[tuple[int, Compiled | Known]]]:
-    """As :func:`compile_launches` for several architectures, on all cores.
+    """Like :func:`compile_launches`, for several architectures, on all cores.
 
-    What programs import takes longer than many a kernel: ``before`` is run once, and should have imported it. Kernels
-    whose ``source_hash`` is ``known`` are not compiled.
+    Imports take longer than compiling many of the kernels, so ``before`` is run once and should do the imports of the
+    programs. Kernels whose ``source_hash`` is in ``known`` are not compiled.
     """
     asked = {"programs": list(programs), "architectures": list(architectures), "before": before, "known": list(known)}
     found: dict[int, list[tuple[int, Compiled | Known]]] = {architecture: [] for architecture in architectures}
@@ -113,7 +114,7 @@ def _answers(asked: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, 
 
 
 class AbsentGpu:
-    """A GPU of some architecture that is not there: as much of a Triton driver as compiling asks for."""
+    """A GPU that is not present: the part of a Triton driver that compilation needs."""
 
     def __init__(self, architecture: int):
         self._architecture = architecture
@@ -131,16 +132,16 @@ class AbsentGpu:
 
 
 class _Reader:
-    """Answers for launches in their order, when so many kernels have come that reading them is worth its price."""
+    """Writes results in the order of the launches; reads machine code for many kernels at a time."""
 
     def __init__(self, architecture: int, together: int, answers: TextIO) -> None:
         self._architecture, self._together, self._answers = architecture, together, answers
-        self._launches: list[tuple[int, Any]] = []  # not answered yet; None for a program that failed
+        self._launches: list[tuple[int, Any]] = []  # not reported yet; None for a program that failed
         self._unread: dict[int, tuple[Any, dict[str, int]]] = {}
         self._read: dict[int, Compiled | Known] = {}
 
     def add(self, place: int, kernel: Any, constants: dict[str, Any]) -> None:
-        """A launch of a program. Shapes that differ in nothing that a kernel is compiled for share one."""
+        """Add a launch of a program. Launches whose shapes need no different compilation share a kernel."""
         self._launches.append((place, kernel))
         if isinstance(kernel, Known):
             self._read[id(kernel)] = kernel
@@ -151,12 +152,12 @@ class _Reader:
             self.answer()
 
     def add_failure(self, place: int) -> None:
-        """A program that failed, which may be the only one that is waited for."""
+        """Add a program that failed. Report at once: the caller may be waiting for it."""
         self._launches.append((place, None))
         self.answer()
 
     def answer(self) -> None:
-        """Read what was not read yet, and print a line for each launch."""
+        """Read the machine code of unread kernels, and print a line per launch."""
         from rbm_kernels import _machine_code
 
         kernels, blocks = zip(*self._unread.values(), strict=True) if self._unread else ((), ())
@@ -198,9 +199,9 @@ def _main(
     with contextlib.redirect_stdout(sys.stderr):
         exec(before, {})
     if hasattr(cache, "triton_key"):
-        cache.triton_key()  # of Triton's own files, hundreds of megabytes, kept for the whole process
+        cache.triton_key()  # hashes Triton's own files, hundreds of megabytes; cached for the whole process
     gc.freeze()
-    # An architecture is bent to in a process of its own, which has everything imported.
+    # The driver is patched in a forked process per architecture, which has everything imported already.
     waiting, running = list(architectures), {}
     with contextlib.ExitStack() as files:
         while waiting or running:
@@ -260,7 +261,7 @@ def _compile(programs: list[str], architecture: int, together: int, answers: Tex
 
 
 def _compile_what_is_not(known: frozenset[str]) -> None:
-    """Let Triton's compiler return a :class:`Known` for a kernel whose hash, as Triton computes it, is known."""
+    """Make Triton's compiler return a :class:`Known` for a kernel whose Triton hash is in ``known``."""
     import triton
     from triton.compiler.compiler import get_cache_invalidating_env_vars, get_cache_key, make_backend
 

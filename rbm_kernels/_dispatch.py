@@ -1,4 +1,4 @@
-"""Which implementation PyTorch's dispatcher picks for an operator on a device."""
+"""Reports which implementation PyTorch's dispatcher picks for an operator on a device."""
 
 import torch
 
@@ -19,19 +19,19 @@ OPERATORS = (
     "memory_update_",
 )
 DEVICES = ("CPU", "CUDA")
-# The operators of librbm_cuda.
+# Operators that librbm_cuda implements.
 _IN_LIBRARY = ("memory_statistics", "memory_update_")
 _BUILT = {"CPU": "C++ (librbm_cpu)", "CUDA": "CUDA (librbm_cuda)"}
 
 
 def implementations() -> dict[str, dict[str, str]]:
-    """For every operator and device the implementation that serves it, as registered now."""
+    """The implementation that serves each operator on each device, as currently registered."""
     return {operator: {device: _serving(operator, device) for device in DEVICES} for operator in OPERATORS}
 
 
 def _serving(operator: str, device: str) -> str:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{operator}", device):
         return "reference (eager PyTorch)"
-    # Of the operators that both have, librbm_cuda serves those that it can.
+    # If both implement an operator, librbm_cuda takes precedence when it is loaded.
     by_triton = operator in TRITON_OPERATORS and not (operator in _IN_LIBRARY and _native.status()["cuda"]["loaded"])
     return "Triton" if device == "CUDA" and by_triton else _BUILT[device]

@@ -1,7 +1,7 @@
-"""Launches of Triton kernels: machines, launches prepared once for each shape, the options of all kernels.
+"""Launches of Triton kernels: machines, launches prepared once per shape, options shared by all kernels.
 
-What depends on shapes alone (grid, tiles, constants) is computed at the first call with these shapes and kept: a
-training step launches the same dozen kernels again and again, and the host must stay ahead of the GPU.
+Everything that depends only on shapes (grid, tiles, constants) is computed on the first call with these shapes and
+cached: a training step launches the same dozen kernels again and again, and the host must stay ahead of the GPU.
 """
 
 from collections.abc import Callable
@@ -12,29 +12,29 @@ import torch
 
 Prepare = TypeVar("Prepare", bound=Callable)
 
-# Options of every kernel. Fused multiply-add is Triton's default, set here so that no environment variable changes it.
+# Options of every kernel. Fused multiply-add is Triton's default; set here so that no environment variable changes it.
 OPTIONS = {"enable_fp_fusion": True}
-# Shapes that a function remembers: a server's batch sizes, a few layers.
+# Shapes that a function caches: enough for the batch sizes of a server and a few layers.
 _REMEMBERED = 1024
-# Registers of a multiprocessor, of sm_80 to sm_120, and the most that a thread can have; they are dealt out in eights.
+# Registers of a multiprocessor (sm_80 to sm_120) and the maximum per thread; they are allocated in units of eight.
 _REGISTERS, _MOST = 65_536, 255
 _prepared: list[Callable] = []
 
 
 class Machine(NamedTuple):
-    """Architecture, such as 90, and number of multiprocessors."""
+    """Architecture (such as 90) and number of multiprocessors."""
 
     architecture: int
     multiprocessors: int
 
 
-# The machine that CPU tensors stand for: an H200 in Triton's interpreter; ptx_executor sets the GPU whose code it runs.
+# The machine assumed for CPU tensors: an H200 in Triton's interpreter. ptx_executor sets the GPU whose code it runs.
 CPU_STANDS_FOR = Machine(90, 132)
 
 
 @cache
 def machine_of(device: torch.device) -> Machine:
-    """Architecture and size of ``device``; of the CPU those that it stands for, of other devices an H200's size."""
+    """Architecture and size of ``device``. The CPU counts as ``CPU_STANDS_FOR``; other devices get an H200's size."""
     if device.type == "cpu":
         return CPU_STANDS_FOR
     major, minor = torch.cuda.get_device_capability(device)
@@ -43,14 +43,14 @@ def machine_of(device: torch.device) -> Machine:
 
 
 def prepared(function: Prepare) -> Prepare:
-    """Keep what ``function``, of numbers and dtypes alone, returned for its latest arguments."""
+    """Cache the results of ``function``, whose arguments are numbers and dtypes only."""
     remembering = lru_cache(maxsize=_REMEMBERED)(function)
     _prepared.append(remembering)
     return remembering
 
 
 def forget_prepared() -> None:
-    """Prepare everything anew, after a change of a configuration, as the tuner and the tests make."""
+    """Clear all caches, after a change of a configuration (used by the tuner and the tests)."""
     for remembering in _prepared:
         remembering.cache_clear()
 
@@ -58,12 +58,12 @@ def forget_prepared() -> None:
 def launcher(kernel, grid: tuple[int, ...], *, programs: int | None = None, **constants) -> Callable[..., None]:
     """Bind ``kernel`` to its grid, constants, warps and stages; all kernels are launched through this function.
 
-    ``programs`` is the number that share a multiprocessor, each with its part of the registers. It is given where
-    ptxas by itself would fit one program more by spilling (up to 24 bytes with Triton 3.6 and 3.9). Triton has no such
-    option for AMD's GPUs.
+    ``programs`` is the number of programs that share a multiprocessor and its registers. It is given where ptxas by
+    default would fit one more program by spilling (up to 24 bytes with Triton 3.6 and 3.9). Triton has no such option
+    for AMD GPUs.
 
     Returns:
-        A function of the remaining arguments, tensors and numbers, in their order.
+        A function of the remaining arguments (tensors and numbers), in their order.
     """
     if programs is not None and torch.version.hip is None:
         constants["maxnreg"] = min(_MOST, _REGISTERS // (32 * constants["num_warps"] * programs) // 8 * 8)

@@ -1,11 +1,11 @@
-"""The one operator library of this package: everything registered here is reached as ``torch.ops.rbm.<name>``.
+"""The package's operator library: everything registered here is available as ``torch.ops.rbm.<name>``.
 
 Schemas, fake (meta) implementations and autograd are written in Python, in each operator's ``op.py``. Implementations
-are bound to dispatch keys: the eager reference to ``CompositeExplicitAutograd``, so that every device is served; the
-libraries of ``csrc/`` to ``CPU`` and ``CUDA``, and the Triton kernels to ``CUDA``, where they take precedence. An
-operator that has both CUDA and Triton kernels is served by librbm_cuda where that was built and can be loaded, and by
-Triton elsewhere (:func:`bind_stand_ins`). PyTorch's dispatcher picks by the device of the arguments; nothing else
-chooses.
+are bound to dispatch keys. The eager reference is bound to ``CompositeExplicitAutograd``, so that every device is
+served. The libraries of ``csrc/`` are bound to ``CPU`` and ``CUDA`` and the Triton kernels to ``CUDA``; these take
+precedence over the reference. If an operator has both CUDA and Triton kernels, librbm_cuda serves it when the library
+was built and can be loaded; otherwise Triton does (:func:`bind_stand_ins`). PyTorch's dispatcher picks the
+implementation by the device of the arguments; there is no other selection mechanism.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,28 +14,28 @@ from functools import partial, wraps
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor, is_grad_enabled, is_inference_mode_enabled  # a lookup in torch takes some 30 ns
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled  # an attribute lookup in torch takes about 30 ns
 from torch.autograd import forward_ad
 
 from rbm_kernels import checks
 
 LIBRARY = torch.library.Library("rbm", "FRAGMENT")
-# The Triton functions for CUDA, by operator. Those in _STAND_INS serve where librbm_cuda does not.
+# The Triton functions for CUDA, by operator. Those in _STAND_INS are used only without librbm_cuda.
 TRITON_OPERATORS: dict[str, Callable] = {}
 _STAND_INS: list[str] = []
-# Combinations of shapes, dtypes and devices that an operator remembers as checked.
+# Number of combinations of shapes, dtypes and devices that an operator remembers as checked.
 _REMEMBERED = 1024
 
 
 def define(schema: str) -> None:
-    """Declare an operator. ``pt2_compliant_tag`` says that it may stand in a compiled graph: the tests run opcheck."""
+    """Declare an operator. ``pt2_compliant_tag`` allows it in compiled graphs; the tests run opcheck."""
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def implement_everywhere(name: str) -> Callable[[Callable], Callable]:
     """Bind the eager reference to every device that has no implementation of its own.
 
-    Autocast is off inside it, because an operator's precision is part of its contract: routing stays float32.
+    Autocast is disabled inside it, because an operator's precision is part of its contract: routing stays float32.
     """
 
     def bind(function: Callable) -> Callable:
@@ -54,16 +54,16 @@ def implement_everywhere(name: str) -> Callable[[Callable], Callable]:
 def implement_cuda(
     name: str, check: Callable | None = None, *, stands_in: bool = False
 ) -> Callable[[Callable], Callable]:
-    """Bind an implementation in Triton to CUDA. The function imports its kernels itself, at its first call.
+    """Bind a Triton implementation to CUDA.
 
-    With ``stands_in`` it waits for :func:`bind_stand_ins`: librbm_cuda goes first.
+    The function should import its kernels on its first call, so that importing this package stays fast. If Triton is
+    not installed, nothing is bound, and the eager reference serves CUDA like any other device. The function calls the
+    reference for arguments that its kernels do not support. With ``stands_in``, nothing is bound before
+    :func:`bind_stand_ins`, because librbm_cuda takes precedence.
 
-    So importing this package stays quick. Where Triton is not installed nothing is bound, and the eager reference
-    serves CUDA as it serves any device. The function calls the reference for arguments that its kernels do not serve.
-
-    Arguments are checked here, for every caller, once for each combination of shapes, dtypes, devices and numbers: all
-    tensors must be on one device, since a kernel would read the others' addresses there; and ``check``, which takes the
-    operator's arguments, may raise.
+    Arguments are checked here for every caller, once per combination of shapes, dtypes, devices and numbers. All
+    tensors must be on one device: a kernel would interpret the address of a tensor on another device as its own. The
+    function ``check`` takes the operator's arguments and may raise.
     """
 
     def bind(function: Callable) -> Callable:
@@ -82,8 +82,8 @@ def implement_cuda(
                 if len(checked) >= _REMEMBERED:
                     checked.clear()
                 checked.add(signature)
-            # A kernel runs on the current device, not on that of its arguments. Only the derivative of the
-            # routing begins with optional tensors, two of them.
+            # A kernel runs on the current device, not on the device of its arguments. Only the derivative of the
+            # routing starts with optional tensors, two of them.
             device = (args[2] if args[0] is None else args[0]).device
             if device.type != "cuda" or device.index == torch.cuda.current_device():
                 return function(*args, **kwargs)
@@ -102,7 +102,7 @@ def implement_cuda(
 
 
 def bind_stand_ins() -> None:
-    """Bind Triton to CUDA for the operators that librbm_cuda would serve and, missing or not loaded, does not."""
+    """Bind Triton to CUDA for the operators of librbm_cuda if that library is missing or could not be loaded."""
     for name in _STAND_INS:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{name}", "CUDA"):
             LIBRARY.impl(name, TRITON_OPERATORS[name], "CUDA")
@@ -128,19 +128,19 @@ def implement_fake(name: str, function: Callable) -> None:
 def implement_autograd(name: str, backward: Callable, save: Callable, formula: Callable) -> None:
     """Bind the derivatives of every order and mode.
 
-    ``save(ctx, output, *arguments)`` keeps what the backward pass needs. It is called with the operator's arguments,
-    those left out that have their default value: it declares the same defaults. ``backward(ctx, saved, *grads)`` takes
-    the tensors that were saved and returns a gradient or None for each argument. While PyTorch records a backward pass
-    (``create_graph=True``), gradients are enabled inside it: it then returns :func:`gradients_of` the formula, which
-    have derivatives of their own.
+    ``save(ctx, output, *arguments)`` stores what the backward pass needs. It is called with the operator's arguments
+    except those equal to their defaults, so it must declare the same defaults. ``backward(ctx, saved, *grads)`` takes
+    the saved tensors and returns a gradient or None for each argument. While PyTorch records a backward pass
+    (``create_graph=True``), gradients are enabled inside it; it then returns :func:`gradients_of` the formula, which
+    are differentiable themselves.
 
-    ``formula(operate, *arguments)`` returns what the operator does, by PyTorch's operators: those know forward mode and
-    the transformations of ``torch.func``, and the formula serves these. ``operate()`` is the operator's own answer,
-    without a derivative: a formula takes from it what was selected, so that derivatives are those of that branch.
-    Autocast is off in a formula, except under ``torch.func``, which switches it on again for each operator.
+    ``formula(operate, *arguments)`` computes the operator's result with PyTorch operators, which support forward mode
+    and the ``torch.func`` transforms; the formula is used for these. ``operate()`` returns the operator's own result
+    without a derivative. A formula takes discrete choices from it, so that it differentiates the same branch. Autocast
+    is disabled in a formula, except under ``torch.func``, which enables it again for each operator.
 
-    ``torch.library.register_autograd`` does less with a ``save`` that gets every default; to look those up in the
-    schema takes 27 µs of each call's forward, more than all the rest of its work.
+    ``torch.library.register_autograd`` would be simpler, but it passes every default to ``save``, and looking those up
+    in the schema takes 27 µs per forward call, more than the rest of its work.
     """
     operator = getattr(torch.ops.rbm, name).default
 
@@ -154,9 +154,9 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
 
         @staticmethod
         def backward(ctx, *grads):
-            saved = ctx.saved_tensors  # may compute them anew: activation checkpointing does, with autograd
+            saved = ctx.saved_tensors  # may recompute them, with autograd (activation checkpointing)
             with _recording(*grads):
-                return (*backward(ctx, saved, *grads), None, None)  # one for each argument, and for what follows them
+                return (*backward(ctx, saved, *grads), None, None)  # one per argument, and None for keyset and kwargs
 
     Derivative.__name__ = Derivative.__qualname__ = f"rbm_{name}"
 
@@ -173,17 +173,17 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
 
 
 def _recording(*grads):
-    """The context of a backward pass: gradients enabled where it is differentiated itself, else beneath autograd."""
+    """Context of a backward pass: gradients enabled if the pass itself is differentiated, otherwise below autograd."""
     if has_tangent(*grads):
         return torch.enable_grad()
-    # A compiler that traces a backward pass does not know the other context.
+    # A compiler that traces a backward pass does not support the context below.
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nullcontext()
     return torch._C._AutoDispatchBelowAutograd()
 
 
 def implement_autograd_by_others(name: str, equivalent: Callable) -> None:
-    """Call ``equivalent``, made of differentiable operators, in the operator's place where a derivative is wanted."""
+    """Call ``equivalent``, composed of differentiable operators, instead of the operator if a derivative is needed."""
     operator = getattr(torch.ops.rbm, name).default
 
     def differentiable(keyset, *args, **kwargs):
@@ -195,7 +195,7 @@ def implement_autograd_by_others(name: str, equivalent: Callable) -> None:
 
 
 def stop_gradient(name: str) -> None:
-    """Give the operator outputs that never require a gradient, nor carry a tangent."""
+    """Make the operator's outputs never require a gradient or carry a tangent."""
     operator = getattr(torch.ops.rbm, name).default
 
     def constant(keyset, *args, **kwargs):
@@ -205,7 +205,7 @@ def stop_gradient(name: str) -> None:
 
 
 def refuse_derivative(name: str, differentiable: str) -> None:
-    """Let an operator raise where a derivative of it is wanted, and name the operator ``differentiable`` instead."""
+    """Make an operator raise if a derivative of it is needed, and name ``differentiable`` as the operator to use."""
     operator = getattr(torch.ops.rbm, name).default
 
     def refusing(keyset, *args, **kwargs):
@@ -220,20 +220,20 @@ def refuse_derivative(name: str, differentiable: str) -> None:
 
 
 def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Callable[..., Tensor]:
-    """A function that calls an operator of inference, its arguments by position, where no derivative is wanted.
+    """A function that calls an inference operator, with positional arguments, when no derivative is needed.
 
-    It goes past the operator's derivative, which is Python and takes longer than routing one row. In inference mode
-    PyTorch does so by itself.
+    It bypasses the operator's autograd implementation, which is Python and takes longer than routing one row. In
+    inference mode PyTorch bypasses it anyway.
 
     Args:
-        name: of the operator.
-        check: takes the operator's arguments and raises for bad ones. It runs only where the operator has raised a
-            RuntimeError, the only error that C++ can raise: to check each call would take too long.
-        refuses: whether the derivative is one of :func:`refuse_derivative`. It is then called wherever gradients are
-            enabled or forward mode is under way, and decides.
+        name: name of the operator.
+        check: takes the operator's arguments and raises for invalid ones. It runs only after the operator has raised
+            a RuntimeError, the only error that C++ can raise: checking every call would take too long.
+        refuses: whether the derivative was bound by :func:`refuse_derivative`. It is then called whenever gradients
+            are enabled or forward mode is active, and decides.
     """
     packet = getattr(torch.ops.rbm, name)
-    operator = packet.default._op  # the overload's own function: the object around it takes a tenth of a microsecond
+    operator = packet.default._op  # the overload's own function: the object around it costs about 0.1 µs per call
 
     def call(*args) -> Tensor:
         try:
@@ -251,7 +251,7 @@ def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Call
 
 
 def has_tangent(*args) -> bool:
-    """Whether forward-mode differentiation (``torch.func.jvp``, dual numbers) is under way, and of one of ``args``."""
+    """Whether forward-mode differentiation (``torch.func.jvp``, dual numbers) is active for one of ``args``."""
     if forward_ad._current_level < 0:
         return False
     return any(isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args)
@@ -260,11 +260,11 @@ def has_tangent(*args) -> bool:
 def gradients_of(
     formula: Callable, inputs: Sequence[Tensor | None], needed: Sequence[bool], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients of ``formula(*inputs)``, one tensor or several, for those inputs that need one; differentiable.
+    """Differentiable gradients of ``formula(*inputs)``, one tensor or several, for the inputs that need one.
 
     ``grads`` has a gradient, or None, for each of the formula's outputs.
     """
-    # Views: a tensor that is passed twice has two gradients.
+    # Views, because a tensor that is passed twice has two gradients.
     inputs = [tensor.view_as(tensor) if need else tensor for tensor, need in zip(inputs, needed, strict=True)]
     sought = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
     with torch._C._DisableAutocast():

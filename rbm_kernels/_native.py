@@ -1,4 +1,4 @@
-"""Finds and loads the built libraries of ``rbm_kernels/lib``, and reports their status."""
+"""Finds and loads the compiled libraries in ``rbm_kernels/lib``, and reports their status."""
 
 import json
 import warnings
@@ -15,12 +15,12 @@ _status: dict[str, dict] = {}
 
 
 def load() -> None:
-    """Load librbm_cpu, and librbm_cuda where CUDA is available; nothing where the package was built without libraries.
+    """Load librbm_cpu, and librbm_cuda if CUDA is available; nothing if the package was built without libraries.
 
     Raises:
-        ImportError: librbm_cpu is missing or cannot be loaded. A librbm_cuda that cannot be loaded only warns: Triton
-            serves its operators then, or the eager references where Triton is not installed. One that is missing, as
-            after a build without nvcc, warns in the latter case alone.
+        ImportError: librbm_cpu is missing or cannot be loaded. If librbm_cuda cannot be loaded, a warning is issued,
+            and Triton serves its operators, or the eager references if Triton is not installed. If librbm_cuda is
+            missing, as after a build without nvcc, the warning is issued only if Triton is not installed.
     """
     _load_library("cpu")
     if not _path("cpu").exists() and is_built_without_libraries():
@@ -51,10 +51,10 @@ def status() -> dict[str, dict]:
 def build_info() -> dict[str, str | None]:
     """What was built: version, compilers, flags, CUDA version and architectures (None without CUDA), ABI target.
 
-    ``build_type`` is ``none``, and all else but the version None, in a package that was built without libraries.
+    In a package built without libraries, ``build_type`` is ``none`` and everything else except the version is None.
 
     Raises:
-        ImportError: the file that the build wrote beside the libraries is missing, or damaged.
+        ImportError: the file that the build wrote next to the libraries is missing or damaged.
     """
     path = LIBRARY_DIR / "build_info.json"
     try:
@@ -66,7 +66,7 @@ def build_info() -> dict[str, str | None]:
 
 
 def is_built_without_libraries() -> bool:
-    """Whether this package was built with ``RBM_BUILD=none``: then no library is missing."""
+    """Whether this package was built with ``RBM_BUILD=none``, so that no library is expected."""
     return (LIBRARY_DIR / "build_info.json").exists() and build_info()["build_type"] == "none"
 
 

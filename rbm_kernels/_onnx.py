@@ -1,10 +1,10 @@
-"""The operators in terms of ONNX's: ``torch.onnx.export`` writes these in their place.
+"""The operators expressed in ONNX operators, for ``torch.onnx.export``.
 
-The public functions of inference call these while the exporter traces. Nothing is registered with PyTorch: its table of
-decompositions is read by ``torch.compile`` as well, which is to call our operators, and refuses them where the
-environment has ``CI`` and the table knows them.
+The public inference functions call these while the exporter traces. They are not registered as decompositions with
+PyTorch: ``torch.compile``, which should call our operators, reads the same table, and raises for operators found there
+if the environment variable ``CI`` is set.
 
-A batch goes through all experts by one matrix product. Only our own operators spare those that a row does not use.
+A batch goes through all experts in one matrix product. Only our own operators skip the experts that a row does not use.
 """
 
 import torch
@@ -16,13 +16,13 @@ from rbm_kernels.ops.cosine_topk.reference import EPS
 
 
 def is_exporting() -> bool:
-    """Whether ``torch.onnx.export`` traces, which is False within ``torch.compile`` and ``torch.export.export``."""
-    # The first is cheap, and nearly always the answer.
+    """Whether ``torch.onnx.export`` is tracing. False within ``torch.compile`` and ``torch.export.export``."""
+    # The first check is cheap, and nearly always false.
     return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
 
 
 def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`rbm_kernels.cosine_topk`. Among equal cosines ONNX's TopK takes the lower expert, as the operator does."""
+    """:func:`rbm_kernels.cosine_topk`. ONNX's TopK also prefers the lower expert among equal cosines."""
     dtype = accumulation_dtype(h, memory)
     cosines = F.normalize(h.to(dtype), dim=-1, eps=EPS) @ F.normalize(memory.to(dtype), dim=-1, eps=EPS).T
     nearest, experts = torch.topk(cosines, k, dim=-1)
@@ -34,7 +34,7 @@ def expert_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, gates: Tensor,
     num_experts, out_features, _ = weight.shape
     answers = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
     answers = answers.unflatten(-1, (num_experts, out_features))
-    # A row's gate of every expert: zero where it does not use one.
+    # Each row's gate for every expert: zero if the row does not use the expert.
     all_experts = torch.arange(num_experts, dtype=experts.dtype, device=experts.device)
     gate = (gates.to(x.dtype)[:, :, None] * (experts[:, :, None] == all_experts).to(x.dtype)).sum(1)
     return (gate[:, None, :] @ answers).squeeze(1)

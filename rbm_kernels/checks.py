@@ -1,4 +1,4 @@
-"""Argument checks shared by the operators: a message names operator and argument, what came and what was expected."""
+"""Argument checks shared by the operators. Messages name the operator, the argument, what was passed and expected."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
-    """float32 at least, float64 where an argument is float64."""
+    """float64 if one of the tensors is float64, otherwise float32."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
@@ -21,14 +21,14 @@ def check_dtype(op: str, name: str, tensor: Tensor, expected: tuple[torch.dtype,
 
 
 def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, ...], why: str) -> None:
-    """Raise ValueError unless the shape of ``tensor`` equals ``expected``; ``None`` stands for any size."""
+    """Raise ValueError unless the shape of ``tensor`` equals ``expected``; ``None`` matches any size."""
     fits = tensor.dim() == len(expected) and all(
         want is None or got == want for got, want in zip(tensor.shape, expected, strict=True)
     )
     if not fits:
         wanted = ", ".join("*" if size is None else str(size) for size in expected)
         raise ValueError(f"rbm::{op}: {name} has shape {list(tensor.shape)}, expected [{wanted}] ({why})")
-    # Not the symbolic sizes of a traced program: the comparison would become a condition of it.
+    # Symbolic sizes of a traced program are skipped: the comparison would become a guard.
     if any(isinstance(size, int) and size > MOST_SIZE for size in tensor.shape):
         raise ValueError(
             f"rbm::{op}: {name} has shape {list(tensor.shape)}, expected sizes below 2^31: split the batch"
@@ -36,9 +36,9 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, 
 
 
 def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
-    """Raise RuntimeError unless the indices are between 0 and ``count - 1``, as the C++ operators do.
+    """Raise RuntimeError unless the indices are between 0 and ``count - 1``, like the C++ operators.
 
-    For the eager references. Only tensors on the CPU are looked at: elsewhere the host would wait for the device.
+    For the eager references. Only tensors on the CPU are checked: elsewhere the host would wait for the device.
     """
     if indices.device.type != "cpu" or indices.numel() == 0:
         return
@@ -51,13 +51,13 @@ def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
 
 
 def check_out_features(op: str, out_features: int) -> None:
-    """Raise ValueError for a negative size, or one that int32 does not count."""
+    """Raise ValueError if the size is negative or does not fit in int32."""
     if not 0 <= out_features <= MOST_SIZE:
         raise ValueError(f"rbm::{op}: out_features is {out_features}, expected between 0 and {MOST_SIZE}")
 
 
 def check_num_experts(op: str, num_experts: int) -> None:
-    """Raise ValueError unless experts can be numbered in int32, and there is one."""
+    """Raise ValueError unless there is at least one expert and experts can be numbered in int32."""
     if not 1 <= num_experts <= MOST_SIZE:
         raise ValueError(
             f"rbm::{op}: num_experts is {num_experts}, expected between 1 and {MOST_SIZE}: experts are numbered in"
@@ -66,9 +66,9 @@ def check_num_experts(op: str, num_experts: int) -> None:
 
 
 def check_tiles(op: str, rows: int, block_m: int, num_experts: int) -> None:
-    """Raise ValueError where kernels over ordered rows, which find a tile and its experts by int32, would not.
+    """Raise ValueError if int32 indices do not suffice for kernels over ordered rows.
 
-    They read ``tile_experts [tiles, E]``, and number the places of the last tile even where it is not full.
+    They index ``tile_experts [tiles, E]``, and number all positions of the last tile even if it is not full.
     """
     tiles = -(-rows // block_m)
     if tiles * max(num_experts, block_m) > MOST_SIZE:

@@ -1,7 +1,7 @@
-"""Shapes at which the kernels are compiled, counted and tuned: one list for the static report, its tests and the tuner.
+"""Shapes at which the kernels are compiled, counted and tuned, shared by the static report, its tests and the tuner.
 
-A case more is a line in ``CASES``. An operator more is a function in ``LAUNCHES`` and, if its configuration claims how
-many programs share a multiprocessor, a line in ``claimed_programs``.
+To add a case, add a line to ``CASES``. To add an operator, add a function to ``LAUNCHES`` and, if its configuration
+claims a number of programs per multiprocessor, a line to ``claimed_programs``.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ ARCHITECTURES = (80, 90, 100, 120)
 
 @dataclass(frozen=True)
 class Case:
-    """An operator at one shape and precision; ``tf32`` is float32 multiplied as TensorFloat-32."""
+    """An operator at one shape and precision; ``tf32`` means float32 multiplied as TensorFloat-32."""
 
     operator: str
     precision: str
@@ -39,7 +39,7 @@ class Case:
     top_k: int = 3
 
     def __str__(self) -> str:
-        """Letters as in ``rbm_kernels.ops``; no N where nothing is multiplied, no D where no rows are read."""
+        """Symbols as in ``rbm_kernels.ops``; without N if nothing is multiplied, without D if no rows are read."""
         only_d = f"D={self.in_features:,} "
         features = {"expert_order": "", "cosine_topk": only_d, "memory_update": only_d}.get(
             self.operator, f"{only_d}N={self.out_features:,} "
@@ -55,7 +55,7 @@ CASES = (
     Case("cosine_topk", "float32", in_features=8415),
     Case("cosine_topk", "float32", **MANY),
     Case("cosine_topk", "bfloat16", **MANY),
-    # Several launches, and one: of 16 warps and, with the most registers each, of 32.
+    # Several launches; one launch with 16 warps; and one with 32 warps, with the most registers.
     *(Case("expert_order", "int32", rows=rows) for rows in (169_343, 2_708, 7_650)),
     *(Case("expert_order", "int32", rows=rows, **MANY) for rows in (169_343, 7_650)),
     Case("expert_order", "int32", num_experts=64, top_k=2),
@@ -63,10 +63,10 @@ CASES = (
     Case("expert_matmul", "bfloat16", in_features=1433),
     Case("expert_matmul", "bfloat16", in_features=8415),
     Case("expert_matmul", "bfloat16", **MANY),
-    # So few that they are not put in order.
+    # Few enough rows that they are not ordered.
     Case("expert_matmul", "bfloat16", rows=4096),
     Case("expert_matmul", "float32", rows=4096),
-    # In two passes, by two experts and by one, and rows of odd width: the most registers.
+    # In two passes, by two experts and by one, with rows of odd width: the most registers.
     Case("expert_matmul", "bfloat16", in_features=1433, num_experts=64),
     *(Case("routed_matmul", precision, rows=1) for precision in ("bfloat16", "float16", "tf32", "float32")),
     Case("routed_matmul", "float32", rows=64),
@@ -83,7 +83,7 @@ CASES = (
 
 
 def at_hand(case: Case) -> Case:
-    """A case as it is run here: in a rehearsal so small that Triton's interpreter does it in a second."""
+    """The case as it is run here: in a rehearsal, small enough for Triton's interpreter to take a second."""
     if not REHEARSES:
         return case
     narrow = {"in_features": 16 + case.in_features % 2, "out_features": 16}
@@ -92,7 +92,7 @@ def at_hand(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class Tensors:
-    """The operators' arguments, named as in ``rbm_kernels.ops``: random values, or none at all on the meta device."""
+    """The operators' arguments, named as in ``rbm_kernels.ops``: random values, or meta tensors."""
 
     x: Tensor
     grad: Tensor
@@ -105,7 +105,7 @@ class Tensors:
 
     @classmethod
     def of(cls, case: Case, device: str) -> "Tensors":
-        """Fresh random tensors of a case."""
+        """New random tensors for a case."""
         rows, width, out, num_experts = case.rows, case.in_features, case.out_features, case.num_experts
         wide = torch.float64 if case.precision == "float64" else torch.float32
         dtype = DTYPES[case.precision] if case.precision != "int32" else torch.float32
@@ -140,7 +140,7 @@ def _expert_order(case: Case, t: Tensors) -> Launches:
 
 
 def _expert_matmul(case: Case, t: Tensors) -> Launches:
-    # The order is an operator of its own: as in a training step, it is there before the multiplication.
+    # The order is an operator of its own: as in a training step, it exists before the multiplication.
     height = expert_matmul_config.tile_rows(case.rows)
     small = expert_matmul_config.is_small(case.rows, case.top_k, case.num_experts, t.weight.numel())
     order = () if small else expert_order(t.experts, case.num_experts, height, _passes(case))
@@ -178,7 +178,7 @@ LAUNCHES: dict[str, Callable[[Case, Tensors], Launches]] = {
 
 
 def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
-    """How many programs of a kernel its configuration says share a multiprocessor; None where it says nothing."""
+    """How many programs of a kernel share a multiprocessor according to its configuration; None if it has no claim."""
     if kernel.startswith("cosine_topk"):
         return cosine_topk_config.HELD
     if kernel == "memory_statistics_kernel":
@@ -201,16 +201,16 @@ def _passes(case: Case) -> int:
 
 
 def launches(case: Case, tensors: Tensors) -> Launches:
-    """What an operator computes at a case, and how it is launched."""
+    """The results that an operator computes for a case, and the launch of each."""
     return LAUNCHES[case.operator](case, tensors)
 
 
 def labels(case: Case) -> list[str]:
-    """What an operator computes at a case."""
+    """The results that an operator computes for a case."""
     return list(launches(case, Tensors.of(case, "meta")))
 
 
 def launch_meta(case: Case, label: str) -> None:
-    """Launch on tensors that hold nothing: what ``rbm_kernels._ahead_of_time`` compiles."""
+    """Launch on meta tensors, for compilation by ``rbm_kernels._ahead_of_time``."""
     with multiplying_as(case.precision):
         launches(case, Tensors.of(case, "meta"))[label]()

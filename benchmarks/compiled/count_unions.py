@@ -1,9 +1,9 @@
-"""Count how many experts a tile of ordered rows needs: the numbers behind ``expert_matmul``'s rule for many experts.
+"""Counts the experts that a tile of ordered rows needs: the data for ``expert_matmul``'s rule for many experts.
 
-``python -m benchmarks.compiled.count_unions [OUT.csv]`` writes ``benchmarks/results/unions.csv``; no GPU, some ten
-minutes. One row for each routing, shape and way of ordering, with the mean unions of all passes added up: the experts
-that a row is multiplied with. ``predicted`` is what the rule takes it for, ``chosen`` whether it takes that many
-passes.
+``python -m benchmarks.compiled.count_unions [OUT.csv]`` writes ``benchmarks/results/unions.csv``; it needs no GPU and
+takes about ten minutes. There is one row for each routing, shape and ordering, with the sum of the mean unions of all
+passes: the number of experts that a row is multiplied with. ``predicted`` is the estimate of the rule, and ``chosen``
+tells whether the rule chooses that number of passes.
 """
 
 import csv
@@ -24,27 +24,27 @@ ROWS = (18_333, 169_343, 2_449_029)  # Coauthor-CS, ogbn-arxiv, ogbn-products
 EXPERTS = (8, 16, 32, 64)
 PASSES = {3: (1, 2, 3), 8: (1, 2, 3, 4, 8)}
 COLUMNS = ("routing", "rows", "experts", "k", "block_m", "order", "columns", "passes", "union", "predicted", "chosen")
-# Rows that are drawn at once: 64 scores for each.
+# Rows drawn at once, each with 64 scores.
 _CHUNK = 65_536
 # Clusters and features of the clustered routing.
 _CLUSTERS, _FEATURES = 40, 32
 
 
 def uniform(rows: int, num_experts: int, k: int, generator: torch.Generator) -> Tensor:
-    """Every set of experts is as likely as every other."""
+    """All sets of experts are equally likely."""
     return torch.rand(rows, num_experts, generator=generator).topk(k).indices
 
 
 def skewed(rows: int, num_experts: int, k: int, generator: torch.Generator) -> Tensor:
-    """The e-th expert is drawn e times as rarely as the first (Zipf), without replacement (Gumbel's top k)."""
+    """Expert e is e times less likely than the first (Zipf), without replacement (Gumbel top-k)."""
     noise = -torch.empty(rows, num_experts).exponential_(generator=generator).log()
     return (noise - torch.arange(1, num_experts + 1).log()).topk(k).indices
 
 
 def clustered(rows: int, num_experts: int, k: int, generator: torch.Generator) -> Tensor:
-    """Routing as the layer does it, by cosines, of rows around the centres of clusters whose sizes follow Zipf's law.
+    """Routing by cosines, as in the layer, of rows around cluster centres. Cluster sizes follow Zipf's law.
 
-    Centres and memory vectors are the same for all rows of a shape: from a generator of their own.
+    Centres and memory vectors are the same for all rows of a shape, because they have a separate generator.
     """
     fixed = torch.Generator().manual_seed(num_experts)
     centres = torch.randn(_CLUSTERS, _FEATURES, generator=fixed)
@@ -56,7 +56,7 @@ def clustered(rows: int, num_experts: int, k: int, generator: torch.Generator) -
 
 
 def interleaved_rank(experts: Tensor, num_experts: int) -> Tensor:
-    """Bits of the ascending experts interleaved, highest first (Morton order)."""
+    """Interleaved bits of the ascending experts, highest bit first (Morton order)."""
     ascending = experts.long().sort(dim=-1).values
     rank = torch.zeros(len(experts), dtype=torch.int64)
     for bit, column in product(reversed(range((num_experts - 1).bit_length())), range(experts.shape[1])):
@@ -65,7 +65,7 @@ def interleaved_rank(experts: Tensor, num_experts: int) -> Tensor:
 
 
 def lexicographic_rank(experts: Tensor, num_experts: int) -> Tensor:
-    """The ascending experts as digits."""
+    """The ascending experts as digits of a number."""
     powers = num_experts ** torch.arange(experts.shape[1] - 1, -1, -1)
     return (experts.long().sort(dim=-1).values * powers).sum(-1)
 
@@ -85,12 +85,12 @@ def mean_union(experts: Tensor, num_experts: int, block_m: int, rank: Rank = set
 
 
 def total_union(experts: Tensor, num_experts: int, block_m: int, passes: int) -> float:
-    """Mean unions of all passes, added."""
+    """Sum of the mean unions of all passes."""
     return sum(mean_union(experts[:, c], num_experts, block_m) for c in pass_columns(experts.shape[1], passes))
 
 
 def counted(experts: Tensor, num_experts: int) -> Iterator[dict]:
-    """Every way of ordering one routing."""
+    """Results of every way of ordering one routing."""
     rows, k = experts.shape
     block_m, chosen = config.tile_rows(rows), config.passes(rows, num_experts, k)
     ascending = experts.sort(dim=-1).values
@@ -110,7 +110,7 @@ def counted(experts: Tensor, num_experts: int) -> Iterator[dict]:
 
 
 def main(out: Path) -> None:
-    """Count, show progress, write."""
+    """Count, show progress, and write the results."""
     shapes = [s for s in product(ROUTINGS, ROWS, PASSES, EXPERTS) if s[2] < s[3]]
     table = []
     for number, (routing, rows, k, num_experts) in enumerate(shapes, start=1):

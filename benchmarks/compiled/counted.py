@@ -1,9 +1,9 @@
-"""Counts instructions and memory accesses of the kernels' compiled code on ptx_executor: a few blocks of each case.
+"""Counts instructions and memory accesses of the kernels' compiled code with ptx_executor, for a few blocks per case.
 
 ``python -m benchmarks.compiled.counted`` writes ``benchmarks/results/counted.csv`` and ``.md``. Nothing is timed: the
-last columns are a *model* (:mod:`ptx_executor.model`), cycles that a block would keep a resource of a multiprocessor
-busy.
-``expert_order`` is left out: each of its kernels needs the whole result of the one before.
+last columns are a *model* (:mod:`ptx_executor.model`), the cycles for which a block would keep a resource of a
+multiprocessor busy.
+``expert_order`` is not included, because each of its kernels needs the whole result of the previous one.
 """
 
 import csv
@@ -24,13 +24,13 @@ from benchmarks.compiled.static_report import made_by, table_line
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90)
-# Blocks of a launch that run: the first and others at equal distances. Tiles of rows differ in their experts.
+# Blocks of a launch that run: the first, and others at equal distances. Tiles of rows differ in their experts.
 SAMPLED = 4
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel at one case; numbers are of a block. The fields are the columns of the table."""
+    """One kernel in one case, with numbers per block. The fields are the columns of the table."""
 
     operator: str
     kernel: str
@@ -62,7 +62,7 @@ class Row:
 
 
 def sampled(kernel: str, grid: tuple[int, int, int]) -> list[int] | None:
-    """The blocks of a grid that run; None: all, of kernels whose results others take for addresses."""
+    """The blocks of a grid to run. None means all, for kernels whose results others use as addresses."""
     if not kernel.endswith(("fwd_kernel", "bwd_kernel", "bwd_weight_kernel")) and not kernel.startswith("memory_"):
         return None
     blocks = grid[0] * grid[1] * grid[2]
@@ -71,7 +71,7 @@ def sampled(kernel: str, grid: tuple[int, int, int]) -> list[int] | None:
 
 
 def run_case(case: Case, architecture: int) -> Iterator[Row]:
-    """Run the launches of a case in this process, which must not interpret."""
+    """Run the launches of a case in this process, which must not use Triton's interpreter."""
     from benchmarks.compiled import cases
     from benchmarks.measure.precision import multiplying_as
     from ptx_executor import counters, model
@@ -123,7 +123,7 @@ def run_case(case: Case, architecture: int) -> Iterator[Row]:
 
 
 def counted_rows(chosen: list[Case], architecture: int) -> Iterator[Row]:
-    """Run cases in a process of its own; yield the rows as they come."""
+    """Run cases in a separate process; yield the rows as they arrive."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     program = (
@@ -143,7 +143,7 @@ def counted_rows(chosen: list[Case], architecture: int) -> Iterator[Row]:
 
 
 def markdown(rows: list[Row], made: dict[str, str]) -> str:
-    """One table; every number is of a block."""
+    """A single table; all numbers are per block."""
     lines = [
         "# What the kernels do",
         "",
@@ -188,12 +188,12 @@ def markdown(rows: list[Row], made: dict[str, str]) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="CSV to write; the table stands beside it as .md.")] = (
+    out: Annotated[Path, typer.Option(help="CSV to write; the table is written next to it as .md.")] = (
         ROOT / "benchmarks" / "results" / "counted.csv"
     ),
     operator: Annotated[list[str] | None, typer.Option(help="Only this operator; repeatable.")] = None,
 ) -> None:
-    """Execute a few blocks of every kernel for sm_80 and sm_90 and write what they did."""
+    """Execute a few blocks of every kernel for sm_80 and sm_90 and write the counts."""
     chosen = [
         case
         for case in CASES

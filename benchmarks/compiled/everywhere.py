@@ -1,8 +1,8 @@
-"""The static report of an operator for every architecture, as tests take it: compiled, or read where it is known.
+"""The static report of an operator for every architecture, for tests: compiled, or read from the committed report.
 
-Compiling every case takes minutes. Triton hashes all that a kernel is compiled from, for its own cache: the source,
-what it calls, constants, types, architecture, and Triton itself. Where the committed report has a kernel of the same
-hash, its row is taken; everything else is compiled. A test compiles some of the known ones and compares.
+Compiling every case takes minutes. For its own cache, Triton hashes everything that a kernel is compiled from: source,
+called functions, constants, types, architecture, and Triton itself. If the committed report has a kernel with the same
+hash, its row is used; everything else is compiled. A test compiles some known kernels and compares the rows.
 """
 
 import csv
@@ -23,17 +23,17 @@ REPORT = ROOT / "benchmarks" / "results" / "static_report.csv"
 
 @cache
 def compiled_everywhere(operator: str, report: Path | None = REPORT) -> dict[int, list[tuple[Case, Row]]]:
-    """All rows of an operator by architecture, once a process and on all cores; without a report all are compiled."""
+    """All rows of an operator by architecture, once per process and on all cores. Without a report, compile all."""
     return compiled_cases([case for case in CASES if case.operator == operator], ARCHITECTURES, report)
 
 
 def compiled_cases(
     chosen: list[Case], architectures: tuple[int, ...], report: Path | None
 ) -> dict[int, list[tuple[Case, Row]]]:
-    """All rows of some cases by architecture, as :func:`compiled_everywhere`."""
+    """All rows of some cases by architecture, like :func:`compiled_everywhere`."""
     known = {} if report is None else read_rows(report)
     launches, programs = programs_of(chosen)
-    # What meta tensors import when they are first made takes seconds.
+    # The imports triggered by the first meta tensors take seconds.
     before = f"from benchmarks.compiled import cases; cases.labels(cases.{chosen[0]!r})"
     found: dict[int, list[tuple[Case, Row]]] = {}
     for architecture, kernels in compile_for_all(programs, architectures, before=before, known=known).items():
@@ -45,7 +45,7 @@ def compiled_cases(
 
 
 def read_rows(report: Path) -> dict[str, Row]:
-    """The rows of a report by hash; none where it was made by another way of reading machine code."""
+    """The rows of a report by hash; none if another version of the code that reads machine code made it."""
     with report.open(newline="") as file:
         lines = list(csv.DictReader(file))
     reader = reader_hash()
@@ -59,7 +59,7 @@ def read_rows(report: Path) -> dict[str, Row]:
 def _row(case: Case, label: str, architecture: int, compiled: Compiled | Known, known: dict[str, Row]) -> Row:
     if isinstance(compiled, Compiled):
         return row(case, label, architecture, compiled)
-    # Launches of several cases may share a kernel. How many programs are claimed is no matter of compiling.
+    # Launches of several cases may share a kernel. The number of claimed programs does not depend on compilation.
     found = known[compiled.source_hash]
     return replace(
         found,
@@ -74,7 +74,7 @@ def _row(case: Case, label: str, architecture: int, compiled: Compiled | Known, 
 
 
 def _value(kind: Any, text: str) -> Any:
-    """A cell of the report as the field's type has it."""
+    """Convert a cell of the report to the field's type."""
     optional = isinstance(kind, types.UnionType)
     if optional and not text:
         return None

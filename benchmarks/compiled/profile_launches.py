@@ -1,6 +1,6 @@
-"""Every kernel once at the reference shape, for a profiler that starts and stops with the program's own marks.
+"""Launches every kernel once at the reference shape, for a profiler that the program itself starts and stops.
 
-``ncu --profile-from-start off python -m benchmarks.compiled.profile_launches``; ``--dry-run`` names what would be
+``ncu --profile-from-start off python -m benchmarks.compiled.profile_launches``; ``--dry-run`` lists what would be
 launched.
 """
 
@@ -30,7 +30,7 @@ def main(*, dry_run: bool) -> None:
 
 
 def profiled(launch) -> None:
-    launch()  # compiles, and is not profiled
+    launch()  # compiles, outside of the profile
     HERE.profiled(launch)
 
 

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.compiled.static_report`` compiles every Triton kernel at the shapes of
 :mod:`benchmarks.compiled.cases` for every architecture, reads the machine code, adds the CUDA kernels from
-``librbm_cuda`` where that was built, and writes
-``benchmarks/results/static_report.csv`` and ``.md``. The limits are tests.
+``librbm_cuda`` if that was built, and writes ``benchmarks/results/static_report.csv`` and ``.md``. Tests check the
+limits.
 """
 
 import csv
@@ -31,10 +31,10 @@ from rbm_kernels._ahead_of_time import Compiled, compile_launches
 ROOT = Path(__file__).resolve().parents[2]
 COUNTED = ROOT / "benchmarks" / "results" / "counted.csv"
 CUDA_LIBRARY = _native.LIBRARY_DIR / "librbm_cuda.so"
-# Warps of a block of csrc/cuda/memory_update.cu, and blocks that its launch bounds ask room for.
+# Warps per block of csrc/cuda/memory_update.cu, and blocks per multiprocessor requested by its launch bounds.
 CUDA_WARPS, CUDA_PROGRAMS = 8, 2
-# Multiply-adds of a multiprocessor's tensor cores in a cycle, 16-bit operands and float32 sums; TF32 has half of it.
-# NVIDIA's whitepapers of A100, H100, B200 and RTX PRO 6000 have the rates; here over clock and multiprocessors.
+# Multiply-adds per cycle of a multiprocessor's tensor cores, 16-bit operands and float32 sums; half of it for TF32.
+# From the rates in NVIDIA's whitepapers of A100, H100, B200 and RTX PRO 6000, divided by clock and multiprocessors.
 TENSOR_CORES = {80: 1024, 90: 2048, 100: 4096, 120: 512}
 _CUDA_DTYPES = {"d": "float64", "f": "float32", "13__nv_bfloat16": "bfloat16", "6__half": "float16"}
 
@@ -75,7 +75,7 @@ class Row:
 
 
 def compiled_rows(chosen: Sequence[Case], architecture: int) -> Iterator[tuple[Case, Row]]:
-    """Compile every launch of the cases, and yield the kernels as they come, some together."""
+    """Compile every launch of the cases; yield the kernels as they arrive, several at a time."""
     launches, programs = programs_of(chosen)
     for place, compiled in compile_launches(programs, architecture, read_together=16):
         case, label = launches[place]
@@ -210,14 +210,14 @@ def _multiplying_cycles(compiled: Compiled, architecture: int, precision: str) -
 
 @cache
 def reader_hash() -> str:
-    """Of the code that makes a row from machine code: a row is known as long as both stay as they are."""
+    """Hash of the code that makes a row from machine code: rows of a report are valid only if it did not change."""
     parts = (_machine_code, occupancy, row, _counted, _counted_in_loop, _multiplying_cycles, TENSOR_CORES)
     text = "".join(f"{part}" if isinstance(part, dict) else inspect.getsource(part) for part in parts)
     return sha256(text.encode()).hexdigest()[:16]
 
 
 def modelled(row: Row, counted: Path = COUNTED) -> Row:
-    """The row with what the model of ``benchmarks.compiled.counted`` says of it, where that was counted."""
+    """The row with the results of the model in ``benchmarks.compiled.counted``, if the kernel was counted."""
     found = _models(counted).get((row.kernel, row.computes, row.shape, row.precision, str(row.architecture)))
     return row if found is None else replace(row, model_bound=found[0], model_cycles=int(found[1]))
 
@@ -237,7 +237,7 @@ def _models(counted: Path) -> dict[tuple[str, ...], tuple[str, str]]:
 
 
 def made_by() -> dict[str, str]:
-    """What else a row of results needs to be made again: versions, commit, date."""
+    """What else is needed to reproduce a row of results: versions, commit, date."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return {
         "triton": version("triton"),
@@ -247,7 +247,7 @@ def made_by() -> dict[str, str]:
 
 
 def markdown(rows: Sequence[Row], made: dict[str, str]) -> str:
-    """A table an operator; rows that differ in nothing but the architecture stand together."""
+    """One table per operator. Rows that differ only in the architecture are adjacent."""
     lines = [
         "# The kernels as compiled",
         "",
@@ -309,13 +309,13 @@ def table_line(cells: Sequence[str]) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="CSV to write; the table stands beside it as .md.")] = (
+    out: Annotated[Path, typer.Option(help="CSV to write; the table is written next to it as .md.")] = (
         ROOT / "benchmarks" / "results" / "static_report.csv"
     ),
     operator: Annotated[list[str] | None, typer.Option(help="Only this operator; repeatable.")] = None,
     architecture: Annotated[list[int] | None, typer.Option(help="Only 80, 90, 100 or 120; repeatable.")] = None,
 ) -> None:
-    """Compile every kernel for every architecture and write what the machine code holds."""
+    """Compile every kernel for every architecture and write the contents of the machine code."""
     made = {**made_by(), "reader": reader_hash()}
     chosen = [case for case in CASES if not operator or case.operator in operator]
     architectures = architecture or ARCHITECTURES

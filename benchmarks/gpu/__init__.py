@@ -1,1 +1,1 @@
-"""``gpu.sh``: builds, tests and measures on a GPU within a budget of time, and continues an earlier call."""
+"""``gpu.sh``: builds, tests and measures on a GPU within a time budget, and continues an earlier call."""

@@ -10,10 +10,10 @@ from benchmarks.gpu.plan import Options, parse, plan, suites
 
 
 def main() -> int:
-    """Do what the options ask, as long as there is time: the status."""
+    """Run what the options request, as far as time allows; return the exit status."""
     options = parse()
     if options.rehearse:
-        os.environ["RBM_REHEARSE"] = "1"  # before anything asks where it runs
+        os.environ["RBM_REHEARSE"] = "1"  # before the device is determined
     else:
         os.environ.pop("RBM_REHEARSE", None)
     try:
@@ -61,7 +61,7 @@ def _run(options: Options) -> int:
 
 
 def _sum_up(run) -> None:
-    """Mark the figures, make the tables, say ten lines."""
+    """Mark the figures, make the tables, print the ten-line summary."""
     from benchmarks.report import summary, tables
 
     run.state.mark()

@@ -1,8 +1,8 @@
-"""Pytest plugin of ``gpu.sh`` (``-p benchmarks.gpu.broken_device``): a process that lost its GPU ends after the test.
+"""Pytest plugin of ``gpu.sh`` (``-p benchmarks.gpu.broken_device``): ends a process that lost its GPU.
 
-After an access outside of all memory, or an assertion on the device, every later call of CUDA in the process fails:
-each test that is left would fail for the fault of one. The process ends instead, with the test's report sent;
-pytest-xdist, or ``gpu.sh`` itself for a suite, gives what is left to a new one.
+After an illegal memory access or a device-side assertion, every later CUDA call of the process fails, so all remaining
+tests would fail because of one. Instead, the process ends once the test's report is sent. pytest-xdist (for a suite,
+``gpu.sh`` itself) then starts a new process for the remaining tests.
 """
 
 import os
@@ -16,7 +16,7 @@ STATUS = 3
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Not in a process that starts others and tests nothing."""
+    """Register the plugin, except in a process that only starts others and runs no tests."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         config.pluginmanager.register(_BrokenDevice())
 
@@ -30,7 +30,7 @@ class _BrokenDevice:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Iterator[None]:
-        """Around the whole test: its reports are out when the process ends."""
+        """Wrap the whole test, so that its reports are sent before the process ends."""
         self._has_failed = False
         try:
             return (yield)
@@ -42,7 +42,7 @@ class _BrokenDevice:
 
 
 def error() -> str:
-    """What CUDA says where it serves this process no more; nothing where it does."""
+    """CUDA's error message if it no longer works in this process; otherwise an empty string."""
     if not torch.cuda.is_initialized():
         return ""
     try:

@@ -1,9 +1,9 @@
-"""Tensors of two devices kept apart where all of them are on the CPU: a GPU's errors, in a rehearsal.
+"""Simulates two devices with CPU tensors, to find a GPU's errors in a rehearsal.
 
-A tensor that was made with the device ``cpu:0``, the name of :class:`benchmarks.measure.device.Rehearsal`, or moved to
-it, stands for a tensor of the GPU. All others stand for the host's. :class:`TwoDevices` watches every call of PyTorch
-and raises where a GPU's tensor meets a host's, as CUDA would; ``.cpu()`` and ``.to(...)`` copy, and ``.device`` tells
-the two apart. Inside one call of PyTorch, an operator or a backward pass, nothing is watched.
+A tensor that was created on the device ``cpu:0`` (the name of :class:`benchmarks.measure.device.Rehearsal`), or moved
+to it, represents a GPU tensor. All others are host tensors. :class:`TwoDevices` watches every call of PyTorch and
+raises if GPU and host tensors are mixed, as CUDA would. ``.cpu()`` and ``.to(...)`` copy, and ``.device`` distinguishes
+the two. Nothing is watched inside a call of PyTorch, such as an operator or a backward pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,39 +17,39 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._pytree import tree_leaves
 
 GPU, HOST = torch.device("cpu:0"), torch.device("cpu")
-# Storages that are remembered before those that were freed are forgotten.
+# Number of recorded storages from which freed ones are removed.
 PURGE_AT = 10_000
-# What may take tensors of both: copies, look-ups by indices of the host, and what only asks or binds.
+# Functions that accept tensors of both devices: copies, indexing with host indices, and those that only query or bind.
 _MAY_MIX = {
     *("copy_", "set_", "__getitem__", "__setitem__", "__set__", "__get__", "is_set_to"),
     *("_has_compatible_shallow_copy_type", "to", "cpu"),
 }
-# What a GPU's tensor refuses: the host cannot read it.
+# Methods that GPU tensors do not support, because the host cannot read them.
 _HOST_ALONE = ("numpy", "__array__")
 _MOVES = ("to", "cpu")
 _DEVICE_OF = Tensor.device.__get__
 
 
 class TwoDevices(TorchFunctionMode):
-    """Keeps a GPU's tensors and the host's apart while it is entered.
+    """Keeps GPU and host tensors apart while it is active.
 
     Raises:
-        RuntimeError: a call was given a tensor of the GPU and one of the host that has dimensions.
-        TypeError: NumPy was given a tensor of the GPU.
+        RuntimeError: a call got a GPU tensor together with a host tensor that has dimensions.
+        TypeError: NumPy got a GPU tensor.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # By the address of a storage. A weak reference keeps the address from being used again while it is held.
+        # By storage address. A weak reference prevents the address from being reused as long as it is held.
         self._on_gpu: dict[int, StorageWeakRef] = {}
         self._purge_at = PURGE_AT
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
-        """Whether a tensor stands for one of the GPU."""
+        """Whether a tensor represents a GPU tensor."""
         return any(storage._cdata in self._on_gpu for storage in _storages(tensor))
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Check what a call is given, make it, and note where its results are."""
+        """Check the arguments of a call, make the call, and record where its results are."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if function == _DEVICE_OF:
@@ -62,7 +62,7 @@ class TwoDevices(TorchFunctionMode):
         target = _device_in(args, kwargs)
         if name in _MOVES and given:
             return self._moved(name, result, given, on_gpu, target)
-        if name == "__get__" or (name.endswith("_") and given):  # a view, or what was changed in place
+        if name == "__get__" or (name.endswith("_") and given):  # a view, or changed in place
             to_gpu = on_gpu[:1] == [True]
         else:
             to_gpu = target == GPU if target is not None else any(on_gpu)
@@ -70,7 +70,7 @@ class TwoDevices(TorchFunctionMode):
         return result
 
     def note(self, result: Any, *, to_gpu: bool) -> None:
-        """Note where all tensors of a result are."""
+        """Record the device of all tensors in a result."""
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 for storage in _storages(leaf):
@@ -81,7 +81,7 @@ class TwoDevices(TorchFunctionMode):
             self._purge_at = max(PURGE_AT, 2 * len(self._on_gpu))
 
     def unwatched(self, function: Callable) -> Callable:
-        """A function that runs without the watch, its results noted: what PyTorch's compiler has made."""
+        """Wrap a function to run it unwatched and record its results: for code of PyTorch's compiler."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -109,19 +109,19 @@ class TwoDevices(TorchFunctionMode):
             to_gpu = False
         elif target is not None:
             to_gpu = target == GPU
-        else:  # .to(dtype) stays; .to(other) goes where the other is
+        else:  # .to(dtype) keeps the device; .to(other) uses the device of the other tensor
             to_gpu = on_gpu[-1]
         if to_gpu != on_gpu[0] and any(s._cdata in _addresses(given[0]) for s in _storages(result)):
-            result = result.clone()  # as a copy to another device is
+            result = result.clone()  # like a copy to another device
         self.note(result, to_gpu=to_gpu)
         return result
 
 
 @contextmanager
 def two_devices() -> Iterator[TwoDevices]:
-    """Keep devices apart, compiled functions included.
+    """Keep devices apart, also for compiled functions.
 
-    ``torch.compile`` traces in full but generates no machine code, which for the CPU would be another than the GPU's.
+    ``torch.compile`` traces completely but generates no machine code, which would differ between CPU and GPU.
     """
     watch, compile_ = TwoDevices(), torch.compile
 
@@ -141,7 +141,7 @@ def two_devices() -> Iterator[TwoDevices]:
 
 
 def _device_in(args: tuple, kwargs: dict) -> torch.device | None:
-    """The device that a call names."""
+    """The device named in a call."""
     named = kwargs.get("device")
     if named is None:
         named = next(

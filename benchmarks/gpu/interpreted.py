@@ -1,7 +1,7 @@
 """Run a module in Triton's interpreter, for a rehearsal: ``python -m benchmarks.gpu.interpreted MODULE ARGUMENT...``.
 
-The interpreter is mended as for the tests, by ``tests/helpers/mended_interpreter.py``, which says what of it differs
-from a GPU.
+The interpreter is patched as for the tests, by ``tests/helpers/mended_interpreter.py``, which describes how the
+interpreter differs from a GPU.
 """
 
 import os
@@ -13,7 +13,7 @@ from benchmarks.gpu.plan import ROOT
 
 
 def main() -> None:
-    """Mend, then run the module as the program."""
+    """Patch the interpreter, then run the module as the main program."""
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     found = spec_from_file_location("mended_interpreter", ROOT / "tests" / "helpers" / "mended_interpreter.py")
     mended_interpreter = module_from_spec(found)

@@ -13,9 +13,10 @@ from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Results
 
 LIBRARY = ROOT / "rbm_kernels" / "lib"
-# A machine's minutes are for its GPU: Triton serves every operator there without a library.
+# Time on a GPU machine is expensive: without a library, Triton serves every operator there.
 BUILD_SECONDS = 240
-# In a process of its own: this one loads no library that it may have to build. Fails unless those named are loaded.
+# Loads in a separate process, because this process must not load a library that it may have to build. Fails unless all
+# named libraries are loaded.
 _LOAD = """
 import sys
 import rbm_kernels
@@ -27,10 +28,10 @@ sys.exit(not {*sys.argv[1:]} <= {*loaded})
 
 
 def build(run: Run, step: Step) -> bool:
-    """Build for the GPU at hand alone, and load: False where nothing can be imported.
+    """Build for this GPU only, and load the libraries. Returns False if the package cannot be imported.
 
-    A library that cannot be built, or is not within :data:`BUILD_SECONDS`, costs its own figures. Without librbm_cuda
-    Triton serves the memory update; without librbm_cpu eager PyTorch serves the CPU, whose answers tests compare with.
+    A library that cannot be built within :data:`BUILD_SECONDS` only costs its own figures. Without librbm_cuda, Triton
+    serves the memory update; without librbm_cpu, eager PyTorch computes the CPU results that tests compare with.
     """
     options, wanted = run.options, ["cpu"] if run.options.rehearse else ["cpu", "cuda"]
     told = "built elsewhere" if options.prebuilt else "built before" if options.skip_build else ""
@@ -60,7 +61,7 @@ def _load(run: Run, wanted: list[str]) -> Ended:
 
 
 def _build(run: Run) -> bool:
-    """By CMake as ``setup.py`` has it, without pip: nothing is installed, and a second call builds what changed."""
+    """Build with CMake like ``setup.py``, but without pip: nothing is installed, and rebuilds are incremental."""
     architecture = str(HERE.architecture())
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     cmake, end = shutil.which("cmake", path=path), time.monotonic() + min(BUILD_SECONDS, run.left())
@@ -68,9 +69,9 @@ def _build(run: Run) -> bool:
         run.note("libraries: not built, cmake is missing", failed=True)
         return False
     folder = str(ROOT / "build" / f"gpu-{architecture}")
-    generator = ["-G", "Ninja"] if shutil.which("ninja", path=path) else []  # else what CMake finds, such as make
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=path) else []  # otherwise CMake's default, such as make
     configure = [cmake, "-S", str(ROOT), "-B", folder, *generator, f"-DPython_EXECUTABLE={sys.executable}"]
-    # To the end, whatever fails: one library may be built where the other is not.
+    # Continue after failures: one library may build even if the other does not.
     compile_ = [cmake, "--build", folder, "--parallel", str(run.jobs), "--", "-k", *(["0"] if generator else [])]
     for cuda in ("auto",) if run.options.rehearse else ("1", "0"):  # without CUDA if it cannot even be configured
         about = {"PATH": path, "RBM_CUDA_ARCHITECTURES": architecture, "RBM_BUILD_CUDA": cuda}
@@ -87,7 +88,7 @@ def _build(run: Run) -> bool:
 
 
 def _go_on_without() -> None:
-    """Leave a package as ``RBM_BUILD=none`` makes it; libraries that cannot be loaded are put aside."""
+    """Leave the package as with ``RBM_BUILD=none``; move away libraries that cannot be loaded."""
     for library in LIBRARY.glob("*.so"):
         library.rename(library.with_suffix(".unusable"))
     LIBRARY.mkdir(exist_ok=True)

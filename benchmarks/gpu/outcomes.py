@@ -1,7 +1,7 @@
-"""Pytest plugin of ``gpu.sh`` for tests (``-p benchmarks.gpu.outcomes``): each outcome is a line of a CSV file at once.
+"""Pytest plugin of ``gpu.sh`` for tests (``-p benchmarks.gpu.outcomes``): writes each outcome to a CSV file at once.
 
-A line says which operator and part a test is of, its name, its outcome (``passed``, ``failed`` or ``skipped``) and its
-seconds. A test whose process died is failed too.
+A line has the test's operator and part, its name, its outcome (``passed``, ``failed`` or ``skipped``) and its seconds.
+A test whose process died counts as failed.
 """
 
 import csv
@@ -13,12 +13,12 @@ COLUMNS = ("operator", "part", "test", "outcome", "seconds")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--outcomes", type=Path, required=True, help="CSV file that grows by a line a test")
-    parser.addoption("--about", required=True, help="operator and part, with a slash between them")
+    parser.addoption("--outcomes", type=Path, required=True, help="CSV file, one line per test")
+    parser.addoption("--about", required=True, help="operator and part, separated by a slash")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # of pytest-xdist's processes the first alone hears of all outcomes
+    if not hasattr(config, "workerinput"):  # with pytest-xdist, only the main process receives all outcomes
         config.pluginmanager.register(_Outcomes(config.getoption("--outcomes"), config.getoption("--about")))
 
 
@@ -27,7 +27,7 @@ class _Outcomes:
         self._path, (self._operator, self._part) = path, about.split("/")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of a test's three reports: its call's, and whatever failed or was skipped before or after it."""
+        """Use a test's call report, and reports of its setup and teardown that failed or were skipped."""
         if report.when != "call" and report.passed:
             return
         line = (self._operator, self._part, report.nodeid, report.outcome, round(report.duration, 3))
@@ -35,7 +35,7 @@ class _Outcomes:
             csv.writer(file, lineterminator="\n").writerow(line)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported fails as a whole."""
+        """Count a file that cannot be imported as one failure."""
         if report.failed:
             with self._path.open("a", newline="") as file:
                 line = (self._operator, self._part, report.nodeid, "failed", 0)
@@ -43,7 +43,7 @@ class _Outcomes:
 
 
 def read(path: Path, operator: str, part: str) -> list[str]:
-    """The outcomes of a part of an operator's tests: the worst of each test."""
+    """The outcomes of a part of an operator's tests: the worst outcome of each test."""
     worst: dict[str, str] = {}
     if path.exists():
         with path.open(newline="") as file:

@@ -1,4 +1,4 @@
-"""The plan of a call of ``gpu.sh``: its options, and the stages in the order of their worth."""
+"""The plan of a call of ``gpu.sh``: its options, and the stages in order of importance."""
 
 import argparse
 import os
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# The operators whose reference shape in bfloat16 is worth the first minutes, and the layer made of them.
+# Operators whose reference shape in bfloat16 comes first, and the layer built from them.
 FIRST = ("expert_matmul", "layer", "cosine_topk", "expert_order", "memory_update")
-# Suites in the order of their worth. One that is not named here comes after them.
+# Suites in order of importance. Those that are not listed come last.
 ORDER = (*FIRST, "routed_matmul", "launches", "cold_start", "student", "sparse_expert_matmul", "distillation_epoch")
-# Read on a CPU alone, as Linux counts memory.
+# Only measured on a CPU, where Linux reports memory.
 NOT_ON_A_GPU = ("few_rows", "peak_memory")
 STAGES = ("smoke", "tests", "tune", "ncu", "sanitize")
-# Whose tests decide on a suite's figures, where the suite has another name.
+# The tests that validate a suite's figures, if their name differs from the suite's.
 TESTED_AS = {"student": "students", "distillation_epoch": "students", "cold_start": "layer"}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do.
+    """One step of the plan.
 
-    ``part`` is ``core`` or ``rest`` of the tests; of a suite ``first``, ``all``, or ``failed``: after all else, where
-    its operator's tests failed.
+    ``part`` of tests is ``core`` or ``rest``. For a suite it is ``first``, ``all``, or ``failed``: the last runs at the
+    end, for suites whose operator's tests failed.
     """
 
     stage: str
@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Options:
-    """A call's options, see :func:`parse`."""
+    """The options of a call; see :func:`parse`."""
 
     out: Path
     only: tuple[str, ...] = ()
@@ -55,16 +55,16 @@ class Options:
 
 
 def suites() -> list[str]:
-    """Every suite that a GPU runs, the most worth first."""
+    """Every suite that runs on a GPU, the most important first."""
     found = {path.stem.removeprefix("test_") for path in (ROOT / "benchmarks").glob("test_*.py")} - {*NOT_ON_A_GPU}
     return [name for name in ORDER if name in found] + sorted(found - {*ORDER})
 
 
 def operators(*, rehearse: bool) -> dict[str, list[Path]]:
-    """The files of GPU tests by operator: all of ``tests/gpu``, and whatever else is marked ``gpu``.
+    """The files of GPU tests by operator: everything in ``tests/gpu``, and other files with the marker ``gpu``.
 
-    ``test_expert_matmul.py`` and ``test_expert_matmul_widths.py`` are of ``expert_matmul``. A rehearsal has those of
-    ``tests/gpu`` alone, which run on CPU tensors too.
+    ``test_expert_matmul.py`` and ``test_expert_matmul_widths.py`` belong to ``expert_matmul``. A rehearsal only uses
+    ``tests/gpu``, which also runs on CPU tensors.
     """
     tests = ROOT / "tests"
     paths = sorted((tests / "gpu").glob("test_*.py"))
@@ -82,7 +82,7 @@ def operators(*, rehearse: bool) -> dict[str, list[Path]]:
 
 
 def plan(options: Options, known: Sequence[str]) -> list[Step]:
-    """The steps of a call over the suites that there are."""
+    """The steps of a call, given the existing suites."""
     chosen = [name for name in known if not options.only or name in options.only]
     wants_all = not options.only
     tests = not options.skip_tests and (wants_all or "tests" in options.only or bool(chosen))
@@ -102,13 +102,13 @@ def plan(options: Options, known: Sequence[str]) -> list[Step]:
         steps.append(Step("sanitize"))
     if options.time_failed:
         steps += [Step("suite", name, "failed") for name in chosen]
-    if options.rehearse:  # CI runs these tests by themselves; here they must not cost a stage its turn
+    if options.rehearse:  # CI runs these tests separately; here they must not take time from a stage
         steps.sort(key=lambda step: step == Step("tests", part="rest"))
     return steps
 
 
 def tested(options: Options) -> dict[str, list[Path]]:
-    """The tests that a call runs: of every operator, or of those that the chosen suites are about."""
+    """The tests that a call runs: for every operator, or for those that the chosen suites measure."""
     files = operators(rehearse=options.rehearse)
     wanted = {TESTED_AS.get(name, name) for name in options.only} - {*STAGES}
     if not wanted or "tests" in options.only:
@@ -117,30 +117,30 @@ def tested(options: Options) -> dict[str, list[Path]]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Options of a command line; exits with status 2 and a sentence where one is wrong."""
+    """Parse a command line; exits with status 2 and a message if it is invalid."""
     parser = argparse.ArgumentParser(
         prog="gpu.sh",
-        description="Everything that minutes on a GPU can tell, the most worth first: builds, tests, measures, sums "
-        "up. Every figure is in OUT_DIR/results.csv as soon as it is measured.",
-        epilog="Status: 0 where all that ran succeeded, 1 where something failed, 2 where it could not begin. PYTHON "
-        "names the Python to use, RBM_COMMIT the commit of a tree without its .git.",
+        description="Builds, tests, measures and summarises on a GPU, the most important first. Every figure is in "
+        "OUT_DIR/results.csv as soon as it is measured.",
+        epilog="Status: 0 if everything that ran succeeded, 1 if something failed, 2 if it could not start. PYTHON is "
+        "the Python to use, RBM_COMMIT the commit of a tree without .git.",
     )
     stages = f"{', '.join(STAGES)}, or a suite: {', '.join(suites())}"
     parser.add_argument("out", metavar="OUT_DIR", type=Path, help="gets at most 8 files of at most 16 MiB")
-    parser.add_argument("--budget", metavar="S", type=_seconds, default=540.0, help="seconds in all (540)")
-    parser.add_argument("--only", metavar="NAME,...", type=_names, default=(), help=f"these alone: {stages}")
-    state_help = "results.csv of an earlier piece of time: what it has of this commit is kept and not measured again"
+    parser.add_argument("--budget", metavar="S", type=_seconds, default=540.0, help="seconds in total (540)")
+    parser.add_argument("--only", metavar="NAME,...", type=_names, default=(), help=f"only these: {stages}")
+    state_help = "results.csv of an earlier call: its rows of this commit are kept and not measured again"
     parser.add_argument("--state", metavar="FILE", type=Path, help=state_help)
     parser.add_argument("--compare", metavar="S", type=_seconds, default=0.5, help="seconds of each comparison (0.5)")
     flags = {
-        "--skip-tests": "no tests: figures say what --state knows of them",
+        "--skip-tests": "no tests: verdicts come from --state",
         "--skip-build": "use libraries that an earlier call on this machine built",
-        "--prebuilt": "use libraries that lie in rbm_kernels/lib; those that cannot be loaded are built",
-        "--tune": "time candidate tiles, after the reference shape: tune.txt has the table to paste",
+        "--prebuilt": "use the libraries in rbm_kernels/lib; those that cannot be loaded are built",
+        "--tune": "time candidate tiles, after the reference shape: tune.txt has the table to copy",
         "--ncu": "profile each kernel with Nsight Compute, after the reference shape",
-        "--sanitize": "run compute-sanitizer after the reference shape, and not only if time is left",
-        "--time-failed": "at the end, time operators whose tests failed too; a workload that errs is still not timed",
-        "--rehearse": "every stage on CPU tensors of tiny shapes, which needs no GPU; figures mean nothing",
+        "--sanitize": "run compute-sanitizer after the reference shape, instead of only if time is left",
+        "--time-failed": "at the end, also time operators whose tests failed; a workload with errors is not timed",
+        "--rehearse": "every stage on CPU tensors of tiny shapes; needs no GPU, figures have no meaning",
     }
     for flag, help_ in flags.items():
         parser.add_argument(flag, action="store_true", help=help_)
@@ -157,7 +157,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

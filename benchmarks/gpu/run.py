@@ -1,4 +1,4 @@
-"""One call of ``gpu.sh``: its clock, its log, the programs that it starts, and its summary."""
+"""One call of ``gpu.sh``: its clock, its log, the programs it starts, and its summary."""
 
 import contextlib
 import os
@@ -15,14 +15,14 @@ from pathlib import Path
 from benchmarks.gpu.plan import ROOT, Options, cores
 from benchmarks.gpu.state import State
 
-# A file of OUT_DIR may have 16 MiB.
+# A file in OUT_DIR may have 16 MiB.
 MOST_BYTES = 15 << 20
 TIMED_OUT = 124
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that ended or was ended: its status, :data:`TIMED_OUT` where its time was over, and its output."""
+    """A program that ended or was stopped: its status (:data:`TIMED_OUT` after the time limit) and its output."""
 
     status: int
     seconds: float
@@ -34,13 +34,13 @@ class Ended:
 
 
 class Program:
-    """A program that runs beside this one, in a process group of its own, its output in a file."""
+    """A program that runs in the background, in its own process group, with its output in a file."""
 
     def __init__(self, command: Sequence[str], seconds: float, output: Path, environment: Mapping[str, str]) -> None:
         self._output, self._start = output, time.monotonic()
         self._end = self._start + seconds
         with output.open("wb") as file:
-            # A group, so that what it starts ends with it; of this session, so that all of it ends with this call.
+            # In its own group, to stop everything it starts; in this session, so that everything ends with this call.
             self._process = subprocess.Popen(
                 command,
                 stdout=file,
@@ -52,7 +52,7 @@ class Program:
             )
 
     def poll(self) -> Ended | None:
-        """What became of it; None while it runs."""
+        """The result, or None while it runs."""
         status = self._process.poll()
         if status is None and time.monotonic() < self._end:
             return None
@@ -63,7 +63,7 @@ class Program:
         return Ended(status, time.monotonic() - self._start, output)
 
     def stop(self) -> None:
-        """End it and all that it started."""
+        """Stop it and everything that it started."""
         for sent, patience in ((signal.SIGINT, 3), (signal.SIGKILL, 10)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, sent)
@@ -74,7 +74,7 @@ class Program:
 
 
 class Run:
-    """What stages share: the clock, ``OUT_DIR`` with its log and results, and notes for the summary."""
+    """Shared by the stages: the clock, ``OUT_DIR`` with its log and results, and notes for the summary."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -87,41 +87,41 @@ class Run:
         self._log = (self.out / "log.txt").open("a")
         self._scratch = Path(tempfile.mkdtemp(prefix="rbm-gpu-"))
         self._programs: list[Program] = []
-        # What workloads were begun in this run, see benchmarks.gpu.workloads.
+        # The workloads that were started in this run, see benchmarks.gpu.workloads.
         self.begun = self._scratch / "begun.txt"
 
     def left(self) -> float:
-        """Seconds until the budget is over."""
+        """Remaining seconds of the budget."""
         return max(0.0, self._end - time.monotonic())
 
     def say(self, line: str) -> None:
-        """A line on the screen and in the log."""
+        """Print a line and log it."""
         print(line, flush=True)
         self.log(line)
 
     def log(self, text: str) -> None:
-        """A line, or the whole output of a program, in the log; not where it would grow beyond what is kept."""
+        """Log a line, or the whole output of a program, unless the log would become too large."""
         room = MOST_BYTES - self._log.tell()
         self._log.write(text[: max(0, room)].rstrip() + "\n")
         self._log.flush()
 
     def note(self, line: str, *, failed: bool = False) -> None:
-        """A line for the summary; ``failed`` makes the run's status 1."""
+        """Add a line to the summary; ``failed`` sets the run's status to 1."""
         self.failed |= failed
         self.notes.append(line)
         self.say(f"   {line}")
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of the programs that this one starts. A rehearsal works on small tensors, in one thread."""
+        """Environment of the programs that this one starts. A rehearsal uses small tensors and one thread."""
         mine = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
         mine |= {"PYTHONUNBUFFERED": "1"}
-        mine.pop("TRITON_INTERPRET", None)  # kernels run on the GPU or not at all
+        mine.pop("TRITON_INTERPRET", None)  # kernels must run on the GPU
         if self.options.rehearse:
             mine |= {"RBM_REHEARSE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         return {**mine, **more}
 
     def start(self, command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Program:
-        """A program beside this one, ended when its seconds, or those of the run, are over."""
+        """Start a program in the background; it is stopped after its seconds, or when the budget is over."""
         self.log(f"+ {' '.join(command)}")
         output = self._scratch / f"output-{len(self._programs)}.txt"
         self._programs.append(
@@ -139,7 +139,7 @@ class Run:
         *,
         logged: bool = True,
     ) -> Ended:
-        """A program to its end; its output goes to the log, unless it is kept elsewhere."""
+        """Run a program to its end; its output goes to the log, unless it is stored elsewhere."""
         program = self.start(command, seconds, environment)
         while (ended := program.poll()) is None:
             time.sleep(0.05)
@@ -148,11 +148,11 @@ class Run:
         return ended
 
     def python(self, *arguments: str) -> list[str]:
-        """A command of the Python that this is."""
+        """A command for the current Python."""
         return [sys.executable, *arguments]
 
     def stop(self) -> None:
-        """End the programs that still run, so that no results are written after this."""
+        """Stop the programs that are still running, so that no results are written afterwards."""
         for program in self._programs:
             if program.poll() is None:
                 program.stop()
@@ -163,10 +163,10 @@ class Run:
         self._log.close()
 
     def keep(self, text: str, name: str) -> None:
-        """Write a file of ``OUT_DIR``, as much of it as is kept."""
+        """Write a file of ``OUT_DIR``, truncated to the maximum size."""
         (self.out / name).write_bytes(text.encode()[:MOST_BYTES])
 
     @property
     def jobs(self) -> int:
-        """How many processes do the processor's work side by side."""
+        """Number of processes to run in parallel for work on the CPU."""
         return cores()

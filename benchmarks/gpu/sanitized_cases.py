@@ -1,8 +1,8 @@
 """Every operator in a few cases: ``python -m benchmarks.gpu.sanitized_cases [NAME...]``.
 
-The small ones are for compute-sanitizer; with those of many rows they are the smoke test of ``gpu.sh``. Names are the
-beginnings of cases: ``memory_update`` runs both of that operator; without a name all small ones run. Each case is
-compared with the operator on the CPU; the status is 1 where one is wrong.
+The small cases are for compute-sanitizer; together with those of many rows they are the smoke test of ``gpu.sh``. NAME
+is the beginning of a case: ``memory_update`` runs both cases of that operator; without names all small cases run. Each
+case is compared with the operator on the CPU; the status is 1 if one is wrong.
 """
 
 import sys
@@ -59,7 +59,7 @@ def serve(p: Problem, shape: Shape) -> tuple[Tensor, ...]:
 
 
 def update(p: Problem, shape: Shape) -> tuple[Tensor, ...]:
-    """Sums over each expert's rows, and the memory that they move."""
+    """Sums over each expert's rows, and the updated memory."""
     with torch.no_grad():
         sums, total = memory_statistics(p.x, p.gates, p.experts, shape.experts)
         memory = p.memory.clone()
@@ -68,7 +68,7 @@ def update(p: Problem, shape: Shape) -> tuple[Tensor, ...]:
 
 
 def train(p: Problem, shape: Shape) -> tuple[Tensor, ...]:
-    """A layer's forward in training, which moves its memory, and its backward; the problem's tensors as parameters."""
+    """A layer's training forward, which moves the memory, and its backward; the parameters are the problem's."""
     sizes = (shape.features, shape.outputs, shape.experts, shape.top_k)
     layer = FusedRbMLayer(*sizes, device=p.x.device, dtype=p.x.dtype)
     with torch.no_grad():
@@ -93,8 +93,8 @@ CASES: dict[str, Case] = {
     "layer, bfloat16": (train, EVEN, "bfloat16"),
 }
 
-# What only many rows reach: an order by digits, tiles of 128 rows, several tiles a program, several passes. Too slow
-# for compute-sanitizer.
+# Code paths that need many rows: an order by digits, tiles of 128 rows, several tiles per program, several passes. Too
+# slow for compute-sanitizer.
 ROWS = batch(20_000)
 ROOM = Shape(ROWS, width(128), width(128))
 MANY_ROWS: dict[str, Case] = {
@@ -111,7 +111,7 @@ MANY_ROWS: dict[str, Case] = {
 
 
 def main(wanted: Iterable[str]) -> int:
-    """Run the cases whose names begin so, or all small ones: how many were wrong, at most 1."""
+    """Run the cases whose names have these beginnings, or all small ones; return 1 if any was wrong, else 0."""
     every = CASES | MANY_ROWS
     chosen = [name for name in every if name.startswith(tuple(wanted))] if wanted else list(CASES)
     if not chosen:

@@ -1,4 +1,4 @@
-"""The stages of ``gpu.sh``: each does one step of the plan and notes what the summary must say of it."""
+"""The stages of ``gpu.sh``: each runs one step of the plan and adds its notes to the summary."""
 
 import importlib.util
 import re
@@ -12,27 +12,27 @@ from benchmarks.gpu.plan import FIRST, ROOT, TESTED_AS, Step, tested
 from benchmarks.gpu.run import TIMED_OUT, Run
 from benchmarks.measure.verdicts import FAILED, to_environment
 
-# Of the smoke test and of the core tests in all, and of one test or workload. A kernel's first launch compiles it.
+# Limits for the smoke test and the core tests in total, and for one test or workload, including compilation.
 SMOKE_SECONDS, CORE_SECONDS, TEST_SECONDS, WORKLOAD_SECONDS = 100, 180, 120, 180
-# Under which nothing is started.
+# With less time than this nothing is started.
 LEAST_SECONDS = 10
 # Pytest: all passed, or nothing was chosen.
 _GOOD = (0, 5)
 _LAST_LINE = re.compile(r"\d (passed|failed|skipped|deselected|errors?)\b.* in \d|no tests ran in \d")
 _QUIET = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.broken_device")
-# Warnings are reported and are no errors: PyTorch may give others on a GPU than on a CPU.
+# Warnings are reported but are not errors: PyTorch may issue others on a GPU than on a CPU.
 _TOLERANT = ("-W", "default")
 
 
 def smoke(run: Run, step: Step) -> bool:
-    """Every operator at a few shapes, each in a process of its own: whether it launches, ends, and answers rightly.
+    """Every operator at a few shapes, each in a separate process: does it launch, terminate, and compute correctly?
 
-    In a minute, before tests begin: what is wrong with all of them is known while there is time to mend it.
+    It takes a minute and runs before the tests, so that general problems are found while there is time to fix them.
     """
-    from benchmarks.gpu.sanitized_cases import CASES, MANY_ROWS  # loads the libraries, which there are by now
+    from benchmarks.gpu.sanitized_cases import CASES, MANY_ROWS  # loads the libraries, which are built by now
 
     waiting = [[name] for name in (*CASES, *MANY_ROWS) if not run.state.smoked(name)]
-    if run.options.rehearse:  # to import takes longer than to interpret
+    if run.options.rehearse:  # a single process, because importing takes longer than interpreting
         waiting = [[name for one in waiting for name in one]] * bool(waiting)
     program, running, wrong = _program(run, "benchmarks.gpu.sanitized_cases"), [], []
     passed, limit = 0, SMOKE_SECONDS * (10 if run.options.rehearse else 1)
@@ -62,18 +62,18 @@ def smoke(run: Run, step: Step) -> bool:
 
 
 def _is_right(name: str, output: str) -> bool:
-    """Whether a case printed its error, and this was allowed."""
+    """Whether a case printed its error, and the error was within the limit."""
     found = re.search(rf"^{re.escape(name)}: error (\S+), allowed (\S+)$", output, re.MULTILINE)
     return found is not None and float(found[1]) <= float(found[2])
 
 
 def tests(run: Run, step: Step) -> bool:
-    """A part of the GPU tests, each operator's in processes of its own: one that breaks its process breaks no other."""
+    """A part of the GPU tests, with separate processes per operator, so that a crash only affects one operator."""
     waiting = {name: files for name, files in tested(run.options).items() if not run.state.tested(name, step.part)}
     if not waiting:
         run.say("   every operator was tested before")
         return True
-    # The tests that are not core must leave time for figures.
+    # The remaining tests must leave time for the figures.
     limit = min(CORE_SECONDS, run.left()) if step.part == "core" else run.left() / 2
     end = time.monotonic() + limit
     kept = run.out / "tests.csv"
@@ -104,12 +104,12 @@ def _start_tests(run: Run, operator: str, files: list[Path], part: str, kept: Pa
     command = _pytest(run, "-p", "benchmarks.gpu.outcomes", "-m")
     command += [f"{where} and {'core' if part == 'core' else 'not core'}", "--about", f"{operator}/{part}"]
     command += ["--outcomes", str(kept)]
-    if _has("pytest_timeout"):  # by a thread, which ends the process: a kernel that hangs hears no signal
+    if _has("pytest_timeout"):  # the thread method ends the process: a hanging kernel does not react to signals
         command += ["--timeout", str(TEST_SECONDS), "--timeout-method", "thread"]
     if _has("xdist") and workers > 1:
         command += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart", "1000"]
     threads = str(max(1, run.jobs // workers))
-    # GPU tests rehearse by themselves, whatever the process does.
+    # GPU tests rehearse on their own, whatever this process does.
     environment = {**run.environment(), "OMP_NUM_THREADS": threads}
     environment.pop("RBM_REHEARSE", None)
     return run.start([*command, *(str(path) for path in files)], end - time.monotonic(), environment)
@@ -119,7 +119,7 @@ def _tested(run: Run, operator: str, part: str, kept: Path, ended) -> None:
     found = outcomes.read(kept, operator, part)
     failures = found.count("failed")
     if ended.status not in (*_GOOD, TIMED_OUT) and not failures:
-        found.append("failed")  # no test, but the process itself broke
+        found.append("failed")  # not a test, but the process itself failed
         failures = 1
     if failures or ended.status != TIMED_OUT:
         run.state.add_tests(operator, part, found)
@@ -133,7 +133,7 @@ def _tested(run: Run, operator: str, part: str, kept: Path, ended) -> None:
 
 
 def suite(run: Run, step: Step) -> bool:
-    """A suite, but for workloads that are measured already; not where its operator failed."""
+    """A suite without the workloads that are already measured; skipped if its operator failed."""
     verdicts = run.state.verdicts()
     operator = TESTED_AS.get(step.name, step.name)
     if (verdicts.get(operator) == FAILED) != (step.part == "failed"):
@@ -144,8 +144,8 @@ def suite(run: Run, step: Step) -> bool:
         return True
     environment = run.environment(**to_environment(verdicts))
     if run.options.rehearse:
-        environment["RBM_DATA_ROOT"] = str(ROOT / "no-such-folder")  # the machine with the GPU has no datasets
-        if step.name == "cold_start":  # its processes would have a C++ compiler at work for minutes
+        environment["RBM_DATA_ROOT"] = str(ROOT / "no-such-folder")  # the GPU machine has no datasets
+        if step.name == "cold_start":  # its processes would otherwise run a C++ compiler for minutes
             environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
     command = _pytest(run, "--show-capture=no", f"--seconds={run.options.compare}")
     command += ["-p", "benchmarks.gpu.workloads", f"--begun={run.begun}"]
@@ -167,18 +167,18 @@ def suite(run: Run, step: Step) -> bool:
             return True
         run.say(ended.tail())
         run.note(f"failed (status {ended.status}): {step}", failed=True)
-        # Where pytest came to its last line every workload was begun. If one took the process with it, or hung, the
-        # others have a new one.
+        # If pytest reached its last line, every workload was started. If one crashed the process or hung, the others
+        # get a new process.
         if told or _lines(run.begun) == begun or run.left() < LEAST_SECONDS:
             return True
 
 
 def tune(run: Run, step: Step) -> bool:
-    """The fastest tiles among the candidates: ``tune.txt`` to paste, ``tune.csv`` to go on with."""
+    """The fastest of the candidate tiles: ``tune.txt`` for copying, ``tune.csv`` for continuing."""
     earlier = run.options.state and run.options.state.parent / "tune.csv"
     if earlier and earlier.is_file() and not (run.out / "tune.csv").exists():
         shutil.copyfile(earlier, run.out / "tune.csv")
-    (run.out / "tune.txt").unlink(missing_ok=True)  # made anew from tune.csv, whose times are not measured again
+    (run.out / "tune.txt").unlink(missing_ok=True)  # recreated from tune.csv, whose times are not measured again
     entries = {"expert_matmul": "_FORWARD", "cosine_topk": "forward", "memory_update": "sums", "routed_matmul": "tile"}
     for operator, entry in list(entries.items())[: 2 if run.options.rehearse else None]:
         if run.left() < LEAST_SECONDS:
@@ -204,7 +204,7 @@ SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis",
 
 
 def ncu(run: Run, step: Step) -> bool:
-    """Every kernel once under Nsight Compute, its clocks left as they are."""
+    """Every kernel once under Nsight Compute, without changing its clocks."""
     command = _program(run, "benchmarks.compiled.profile_launches")
     if not run.options.rehearse:
         if shutil.which("ncu") is None:
@@ -222,7 +222,7 @@ def ncu(run: Run, step: Step) -> bool:
     return True
 
 
-# Tool, its options, and which cases it sees.
+# Tool -> its options, and the cases it runs.
 SANITIZERS = {
     "memcheck": (["--leak-check", "no"], ()),
     "initcheck": ([], ()),
@@ -231,7 +231,7 @@ SANITIZERS = {
 
 
 def sanitize(run: Run, step: Step) -> bool:
-    """Every operator on small tensors under compute-sanitizer; memory is the driver's, so that it knows each tensor."""
+    """Small cases under compute-sanitizer, without PyTorch's caching allocator, so that it knows each tensor."""
     program = _program(run, "benchmarks.gpu.sanitized_cases")
     environment = run.environment(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     tool = shutil.which("compute-sanitizer")
@@ -267,12 +267,12 @@ STAGES = {function.__name__: function for function in (build, smoke, tests, suit
 
 
 def _program(run: Run, module: str) -> list[str]:
-    """A program that launches kernels: on the GPU, or in Triton's interpreter."""
+    """Command of a program that launches kernels: on the GPU, or in Triton's interpreter."""
     return run.python("-m", *(["benchmarks.gpu.interpreted"] if run.options.rehearse else []), module)
 
 
 def _pytest(run: Run, *arguments: str) -> list[str]:
-    """Pytest with what tests and suites share."""
+    """Pytest command shared by tests and suites."""
     return run.python("-m", "pytest", *_QUIET, *(() if run.options.rehearse else _TOLERANT), *arguments)
 
 

@@ -1,8 +1,8 @@
-"""The state of a run: results, verdicts and finished workloads, all of them rows of one ``results.csv``.
+"""The state of a run: results, verdicts and finished workloads, all stored as rows of ``results.csv``.
 
-Beside figures it has rows ``suite`` (a workload of a suite has been measured to its end), ``correctness`` (how many
-tests of an operator passed, or failed) and ``smoke`` (whether a case of the smoke test passed), so that the file alone
-is what a later piece of time takes up.
+In addition to figures it has rows ``suite`` (a workload of a suite was measured completely), ``correctness`` (how many
+tests of an operator passed or failed) and ``smoke`` (whether a case of the smoke test passed). So the file alone is
+enough to continue the run later.
 """
 
 import csv
@@ -13,30 +13,30 @@ from pathlib import Path
 from benchmarks.measure.harness import COLUMNS, Results, machine
 from benchmarks.measure.verdicts import CORE, FAILED, NOT_TESTED, PASSED, verdict_of
 
-# Of which operator's tests, in the column `shape`; which part of them, in `implementation`.
+# The column `shape` has the operator of the tests, `implementation` the part.
 TESTS, WORKLOAD, SMOKE = "correctness", "suite", "smoke"
 PARTS = ("core", "rest")
 
 
 class State:
-    """The results of this run, read and marked. Suites append to the same file while they run."""
+    """Reads and marks the results of this run. Suites append to the same file while they run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def rows(self) -> list[dict[str, str]]:
-        """All rows; a last one that was cut off by a kill is dropped."""
+        """All rows, without a last row that was cut off when a process was killed."""
         if not self.path.exists():
             return []
         whole, end, _ = self.path.read_text().rpartition("\n")
         return list(csv.DictReader(f"{whole}{end}".splitlines()))
 
     def carry(self, earlier: Path) -> tuple[int, int]:
-        """Take over the rows of an earlier piece: how many, and how many were left as of another commit or machine.
+        """Copy the rows of an earlier run; return how many, and how many were skipped (other commit or machine).
 
         Raises:
-            ValueError: the commit is not known, so that no row can be known to be of it; or the results of this run
-                would lose rows of another.
+            ValueError: the commit is unknown, so that no row is known to belong to it; or rows of another commit would
+                be lost from the results of this run.
         """
         here = machine()
         if not here["commit"]:
@@ -53,18 +53,18 @@ class State:
         return len(same), len(found) - len(same)
 
     def add_tests(self, operator: str, part: str, outcomes: Iterable[str]) -> None:
-        """Note that a part of an operator's tests ran to its end: how many passed, and how many failed."""
+        """Record that a part of an operator's tests is complete: how many passed, and how many failed."""
         outcomes = list(outcomes)
         for outcome in ("passed", "failed"):
             count = outcomes.count(outcome)
             Results(self.path).add(TESTS, operator, part, f"tests {outcome}", count, dtype="", routing="")
 
     def tested(self, operator: str, part: str) -> bool:
-        """Whether a part of an operator's tests ran to its end."""
+        """Whether a part of an operator's tests is complete."""
         return part in self._tests().get(operator, {})
 
     def add_smoke(self, case: str, verdict: str, seconds: float) -> None:
-        """Note what became of a case of the smoke test: ``passed`` or ``failed``."""
+        """Record the result of a case of the smoke test: ``passed`` or ``failed``."""
         Results(self.path).add(SMOKE, case, verdict, "seconds of the process", seconds, dtype="", routing="")
 
     def smoked(self, case: str) -> bool:
@@ -74,25 +74,25 @@ class State:
         )
 
     def verdicts(self) -> dict[str, str]:
-        """Of every operator that was tested at all whether it passed."""
+        """For every operator with tests, whether it passed them."""
         found = {}
         for operator, parts in self._tests().items():
             if any(counts.get("tests failed") for counts in parts.values()):
                 found[operator] = FAILED
             elif not any(counts.get("tests passed") for counts in parts.values()):
-                found[operator] = NOT_TESTED  # all of them were skipped
+                found[operator] = NOT_TESTED  # all tests were skipped
             else:
                 found[operator] = PASSED if parts.keys() >= {*PARTS} else CORE
         return found
 
     def counts(self) -> tuple[int, int]:
-        """How many tests passed, and how many failed."""
+        """How many tests passed and how many failed."""
         every = [counts for parts in self._tests().values() for counts in parts.values()]
         passed, failed = (sum(int(c.get(f"tests {name}", 0)) for c in every) for name in ("passed", "failed"))
         return passed, failed
 
     def mark(self) -> None:
-        """Write into every row what is now known of its operator."""
+        """Write the current verdict of its operator into every row."""
         verdicts = self.verdicts()
         rows = self.rows()
         for row in rows:
@@ -109,9 +109,9 @@ class State:
         return found
 
     def _write(self, rows: list[dict[str, str]]) -> None:
-        """Replace the file in one step: a kill leaves the old file or the new one."""
+        """Replace the file atomically: if the process is killed, the old or the new file remains."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Hidden, so that a file that a kill leaves is not counted among the eight.
+        # A hidden file, so that it does not count as one of the eight if a killed process leaves it.
         new = self.path.with_name(f".{self.path.name}.new")
         with new.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore", restval="")

@@ -1,7 +1,7 @@
-"""Pytest plugin of ``gpu.sh`` for suites (``-p benchmarks.gpu.workloads``): what is measured already is left out.
+"""Pytest plugin of ``gpu.sh`` for suites (``-p benchmarks.gpu.workloads``): skips what is already measured.
 
-A workload that was measured to its end is a row ``suite`` of the results. One that was begun in this run is a line of
-``--begun FILE``: whether it failed or took its process with it, it is not tried again.
+A completely measured workload is a row ``suite`` of the results. A workload that was started in this run is a line of
+``--begun FILE``. It is not tried again, even if it failed or crashed its process.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ METRIC = "seconds of the workload"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--begun", type=Path, required=True, help="file of the workloads that this run has begun")
+    parser.addoption("--begun", type=Path, required=True, help="file of the workloads that this run has started")
     parser.addoption("--part", choices=("first", "all"), default="all", help="first: the reference shape in bfloat16")
 
 
@@ -31,7 +31,7 @@ class _Workloads:
         self._seconds: dict[str, float] = {}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what is measured, what was begun, and what is not of this part."""
+        """Drop workloads that were measured or started, and those of other parts."""
         commit = machine()["commit"]
         done = {row["shape"] for row in State(self._results).rows() if _is_workload(row, commit)}
         begun = set(self._begun.read_text().splitlines()) if self._begun.exists() else set()
@@ -45,7 +45,7 @@ class _Workloads:
             file.write(f"{item.nodeid}\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A workload is done when its teardown, which raises where an answer was wrong, is over."""
+        """A workload is done after its teardown, which raises if a result was wrong."""
         if report.when == "call" and report.passed:
             self._seconds[report.nodeid] = report.duration
         if report.when == "teardown" and report.passed and report.nodeid in self._seconds:
@@ -59,7 +59,7 @@ def _is_workload(row: dict[str, str], commit: str) -> bool:
 
 
 def _is_reference(item: pytest.Item) -> bool:
-    """The reference shape in the first precision; routing alone is of int32."""
+    """The reference shape in the first precision; ordering alone uses int32."""
     workload = item.callspec.params.get("workload") if hasattr(item, "callspec") else None
     if not isinstance(workload, Workload):
         return False

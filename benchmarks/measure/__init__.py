@@ -1,1 +1,1 @@
-"""How suites measure: devices, turns, shapes, precisions, and the one schema of results."""
+"""Measurement in suites: devices, alternating variants, shapes, precisions, and the common schema of results."""

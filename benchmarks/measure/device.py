@@ -1,8 +1,8 @@
-"""Where suites and GPU tests run: on the CPU, on a GPU, or in a rehearsal, with CPU tensors in a GPU's place.
+"""Where suites and GPU tests run: on the CPU, on a GPU, or in a rehearsal with CPU tensors instead of GPU tensors.
 
-Suites, the tuner and the GPU tests ask a :class:`Device` for whatever CUDA offers beyond tensors: clocks, graphs,
-counters, streams. A rehearsal answers all of it on CPU tensors, so that every line that will run on a GPU has run
-before one is at hand; its times mean nothing. ``RBM_REHEARSE=1`` makes a process rehearse.
+Suites, the tuner and the GPU tests use a :class:`Device` for everything that CUDA offers in addition to tensors:
+clocks, graphs, counters, streams. A rehearsal provides all of this on CPU tensors, so that every line that will run on
+a GPU can be tested without one; its times have no meaning. ``RBM_REHEARSE=1`` makes a process rehearse.
 """
 
 import os
@@ -20,11 +20,11 @@ REHEARSES = os.environ.get("RBM_REHEARSE") == "1"
 
 
 class Device:
-    """The CPU. ``name`` is where tensors live; ``is_gpu`` says whether the ways of a GPU are taken."""
+    """The CPU. ``name`` is the device of tensors; ``is_gpu`` tells whether GPU code paths are used."""
 
     name = "cpu"
     is_gpu = False
-    # What the ceilings are measured with: square products, and how many float32 numbers are copied.
+    # For measuring the ceilings: sizes of square products, and how many float32 numbers are copied.
     product_sizes: tuple[int, ...] = (512, 1024, 2048)
     copied_numbers = 64 << 22
 
@@ -32,7 +32,7 @@ class Device:
         """Wait for everything that was launched."""
 
     def seconds(self, turn: Call) -> float:
-        """How long a call takes, by the device's own clock."""
+        """Duration of a call, by the device's own clock."""
         start = time.perf_counter()
         turn()
         return time.perf_counter() - start
@@ -64,22 +64,22 @@ class Gpu(Device):
         return 10 * major + minor
 
     def cache_bytes(self) -> int:
-        """Size of the L2 cache."""
+        """Size of the L2 cache in bytes."""
         return torch.cuda.get_device_properties("cuda").L2_cache_size
 
     def free_bytes(self) -> int:
-        """Memory that no process uses."""
+        """Free GPU memory in bytes."""
         return torch.cuda.mem_get_info()[0]
 
     def graph_pool(self) -> object:
-        """Memory that several graphs may share."""
+        """Memory pool that several graphs may share."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, calls: Sequence[Call], pool: object = None) -> "Graph":
-        """One CUDA graph of all calls. Graphs whose results nobody reads may share a pool of memory."""
+        """Capture all calls in one CUDA graph. Graphs whose results are not read may share a memory pool."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # what is compiled or allocated once must be so before the capture
+        with torch.cuda.stream(side):  # compilation and first allocations must happen before the capture
             for call in (*calls, calls[0]):
                 call()
         torch.cuda.current_stream().wait_stream(side)
@@ -89,12 +89,12 @@ class Gpu(Device):
         return Graph(graph.replay, results)
 
     def side_stream(self) -> AbstractContextManager[object]:
-        """A stream beside the current one, which waits for it and is waited for."""
+        """A stream that runs in parallel with the current one; they are synchronised at both ends."""
         return _side_stream()
 
     @contextmanager
     def without_synchronisation(self) -> Iterator[None]:
-        """Raise RuntimeError where the host would wait for the GPU."""
+        """Raise RuntimeError if the host would wait for the GPU."""
         self.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -103,7 +103,7 @@ class Gpu(Device):
             torch.cuda.set_sync_debug_mode("default")
 
     def synchronizations(self, call: Call) -> int:
-        """How often a call makes the host wait for the GPU, as PyTorch's own check counts."""
+        """How often a call makes the host wait for the GPU, according to PyTorch's own check."""
         call()
         self.synchronize()
         with warnings.catch_warnings(record=True) as caught:
@@ -116,7 +116,7 @@ class Gpu(Device):
         return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
     def launches(self, call: Call) -> int:
-        """What a call puts on the GPU's queue: kernels, copies and fills."""
+        """Number of kernels, copies and fills that a call launches."""
         call()
         self.synchronize()
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -127,7 +127,7 @@ class Gpu(Device):
         return sum(event.device_type == on_gpu and not event.is_user_annotation for event in profile.events())
 
     def peak_bytes(self, call: Call) -> int:
-        """The most memory that a call holds on the GPU beyond what was there before, its result included."""
+        """Peak GPU memory of a call, beyond what was allocated before, including its result."""
         call()
         self.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -137,7 +137,7 @@ class Gpu(Device):
         return torch.cuda.max_memory_allocated() - before
 
     def profiled(self, call: Call) -> None:
-        """Make a call between the marks that a profiler waits for (``ncu --profile-from-start off``)."""
+        """Make a call within the range that a profiler records (``ncu --profile-from-start off``)."""
         self.synchronize()
         torch.cuda.profiler.start()
         call()
@@ -146,7 +146,7 @@ class Gpu(Device):
 
 
 class Graph:
-    """A captured call: :meth:`replay` runs it again, on the same tensors; ``results`` are what it returned."""
+    """A captured call. :meth:`replay` runs it again, on the same tensors; ``results`` is what it returned."""
 
     def __init__(self, replay: Call, results: list) -> None:
         self.replay = replay
@@ -154,10 +154,10 @@ class Graph:
 
 
 class Rehearsal(Gpu):
-    """CPU tensors in the place of a GPU's: every way of a GPU is taken, none of its figures mean anything.
+    """CPU tensors instead of GPU tensors: all GPU code paths are taken, but no figure is meaningful.
 
-    Where the whole process rehearses its name is ``cpu:0``, which PyTorch takes for the CPU. Programs that name no
-    device, or ``cpu``, do not say it: by it :mod:`benchmarks.gpu.devices` knows the tensors that a GPU would hold.
+    If the whole process rehearses, the name is ``cpu:0``, which PyTorch treats as the CPU. Code that names no device,
+    or ``cpu``, does not use this name, so :mod:`benchmarks.gpu.devices` can tell which tensors would be on the GPU.
     """
 
     name = "cpu:0" if REHEARSES else "cpu"
@@ -168,28 +168,28 @@ class Rehearsal(Gpu):
         """Nothing to wait for."""
 
     def seconds(self, turn: Call) -> float:
-        """One second, whatever it took: no time of a rehearsal can be taken for a measurement."""
+        """Always one second, so that no time of a rehearsal can be mistaken for a measurement."""
         turn()
         return 1.0
 
     def architecture(self) -> int:
-        """The one that the operators' launch functions assume of CPU tensors."""
+        """The architecture that the operators' launch functions assume for CPU tensors."""
         return 90
 
     def cache_bytes(self) -> int:
-        """A cache of one kilobyte: sets of tensors rotate."""
+        """A cache of one kilobyte, so that several sets of tensors are used in turn."""
         return 1 << 10
 
     def free_bytes(self) -> int:
-        """Little: what needs gigabytes takes the way of a machine that lacks them."""
+        """A small number, so that code that needs gigabytes takes the path for machines without them."""
         return 1 << 20
 
     def graph_pool(self) -> object:
-        """No pool."""
+        """No memory pool."""
         return None
 
     def capture(self, calls: Sequence[Call], pool: object = None) -> Graph:
-        """Calls made again at each replay, their results copied into those of the capture, as a graph leaves them."""
+        """Repeat the calls at each replay and copy their results into the captured ones, as a graph would."""
         for call in (*calls, calls[0]):
             call()
         results = [call() for call in calls]
@@ -201,32 +201,32 @@ class Rehearsal(Gpu):
         return Graph(replay, results)
 
     def side_stream(self) -> AbstractContextManager[object]:
-        """There are no streams."""
+        """No stream."""
         return nullcontext()
 
     @contextmanager
     def without_synchronisation(self) -> Iterator[None]:
-        """Nothing waits here."""
+        """No check."""
         yield
 
     def synchronizations(self, call: Call) -> int:
-        """None."""
+        """Always 0."""
         call()
         return 0
 
     def launches(self, call: Call) -> int:
-        """The operators that the profiler sees."""
+        """Number of operators that the profiler sees."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             call()
         return len(profile.events())
 
     def peak_bytes(self, call: Call) -> int:
-        """Not counted."""
+        """Not measured."""
         call()
         return 0
 
     def profiled(self, call: Call) -> None:
-        """No profiler."""
+        """Make the call without a profiler."""
         call()
 
 
@@ -240,7 +240,7 @@ def _side_stream() -> Iterator[torch.cuda.Stream]:
 
 
 def _copy(old: Any, new: Any) -> None:
-    """Copy new tensors into old ones, in tensors, tuples, lists and dictionaries."""
+    """Copy new tensors into old ones, within tensors, tuples, lists and dictionaries."""
     if isinstance(old, Tensor):
         with torch.no_grad():
             old.copy_(new)
@@ -252,5 +252,5 @@ def _copy(old: Any, new: Any) -> None:
             _copy(one, other)
 
 
-# Where the suites of this process run.
+# The device on which the suites of this process run.
 HERE: Device = Rehearsal() if REHEARSES else Gpu() if torch.cuda.is_available() else Device()

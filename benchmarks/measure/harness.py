@@ -1,7 +1,7 @@
-"""Times variants against one another in turns, and writes the results.
+"""Times variants against one another by alternating them, and writes the results.
 
-The variants take turns within one process, so that whatever else the machine does meets all of them; results are
-medians with the 20th and the 80th percentile, never means.
+The variants alternate within one process, so that other work on the machine affects all of them. Results are medians
+with the 20th and the 80th percentile, never means.
 """
 
 import csv
@@ -27,7 +27,7 @@ from benchmarks.measure.verdicts import verdict_of
 
 Name = TypeVar("Name", bound=Hashable)
 
-# One schema for all results, whichever suite or script wrote them.
+# The schema of all results, whichever suite or script wrote them.
 COLUMNS = (
     *("operator", "shape", "dtype", "routing", "implementation", "metric", "median", "p20", "p80"),
     *("device", "driver", "torch", "triton", "commit", "date"),
@@ -37,7 +37,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one variant: the median, and the 20th and 80th percentile, of so many rounds."""
+    """Seconds of one variant: the median, the 20th and the 80th percentile, and the number of rounds."""
 
     median: float
     p20: float
@@ -61,16 +61,16 @@ def interleave(
     device: Device = HERE,
     graphs: bool = False,
 ) -> dict[Name, Timing]:
-    """Time every variant once a round, in turn, for about ``seconds`` in all but at least ``least`` rounds.
+    """Time every variant once per round, in turn, for about ``seconds`` in total but at least ``least`` rounds.
 
-    A variant that would take longer than its share of ``limit`` seconds for that is timed in fewer rounds, at the least
-    by one call: :attr:`Timing.rounds` says how many. Whoever compiles at the first call should be called before.
+    A variant that would need more than its share of ``limit`` seconds for this is timed in fewer rounds, at least by
+    one call; :attr:`Timing.rounds` has their number. Call variants that compile on the first call before.
 
-    A variant is a call, or the same call on several sets of tensors, which it then takes in turn (see
-    :func:`buffer_sets`). Each is called before, to allocate and to build what it keeps, and once more by the clock. A
-    variant that answers sooner than a turn of 2 ms ends is called again: the clock and the caches that the variant
-    before it left would be measured otherwise. On a GPU the clock is the GPU's; with ``graphs`` a variant's calls are
-    captured and replayed, so that no time of the host is in it. In a rehearsal each takes one turn.
+    A variant is a call, or the same call on several sets of tensors, which are then used in turn (see
+    :func:`buffer_sets`). Each is called once before, to allocate and to build what it caches, and once more by the
+    clock. A call that takes less than 2 ms is repeated within its turn, because otherwise the clock, and caches left by
+    the previous variant, would be measured. On a GPU the clock is the GPU's. With ``graphs``, the calls of a variant
+    are captured and replayed, which excludes host time. In a rehearsal each variant has one round.
     """
     if isinstance(device, Rehearsal):
         seconds, least = 0.0, 1
@@ -85,7 +85,7 @@ def interleave(
         if graphs:
             length, calls = len(calls), [device.capture(calls, pool).replay]
         took = clock(calls[0])
-        if took > share / 2:  # no second call fits
+        if took > share / 2:  # there is no time for a second call
             times[name] = [took / length]
             continue
         for call in calls[1:]:
@@ -111,10 +111,10 @@ def _run(calls: Iterator[Call], repeats: int) -> None:
 
 
 def buffer_sets(set_bytes: int, device: Device = HERE) -> int:
-    """How many sets of tensors, used in turn, keep a call from finding its own in a cache.
+    """Number of sets of tensors to use in turn, so that a call does not find its own tensors in a cache.
 
-    On a GPU enough to exceed the L2 cache three times. On the CPU one where a set is small, as in serving, where what
-    is hot stays hot; two where it exceeds a core's own caches.
+    On a GPU, enough to exceed the L2 cache three times. On the CPU, one if a set is small, because caches stay warm in
+    serving too; two if it exceeds a core's own caches.
     """
     if isinstance(device, Gpu):
         return max(1, min(64, -(-3 * device.cache_bytes() // set_bytes)))
@@ -122,7 +122,7 @@ def buffer_sets(set_bytes: int, device: Device = HERE) -> int:
 
 
 def can_be_captured(call: Call, device: Device = HERE) -> bool:
-    """Whether a call may stand in a CUDA graph: it never waits for the device, and capturing it succeeds."""
+    """Whether a call can be captured in a CUDA graph: it does not wait for the device, and capturing it succeeds."""
     if device.synchronizations(call):
         return False
     try:
@@ -134,7 +134,7 @@ def can_be_captured(call: Call, device: Device = HERE) -> bool:
 
 
 def saved_bytes(call: Call, arguments: Iterable[Tensor]) -> int:
-    """What autograd keeps of a call for its backward pass, on any device, beyond the arguments themselves."""
+    """Bytes that autograd saves for a call's backward pass, on any device, not counting the arguments themselves."""
     given = {storage.data_ptr() for argument in arguments for storage in _storages(argument)}
     kept: dict[int, int] = {}
 
@@ -145,7 +145,7 @@ def saved_bytes(call: Call, arguments: Iterable[Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = call()  # held, so that no address is used twice
+        result = call()  # kept alive, so that no address is reused
     del result
     return sum(kept.values())
 
@@ -157,7 +157,7 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
 
 
 def relative_error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """The largest of the outputs' errors, each the norm of the difference over the norm of what is exact."""
+    """The largest error of the outputs: the norm of the difference over the norm of the exact result."""
     pairs = zip(outputs, exact, strict=True)
     with torch.no_grad():
         differences = [((x.double() - y).norm(), y.double().norm()) for x, y in pairs]
@@ -166,7 +166,7 @@ def relative_error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 class Results:
-    """A CSV file that grows row by row, so that a run that is cut off leaves what it measured."""
+    """A CSV file that is written row by row, so that an interrupted run keeps its measurements."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -184,7 +184,7 @@ class Results:
         routing: str = "uniform",
         device: Device = HERE,
     ) -> None:
-        """One figure: seconds of a :class:`Timing`, or a single number of whatever ``metric`` says."""
+        """Add one figure: seconds (a :class:`Timing`), or a single number described by ``metric``."""
         timing = value if isinstance(value, Timing) else Timing(value, value, value)
         row = dict(zip(COLUMNS, (operator, shape, dtype, routing, implementation, metric), strict=False))
         row |= {name: f"{getattr(timing, name):.4g}" for name in ("median", "p20", "p80")} | machine(device)
@@ -199,7 +199,7 @@ class Results:
         self.rows.append(row)
 
     def _columns(self) -> list[str]:
-        """The columns that a file has, which an older version may have begun; none where there is no file."""
+        """Columns of the existing file, which an older version may have created; empty if there is no file."""
         if not self.path.exists():
             return []
         with open(self.path, newline="") as file:
@@ -208,8 +208,8 @@ class Results:
 
 @cache
 def machine(device: Device = HERE) -> dict[str, str]:
-    """Where and with what a figure was measured."""
-    # A copy of the tree without its history is told its commit.
+    """The machine and versions with which a figure was measured."""
+    # For a copy of the tree without its history, the environment provides the commit.
     commit = os.environ.get("RBM_COMMIT") or _output("git", "rev-parse", "--short", "HEAD")
     where = {"device": f"{processor()}, {torch.get_num_threads()} threads", "driver": ""}
     if isinstance(device, Rehearsal):
@@ -228,7 +228,7 @@ def machine(device: Device = HERE) -> dict[str, str]:
 
 
 def _output(*command: str) -> str:
-    """The first line that a program prints; nothing where it is missing or fails."""
+    """The first line printed by a program; empty if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout

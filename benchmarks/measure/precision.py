@@ -1,4 +1,4 @@
-"""The precisions that are measured, PyTorch's switch for float32 products, and what a processor has in hardware."""
+"""The precisions to measure, PyTorch's switch for float32 products, and which precisions a CPU supports in hardware."""
 
 import time
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ DTYPES = {
 
 @contextmanager
 def multiplying_as(precision: str) -> Iterator[None]:
-    """Set PyTorch's own switch of TensorFloat-32, and set it back.
+    """Set PyTorch's switch for TensorFloat-32, and restore it afterwards.
 
-    By the older of its two switches, which moves the newer one with it: the compiler of PyTorch 2.11 still reads the
-    older one, and refuses where only the newer was set.
+    Uses the older of its two switches, which also sets the newer one: the compiler of PyTorch 2.11 still reads the
+    older one, and raises if only the newer one was set.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -32,16 +32,16 @@ def multiplying_as(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-# A processor that multiplies a precision in hardware takes at most so many times as long as in float32. Converting to
-# float32 and back costs less than that; PyTorch's loops for processors that know nothing of it take over 100 times.
+# A processor with hardware support is at most this many times slower than in float32. Converting to float32 and back
+# costs less than that; PyTorch's loops for processors without support take over 100 times as long.
 IN_HARDWARE = 5.0
 
 
 @cache
 def slowness(precision: str) -> float:
-    """How many times as long a square product takes on this CPU as in float32: measured once, in some 0.2 s.
+    """How many times slower than float32 a square product is on this CPU. Measured once, in about 0.2 s.
 
-    Not read from the processor's flags: libraries decide what they make of them.
+    The processor's flags are not enough, because libraries decide how to use them.
     """
     return _product_seconds(DTYPES[precision]) / _product_seconds(torch.float32)
 
@@ -52,12 +52,12 @@ def in_hardware(precision: str) -> bool:
 
 
 def _product_seconds(dtype: torch.dtype, size: int = 256) -> float:
-    """By the processor's time of one thread, which other programs hardly change; the fastest of five."""
+    """Thread CPU time, on which other programs have little effect; the fastest of five."""
     a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
     threads, seconds = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
-        for _ in range(5):  # the first finds kernels unloaded
+        for _ in range(5):  # the first call loads the kernels
             start = time.thread_time()
             torch.mm(a, b)
             seconds.append(time.thread_time() - start)

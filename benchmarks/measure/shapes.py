@@ -1,4 +1,4 @@
-"""The workloads of the suites: shapes, precisions, routings, and the tensors of each."""
+"""The workloads of the suites: shapes, precisions, routings, and their tensors."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -10,26 +10,26 @@ from benchmarks.measure.device import HERE, REHEARSES
 from benchmarks.measure.precision import DTYPES
 
 DEVICE = HERE.name
-# The first is the one that matters most; where time is short, only it is measured with every routing.
+# The first is the most important one; if time is short, only it is measured with every routing.
 PRECISIONS = ("bfloat16", "float32", "tf32", "float16") if HERE.is_gpu else ("float32", "bfloat16")
 ROUTINGS = ("uniform", "skewed", "clustered")
-# Multiplications forward that a shape may take: on two cores a tenth of a second, on a GPU whatever there is.
+# Maximum multiplications of a shape's forward: a tenth of a second on two cores; practically unlimited on a GPU.
 MOST = 10**13 if HERE.is_gpu else 4 * 10**9
 
 
 def width(features: int) -> int:
-    """How many features are measured in the place of so many: as many. A sixteenth in a rehearsal, odd if they are."""
+    """The number of features to measure: unchanged, but in a rehearsal a sixteenth, odd if ``features`` is."""
     return features // 16 | features % 2 if REHEARSES else features
 
 
 def batch(rows: int) -> int:
-    """How many rows are measured in the place of so many: as many. In a rehearsal few, more for more, one for one."""
+    """The number of rows to measure: unchanged, but in a rehearsal small, increasing with ``rows``, and one for one."""
     return round(rows**0.4) if REHEARSES else rows
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``rows`` rows of ``features`` to ``outputs`` through ``top_k`` of ``experts``."""
+    """``rows`` rows of ``features`` to ``outputs`` through ``top_k`` of ``experts`` experts."""
 
     rows: int
     features: int = width(256)
@@ -42,11 +42,11 @@ class Shape:
 
     @property
     def multiplications(self) -> int:
-        """Of the experts, forward."""
+        """Multiplications of the experts, forward."""
         return self.rows * self.top_k * self.features * self.outputs
 
 
-# The graphs of the paper by their nodes: ogbn-arxiv, Coauthor-CS, Cora, Coauthor Physics, ogbn-products.
+# Numbers of nodes of the paper's graphs: ogbn-arxiv, Coauthor-CS, Cora, Coauthor Physics, ogbn-products.
 ARXIV, COAUTHOR_CS, CORA, PHYSICS, PRODUCTS = map(batch, (169_343, 18_333, 2_708, 34_493, 2_449_029))
 REFERENCE = Shape(ARXIV)
 SHAPES = (
@@ -67,7 +67,7 @@ SHAPES = (
 
 
 def for_this_machine(most_multiplications: int) -> tuple[Shape, ...]:
-    """The shapes that take at most so many multiplications forward; the rows of larger ones are cut to Cora's."""
+    """The shapes with at most this many multiplications forward; larger ones get as many rows as Cora."""
     cut = [s if s.multiplications <= most_multiplications else replace(s, rows=CORA) for s in SHAPES[1:]]
     fitting = (shape for shape in (REFERENCE, *cut) if shape.multiplications <= most_multiplications)
     return tuple(dict.fromkeys(fitting))
@@ -86,9 +86,9 @@ class Workload:
 
 
 def workloads(precisions: tuple[str, ...] = PRECISIONS, routings: tuple[str, ...] = ROUTINGS) -> list[Workload]:
-    """Every shape of this machine; the first one with every routing, and before all others.
+    """Every shape of this machine. The first one comes first, with every routing.
 
-    On CUDA in every precision. On a CPU, where half precision is seldom wanted, that is at the first shape alone.
+    On CUDA in every precision. On a CPU, where half precision is rarely used, other precisions only at the first shape.
     """
     first, *others = for_this_machine(MOST)
     found = [Workload(first, precisions[0], routing) for routing in routings]
@@ -99,7 +99,7 @@ def workloads(precisions: tuple[str, ...] = PRECISIONS, routings: tuple[str, ...
 
 @dataclass(frozen=True)
 class Problem:
-    """The operators' arguments, named as in ``rbm_kernels.ops``, and the gradient that arrives at the result."""
+    """The operators' arguments, named as in ``rbm_kernels.ops``, and the gradient of the result."""
 
     x: Tensor
     memory: Tensor
@@ -111,7 +111,7 @@ class Problem:
 
     @classmethod
     def of(cls, workload: Workload, device: str = DEVICE) -> "Problem":
-        """Fresh random tensors. ``x``, ``weight``, ``bias`` and ``gates`` require a gradient."""
+        """New random tensors. ``x``, ``weight``, ``bias`` and ``gates`` require a gradient."""
         shape, dtype = workload.shape, DTYPES[workload.precision]
 
         def normal(*size: int) -> Tensor:
@@ -130,7 +130,7 @@ class Problem:
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What gets a gradient from the experts."""
+        """The tensors that get a gradient from the experts."""
         return self.x, self.gates, self.weight, self.bias
 
     def nbytes(self) -> int:
@@ -138,9 +138,9 @@ class Problem:
 
 
 def clear_rows(rows: int, memory: Tensor, top_k: int, precision: str = "float32") -> Tensor:
-    """Random rows whose experts no rounding decides: the k-th cosine is clearly larger than the next.
+    """Random rows with unambiguous experts: the k-th cosine is clearly larger than the next.
 
-    Whoever routes them then chooses the same experts, and results can be compared row by row.
+    All implementations of routing then choose the same experts, and results can be compared row by row.
     """
     margin = 2e-3 if precision == "tf32" else 1e-5
     x = torch.randn(rows, memory.shape[1], device=memory.device, dtype=DTYPES[precision])
@@ -163,8 +163,8 @@ def _gap(x: Tensor, directions: Tensor, top_k: int) -> Tensor:
 def route(kind: str, shape: Shape, device: str = "cpu") -> Tensor:
     """Experts of every row, int32 ``[B, k]``.
 
-    ``uniform``: any set alike. ``skewed``: the e-th expert with odds of 1 / e, as Zipf's law has it. ``clustered``:
-    rows belong to 16 clusters of one set each, which is what memory vectors that follow their rows tend to.
+    ``uniform``: all sets are equally likely. ``skewed``: expert e has odds of 1 / e (Zipf's law). ``clustered``: rows
+    belong to 16 clusters with one set each, similar to what memory vectors that follow their rows lead to.
     """
     if kind == "clustered":
         sets = torch.rand(16, shape.experts, device=device).topk(shape.top_k).indices
@@ -172,6 +172,6 @@ def route(kind: str, shape: Shape, device: str = "cpu") -> Tensor:
     odds = torch.ones(shape.experts, device=device)
     if kind == "skewed":
         odds = 1 / torch.arange(1, shape.experts + 1, device=device)
-    # The k largest of log(odds) + Gumbel noise are k draws without replacement.
+    # The k largest values of log(odds) + Gumbel noise are k draws without replacement.
     keys = odds.log() - torch.empty(shape.rows, shape.experts, device=device).exponential_().log()
     return keys.topk(shape.top_k).indices.int()

@@ -1,4 +1,4 @@
-"""The steps of every suite for a workload: make tensors, check all implementations, time those that are right.
+"""The steps of every suite for a workload: make tensors, check all implementations, time the correct ones.
 
 It also records their errors, memory, launches and synchronisations.
 """
@@ -20,38 +20,38 @@ from benchmarks.measure.precision import DTYPES, multiplying_as
 from benchmarks.measure.shapes import DEVICE, MOST, PRECISIONS, Workload, for_this_machine
 from rbm_kernels.cost import Cost
 
-# Errors that eager PyTorch need not have made for an implementation to be right: the norm of the difference over the
-# norm of the result in float64. Sums over all rows in another order differ by so much. Twice eager PyTorch's own error
-# is allowed beyond it.
+# Errors that are always allowed, even if eager PyTorch's are smaller: the norm of the difference over the norm of the
+# result in float64. Sums over all rows in another order differ by this much. Twice eager PyTorch's own error is allowed
+# in addition.
 FLOORS = {"float32": 1e-5, "tf32": 5e-4, "bfloat16": 4e-3, "float16": 5e-4, "int32": 0.0}
 T = TypeVar("T")
 Implementations = Mapping[str, Callable]
-# Calls one implementation on one set of tensors.
+# Calls one implementation with one set of tensors.
 Step = Callable[[Callable, T], object]
 
 
 class Ceilings:
-    """What this machine reaches at best, measured in the same run: the fastest product and the fastest copy."""
+    """The best this machine can do, measured in the same run: the fastest product and the fastest copy."""
 
     def __init__(self, results: Results, seconds: float) -> None:
         self._results, self._seconds = results, seconds
         self._known: dict[str, float] = {}
 
     def flops(self, precision: str) -> float:
-        """Operations a second of the best square ``torch.mm``."""
+        """Operations per second of the best square ``torch.mm``."""
         if precision not in self._known:
             sizes = HERE.product_sizes
             self._known[precision] = 0.0
             with multiplying_as(precision):
                 for size in sizes[: self._many(3)]:
                     self._known[precision] = max(self._known[precision], self._product(size, precision))
-                    if (2 * size) ** 3 / self._known[precision] > SMOKE:  # a loop, and no faster for larger ones
+                    if (2 * size) ** 3 / self._known[precision] > SMOKE:  # a slow loop, not faster for larger sizes
                         break
             self._add("torch.mm", precision, "FLOP/s", self._known[precision])
         return self._known[precision]
 
     def bandwidth(self) -> float:
-        """Bytes a second, read and written, of a copy that no cache holds."""
+        """Bytes per second, read and written, of a copy larger than all caches."""
         if "copy" not in self._known:
             source = torch.randn(HERE.copied_numbers * self._many(64) // 64, device=DEVICE)
             target = torch.empty_like(source)
@@ -76,18 +76,18 @@ class Ceilings:
 
 @dataclass
 class Suite:
-    """One workload of one operator. ``rbm`` is ours and ``eager`` the reference among all implementations."""
+    """One workload of one operator. Among the implementations, ``rbm`` is ours and ``eager`` is the reference."""
 
     operator: str
     workload: Workload
     results: Results
     ceilings: Ceilings
     seconds: float
-    # pytest-benchmark's fixture, which is shown our implementation once.
+    # pytest-benchmark's fixture, which runs our implementation once.
     benchmark: Callable | None = None
     pace: Pace = field(default_factory=lambda: Pace(math.inf, []))
     wrong: list[str] = field(default_factory=list)
-    # Implementations of which one call took longer than a comparison may, and how long.
+    # Implementations with a call that took longer than a comparison may, and how long it took.
     too_slow: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -96,10 +96,10 @@ class Suite:
 
     @property
     def compiles(self) -> bool:
-        """Whether compiled peers take part: at the first shape, as they take seconds to compile, and as layers.
+        """Whether compiled peers take part: at the first shape, because they take seconds to compile, and as layers.
 
-        Routing does not change their code. On a GPU, where compiling costs a lent machine's time, in bfloat16 alone
-        (the order of rows knows no other than int32).
+        Routing does not change their code. On a GPU, where compilation uses a borrowed machine's time, only in bfloat16
+        (the order of rows only has int32).
         """
         shape, precision, routing = self.workload.shape, self.workload.precision, self.workload.routing
         chosen = shape == for_this_machine(MOST)[0] or (self.operator == "layer" and precision == PRECISIONS[0])
@@ -108,24 +108,24 @@ class Suite:
 
     @property
     def may_compile(self) -> bool:
-        """Whether there is time to compile; a row says so where there is not."""
+        """Whether there is time to compile; if not, a row records it."""
         if not self.pace.may_compile:
             self._add("compiled", "left out for time", 1)
         return self.pace.may_compile
 
     def buffers(self, make: Callable[[], T], nbytes: Callable[[T], int]) -> list[T]:
-        """Sets of tensors to be used in turn, as many as it takes for none to be found in a cache."""
+        """Sets of tensors to use in turn, enough that none is found in a cache."""
         first = make()
         return [first, *(make() for _ in range(buffer_sets(nbytes(first)) - 1))]
 
     def check(
         self, metric: str, implementations: Implementations, step: Step, problem: T, exact: Sequence[Tensor]
     ) -> dict[str, Callable]:
-        """The implementations whose ``step`` gives what is ``exact``, eager PyTorch's first.
+        """The implementations whose ``step`` gives the ``exact`` results; eager PyTorch is checked first.
 
-        The others are written down with their error; :meth:`finish` raises with their names. Where a call takes longer
-        than a comparison may, :meth:`time` leaves the implementation out, and it is not called again, but for ours and
-        eager PyTorch's to be compared with.
+        The others are recorded with their error, and :meth:`finish` raises with their names. If a call takes longer
+        than a comparison may, :meth:`time` skips the implementation. It is not called again, except ours and eager
+        PyTorch's, for the comparison.
         """
         right: dict[str, Callable] = {}
         allowed = FLOORS[self.workload.precision]
@@ -150,10 +150,10 @@ class Suite:
     def time(
         self, metric: str, implementations: Implementations, step: Step, buffers: Sequence[T], cost: Cost | None = None
     ) -> dict[str, Timing]:
-        """Seconds of every implementation; on CUDA also as CUDA graphs, and what each puts on the device.
+        """Seconds of every implementation; on CUDA also as CUDA graphs, and what each launches on the device.
 
-        ``seconds`` has the host in it, as a program that calls operators one by one has; ``graph seconds`` compares
-        those that can be captured, all of them captured.
+        ``seconds`` include the host, as in a program that calls operators one by one. ``graph seconds`` compare the
+        implementations that can be captured, all as graphs.
         """
         for name in implementations:
             if name in self.too_slow:
@@ -162,9 +162,9 @@ class Suite:
             timed = {name: f for name, f in implementations.items() if name not in self.too_slow}
             calls = {name: [partial(step, f, b) for b in buffers] for name, f in timed.items()}
             for name in calls:
-                if "compiled" in name:  # no clock sees it
+                if "compiled" in name:  # compile outside of the clock
                     _finished(calls[name][0])()
-            if HERE.is_gpu:  # where memory may not do for more than was checked
+            if HERE.is_gpu:  # memory may not suffice for more than the check
                 served = [name for name in calls if self._served(name, metric, _finished(calls[name][0]))]
                 calls = {name: calls[name] for name in served}
             timings = self._interleave(f"{metric} seconds", calls)
@@ -185,14 +185,14 @@ class Suite:
     def saved_bytes(
         self, implementations: Implementations, step: Step, problem: T, arguments: Sequence[Tensor]
     ) -> None:
-        """What each implementation's forward keeps for its backward pass, beyond its arguments."""
+        """Bytes that each implementation's forward saves for its backward pass, not counting its arguments."""
         with multiplying_as(self.workload.precision):
             for name, implementation in implementations.items():
                 kept = harness.saved_bytes(partial(step, implementation, problem), arguments)
                 self._add(name, "saved bytes", kept)
 
     def finish(self) -> None:
-        """Raise where an implementation was wrong."""
+        """Raise if an implementation was wrong."""
         if self.wrong:
             raise AssertionError(f"{self.operator} {self.workload}: not timed because wrong: {'; '.join(self.wrong)}")
 
@@ -207,9 +207,9 @@ class Suite:
         return timings
 
     def _watched(self, name: str, call: Callable[[], T]) -> Callable[[], T]:
-        """The same call, written into ``too_slow`` where it takes longer than a comparison may.
+        """The same call, recorded in ``too_slow`` if it takes longer than a comparison may.
 
-        What may compile at its first call is called again to see.
+        If the first call may have compiled something, a second call decides.
         """
         limit = self.pace.limit(self.seconds)
 
@@ -225,9 +225,9 @@ class Suite:
         return run
 
     def _served(self, name: str, metric: str, call: Callable[[], T]) -> T | None:
-        """What a call returns; None, and a line that says so, where memory or the dtype does not allow it.
+        """The result of a call; None, and a row that says so, if memory or the dtype does not allow it.
 
-        Of ours and of eager PyTorch only memory is an excuse.
+        For our implementation and eager PyTorch, only a lack of memory is accepted.
         """
         try:
             return call()
@@ -252,7 +252,7 @@ class Suite:
 
 
 def _finished(call: Call) -> Callable[[], bool]:
-    """A call that returns, with True, when the device is done."""
+    """A call that returns True once the device is done."""
 
     def run() -> bool:
         call()

@@ -1,16 +1,16 @@
-"""Verdicts: which operators have passed their tests on this machine, passed by ``gpu.sh`` to the suites that it runs.
+"""Verdicts: which operators passed their tests on this machine. ``gpu.sh`` passes them to the suites that it runs.
 
-``RBM_VERDICTS`` holds it, as ``expert_matmul=passed;layer=failed``. Suites that nobody told write :data:`NOT_TESTED`.
+``RBM_VERDICTS`` has them, as in ``expert_matmul=passed;layer=failed``. Without it, suites write :data:`NOT_TESTED`.
 """
 
 import os
 from collections.abc import Mapping
 
-# ``core``: the core tests passed, the others have not been run to their end.
+# ``core``: the core tests passed, the other tests are not complete.
 PASSED, CORE, FAILED, NOT_TESTED = "passed", "core", "failed", "not tested"
 VARIABLE = "RBM_VERDICTS"
 
-# Operators of rows whose tests have another name. A name that ends in a blank stands for all that begin with it.
+# Operators in rows whose tests have another name. A name that ends in a blank stands for all names that start with it.
 _TESTED_AS = {
     "memory_statistics": "memory_update",
     "memory_update_": "memory_update",
@@ -19,12 +19,12 @@ _TESTED_AS = {
     "one node ": "students",
     "distillation epoch": "students",
 }
-# Rows that are of no operator: the machine, the run itself.
+# Rows that belong to no operator, but to the machine or the run itself.
 _OF_NO_OPERATOR = ("build", "ceiling", "correctness", "smoke", "suite")
 
 
 def tested_as(operator: str) -> str:
-    """The operator whose tests speak for a row's; none for rows that are of no operator."""
+    """The operator whose tests validate a row's operator; empty for rows that belong to no operator."""
     if operator in _OF_NO_OPERATOR:
         return ""
     for name, tested in _TESTED_AS.items():
@@ -34,7 +34,7 @@ def tested_as(operator: str) -> str:
 
 
 def verdict_of(operator: str, verdicts: Mapping[str, str] | None = None) -> str:
-    """What is known of a row's operator, from ``verdicts`` or else the environment; nothing where there is none."""
+    """The verdict on a row's operator, from ``verdicts`` or the environment; empty for rows without an operator."""
     tested = tested_as(operator)
     if not tested:
         return ""
@@ -42,11 +42,11 @@ def verdict_of(operator: str, verdicts: Mapping[str, str] | None = None) -> str:
 
 
 def from_environment() -> dict[str, str]:
-    """The verdicts that this process was told, by operator."""
+    """The verdicts passed to this process, by operator."""
     told = os.environ.get(VARIABLE, "")
     return dict(pair.split("=", 1) for pair in told.split(";") if pair)
 
 
 def to_environment(verdicts: Mapping[str, str]) -> dict[str, str]:
-    """The variable that tells them."""
+    """The environment variable that passes them on."""
     return {VARIABLE: ";".join(f"{operator}={verdict}" for operator, verdict in verdicts.items())}

@@ -1,7 +1,7 @@
-"""Alternatives to our operators, each written as well as we could, given the same gates.
+"""Alternatives to our operators, each implemented as well as we could, with the same gates.
 
-``experts.py`` and ``ffn.py`` are plain PyTorch, ``layers.py`` are layers, and ``with_*.py`` is one adapter for each
-library of ``libraries.py``. benchmarks/README.md says what each library computes and how it is compared.
+``experts.py`` and ``ffn.py`` are plain PyTorch, ``layers.py`` has layers, and each library of ``libraries.py`` has an
+adapter ``with_*.py``. benchmarks/README.md describes what each library computes and how it is compared.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ __all__ = ["SortedRbMLayer", "SplitRbMLayer", "ffn_peers", "missing_libraries", 
 
 
 def peers(dtype: torch.dtype, *, compiled: bool = True) -> dict[str, Callable[..., Tensor]]:
-    """Whatever computes what ``expert_matmul`` computes, by name, ours left out.
+    """All implementations of what ``expert_matmul`` computes, by name, except ours.
 
-    Compilation takes seconds for each shape: leave it out of smoke runs.
+    Compilation takes seconds per shape, so smoke runs should disable it.
     """
     found: dict[str, Callable[..., Tensor]] = {
         "eager": eager,
@@ -37,13 +37,13 @@ def peers(dtype: torch.dtype, *, compiled: bool = True) -> dict[str, Callable[..
     }
     if compiled:
         found["eager compiled"] = torch.compile(eager, dynamic=False)
-        if dtype == torch.bfloat16:  # the only one that PyTorch traces it for
+        if dtype == torch.bfloat16:  # the only dtype for which PyTorch traces it
             found["grouped_mm compiled"] = torch.compile(grouped_mm, dynamic=False)
     return found | usable("experts")
 
 
 def ffn_peers(*, compiled: bool = True) -> dict[str, Callable[..., Tensor]]:
-    """Whatever computes experts of two products with SwiGLU between them, by name: ours too, also with rows copied."""
+    """Implementations of experts with two products and SwiGLU, by name, including ours, also with copied rows."""
     found: dict[str, Callable[..., Tensor]] = {
         "rbm": rbm_ffn,
         "rbm, rows copied": expert_matmul_ffn,

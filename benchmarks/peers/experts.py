@@ -1,4 +1,4 @@
-"""The experts in plain PyTorch, each way written as well as we could.
+"""The experts in plain PyTorch, implemented in several ways as well as we could.
 
 A peer has the signature of ``expert_matmul``: ``x [B, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates [B, k]``
 (float32) and ``experts [B, k]`` (int32) to ``y [B, N]`` in x's dtype, differentiable.
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# The rows of an operand of PyTorch's grouped matmul must begin at multiples of so many bytes.
+# Rows of an operand of PyTorch's grouped matmul must start at multiples of this many bytes.
 ALIGNMENT = 16
 
 
 def eager(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """Every expert sees every row; gates are zero where a row does not use one."""
+    """Every expert sees every row; gates are zero if a row does not use an expert."""
     gate = gate_of_expert(gates.to(x.dtype), experts, weight.shape[0])
     y = gate @ bias
     for expert in range(weight.shape[0]):
@@ -22,7 +22,7 @@ def eager(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tenso
 
 
 def split_by_expert(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """The way of the released code: find each expert's rows, run its linear layer on them, gate, ``index_add``."""
+    """The method of the released code: find each expert's rows, run its linear layer on them, gate, ``index_add``."""
     y = x.new_zeros(x.shape[0], weight.shape[1])
     for expert in range(weight.shape[0]):
         rows, choice = torch.nonzero(experts == expert, as_tuple=True)
@@ -33,10 +33,10 @@ def split_by_expert(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, expe
 
 
 def sorted_addmm(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """Sort the (row, expert) pairs by expert, one ``addmm`` an expert, ``index_add`` the gated results.
+    """Sort the (row, expert) pairs by expert, one ``addmm`` per expert, ``index_add`` the gated results.
 
-    The sizes of the products are decided on the host, so each call waits for the device once, and a CUDA graph cannot
-    hold it: :func:`grouped_mm` is this algorithm without the wait.
+    The host determines the sizes of the products, so each call waits for the device once and cannot be captured in a
+    CUDA graph. :func:`grouped_mm` is this algorithm without the wait.
     """
     pairs, ends = sort_pairs(experts, weight.shape[0])
     rows, gate = pairs // experts.shape[1], gates.flatten()[pairs]
@@ -52,35 +52,35 @@ def sorted_addmm(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts
 
 
 def grouped_mm(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """PyTorch's grouped matmul over the sorted pairs, brought back to their rows and summed with their gates.
+    """PyTorch's grouped matmul over the sorted pairs, moved back to their rows and summed with their gates.
 
-    The host never waits, so a CUDA graph can hold it wherever PyTorch's own kernel does not wait. Widths whose rows
-    are not multiples of 16 bytes are padded in the call: PyTorch refuses them otherwise.
+    The host never waits, so it can be captured in a CUDA graph if PyTorch's own kernel does not wait either. Widths
+    whose rows are not multiples of 16 bytes are padded in the call, because PyTorch does not accept them.
     """
     pairs, ends = sort_pairs(experts, weight.shape[0])
     by_row = grouped_products(x[pairs // experts.shape[1]], weight, ends)[inverse(pairs)].view(*experts.shape, -1)
     gate = gates.to(x.dtype)
-    # The biases by a product: their gradient through bias[experts] would be summed in the rows' precision.
+    # Biases are added by a product: their gradient through bias[experts] would be summed in the rows' precision.
     return (by_row * gate[..., None]).sum(1) + gate_of_expert(gate, experts, weight.shape[0]) @ bias
 
 
 def dense_concatenated(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """One large product: the row once for each expert, scaled by its gate, against all experts' weights."""
+    """One large product: each row once per expert, scaled by its gate, times all experts' weights."""
     gate = gate_of_expert(gates.to(x.dtype), experts, weight.shape[0])
     stacked = (gate[:, :, None] * x[:, None, :]).flatten(1)
     return torch.addmm(gate @ bias, stacked, weight.permute(0, 2, 1).flatten(0, 1))
 
 
 def gate_of_expert(gates: Tensor, experts: Tensor, num_experts: int) -> Tensor:
-    """Gates as ``[B, E]``, zero where a row does not use an expert."""
+    """Gates as ``[B, E]``, zero if a row does not use an expert."""
     return gates.new_zeros(gates.shape[0], num_experts).scatter(1, experts.long(), gates)
 
 
 def sort_pairs(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Places ``[B k]`` of the (row, choice) pairs by expert, and where each expert's end, int32 ``[E]``.
+    """Indices ``[B k]`` of the (row, choice) pairs sorted by expert, and the end of each expert's range, int32 ``[E]``.
 
-    The ends are looked up in the sorted experts: ``bincount`` would make the host wait for the device, and a sum of
-    one-hot rows, which does not either, would write E numbers for each pair.
+    The ends are found in the sorted experts. ``bincount`` would make the host wait for the device, and a sum of one-hot
+    rows would write E numbers per pair.
     """
     by_expert, pairs = experts.flatten().sort(stable=True)
     every = torch.arange(num_experts, device=experts.device, dtype=by_expert.dtype)
@@ -88,15 +88,15 @@ def sort_pairs(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def inverse(order: Tensor) -> Tensor:
-    """Where each element went, of a permutation ``[n]`` that says what came to each place."""
+    """The inverse of a permutation ``[n]``."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
 def grouped_products(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Sorted rows ``[n, D]`` times their experts' weights ``[E, N, D]``: ``[n, N]``.
 
-    ``ends`` int32 ``[E]`` is where each expert's rows end. Zeros fill widths up to PyTorch's alignment: D, by which
-    rows and weights are read, and N, by which the backward pass reads the gradient.
+    ``ends`` int32 ``[E]`` is where each expert's rows end. Widths are padded with zeros to PyTorch's alignment: D,
+    along which rows and weights are read, and N, along which the backward pass reads the gradient.
     """
     out_features, width = weight.shape[1], ALIGNMENT // x.element_size()
     more_in, more_out = -x.shape[1] % width, -out_features % width

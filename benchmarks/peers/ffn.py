@@ -1,11 +1,11 @@
-"""Experts of two products with SwiGLU between them, in plain PyTorch and by our operators.
+"""Experts with two products and SwiGLU, in plain PyTorch and with our operators.
 
-Liger and SonicMoE compute nothing else, so they are compared here, on their own terms. For a row x with experts e and
-gates g the result is ``sum over e of g * down[e] @ (silu(a) * b)``, where ``a, b`` are the halves of ``up[e] @ x``.
+Liger and SonicMoE only compute this, so they are compared here. For a row x with experts e and gates g the result is
+``sum over e of g * down[e] @ (silu(a) * b)``, where ``a, b`` are the halves of ``up[e] @ x``.
 
 A peer takes ``x [B, D]``, ``up [E, 2 I, D]``, ``down [E, D, I]``, ``gates [B, k]`` (float32) and ``experts [B, k]``
-(int32) and gives ``y [B, D]`` in x's dtype, differentiable. That is ``6 B k D I`` operations, three times those of
-``expert_matmul`` at N = I, for whoever multiplies rows with their own experts alone.
+(int32) and returns ``y [B, D]`` in x's dtype, differentiable. If rows are only multiplied with their own experts, this
+takes ``6 B k D I`` operations, three times those of ``expert_matmul`` at N = I.
 """
 
 import torch
@@ -25,7 +25,7 @@ def swiglu(pair: Tensor) -> Tensor:
 
 
 def eager_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """Every expert sees every row; gates are zero where a row does not use one."""
+    """Every expert sees every row; gates are zero if a row does not use an expert."""
     gate = gate_of_expert(gates.to(x.dtype), experts, up.shape[0])
     y = torch.zeros_like(x)
     for expert in range(up.shape[0]):
@@ -34,14 +34,14 @@ def eager_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tenso
 
 
 def rbm_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """What :class:`rbm.RbMFeedForward` computes once its rows are routed."""
+    """What :class:`rbm.RbMFeedForward` computes after routing."""
     return expert_feed_forward(x, up, None, down, None, gates, experts, activation="swiglu")
 
 
 def expert_matmul_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """Two calls of ``expert_matmul``, each pair of a row and an expert a row of its own, and PyTorch between them.
+    """Two calls of ``expert_matmul`` with PyTorch in between. Each (row, expert) pair is a row of its own.
 
-    Our operator sums over a row's experts, which must not happen before SwiGLU: hence the pairs.
+    Our operator sums over a row's experts, which must not happen before SwiGLU; hence the pairs.
     """
     rows, k = experts.shape
     pairs, ones = experts.reshape(-1, 1), torch.ones(rows * k, 1, device=x.device)
@@ -51,7 +51,7 @@ def expert_matmul_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, expert
 
 
 def dense_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """Two dense linear layers of the same operations, ``k I`` hidden features wide, which route nothing: no peer."""
+    """Two dense linear layers with the same number of operations, ``k I`` hidden features wide, without routing."""
     k = gates.shape[1]
     hidden = swiglu(F.linear(x, up[:k].flatten(0, 1)).unflatten(-1, (k, -1)))
     return F.linear(hidden.flatten(-2), down[:k].transpose(0, 1).flatten(1))
@@ -72,9 +72,9 @@ def cost_forward(rows: int, features: int, hidden: int, num_experts: int, k: int
 
 
 def cost_backward(rows: int, features: int, hidden: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:
-    """Bytes ``s (3 B D + 6 E D I) + 12 B k``; operations ``12 B k D I``, none for what is computed again.
+    """Bytes ``s (3 B D + 6 E D I) + 12 B k``; operations ``12 B k D I``, not counting recomputation.
 
-    The gradient, x, weights, gates and experts are read, four gradients written.
+    The gradient, x, weights, gates and experts are read; four gradients are written.
     """
     moved = 3 * rows * features + 6 * num_experts * features * hidden
     return Cost(dtype.itemsize * moved + 12 * rows * k, 12 * rows * k * features * hidden)

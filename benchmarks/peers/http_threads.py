@@ -1,4 +1,4 @@
-"""A student behind the standard library's server, a thread for each connection and a forward for each request."""
+"""A student behind the standard library's server, with a thread per connection and a forward per request."""
 
 import argparse
 import json
@@ -10,12 +10,12 @@ import rbm
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers POST; all errors are the client's."""
+    """Answers POST; all errors are reported as the client's."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # which would hold each answer's body back for 40 ms
+    disable_nagle_algorithm = True  # it would delay each answer's body by 40 ms
 
-    def do_POST(self):  # the name that the standard library calls
+    def do_POST(self):  # the name is given by the standard library
         """Answer ``{"x": [[...], ...]}``."""
         rows = torch.tensor(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["x"])
         with torch.inference_mode():
@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_request(self, *_):
-        """No line for each request."""
+        """Do not log requests."""
 
 
 def main() -> None:

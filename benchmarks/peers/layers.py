@@ -1,4 +1,4 @@
-"""The layer as others would write it: the reference layer with its experts run on the rows that use them alone."""
+"""The layer as others would write it: the reference layer, running each expert only on the rows that use it."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from rbm_kernels.ops.cosine_topk import reference as routing
 
 
 class _SparseRbMLayer(ReferenceRbMLayer):
-    """The reference layer with its experts run on the rows that use them alone: by ``_combine`` of what is below."""
+    """The reference layer, running each expert only on the rows that use it; subclasses implement ``_combine``."""
 
     def forward(self, h: Tensor) -> Tensor:
         """Rows ``[B, in_features]`` to ``[B, out_features]``."""
@@ -26,7 +26,7 @@ class _SparseRbMLayer(ReferenceRbMLayer):
 
 
 class SplitRbMLayer(_SparseRbMLayer):
-    """The way of the released code: attention multiplies activations, and each expert's rows are split off for it."""
+    """The method of the released code: attention multiplies activations, and each expert's rows are split off."""
 
     def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         y = h.new_zeros(h.shape[0], self.out_features)
@@ -40,7 +40,7 @@ class SplitRbMLayer(_SparseRbMLayer):
 
 
 class SortedRbMLayer(_SparseRbMLayer):
-    """Attention and scale folded into the weights, once for serving, and sorted experts."""
+    """Attention and scale folded into the weights (once, for serving), and sorted experts."""
 
     folded: tuple[Tensor, Tensor] | None = None
 
@@ -49,7 +49,7 @@ class SortedRbMLayer(_SparseRbMLayer):
         return sorted_addmm(h, weight, bias, gates, experts)
 
     def eval(self) -> "SortedRbMLayer":
-        """For serving: the weights are folded now and kept."""
+        """Fold the weights once and keep them, for serving."""
         super().eval()
         with torch.no_grad():
             self.folded = self._fold()

@@ -1,8 +1,8 @@
-"""Other projects' kernels, where they are installed: which there are, which take part, and why the others do not.
+"""Kernels of other projects, if installed: which are known, which take part, and why the others do not.
 
-Nothing of them is in this repository. An adapter, ``with_NAME.py``, imports its library when it is imported itself;
-``experts`` in it has the signature of ``expert_matmul``, ``ffn`` that of ``ffn.py``. An adapter raises
-NotImplementedError for what its library does not compute; suites write that down.
+This repository contains no code of theirs. An adapter ``with_NAME.py`` imports its library when it is imported itself;
+its ``experts`` has the signature of ``expert_matmul``, its ``ffn`` that of ``ffn.py``. An adapter raises
+NotImplementedError for what its library does not compute; suites record that.
 """
 
 import os
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Library:
-    """``name`` is what it is imported by; ``on_cpu`` says that its kernels run on CPU tensors in the interpreter."""
+    """``name`` is the module to import; ``on_cpu`` tells whether its kernels run on CPU tensors in the interpreter."""
 
     name: str
     computes: tuple[str, ...]
@@ -35,25 +35,25 @@ LIBRARIES = (
 
 
 def usable(computes: str) -> dict[str, Callable[..., Tensor]]:
-    """The libraries that can be called here and compute ``experts`` or ``ffn``, by name."""
+    """The libraries that can be used here and compute ``experts`` or ``ffn``, by name."""
     found = (library for library in LIBRARIES if computes in library.computes and _missing(library) is None)
     return {library.name: getattr(_adapter(library.name), computes) for library in found}
 
 
 def missing_libraries() -> list[str]:
-    """What would be measured too if it were there: the name of each, and why not."""
+    """The libraries that would be measured if they were usable: the name of each, and the reason."""
     reasons = {library.name: _missing(library) for library in LIBRARIES}
     return [f"{name} ({reason})" for name, reason in reasons.items() if reason is not None]
 
 
 def refuse_exact_float32(x: Tensor, name: str) -> None:
-    """Raise NotImplementedError where float32 is asked for and a library knows TensorFloat-32 alone."""
+    """Raise NotImplementedError if plain float32 is required but a library only supports TensorFloat-32."""
     if x.is_cuda and x.dtype == torch.float32 and not multiplies_as_tf32():
         raise NotImplementedError(f"{name} multiplies float32 as TensorFloat-32 alone")
 
 
 def multiplies_as_tf32() -> bool:
-    """What PyTorch's own switch says, which suites set."""
+    """The state of PyTorch's own switch, which suites set."""
     return torch.get_float32_matmul_precision() != "highest"
 
 
@@ -63,12 +63,12 @@ def _adapter(name: str):
 
 @cache
 def _missing(library: Library) -> str | None:
-    """Why a library takes no part; None where it does."""
+    """Why a library does not take part; None if it does."""
     try:
         _adapter(library.name)
     except ModuleNotFoundError as error:
         return "not installed" if error.name == library.name else f"no module {error.name}"
-    except Exception as error:  # whatever a library raises where it finds no GPU, or another version
+    except Exception as error:  # libraries raise different errors without a GPU or with another version
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     interpreted = library.on_cpu and os.environ.get("TRITON_INTERPRET") == "1"
     return None if torch.cuda.is_available() or interpreted else "needs a GPU"

@@ -1,8 +1,8 @@
-"""MegaBlocks' dropless experts by its grouped GEMM: gather, multiply, scatter with gates. Read: 0.11, not tried.
+"""MegaBlocks' dropless experts with its grouped GEMM: gather, multiply, scatter with gates. For 0.11, not tested.
 
-Its layers have two products; these are the operators that they are made of, with one product, so that the operations
-are those of ``expert_matmul``. Biases, which it does not have, are added by PyTorch. Its grouped GEMM takes bfloat16
-alone and counts on the host, for which each call waits.
+Its layers have two products. This uses the operators that they consist of, with one product, so that the number of
+operations is that of ``expert_matmul``. PyTorch adds the biases, which MegaBlocks does not have. Its grouped GEMM only
+supports bfloat16 and counts on the host, so each call waits.
 """
 
 import torch
@@ -15,7 +15,7 @@ grouped_gemm_util.assert_grouped_gemm_is_available()
 
 
 def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """The way of its ``grouped_forward_once``."""
+    """Follows its ``grouped_forward_once``."""
     if x.dtype != torch.bfloat16:
         raise NotImplementedError("megablocks' grouped GEMM takes bfloat16 alone")
     num_experts, k = weight.shape[0], experts.shape[1]

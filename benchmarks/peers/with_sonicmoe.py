@@ -1,7 +1,7 @@
-"""SonicMoE: two products with SwiGLU between them, for Hopper and Blackwell. Read: 0.1.2.post1, not tried.
+"""SonicMoE: two products with SwiGLU, for Hopper and Blackwell. Written for 0.1.2.post1, not tested.
 
-``concat_layout`` takes the halves of ``up`` one after the other, as ours are; its versions before 0.1.2 do not have it.
-Which row each pair belongs to is a function of the shape, and is prepared before.
+``concat_layout`` expects the halves of ``up`` one after the other, as ours are; versions before 0.1.2 lack it. The row
+of each pair only depends on the shape, and is prepared in advance.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """Its entry for routing decided elsewhere."""
+    """Its entry point for external routing."""
     if x.dtype == torch.float32:
         raise NotImplementedError("sonicmoe multiplies 16 bits alone")
     y, _ = moe_general_routing_inputs(

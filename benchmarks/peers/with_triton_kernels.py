@@ -1,8 +1,8 @@
-"""triton_kernels, the kernels beside Triton's compiler: a ragged matmul that gathers rows, gates and scatters.
+"""triton_kernels, the kernels from Triton's repository: a ragged matmul that gathers rows, gates and scatters.
 
 It computes what ``expert_matmul`` computes, with as many operations, but has no backward pass. Two generations are
-known: ``matmul``, and before it ``matmul_ogs``, which also sums each row's experts. Neither was tried, for want of a
-wheel (the package of that name on the registry is somebody else's) and of a GPU: the calls follow the sources.
+supported: ``matmul``, and its predecessor ``matmul_ogs``, which also sums each row's experts. Neither was tested, for
+lack of a wheel (the package of that name on the registry is unrelated) and of a GPU: the calls follow the sources.
 """
 
 import torch

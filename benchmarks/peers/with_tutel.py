@@ -1,7 +1,7 @@
-"""Tutel's dispatch: rows to a dense block an expert, one batched product, and back with their gates. Read, not tried.
+"""Tutel's dispatch: rows to a dense block per expert, one batched product, and back with gates. Not tested.
 
-Every expert's block is as long as the longest, so its product takes more operations than ``expert_matmul``'s the less
-even the routing is: that is the method, and is what is measured. The length is decided on the host, for which each
+Every expert's block is as long as the longest. So the more uneven the routing is, the more operations its product takes
+compared with ``expert_matmul``; this is part of the method and is measured. The host determines the length, so each
 call waits. Nothing is dropped (``capacity_factor=0``).
 """
 
@@ -13,7 +13,7 @@ from benchmarks.peers.experts import gate_of_expert
 
 
 def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-    """Its router is given the gates as scores, of which the k largest are the gates again."""
+    """Passes the gates as scores to its router, whose k largest scores are then the gates."""
     scores = gate_of_expert(gates, experts, weight.shape[0])
     k = experts.shape[1]
     routing, _ = extract_critical(scores, k, loss_fn=None, capacity_factor=0, normalize_gate=False, alignment=8)

@@ -1,1 +1,1 @@
-"""Results read back: tables, plots, summaries, regressions."""
+"""Reports from results: tables, plots, summaries, regressions."""

@@ -1,6 +1,6 @@
-"""Tables of accuracies, from the rows of ``results/``: what :mod:`benchmarks.report.tables` writes into pages.
+"""Tables of accuracies, from the rows of ``results/``, which :mod:`benchmarks.report.tables` writes into pages.
 
-The package's own tables are imported where they are made: a summary of timings is read also where no graph library is.
+The package's own tables are imported where needed, because a summary of timings must work without a graph library.
 """
 
 import json
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from benchmarks.report.medians import RUNS, human, markdown
 
-# Seeds that took no part in choosing these variants (docs/experts.md).
+# Searches on seeds that were not used to choose these variants (docs/experts.md).
 JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "shared, routed lr 0.1")
 
-# Variants of results/made_graphs.csv by the name of their line, and in the order of the columns of kept students.
+# Variants of results/made_graphs.csv by the name of their line, in the order of the columns of kept students.
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
 MADE_BEFORE = ("labels teach", "after", "before")
 
 
 def experiment(name: str) -> str:
-    """The table of ``results/NAME.csv``, beside the paper's figures."""
+    """The table of ``results/NAME.csv``, with the paper's figures."""
     from rbm.experiments.results import read_rows
     from rbm.experiments.tables import main_table
 
@@ -35,7 +35,7 @@ def accuracy() -> str:
 
 
 def ahead() -> str:
-    """In how many settings RbM is ahead of the plain MLP or behind it by more than chance, in words."""
+    """A sentence: in how many settings RbM is significantly ahead of the plain MLP, or behind it."""
     rows = [line.strip("| ").split(" | ") for line in accuracy().splitlines()[2:]]
     above, below, rest = [], [], 0
     for row in rows:
@@ -64,7 +64,7 @@ def _counted(settings: Sequence[str]) -> str:
 
 
 def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
-    """What each kind of student of ``results/searches/NAME.csv`` gains over one of them; of all variants by default."""
+    """Gains of each kind of student in ``results/searches/NAME.csv`` over one of them; by default for all variants."""
     from rbm.experiments.comparisons import gains_table
     from rbm.experiments.results import read_rows
 
@@ -73,7 +73,7 @@ def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
 
 
 def bar() -> str:
-    """How near each student of the searches comes to the bar of docs/experts.md."""
+    """How close each student of the searches is to the bar of docs/experts.md."""
     from benchmarks.report.bars import HEADER, against_the_mlp
     from rbm.experiments.results import read_rows
 
@@ -81,7 +81,7 @@ def bar() -> str:
 
 
 def experts_used() -> str:
-    """``results/experts_used.csv``: what routing is worth, and what teachers leave to learn; means over its seeds."""
+    """``results/experts_used.csv``: the value of routing, and how closely teachers are fitted; means over its seeds."""
     from rbm.utils.files import read_csv
 
     found = defaultdict(list)
@@ -107,7 +107,7 @@ def experts_used() -> str:
 
 
 def routing_start() -> str:
-    """``results/experts_start.csv``: validation accuracies where routing begins, means over its graphs and seeds."""
+    """``results/experts_start.csv``: validation accuracies around the start of routing, means over graphs and seeds."""
     from rbm.utils.files import read_csv
 
     found = defaultdict(list)
@@ -125,7 +125,7 @@ def routing_start() -> str:
 
 
 def students() -> str:
-    """The paper's main table on the graphs where every student has run, over the seeds that all of them have."""
+    """The paper's main table on the graphs for which every student has rows, over the seeds that all of them have."""
     from rbm.experiments.paper_tables import read_table, render
     from rbm.experiments.results import read_rows
 
@@ -138,7 +138,7 @@ def students() -> str:
 
 
 def newer() -> str:
-    """Students and alternatives since 2024 beside ours, on the graphs and seeds that have run."""
+    """Students and alternatives published since 2024 compared with ours, on the graphs and seeds that have rows."""
     from rbm.experiments.paper_tables import read_table, render
     from rbm.experiments.results import read_rows
 
@@ -146,7 +146,7 @@ def newer() -> str:
 
 
 def newer_serving() -> str:
-    """What each needs to answer for an unseen node of Cora, how many numbers it holds, and the time of one answer."""
+    """What each needs to answer for an unseen node of Cora, its number of parameters, and the time of one answer."""
     from rbm.experiments.paper_tables import read_table
 
     found = json.loads((RUNS / "newer_latency.json").read_text())
@@ -164,7 +164,7 @@ def newer_serving() -> str:
 
 
 def made_graphs() -> str:
-    """Test accuracies on made graphs, and what was kept of them by two earlier ways to choose the soft labels."""
+    """Test accuracies on made graphs, and those of kept students with two earlier choices of the soft labels."""
     rows = _made_rows()
     table = []
     for graph in sorted({graph for graph, _ in rows["labels teach"]}):
@@ -181,7 +181,8 @@ def made_graphs() -> str:
 def made_gains() -> str:
     """Points of test accuracy over the plain MLP on made graphs whose classes do not follow edges.
 
-    A seed counts once, with its mean over the graphs that all variants have: graphs of one seed share their features.
+    Each seed counts once, with its mean over the graphs that all variants have, because graphs of one seed share their
+    features.
     """
     from rbm.experiments.statistics import Summary, paired_test
 

@@ -1,14 +1,14 @@
-"""How near each student comes to the bar that a new default had to reach (docs/experts.md), over all searches at once.
+"""How close each student is to the bar that a new default had to reach (docs/experts.md), over all searches.
 
-The bar: on the rows of README no row significantly behind the MLP, a mean difference above zero, at least three rows
-significantly ahead. The rows here are those of the searches, whose figures are of validation nodes.
+The bar: on the rows of README, no row significantly behind the MLP, a mean difference above zero, and at least three
+rows significantly ahead. The rows used here are those of the searches, with accuracies on validation nodes.
 """
 
 import math
 from collections.abc import Sequence
 
-# Files of results/searches whose rows belong together, by the width of their students. experts_unseen.csv is not among
-# them: its two seeds chose the variants of the others.
+# Files of results/searches whose rows belong together, by the width of their students. experts_unseen.csv is not
+# included, because its two seeds were used to choose the variants of the others.
 SEARCHES = (
     ("128", ("experts_shortlist", "experts_seen")),
     ("128", ("experts_untried",)),
@@ -20,11 +20,11 @@ SIGNIFICANT = 0.05
 def against_the_mlp(read, searches: Sequence[tuple[str, Sequence[str]]] = SEARCHES) -> list[list[str]]:
     """A row for each kind of student: width, runs, cells, cells significantly ahead and behind, mean, error, p.
 
-    A cell is a graph in one setting; cells of a single seed, on which no test is possible, are left out. *p* is
-    corrected by Holm for all lines together; a cell counts by the paired t-test over its seeds, as in README.
+    A cell is a graph in one setting. Cells with a single seed, for which no test is possible, are skipped. *p* is
+    corrected by Holm over all lines; a cell is significant by the paired t-test over its seeds, as in README.
 
     Args:
-        read: the rows of a search by its name.
+        read: function that returns the rows of a search, given its name.
         searches: see :data:`SEARCHES`.
     """
     from rbm.experiments.comparisons import Cells, Gain, gain, holm, kinds

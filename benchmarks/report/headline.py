@@ -1,4 +1,4 @@
-"""The three numbers of README.md's first screen, and beside each what a plain MLP does."""
+"""The three numbers at the top of README.md, each with the plain MLP's."""
 
 import statistics
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections import defaultdict
 from benchmarks.measure.shapes import Shape
 from benchmarks.report.medians import CPU, RUNS, Figures, human, markdown, significant
 
-# The model whose accuracy is a row of README's table.
+# The model of a row in README's accuracy table.
 ONE_NODE = "one node of amazon-computers, inductive"
 PEERS = ("eager", "eager compiled", "split", "sorted")
 SHAPES = (("forward", (1, 8, 64, 4096, 65536)), ("forward + backward", (4096, 65536)), ("training step", (4096,)))
@@ -45,7 +45,7 @@ def one_node() -> dict[str, float]:
 
 
 def layer_gains() -> list[float]:
-    """How many times as long as the layer the best of :data:`PEERS` takes, for each shape of README's table."""
+    """For each shape of README's table, the time of the best of :data:`PEERS` divided by the layer's."""
     cpu, gains = Figures(CPU), []
     for metric, sizes in SHAPES:
         for rows in sizes:
@@ -57,7 +57,7 @@ def layer_gains() -> list[float]:
 
 
 def table() -> str:
-    """The table of README's first screen."""
+    """The table at the top of README."""
     ahead, counted = ahead_of_teacher()
     seconds, gains = one_node(), layer_gains()
     faster = {name: seconds["teacher"] / seconds[name] for name in ("rbm", "mlp")}

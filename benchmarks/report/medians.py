@@ -1,4 +1,4 @@
-"""The medians of a file of results, looked up by what they are of, and how tables write them."""
+"""The medians of a file of results, with look-up and formatting for tables."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 
 
 class Figures:
-    """The medians of one file, looked up by what they are of."""
+    """The medians of one file, with look-up by what they describe."""
 
     def __init__(self, path: Path) -> None:
         self.medians = read([path]) if path.exists() else {}
@@ -24,9 +24,9 @@ class Figures:
         return self._known.get((operator, str(shape), dtype, routing, name, metric))
 
     def cells(self, names: Sequence[str], *about: str | Shape, dtype: str, routing: str = "uniform") -> list[str]:
-        """Seconds of ours, then of each of ``names`` how many times as long it takes.
+        """Seconds of ours, then the ratio of each of ``names`` to it.
 
-        Times of CUDA graphs where both sides have one; ``about`` is operator, shape and metric without its unit.
+        Uses times of CUDA graphs if both sides have them; ``about`` is operator, shape and metric without its unit.
         """
         operator, shape, metric = about
 
@@ -43,7 +43,7 @@ class Figures:
 
 
 def significant(value: float) -> str:
-    """Two digits that mean something, three from 100 on."""
+    """Two significant digits, three from 100 on."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
 
 
@@ -55,6 +55,6 @@ def human(seconds: float) -> str:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """A table of which the first columns, ``words`` many, are words and the others numbers."""
+    """A table whose first ``words`` columns are words and whose other columns are numbers."""
     lines = [header, ["---"] * words + ["---:"] * (len(header) - words), *rows]
     return "".join(f"| {' | '.join(line)} |\n" if line[0] != "---" else f"|{'|'.join(line)}|\n" for line in lines)

@@ -1,6 +1,6 @@
-"""The picture of README.md, from committed results: ``python -m benchmarks.report.overview`` writes it.
+"""Draws the picture of README.md from committed results: ``python -m benchmarks.report.overview``.
 
-Left the time of one prediction, from ``benchmarks/results/cpu.csv``; right the accuracy on unseen nodes, from
+Left: the time of one prediction, from ``benchmarks/results/cpu.csv``. Right: the accuracy on unseen nodes, from
 ``results/paper.csv``.
 """
 
@@ -24,7 +24,7 @@ COLOURS = {"rbm": "#d95f02", "mlp": "#7570b3", "teacher": "#666666"}
 
 def accuracies(path: Path) -> dict[str, dict[str, tuple[float, float]]]:
     """Mean and standard deviation over seeds, in per cent, by graph and method: unseen nodes, the paper's protocol."""
-    from rbm.experiments.results import read_rows  # not needed where no graph library is
+    from rbm.experiments.results import read_rows  # only here, so that the module works without a graph library
 
     runs: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in read_rows(path):
@@ -41,7 +41,7 @@ def accuracies(path: Path) -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def draw(seconds: dict[str, float], points: dict[str, dict[str, tuple[float, float]]], path: Path) -> None:
-    """Write the picture as an SVG whose text stays text."""
+    """Write the picture as an SVG in which text remains text."""
     milliseconds = {name: 1e3 * value for name, value in seconds.items()}
     longest = max(milliseconds.values())
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rbm", "font.family": "sans-serif", "font.size": 9}):
@@ -75,7 +75,7 @@ def main(
 ) -> None:
     """Draw the picture from the committed results."""
     draw(one_node(), accuracies(RUNS / "paper.csv"), out)
-    # Matplotlib ends some lines of an SVG with a blank.
+    # Remove trailing blanks that Matplotlib writes in an SVG.
     out.write_text("".join(f"{line.rstrip()}\n" for line in out.read_text().splitlines()))
 
 

@@ -1,6 +1,6 @@
-"""Bar charts of the peers' times over ours: ``python -m benchmarks.report.plot CSV... --out DIR``.
+"""Bar charts of the peers' times divided by ours: ``python -m benchmarks.report.plot CSV... --out DIR``.
 
-One picture for each operator, metric, dtype and device; one group of bars a shape, one bar an implementation.
+One picture per operator, metric, dtype and device; one group of bars per shape, one bar per implementation.
 """
 
 from collections import defaultdict
@@ -15,13 +15,13 @@ from benchmarks.report.reading import Key, read
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-# One colour an implementation in every picture.
+# The order fixes each implementation's colour in all pictures.
 ORDER = ("eager", "eager compiled", "split", "sorted", "grouped_mm", "grouped_mm compiled", "dense")
 Groups = dict[str, dict[str, float]]
 
 
 def pictures(medians: dict[Key, float]) -> dict[tuple[str, str, str, str], Groups]:
-    """For each picture the groups of bars, by shape and routing, and of each its ratios by implementation."""
+    """For each picture, its groups of bars by shape and routing, each with ratios by implementation."""
     found: dict[tuple[str, str, str, str], Groups] = defaultdict(dict)
     for key, seconds in medians.items():
         ours = medians.get(key._replace(implementation="rbm"))
@@ -34,7 +34,7 @@ def pictures(medians: dict[Key, float]) -> dict[tuple[str, str, str, str], Group
 
 
 def draw(about: tuple[str, str, str, str], groups: Groups, path: Path) -> None:
-    """One picture; the line at 1 is ours."""
+    """Draw one picture; the line at 1 is ours."""
     implementations = list(dict.fromkeys(name for ratios in groups.values() for name in ratios))
     implementations.sort(key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
     height = 0.8 / len(implementations)
@@ -58,9 +58,9 @@ def draw(about: tuple[str, str, str, str], groups: Groups, path: Path) -> None:
 
 def main(
     files: Annotated[list[Path], typer.Argument(help="Results.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Option(help="Folder that the pictures go to.")],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")],
 ) -> None:
-    """Draw what the files hold."""
+    """Draw the contents of the files."""
     found = pictures(read(files))
     out.mkdir(parents=True, exist_ok=True)
     for number, (about, groups) in enumerate(found.items()):

@@ -1,4 +1,4 @@
-"""Reading results back: rows by what they are of."""
+"""Reads results back: rows by what they describe."""
 
 import csv
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from benchmarks.measure.verdicts import FAILED
 
 
 class Key(NamedTuple):
-    """What a figure is of. Two runs that agree in it can be compared."""
+    """What a figure describes. Runs can be compared if their keys are equal."""
 
     operator: str
     shape: str
@@ -21,9 +21,9 @@ class Key(NamedTuple):
 
 
 def read(paths: Iterable[Path]) -> dict[Key, float]:
-    """The median of every row; of a row that is there twice the last, which is the newest.
+    """The median of every row. If a row occurs twice, the last one counts, because it is the newest.
 
-    Rows of an operator that failed its tests are left out. Files of before 2026-11-22 do not say who passed.
+    Rows of an operator that failed its tests are skipped. Files from before 2026-11-22 do not record this.
     """
     medians = {}
     for path in paths:

@@ -1,7 +1,7 @@
-"""Is anything slower than it was? ``python -m benchmarks.report.regression OLD.csv NEW.csv [--limit 1.10]``.
+"""Checks whether anything became slower: ``python -m benchmarks.report.regression OLD.csv NEW.csv [--limit 1.10]``.
 
-Compares times that both files have, of the same implementation on the same device. The status is 1 where a ratio is
-over the limit, and 2 where the files have no time in common.
+Compares times that both files have, of the same implementation on the same device. The status is 1 if a ratio is above
+the limit, and 2 if the files have no time in common.
 """
 
 from pathlib import Path
@@ -15,15 +15,15 @@ from benchmarks.report.reading import Key, read
 
 
 def ratios(old: dict[Key, float], new: dict[Key, float]) -> dict[Key, float]:
-    """New over old of every time in both, the largest first."""
+    """New over old for every time in both, the largest first."""
     both = {key: new[key] / old[key] for key in old if key in new and key.metric.endswith("seconds") and old[key] > 0}
     return dict(sorted(both.items(), key=lambda item: -item[1]))
 
 
 def main(
-    old: Annotated[Path, typer.Argument(help="Results as they were.", exists=True, dir_okay=False)],
-    new: Annotated[Path, typer.Argument(help="Results as they are.", exists=True, dir_okay=False)],
-    limit: Annotated[float, typer.Option(help="The most that new over old may be.")] = 1.10,
+    old: Annotated[Path, typer.Argument(help="Earlier results.", exists=True, dir_okay=False)],
+    new: Annotated[Path, typer.Argument(help="New results.", exists=True, dir_okay=False)],
+    limit: Annotated[float, typer.Option(help="Maximum ratio of new to old.")] = 1.10,
     implementation: Annotated[str | None, typer.Option(help="Only this one, such as rbm.")] = None,
 ) -> None:
     """Compare two files of results by ratio."""

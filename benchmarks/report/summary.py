@@ -1,4 +1,4 @@
-"""Ten lines about a run on a GPU, which ``gpu.sh`` ends with."""
+"""Ten lines about a run on a GPU, printed at the end of ``gpu.sh``."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ DTYPE = "bfloat16"
 def lines(
     results: Path, notes: Sequence[str], verdicts: Mapping[str, str] | None = None, counts: tuple[int, int] = (0, 0)
 ) -> list[str]:
-    """Always ten, whatever was measured.
+    """Always ten lines, whatever was measured.
 
-    ``verdicts`` say of each operator whether it passed its tests, ``counts`` how many tests passed and failed.
+    ``verdicts`` tells for each operator whether it passed its tests; ``counts`` is how many tests passed and failed.
     """
     figures, known = Figures(results), {}
     if results.exists():
@@ -45,7 +45,7 @@ def lines(
 
 
 def correctness(verdicts: Mapping[str, str], counts: tuple[int, int]) -> str:
-    """Which operators failed, first; then which passed."""
+    """The operators that failed, then those that passed."""
     if not verdicts:
         return "correctness: not tested"
     words = {FAILED: "FAILED", PASSED: "passed", CORE: "passed in the core tests alone", NOT_TESTED: "not tested"}
@@ -57,7 +57,7 @@ def correctness(verdicts: Mapping[str, str], counts: tuple[int, int]) -> str:
 
 
 def against(figures: Figures, operator: str, metric: str) -> str:
-    """Our time, and how many times as long others take, the fastest first."""
+    """Our time, and the ratios of the others to it, the fastest first."""
     names = {
         key.implementation
         for key in figures.medians
@@ -69,7 +69,7 @@ def against(figures: Figures, operator: str, metric: str) -> str:
 
 
 def shares(figures: Figures) -> str:
-    """Of the least time that bytes or operations take, at ceilings of the same run."""
+    """Shares of the minimum time by bytes or operations, with the ceilings of the same run."""
     told = []
     for operator in ("expert_matmul", "cosine_topk", "memory_statistics"):
         share = figures.of(operator, REFERENCE, "rbm", "forward roofline share", DTYPE)

@@ -1,7 +1,7 @@
-"""Tables of README.md, NOTES.md and some pages of docs: ``python -m benchmarks.report.tables`` writes them.
+"""Writes the tables of README.md, NOTES.md and some pages of docs: ``python -m benchmarks.report.tables``.
 
-They are made from committed results. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test
-compares each page with what the results give.
+They are made from committed results. A table is between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test compares
+each page with the results.
 """
 
 import csv
@@ -27,7 +27,7 @@ NOT_MEASURED = (
 )
 PEERS = ("eager", "eager compiled", "split", "sorted")
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
-# By name, not by benchmarks.peers.libraries: a summary is read also where the operators' libraries did not build.
+# By name, because importing benchmarks.peers.libraries fails if the operators' libraries did not build.
 LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
@@ -38,7 +38,7 @@ def headed(name: str) -> str:
 
 
 def headline() -> str:
-    from benchmarks.report.headline import table  # not needed where no graph library is
+    from benchmarks.report.headline import table  # only here, so that the module works without a graph library
 
     return table()
 
@@ -85,14 +85,14 @@ def one_node() -> str:
 
 def threads_of_one_row() -> str:
     """``serving_threads.csv``: one row at a time, from several threads."""
-    from benchmarks.serving_threads import markdown  # not needed where no graph library is
+    from benchmarks.serving_threads import markdown  # only here, so that the module works without a graph library
     from rbm.utils.files import read_csv
 
     return markdown(read_csv(RESULTS / "serving_threads.csv")) + "\n"
 
 
 def cpu_ffn() -> str:
-    """The feed-forward block beside its peers, and what each saves for its backward pass."""
+    """The feed-forward block and its peers, and what each saves for its backward pass."""
     cpu, shape = Figures(CPU), Shape(CORA)
     peers = {
         "rbm, rows copied": "rows copied for each expert",
@@ -110,7 +110,7 @@ def cpu_ffn() -> str:
 
 
 def epoch() -> str:
-    """An epoch of distillation, one forward a node against one a pair."""
+    """An epoch of distillation, with one forward per node and with one per pair."""
     cpu, table = Figures(CPU), []
     for name, about in EPOCHS.items():
         node, pair = (cpu.of("distillation epoch", name, key, "seconds", "float32") for key in ("rbm", "pairs"))
@@ -146,7 +146,7 @@ def cpu_experts() -> str:
 
 
 def launches() -> str:
-    """Triton launches by rows, of the first version that was counted and of the last."""
+    """Triton launches by rows, for the first counted version and the latest."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     with (RESULTS / "launches.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -162,7 +162,7 @@ def launches() -> str:
 
 
 def gpu(path: Path | None = None) -> str:
-    """The experts and the layer at the reference shape, from the committed results or those at ``path``."""
+    """The experts and the layer at the reference shape, from the committed results or those in ``path``."""
     figures, table = Figures(path or GPU), []
     names = {"expert_matmul": "experts", "layer": "layer"}
     for operator, metrics in {
@@ -177,7 +177,7 @@ def gpu(path: Path | None = None) -> str:
 
 
 def gpu_libraries(path: Path | None = None) -> str:
-    """Other projects' kernels; the two products with SwiGLU are a suite of their own."""
+    """Kernels of other projects; two products with SwiGLU are a separate suite."""
     figures, table = Figures(path or GPU), []
     names = {"expert_matmul": "experts", "ffn": "two products, SwiGLU"}
     for operator, about in names.items():
@@ -188,7 +188,7 @@ def gpu_libraries(path: Path | None = None) -> str:
 
 
 def gpu_kernels(path: Path | None = None) -> str:
-    """Each operator at the reference shape, from the committed results or those at ``path``."""
+    """Each operator at the reference shape, from the committed results or those in ``path``."""
     figures, table = Figures(path or GPU), []
     for operator, metric in (
         ("cosine_topk", "forward"),
@@ -250,7 +250,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def fill(page: str) -> str:
-    """A page with every table as the results give it."""
+    """A page with every table filled in from the results."""
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
 
 

@@ -1,1 +1,1 @@
-"""Candidate tiles: the candidates, the check of their results, and their times."""
+"""Tuning of tiles: the candidates, the check of their results, and their times."""

@@ -1,4 +1,4 @@
-"""Checks a launch on any machine, and times it on a GPU."""
+"""Checks launches on any machine, and times them on a GPU."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -16,12 +16,12 @@ from rbm_kernels.ops.memory_update import reference as memory_update
 from rbm_kernels.ops.routed_matmul import reference as routed_matmul
 
 Call = Callable[[], object]
-# Takes the calls of each candidate, one for each set of tensors; returns each candidate's microseconds a call.
+# Takes the calls of each candidate, one per set of tensors; returns each candidate's microseconds per call.
 Clock = Callable[[Sequence[Sequence[Call]]], list[float]]
 
 
 def reference(case: Case, label: str, t: Tensors) -> tuple[Tensor, ...]:
-    """A launch of :mod:`benchmarks.compiled.cases` in eager PyTorch: its floating-point outputs."""
+    """Floating-point outputs of a launch of :mod:`benchmarks.compiled.cases`, computed in eager PyTorch."""
     layer = (t.x, t.weight, t.bias, t.gates, t.experts)
     match label:
         case "gates, experts, cosines":
@@ -46,16 +46,16 @@ def reference(case: Case, label: str, t: Tensors) -> tuple[Tensor, ...]:
 
 
 def disagreement(case: Case, label: str, tensors: Tensors, calls: Iterable[Call]) -> Iterable[float]:
-    """For each call on ``tensors`` its error against float64, as a multiple of the error allowed.
+    """For each call on ``tensors``, its error against float64, as a multiple of the allowed error.
 
-    Allowed is twice the error of eager PyTorch in the case's own precision, by the norm of the difference over the norm
-    of the result, and one in a million more. Elements that a call does not write are NaN, and so is its error.
+    The error is the norm of the difference over the norm of the result. Twice the error of eager PyTorch in the case's
+    own precision is allowed, plus one in a million. Elements that a call does not write are NaN, and so is its error.
     """
     exact = reference(case, label, _in_float64(tensors))
     with multiplying_as(case.precision):
         eager = relative_error(reference(case, label, tensors), exact)
     before = torch.are_deterministic_algorithms_enabled()
-    # PyTorch then fills new tensors with NaN.
+    # This setting makes PyTorch fill new tensors with NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         for call in calls:
@@ -72,13 +72,13 @@ def _in_float64(tensors: Tensors) -> Tensors:
 
 
 def sets_beyond_the_cache(case: Case, device: Device = HERE) -> int:
-    """How many sets of tensors to use in turn, so that no launch finds its own rows in the L2 cache."""
+    """Number of sets of tensors to use in turn, so that no launch finds its own rows in the L2 cache."""
     if not device.is_gpu:
         return 1
     return max(2, buffer_sets(Tensors.of(case, "meta").x.nbytes, device))
 
 
 def cuda_clock(candidates: Sequence[Sequence[Call]]) -> list[float]:
-    """Microseconds a call, medians over rounds in which every candidate has its turn, as one CUDA graph."""
+    """Microseconds per call: medians over rounds in which the candidates alternate, each as a CUDA graph."""
     timings = interleave(dict(enumerate(candidates)), seconds=0, least=40, graphs=True)
     return [1e6 * timings[place].median for place in range(len(candidates))]

@@ -1,6 +1,6 @@
-"""The entries of the configurations that ``benchmarks.tuning.tune`` may change, each with a bounded set of candidates.
+"""The configuration entries that ``benchmarks.tuning.tune`` may change, each with a finite set of candidates.
 
-Nothing in ``rbm_kernels`` knows of this: a candidate is put in place of the entry while it is compiled or timed.
+``rbm_kernels`` does not know about this: a candidate temporarily replaces the entry while it is compiled or timed.
 """
 
 from abc import ABC, abstractmethod
@@ -29,10 +29,10 @@ Candidate = tuple | int
 
 @dataclass(frozen=True)
 class Tunable(ABC):
-    """One entry of a configuration: what it decides, and what may stand there.
+    """One entry of a configuration, and its possible values.
 
-    ``labels`` are the launches of :mod:`benchmarks.compiled.cases` that it decides, all of which must compile well; the
-    first is timed. ``kernel`` is the one whose machine code counts.
+    ``labels`` are the launches of :mod:`benchmarks.compiled.cases` that it affects. All of them must compile well; the
+    first is timed. ``kernel`` is the kernel whose machine code is examined.
     """
 
     operator: str
@@ -42,29 +42,29 @@ class Tunable(ABC):
 
     @abstractmethod
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
-        """What is tried, the entry as it stands first."""
+        """The values to try, starting with the current entry."""
 
     @abstractmethod
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
-        """Put a candidate in place of the entry."""
+        """Temporarily replace the entry by a candidate."""
 
     @abstractmethod
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The candidate as it is written in config.py."""
+        """The candidate as source code for config.py."""
 
     def holding(self, candidate: Candidate, programs: int) -> Candidate:
-        """The candidate, knowing how many programs of it a multiprocessor holds."""
+        """The candidate with the number of programs that fit on a multiprocessor."""
         return candidate
 
 
 @dataclass(frozen=True)
 class MatmulTile(Tunable):
-    """A row of one of the grouped matmul's tables; ``sums`` float32 accumulators have the tile's size."""
+    """An entry in a table of the grouped matmul; ``sums`` float32 accumulators have the size of the tile."""
 
     sums: int
 
     def _table(self, case: Case) -> str:
-        """Rows of many experts come in several passes, which have a table of their own."""
+        """Many experts are processed in several passes, which have a separate table."""
         in_passes = config.passes(case.rows, case.num_experts, case.top_k) > 1 and self.name != "_WEIGHT"
         return f"{self.name}_IN_PASSES" if in_passes else self.name
 
@@ -74,11 +74,11 @@ class MatmulTile(Tunable):
         return table, config.entry(table, precision, architecture, case.in_features, case.out_features)
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
-        """Tiles whose sums take 8 to 128 registers of a thread."""
+        """Tiles whose sums take 8 to 128 registers per thread."""
         table, key = self._entry(case, architecture)
         exact = case.precision == "float32"
         sides = (32, 64, 128) if exact else (64, 128, 256)
-        # Slices of the weight's gradient are of rows. Elsewhere a slice of the rows' features stays: deep ones.
+        # For the weight's gradient, slices are of rows. Elsewhere a slice of the features stays in memory: deep slices.
         by_rows = self.name == "_WEIGHT"
         depths = (16, 32) if exact else (32, 64) if by_rows else (64, 128, 256)
         stages = (2, 3, 4) if by_rows else (1, 2, 3)
@@ -90,11 +90,11 @@ class MatmulTile(Tunable):
         return list(dict.fromkeys(found))
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
-        """Swap the table's entry."""
+        """Replace the table's entry."""
         return replaced(*self._entry(case, architecture), candidate)
 
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """A row of the table."""
+        """An entry of the table."""
         precision, known = self._entry(case, architecture)[1]
         values = [f"{value}" for value in candidate[: 5 if candidate.programs == 1 else 6]]
         values += ["all_registers=True"] if candidate.all_registers else []
@@ -103,20 +103,20 @@ class MatmulTile(Tunable):
         return f'("{precision}", {known}): Tile({", ".join(values)}),{where}'
 
     def holding(self, candidate: Candidate, programs: int) -> Candidate:
-        """Tiles claim how many of them share a multiprocessor."""
+        """Set the tile's number of programs per multiprocessor."""
         return candidate._replace(programs=programs)
 
 
 @dataclass(frozen=True)
 class WeightWaves(Tunable):
-    """Waves of programs that the weight's gradient is cut into."""
+    """Number of waves of programs for the weight's gradient."""
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
-        """One to four."""
+        """One to four waves."""
         return list(dict.fromkeys((config._WEIGHT_WAVES, 1, 2, 3, 4)))
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
-        """Swap the number."""
+        """Replace the number."""
         return replaced(vars(config), "_WEIGHT_WAVES", candidate)
 
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
@@ -126,12 +126,12 @@ class WeightWaves(Tunable):
 
 @dataclass(frozen=True)
 class RoutingConfiguration(Tunable):
-    """How a routing kernel is cut; there is no table, a person puts the outcome into the rule."""
+    """Configuration of a routing kernel. There is no table; a person adapts the rule to the outcome."""
 
     backward: bool
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
-        """Tiles of rows by features, warps and stages; programs follow from the tile as in config.py."""
+        """Tiles of rows by features, warps and stages; the programs follow from the tile as in config.py."""
         here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
         machine = here or Machine(architecture, 132)
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
@@ -142,26 +142,26 @@ class RoutingConfiguration(Tunable):
             whole = case.in_features <= block_d
             programs = min(tiles, 2 * machine.multiprocessors) if whole else tiles
             cut = (block_m, block_d, found[0].block_e, warps, stages, programs)
-            # A row's parts and its products with the parts of the memory are held in registers at once.
+            # Registers hold a row's parts and its products with the parts of the memory at the same time.
             if block_m * (block_d + 4 * found[0].block_e) <= 32 * warps * 160:
                 found.append(cosine_topk_config.Configuration(*cut))
         return list(dict.fromkeys(found))
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
-        """Answer for the rule."""
+        """Replace the rule's result."""
         return replaced(vars(cosine_topk_kernels), "configuration", lambda *shape, backward: candidate)
 
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The configuration, its fields named."""
+        """The configuration with named fields."""
         return repr(candidate)
 
 
 @dataclass(frozen=True)
 class MemoryConfiguration(Tunable):
-    """How the sums of the memory update are cut; there is no table, a person puts the outcome into the rule."""
+    """Configuration of the memory update's sums. There is no table; a person adapts the rule to the outcome."""
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
-        """Tiles of rows by experts, of all features up to 256; warps, stages, programs: shares are one wave."""
+        """Tiles of rows by experts, with all features up to 256; warps, stages, programs. Shares are one wave."""
         here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
         machine = here or Machine(architecture, 132)
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
@@ -169,7 +169,7 @@ class MemoryConfiguration(Tunable):
         widest = max(8, triton.next_power_of_2(case.num_experts))
         sizes = [size for size in (8, 16, 32) if size <= widest]
         for block_m, block_e, warps, stages, programs in product((8, 16, 32, 64), sizes, (4, 8), (1, 2, 3), (1, 2)):
-            if (block_m < 16) != (case.precision == "float64"):  # which has no matrix instruction here
+            if (block_m < 16) != (case.precision == "float64"):  # no matrix instructions are used for float64
                 continue
             tiles = triton.cdiv(case.in_features, found[0].block_d) * triton.cdiv(case.num_experts, block_e)
             shares = max(1, min(triton.cdiv(case.rows, block_m), programs * machine.multiprocessors // tiles))
@@ -178,17 +178,17 @@ class MemoryConfiguration(Tunable):
         return list(dict.fromkeys(found))
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
-        """Answer for the rule."""
+        """Replace the rule's result."""
         return replaced(vars(memory_kernels), "configuration", lambda *shape: candidate)
 
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The configuration, its fields named."""
+        """The configuration with named fields."""
         return repr(candidate)
 
 
 @dataclass(frozen=True)
 class RoutedTile(Tunable):
-    """How a layer for few rows is cut; there is no table, a person puts the outcome into the rule."""
+    """Configuration of a layer for few rows. There is no table; a person adapts the rule to the outcome."""
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """Columns, slices of the product and of the routing, warps and stages."""
@@ -204,11 +204,11 @@ class RoutedTile(Tunable):
         return list(dict.fromkeys(found))
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
-        """Answer for the rule."""
+        """Replace the rule's result."""
         return replaced(vars(routed_config), "choose_tile", lambda *shape: candidate)
 
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The tile, its fields named."""
+        """The tile with named fields."""
         return repr(candidate)
 
 
@@ -226,7 +226,7 @@ TUNABLES = (
 
 @contextmanager
 def replaced(table: dict, key: Any, value: Any) -> Iterator[None]:
-    """Put a value in place of another for a while: launches are prepared anew, with it and after it."""
+    """Temporarily replace a value. Launches are prepared again with the new value, and afterwards."""
     before = table[key]
     table[key] = value
     forget_prepared()

@@ -1,11 +1,11 @@
-"""Find the tiles that are fastest on the GPU at hand, and print them as rows of config.py.
+"""Finds the fastest tiles on this GPU, and prints them as rows of config.py.
 
 ``python -m benchmarks.tuning.tune --operator expert_matmul --out benchmarks/results/tune.csv``. For each entry of the
-operator's configuration, precision and shape a bounded set of candidates is compiled ahead of time; those that spill or
-do not fit are dropped. The others are checked against the reference in float64, then timed in turn, round after round,
-each over buffers that do not fit in the L2 cache together. Every outcome is a line of the CSV at once; a second call
-with the same file takes up where the first ended. ``--table FILE`` keeps what is printed, the rows of config.py, with
-the times of all candidates behind each. ``--dry-run`` stops before the GPU is needed.
+operator's configuration, precision and shape, a finite set of candidates is compiled ahead of time, and those that
+spill or do not fit are dropped. The others are checked against the reference in float64. Then they are timed
+alternately, round after round, each with more buffers than fit in the L2 cache. Every outcome is written to the CSV at
+once; another call with the same file continues where the first ended. ``--table FILE`` saves the printed rows of
+config.py, each followed by the times of all candidates. ``--dry-run`` stops before the GPU is needed.
 """
 
 import time
@@ -29,7 +29,7 @@ from benchmarks.tuning.tunables import TUNABLES, Candidate, Tunable
 from rbm.utils.files import append_csv, read_csv
 from rbm_kernels._ahead_of_time import Compiled, compile_launches
 
-# float16 shares the tables' rows with bfloat16; a served batch is small.
+# float16 uses the same table entries as bfloat16; a served batch is small.
 TUNED = tuple(
     dict.fromkeys(
         cases.at_hand(case)
@@ -44,7 +44,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a candidate; the fields are the columns of the CSV."""
+    """The outcome for a candidate; the fields are the columns of the CSV."""
 
     entry: str
     shape: str
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class Outcomes:
-    """The CSV: read if it is there, and one line longer with each outcome. The last line of a candidate counts."""
+    """The CSV: existing lines are read, and each outcome adds a line. The last line of a candidate is valid."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -68,14 +68,14 @@ class Outcomes:
         self._known = {tuple(line[name] for name in _KEY): line for line in lines}
 
     def of(self, tunable: Tunable, case: Case, architecture: int, candidate: Candidate) -> dict[str, str] | None:
-        """The line of a candidate under this version of Triton."""
+        """The line of a candidate for the current version of Triton."""
         line = self._outcome(tunable, case, architecture, candidate, "")
         return self._known.get(tuple(str(getattr(line, name)) for name in _KEY))
 
     def add(
         self, tunable: Tunable, case: Case, architecture: int, candidate: Candidate, status: str, **numbers: float
     ) -> None:
-        """Write a line, unless there is no file."""
+        """Write a line, if there is a file."""
         line = self._outcome(tunable, case, architecture, candidate, status, **numbers)
         written = {name: "" if value is None else str(value) for name, value in vars(line).items()}
         self._known[tuple(written[name] for name in _KEY)] = written
@@ -85,7 +85,7 @@ class Outcomes:
         append_csv(self._path, [{**self._made, **written}], columns)
 
     def _outcome(self, tunable, case, architecture, candidate, status, **numbers) -> Outcome:
-        # A tile's claim of programs follows from the others: it does not tell two candidates apart.
+        # The number of programs of a tile follows from the other fields, and does not distinguish candidates.
         about = (tunable.name, str(case), case.precision, architecture, self._made["triton"])
         return Outcome(*about, repr(tunable.holding(candidate, 1)), status, **numbers)
 
@@ -94,7 +94,7 @@ _KEY = ("entry", "shape", "precision", "architecture", "triton", "candidate")
 
 
 def launch_meta(tunable: int, case: Case, architecture: int, candidate: int, label: str) -> None:
-    """Launch a candidate, by its place, on tensors that hold nothing: what ``compile_launches`` compiles."""
+    """Launch a candidate, given by its index, on meta tensors, for compilation by ``compile_launches``."""
     chosen = TUNABLES[tunable]
     with chosen.using(chosen.candidates(case, architecture)[candidate], case, architecture):
         cases.launch_meta(case, label)
@@ -103,7 +103,7 @@ def launch_meta(tunable: int, case: Case, architecture: int, candidate: int, lab
 def survey(
     tunable: Tunable, case: Case, architecture: int, outcomes: Outcomes, limit: int | None = None, jobs: int = 1
 ) -> list[Candidate]:
-    """Compile candidates that no line of the CSV tells of, and return all that fit; the entry as it stands is first."""
+    """Compile candidates without a line in the CSV, and return all that fit, starting with the current entry."""
     candidates = tunable.candidates(case, architecture)[:limit]
     unknown = [
         place
@@ -131,7 +131,7 @@ def survey(
 def _compiled(
     tunable: Tunable, case: Case, architecture: int, places: Sequence[int]
 ) -> Iterator[tuple[int, list[Compiled]]]:
-    """The tuned kernel of each candidate, once for each launch of it that compiles."""
+    """The tuned kernel of each candidate, once for each of its launches that compiles."""
     launches = [(place, label) for place in places for label in tunable.labels]
     if not launches:
         return
@@ -142,7 +142,7 @@ def _compiled(
     ]
     waiting = {place: [] for place in places}
     for launch, compiled in compile_launches(programs, architecture, skip_failures=True):
-        # Programs run in their order: those before this one are done.
+        # Programs run in order: those before this one are done.
         for place in list(waiting):
             if place == launches[launch][0]:
                 break
@@ -180,10 +180,10 @@ def measure(
     clock: Clock = cuda_clock,
     device: Device = HERE,
 ) -> dict[Candidate, float]:
-    """Check candidates and time those that are right, all in turn: their microseconds."""
+    """Check candidates, and time the correct ones alternately; return their microseconds."""
     label = tunable.labels[0]
     sets = [Tensors.of(case, device.name) for _ in range(sets_beyond_the_cache(case, device))]
-    # Made once, so that putting the rows in order is no part of what is timed.
+    # Created once, so that ordering the rows is not timed.
     launches = [cases.launches(case, tensors)[label] for tensors in sets]
 
     def with_candidate(candidate: Candidate, launch: Call) -> Call:
@@ -220,9 +220,9 @@ def tune(
     dry_run: bool,
     table: Path | None = None,
 ) -> None:
-    """One entry at one case: print the candidates that fit or, timed, the row to paste.
+    """Tune one entry for one case: print the candidates that fit or, after timing, the row to copy.
 
-    The file ``table`` grows by the row, and by the times of the other candidates as comments.
+    The file ``table`` gets the row, and the times of the other candidates as comments.
     """
     about = f"{tunable.name}, {case}, {case.precision}, sm_{architecture}"
     with console.status(f"compiling candidates: {about}"):
@@ -239,7 +239,7 @@ def tune(
     known = [outcomes.of(tunable, case, architecture, candidate)["microseconds"] for candidate in fitting]
     if all(known):
         timed = dict(zip(fitting, map(float, known), strict=True))
-    else:  # some or none: only times of one sitting compare
+    else:  # some or all are missing: only times of the same session can be compared
         with console.status(f"timing {len(fitting)} candidates: {about}"):
             timed = measure(tunable, case, architecture, fitting, outcomes)
     if not timed:
@@ -268,17 +268,17 @@ def _say(line: str) -> None:
 
 def main(
     operator: Annotated[str, typer.Option(help="One of cosine_topk, expert_matmul, memory_update, routed_matmul.")],
-    out: Annotated[Path | None, typer.Option(help="CSV of all outcomes; one that exists is taken up again.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV of all outcomes; an existing one is continued.")] = None,
     entry: Annotated[list[str] | None, typer.Option(help="Only this entry, such as _FORWARD; repeatable.")] = None,
     precision: Annotated[list[str] | None, typer.Option(help="Only bfloat16, tf32 or float32; repeatable.")] = None,
-    limit: Annotated[int | None, typer.Option(help="The first candidates alone.")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that compile.")] = 1,
+    limit: Annotated[int | None, typer.Option(help="Only the first candidates.")] = None,
+    jobs: Annotated[int, typer.Option(help="Number of compiling processes.")] = 1,
     table: Annotated[Path | None, typer.Option(help="File that gets the rows to paste.")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds after which no entry is begun.")] = float("inf"),
+    budget: Annotated[float, typer.Option(help="Seconds after which no entry is started.")] = float("inf"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the candidates that fit; needs no GPU.")] = False,
     architecture: Annotated[int, typer.Option(help="With --dry-run: 80, 90, 100 or 120.")] = 90,
 ) -> None:
-    """Time candidate tiles on the GPU at hand and print rows for config.py."""
+    """Time candidate tiles on this GPU and print rows for config.py."""
     if not dry_run:
         if not isinstance(HERE, Gpu):
             typer.echo(
@@ -294,7 +294,7 @@ def main(
     outcomes, end = Outcomes(out), time.monotonic() + budget
     options = {"limit": limit, "jobs": jobs, "dry_run": dry_run, "table": table}
     wanted = [c for c in TUNED if c.operator == operator and (not precision or c.precision in precision)]
-    # Case by case: where time is short, every entry of the first cases is worth more than one entry of all.
+    # Case by case: if time is short, every entry of the first cases is worth more than one entry of all cases.
     for case in wanted:
         for tunable in chosen:
             if time.monotonic() > end:

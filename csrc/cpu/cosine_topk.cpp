@@ -1,4 +1,5 @@
-// cosine_topk on the CPU: every row is read once, by blocks of four rows against blocks of four memory vectors.
+// cosine_topk on the CPU. Every row is read once; blocks of four rows are multiplied with blocks of four memory
+// vectors.
 #include "../cosine_topk.h"
 
 #include <algorithm>
@@ -58,12 +59,12 @@ RBM_INLINE void route_rows_backward_lanes(
       dot_tile<kBytes, 1, 1>(&short_row, short_row, 0, r.features, square);
     }
     const Acc norm = std::sqrt(square[0]);
-    // A row too short has no direction. Neither has a bad one: NaN > kShortest is false.
+    // A row that is too short has no direction, nor has a NaN row: NaN > kShortest is false.
     if (!(norm > static_cast<Acc>(kShortest))) {
       std::fill_n(out, r.features, T(Acc(0)));
       continue;
     }
-    // Derivatives with respect to the chosen cosines: their own, and through the softmax.
+    // Gradients of the chosen cosines: their own, plus those through the softmax.
     const int64_t first = b * r.top_k;
     Acc mean = 0, along_row = 0;
     if (r.grad_gates != nullptr) {
@@ -120,7 +121,7 @@ void route_backward(
   });
 }
 
-// Rows of any dtype against a float64 memory are taken as float64.
+// With a float64 memory, rows of any dtype are converted to float64.
 ScalarType served_dtype(const Tensor& h, const Tensor& memory) {
   return is_wide(h, memory) ? ScalarType::Double : cpu::served_dtype(h.scalar_type());
 }

@@ -1,5 +1,5 @@
-// Inner products of a few rows with a few others, all of adjacent features: the one kernel under routing and under the
-// small batches of the expert matmul. Nothing is packed, transposed or copied before it.
+// Inner products of a few rows with a few others, all with adjacent features. Used by routing and by the expert matmul
+// for small batches. Nothing is packed, transposed or copied beforehand.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace rbm::cpu {
 
-// sums[r * kColumns + c] = <rows[r], columns[c]>, where columns[c] = first_column + c * column_stride. A power of two of sums.
+// sums[r * kColumns + c] = <rows[r], columns[c]>, where columns[c] = first_column + c * column_stride. The number of
+// sums must be a power of two.
 template <int kBytes, int kRows, int kColumns, typename Row, typename Column, typename Acc>
 RBM_INLINE void dot_tile(
     const Row* const* rows, const Column* first_column, int64_t column_stride, int64_t features, Acc* sums) {
@@ -24,8 +25,9 @@ RBM_INLINE void dot_tile(
       for (int r = 0; r < kRows; ++r) totals[r * kColumns + c] += row[r] * column;
     }
   }
-  // Once at most. As a loop, for a compiler may fuse multiplication and addition here or not, and equal rows must meet equal
-  // arithmetic in tiles of every size: GCC does in loops, and did not in a branch of the smallest tile.
+  // Runs at most once. It is a loop because a compiler may or may not fuse multiplication and addition here, and equal
+  // rows need equal arithmetic in tiles of every size: GCC fuses in loops, but did not in a branch of the smallest
+  // tile.
   for (int64_t d = whole; d < features; d += L::kCount) {
     for (int r = 0; r < kRows; ++r) L::load_first(row[r], rows[r] + d, features - d);
     for (int c = 0; c < kColumns; ++c) {
@@ -36,7 +38,7 @@ RBM_INLINE void dot_tile(
   L::template sum_lanes<kRows * kColumns>(totals, sums);
 }
 
-// sums[r] = <rows[r], rows[r]>. A power of two of sums.
+// sums[r] = <rows[r], rows[r]>. The number of sums must be a power of two.
 template <int kBytes, int kRows, typename Row, typename Acc>
 RBM_INLINE void square_tile(const Row* const* rows, int64_t features, Acc* sums) {
   using L = Lanes<Acc, kBytes>;

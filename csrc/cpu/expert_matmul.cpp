@@ -1,8 +1,8 @@
-// expert_matmul on the CPU, forward and the gradients of its rows and gates. Every thread takes rows of its own, and for each
-// expert the rows that use it: tiles of products are summed in registers and added, times their gates, to rows of the
-// result that stay in cache from one expert to the next. No row meets an expert that it does not use, and nothing grows
-// with the batch but the result. A panel through BLAS, measured first, lost a third of its time to gathering and packing
-// the same rows for each expert and to adding up. Few rows: see few_rows.h.
+// expert_matmul on the CPU: forward, and the gradients of its rows and gates. Every thread has its own rows and
+// processes, for each expert, those that use it. Tiles of products are summed in registers and added, times their
+// gates, to rows of the result, which stay in cache from one expert to the next. No row is multiplied with an expert
+// that it does not use, and only the result grows with the batch. An earlier version with BLAS spent a third of its
+// time gathering and packing the same rows for each expert, and adding up. Few rows: see few_rows.h.
 #include "../expert_matmul.h"
 
 #include <algorithm>
@@ -14,15 +14,17 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows of a panel: their results stay in cache, and every expert gets this many of them, that its weights are read for.
+// Rows of a panel: their results stay in cache, and every expert gets about kRowsOfExpert of them per read of its
+// weights.
 constexpr int64_t kFewestPanelRows = 256;
 constexpr int64_t kRowsOfExpert = 256;
-// Inner dimension that is worked on at once: that much of one expert's weights stays in a core's own cache.
+// Block of the inner dimension: this part of one expert's weights stays in a core's own cache.
 constexpr int64_t kInnerBlock = 512;
 
-// out_b = sum_j gate_bj (A_e rows_b + bias_e), e = experts[b, j]. Forward: rows are x, A_e is W_e. Backward: rows are grad,
-// A_e is the transpose of W_e, and the gradient of the gates, <A_e rows_b, x_b> + <rows_b, bias_e>, may be wanted. Tiles take
-// rows and weights as numbers of type Operand: what rows of T are summed in, or pairs of bfloat16.
+// out_b = sum_j gate_bj (A_e rows_b + bias_e), e = experts[b, j]. Forward: rows are x, A_e is W_e. Backward: rows are
+// grad, A_e is the transpose of W_e, and the gradient of the gates is optional:
+// <A_e rows_b, x_b> + <rows_b, bias_e>. Tiles read rows and weights as Operand: the type that rows of T are summed in, or
+// pairs of bfloat16.
 template <typename T, typename Operand = Accumulation<T>>
 struct Product {
   using Acc = Accumulation<T>;
@@ -33,7 +35,7 @@ struct Product {
   const Acc* gates;
   const int32_t* experts;
   int64_t count, from, to, num_experts, top_k;
-  bool with_gates;  // whether the gradient of the gates is wanted, and the three below are there
+  bool with_gates;  // whether to compute the gradient of the gates, and the three members below are set
   const T* x;
   int64_t x_stride;
   Acc* grad_gates;  // [B, k]
@@ -59,7 +61,7 @@ RBM_INLINE void add_row(
   }
 }
 
-// The inner product of a row of products, zero past `width`, with x[0:width], spread over lanes.
+// The inner product of a row of products, which is zero past `width`, with x[0:width], distributed over lanes.
 template <int kBytes, int kVectors, typename T, typename Acc>
 RBM_INLINE void dot_row(
     const typename Lanes<Acc, kBytes>::Vector (&products)[kVectors], int64_t width, const T* x,
@@ -76,7 +78,8 @@ RBM_INLINE void dot_row(
   }
 }
 
-// Adds the products of kRows rows and one panel of columns to `outs`, from `column` on, and to the gradients of their gates.
+// Adds the products of kRows rows and one panel of columns to `outs`, starting at `column`, and to the gradients of
+// their gates.
 template <int kBytes, int kRows, int kVectors, typename T, typename Operand>
 RBM_INLINE void multiply_tile(
     const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Operand* const* rows,
@@ -103,7 +106,7 @@ RBM_INLINE void multiply_tile(
   for (int r = 0; r < valid; ++r) p.grad_gates[pairs[r].index] += sums[r];
 }
 
-// `count` numbers of a row as a tile's left side: where they are, or converted into `copy`.
+// The left side of a tile: `count` elements of a row, in place if possible, otherwise converted into `copy`.
 template <typename Operand, typename T>
 RBM_INLINE const Operand* left_side(const T* source, int64_t count, Operand* copy) {
   if constexpr (std::is_same_v<T, Operand>) {
@@ -117,7 +120,8 @@ RBM_INLINE const Operand* left_side(const T* source, int64_t count, Operand* cop
   return copy;
 }
 
-// `valid` of kRows pairs of one expert, and `inner` of the inner dimension from `first`: all columns.
+// The first `valid` of kRows pairs of one expert; `inner` elements of the inner dimension starting at `first`; all
+// columns.
 template <int kBytes, int kRows, typename T, typename Operand>
 RBM_INLINE void multiply_rows(
     const Product<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t valid, int64_t first, int64_t inner,
@@ -127,7 +131,7 @@ RBM_INLINE void multiply_rows(
   const Operand* rows[kRows];
   Acc* outs[kRows];
   for (int r = 0; r < kRows; ++r) {
-    // A tile that is not full repeats its last row, whose sums are dropped.
+    // A partial tile repeats its last row, whose extra sums are discarded.
     const int64_t row = pairs[std::min<int64_t>(r, valid - 1)].row;
     rows[r] = left_side(p.rows + row * p.row_stride + first, inner, converted + r * kInnerBlock);
     outs[r] = sums + (row - first_row) * p.to;
@@ -149,7 +153,7 @@ RBM_INLINE void multiply_rows(
   }
 }
 
-// What the bias adds: to the rows, or to the gradient of their gates.
+// Adds the contribution of the bias to the rows, or to the gradient of their gates.
 template <typename T, typename Operand>
 RBM_INLINE void add_bias(const Product<T, Operand>& p, int64_t expert, const Pair& pair, Accumulation<T>* out) {
   using Acc = Accumulation<T>;
@@ -200,7 +204,7 @@ RBM_INLINE void multiply_panel_lanes(
 }
 RBM_DISPATCH(multiply_panel)
 
-// Pairs are multiplied on processors of one kind alone.
+// Only processors with AVX-512 multiply pairs of bfloat16.
 template <typename T, typename Operand>
 void multiply_any_panel(
     const Product<T, Operand>& p, int64_t first_row, int64_t last_row, const PairsByExpert& by_expert,
@@ -214,7 +218,7 @@ void multiply_any_panel(
   }
 }
 
-// Panels of one height, as many for one thread as for another.
+// Panels of equal height, the same number for every thread.
 int64_t count_panel_rows(int64_t rows, int64_t num_experts, int64_t top_k) {
   const int64_t most = std::max(kFewestPanelRows, kRowsOfExpert * num_experts / std::max<int64_t>(1, top_k));
   const int64_t threads = torch::stable::get_num_threads();

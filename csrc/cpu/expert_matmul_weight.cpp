@@ -1,5 +1,5 @@
-// The gradient of expert_matmul's weights and biases on the CPU. A thread has output features of its own and takes all rows
-// of an expert through them, so every gradient is summed where it will stay, in the order of the rows.
+// The gradient of expert_matmul's weights and biases on the CPU. Each thread has its own output features and processes
+// all rows of an expert for them, so every gradient is summed in place, in the order of the rows.
 #include "../expert_matmul.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows that are taken at once: the part of them that a tile multiplies stays in the nearest cache. An even number.
+// Rows processed at once, an even number: the part of them that a tile multiplies stays in the L1 cache.
 constexpr int64_t kPieceRows = 128;
 
 template <typename T>
@@ -28,9 +28,9 @@ struct WeightGrad {
   Acc* grad_bias;    // [E, N]
 };
 
-// kRows output features, of which `valid` exist, and one panel of input features: grad_weight gets or is increased by what
-// `steps` operands (rows, or pairs of rows) contribute. `gated` and `panel` begin at the first of those features, in the first
-// row.
+// For kRows output features, of which `valid` exist, and one panel of input features: grad_weight is set to, or
+// increased by, the contribution of `steps` operands (rows or pairs of rows). `gated` and `panel` start at the first of
+// those features, in the first row.
 template <int kBytes, int kRows, int kVectors, typename Operand, typename Acc>
 RBM_INLINE void sum_tile(
     const Operand* gated, int64_t gated_stride, const Operand* panel, int64_t steps, bool first, int64_t valid,
@@ -162,8 +162,8 @@ RBM_DISPATCH(sum_expert)
 // All experts, with the weights' operands of one kind.
 template <typename Operand, typename T>
 void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
-  // As many slices of output features as threads, or as there are tiles. Slice by slice and not expert by expert, so that
-  // threads get an equal share where experts do not.
+  // As many slices of output features as threads, or as there are tiles. Work is divided by slice rather than by
+  // expert, so that threads get equal shares even if experts do not.
   const int64_t threads = torch::stable::get_num_threads(), tiles = (w.out_features + kTileRows - 1) / kTileRows;
   const int64_t width = (tiles + threads - 1) / threads * kTileRows;
   const int64_t slices = width > 0 ? (w.out_features + width - 1) / width : 0;

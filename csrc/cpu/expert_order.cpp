@@ -1,5 +1,5 @@
-// expert_order on the CPU: a stable counting sort by the rank of each row's set, or a stable sort where sets are too many to
-// count. The rank and its revolving-door order are derived in rbm_kernels/ops/expert_order/README.md.
+// expert_order on the CPU: a stable counting sort by the rank of each row's set, or a stable sort if there are too many
+// sets to count. The rank and its revolving-door order are derived in rbm_kernels/ops/expert_order/README.md.
 #include "../expert_order.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace rbm::cpu {
 namespace {
 
-// Counting takes memory for every set that could be; sorting by rank takes time for every row.
+// Counting takes memory for every possible set; sorting by rank takes time for every row.
 constexpr int64_t kMostCountedSets = 1 << 20;
 
 // C(n, size) for n = 1 .. num_experts and size = 1 .. top_k, with the sign of that size's term in the rank.
@@ -54,7 +54,7 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
     for (int64_t b = begin; b < end; ++b) {
       std::copy_n(chosen + b * top_k, top_k, ascending.begin());
       std::sort(ascending.begin(), ascending.end());
-      // Unsigned: the terms of a row that repeats an expert may add up to more than 2^63.
+      // Unsigned: the terms of a row that repeats an expert may sum to more than 2^63.
       uint64_t rank = -static_cast<uint64_t>(top_k % 2);
       for (int64_t j = 0; j < top_k; ++j) rank += static_cast<uint64_t>(binomials[(ascending[j] + 1) * (top_k + 1) + j + 1]);
       ranks[b] = static_cast<int64_t>(rank);
@@ -64,7 +64,7 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
   Tensor order = new_tensor(ScalarType::Int, {rows});
   auto* const ordered = mutable_data<int32_t>(order);
   const int64_t sets = binomials[num_experts * (top_k + 1) + top_k];
-  // A row that repeats an expert has no set, and its rank may be any number: such rows are sorted.
+  // A row that repeats an expert has no valid rank, so batches with such rows are sorted.
   const bool ranked = std::all_of(ranks.begin(), ranks.end(), [&](int64_t rank) { return rank >= 0 && rank < sets; });
   if (ranked && sets <= kMostCountedSets) {
     std::vector<int64_t> next(sets + 1, 0);

@@ -1,5 +1,6 @@
-// The expert matmul for few rows: inner products straight from x and weight, nothing gathered, no temporary but the sums of
-// a few columns. Each thread has columns of its own, and an expert's weights are read once for all rows that use it.
+// The expert matmul for few rows: inner products directly from x and weight. Nothing is gathered, and the only
+// temporary are the sums of a few columns. Each thread has its own columns, and an expert's weights are read once for
+// all rows that use it.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,13 @@
 
 namespace rbm::cpu {
 
-// Pairs of an expert, on average, up to which inner products take less time than packing the weights and multiplying tiles:
-// packing an expert takes as long as inner products lose to tiles in so many of its pairs.
+// Average number of pairs per expert up to which inner products are faster than packing the weights and multiplying
+// tiles. Packing an expert takes as long as inner products lose to tiles over this many pairs.
 constexpr int64_t kFewPairs = 24;
 inline bool are_few(int64_t rows, int64_t top_k, int64_t num_experts) { return rows * top_k <= kFewPairs * num_experts; }
 
-// Output features that are worked on at once: with D = 256 their weights fill a third of the nearest cache, and every row
-// that comes from further away meets all of them.
+// Output features processed at once: with D = 256 their weights fill a third of the L1 cache, and every row, which
+// comes from further away, is multiplied with all of them.
 constexpr int64_t kColumnBlock = 16;
 
 template <typename T>
@@ -31,7 +32,8 @@ struct FewRows {
   T* y;  // [B, N], contiguous
 };
 
-// Adds what kRows pairs of one expert contribute to kColumns columns that begin with n. `sums` [B, kColumnBlock] begins there.
+// Adds the contribution of kRows pairs of one expert to kColumns columns starting at n. `sums` [B, kColumnBlock] starts
+// there.
 template <int kBytes, int kRows, int kColumns, typename T>
 RBM_INLINE void add_tile(const FewRows<T>& f, int64_t expert, const Pair* pairs, int64_t n, Accumulation<T>* sums) {
   using Acc = Accumulation<T>;
@@ -69,7 +71,7 @@ RBM_INLINE void few_rows_lanes(const FewRows<T>& f, int64_t begin, int64_t end, 
       const Pair* const pairs = f.pairs->of(e);
       const int64_t count = f.pairs->count(e);
       int64_t i = 0;
-      // 16 running sums and their operands take 21 of the 32 registers of AVX-512; AVX2 has 16.
+      // 16 running sums and their operands take 21 of the 32 registers of AVX-512; AVX2 only has 16.
       if constexpr (kBytes == 64) {
         for (; i + 4 <= count; i += 4) add_columns<kBytes, 4, 4>(f, e, pairs + i, n, last, sums);
       }

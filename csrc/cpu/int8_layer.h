@@ -1,4 +1,4 @@
-// A layer of experts of 8-bit integers, and its answers for any number of rows: what routed_matmul_int8 does once, and
+// A layer of 8-bit integer experts, and its answers for any number of rows. Used once by routed_matmul_int8, and by
 // packed_network for each of its layers.
 #pragma once
 
@@ -11,11 +11,11 @@ namespace rbm::cpu {
 struct Int8Layer {
   const float* x;  // [B, D]
   int64_t x_stride, features;
-  Routing<float> routing;  // of all rows, by x or by others; gates, experts and cosines are each thread's own
-  bool is_routed;          // else there is one expert, and its gate is 1
-  const int8_t* experts;   // what quantize_experts returned
+  Routing<float> routing;  // of all rows, by x or by other rows; gates, experts and cosines are each thread's own
+  bool is_routed;          // otherwise there is one expert with gate 1
+  const int8_t* experts;   // result of quantize_experts
   int64_t outputs;
-  float* y;  // [B, y_stride]; where a row has room for whole panels, they are written beyond the last output
+  float* y;  // [B, y_stride]; if a row has room for whole panels, these are written past the last output
   int64_t y_stride;
 };
 

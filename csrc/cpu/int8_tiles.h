@@ -1,9 +1,10 @@
-// Products of rows and experts of 8-bit integers, summed in 32 bits: exact, so every processor gets the same sums.
+// Products of rows and 8-bit integer experts, summed in 32 bits. They are exact, so every processor gets the same sums.
 //
-// An expert comes in panels of 16 columns. A panel has lines of 64 bytes: the scales of its columns, their biases, -128 times
-// the sums of their weights (int32), and then, for every four features, four weights of each column. That is one vector of
-// AVX-512, which multiplies unsigned with signed numbers and adds four products at once, and two of AVX2. It is the same on
-// every processor. The rows' numbers and all weights are between -127 and 127.
+// An expert is stored in panels of 16 columns. A panel has lines of 64 bytes: the scales of its columns, their biases,
+// -128 times the sums of their weights (int32), and then, for every four features, four weights of each column. Such a
+// line is one vector of AVX-512, which multiplies unsigned with signed numbers and adds four products at once, or two
+// vectors of AVX2. The format is the same on every processor. The rows' numbers and all weights are between -127 and
+// 127.
 #pragma once
 
 #include <algorithm>
@@ -23,16 +24,16 @@ namespace rbm::cpu {
 constexpr int64_t kPanelColumns = 16;
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kHeadLines = 3;
-// The sum of so many products of 127 and 127 fits 32 bits.
+// A sum of this many products of 127 and 127 fits in 32 bits.
 constexpr int64_t kMostInt8Features = 1 << 17;
-// A row without any number as large as this counts as zeros: 127 / number must be finite.
+// A row with no number as large as this counts as zeros: 127 / number must be finite.
 constexpr float kLeastOfRow = 1e-30f;
 constexpr float kMostNumber = 127.0f;
 
 constexpr int64_t panels_of(int64_t outputs) { return (outputs + kPanelColumns - 1) / kPanelColumns; }
 constexpr int64_t groups_of(int64_t features) { return (features + 3) / 4; }
 
-// Some rows of one expert by some panels. Rows begin at their first number; panels lie `panel_bytes` apart.
+// Some rows of one expert times some panels. Rows start at their first number; panels are `panel_bytes` apart.
 struct Int8Tile {
   const uint8_t* rows[6];
   float row_scales[6], gates[6];
@@ -41,10 +42,10 @@ struct Int8Tile {
   int64_t panel_bytes, groups;
 };
 
-// numbers = row * 127 / |row|max, rounded to the nearest, to even between two, plus `shift`; returns the scale that takes them
-// back. A row that is not finite becomes zeros of scale NaN. This is a plain loop that is vectorised where it is inlined.
+// numbers = row * 127 / |row|max, rounded to the nearest, ties to even, plus `shift`. Returns the scale for the
+// inverse. A non-finite row becomes zeros with scale NaN. This is a plain loop, vectorised wherever it is inlined.
 RBM_INLINE float quantize_row(const float* row, int64_t features, int64_t padded, uint8_t shift, uint8_t* numbers) {
-  // The bits of a positive number are in the order of numbers, and those of infinity and NaN come last.
+  // The bit patterns of positive numbers have the same order as the numbers; infinity and NaN come last.
   int32_t largest_bits = 0;
   for (int64_t d = 0; d < features; ++d) {
     int32_t bits;
@@ -63,8 +64,8 @@ RBM_INLINE float quantize_row(const float* row, int64_t features, int64_t padded
   return largest / kMostNumber;
 }
 
-// Each kind of processor: what its rows' numbers are shifted by, how high a tile may be, how many panels one of so many rows
-// takes at once, and the tiles.
+// Each kind of processor defines the shift of its rows' numbers, the maximum height of a tile, how many panels a tile
+// of a given height processes at once, and the tiles.
 struct PlainInt8 {
   static constexpr uint8_t kShift = 0;
   static constexpr int kMostRows = 1;
@@ -105,8 +106,8 @@ struct Avx2Int8 {
     return quantize_row(row, features, padded, kShift, numbers);
   }
 
-  // AVX2 too multiplies unsigned with signed numbers, and adds two products in 16 bits: |number| with a weight that has the
-  // number's sign is 2 * 127 * 127 at most, which 16 bits hold.
+  // AVX2 also multiplies unsigned with signed numbers, but adds two products in 16 bits. With |number| and a weight
+  // that takes the number's sign, they sum to at most 2 * 127 * 127, which fits in 16 bits.
   template <int kRows, int kPanels>
   RBM_AVX2 static void multiply(const Int8Tile& tile) {
     constexpr int kVectors = 2 * kPanels;
@@ -156,7 +157,7 @@ struct VnniInt8 {
     return quantize_row(row, features, padded, kShift, numbers);
   }
 
-  // The rows' numbers are unsigned, 128 too large: sums begin with -128 times the sum of the weights.
+  // The rows' numbers are unsigned, shifted by 128, so sums start at -128 times the sum of the weights.
   template <int kRows, int kPanels>
   RBM_VNNI static void multiply(const Int8Tile& tile) {
     __m512i totals[kRows][kPanels];
@@ -178,7 +179,7 @@ struct VnniInt8 {
         const __m512i numbers = _mm512_set1_epi32(four);
 #pragma GCC unroll 8
         for (int v = 0; v < kPanels; ++v) {
-          // Not the intrinsic: around it GCC 12 copies every sum, and stores it.
+          // Inline assembly: with the intrinsic, GCC 12 copies and stores every sum.
           asm("vpdpbusd %2, %1, %0" : "+v"(totals[r][v]) : "v"(numbers), "v"(weights[v]));
         }
       }
@@ -206,7 +207,7 @@ inline bool has_vnni() {
 
 #endif
 
-// act(kind) with the kind of this processor.
+// Calls act(kind) with the kind of this processor.
 template <typename Act>
 auto with_int8_kind(const Act& act) {
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-// The memory update on the CPU: one pass over the rows, in shares whose number depends on the shapes alone. Each share sums
-// into its own partial result and the partial results are added in order, so the same bits come out of any number of threads.
+// Memory update on the CPU: one pass over the rows, in shares whose number depends only on the shapes. Each share has
+// its own partial result, and these are added in order, so any number of threads gives the same bits.
 #include "../memory_update.h"
 
 #include <torch/headeronly/util/Half.h>
@@ -15,8 +15,8 @@ namespace {
 
 using torch::headeronly::Half;
 
-// Sums of this many rows are added to a share's result: the rounding error of a long share grows with its number of tiles
-// and not with its number of rows.
+// Sums of this many rows are added to a share's result, so that the rounding error of a long share grows with its
+// number of tiles rather than its number of rows.
 constexpr int64_t kTileRows = 256;
 constexpr int64_t kBlockFeatures = 128;
 
@@ -32,11 +32,12 @@ struct Share {
   bool normalize;
   Acc* tile;     // a partial result
   Acc* row;      // features
-  Acc* partial;  // a partial result: what the share sums to
+  Acc* partial;  // a partial result: the sums of the share
 };
 
-// Rows are few: at least 128 a share, and 16 for each expert, so that partial results take at most a sixteenth of the
-// elements of h. Rows are many: at most 64 shares, so that they take at most 64 times the result.
+// With few rows, a share has at least 128, and at least 16 per expert, so that partial results take at most a sixteenth
+// of the elements of h. With many rows there are at most 64 shares, so that partial results take at most 64 times the
+// result.
 int64_t count_shares(int64_t rows, int64_t num_experts) {
   return std::clamp<int64_t>(rows / std::max<int64_t>(128, 16 * num_experts), rows > 0 ? 1 : 0, 64);
 }
@@ -48,7 +49,7 @@ RBM_INLINE bool all_finite(const Acc* values, int64_t count) {
   return finite;
 }
 
-// In blocks, for the same reason as kTileRows: how many lanes a vector has is not to decide how exact a norm is.
+// In blocks, as with kTileRows, so that the accuracy of a norm does not depend on the number of lanes of a vector.
 template <typename Acc>
 RBM_INLINE Acc squared_norm(const Acc* row, int64_t stride, int64_t features, Acc factor = 1) {
   Acc square = 0;
@@ -102,7 +103,7 @@ RBM_INLINE void sum_share_lanes(const Share<T, Acc>& s) {
 
 RBM_DISPATCH(sum_share)
 
-// result[i] = the sum over shares of partials[share][i], the shares in order.
+// result[i] = the sum of partials[share][i] over the shares, in order.
 template <typename Acc>
 void add_partials(const Acc* partials, int64_t shares, int64_t stride, Acc* result, int64_t size) {
   parallel_for(0, size, kGrainMultiplications, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// What rbm_kernels/ops/packed_network/form.py wrote: a network as one run of bytes.
+// Reads a network packed by rbm_kernels/ops/packed_network/form.py into a sequence of bytes.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,24 @@ constexpr int64_t kNetworkMark = 0x31574e4d4252;  // "RBMNW1"
 constexpr int64_t kNowhere = -1;
 constexpr int64_t kAlignment = 64;
 
-// Sizes of a layer, and where in the bytes its parts begin. form.py writes the same fields in the same order.
+// Sizes of a layer, and the offsets of its parts. form.py writes the same fields in the same order.
 struct StoredLayer {
   Weights weights;
   int64_t inputs, outputs, num_experts, top_k;
-  int64_t router_features;  // of what rows are routed by: the layer's inputs, or a linear map of them
-  int64_t over_all;         // whether gates are shares of all experts
+  int64_t router_features;  // features used for routing: the layer's inputs, or a linear map of them
+  int64_t over_all;         // whether the softmax of the gates runs over all experts
   Norm norm;
-  int64_t activates;  // whether ReLU follows
+  int64_t activates;  // whether the layer ends with ReLU
   double temperature, eps;
   int64_t experts, memory, router, scale, shift;
 };
 
-// The parts of a network, each found to lie within its bytes.
+// The parts of a network, each checked to be within its bytes.
 class StoredNetwork {
  public:
   StoredNetwork(const Checks& check, const uint8_t* bytes, int64_t size) : check_(check), bytes_(bytes), size_(size) {
-    // Parts lie at multiples of 64 bytes of it; PyTorch's own memory does, and a view may begin anywhere.
+    // Parts are at offsets that are multiples of 64. PyTorch aligns its own memory to that, but a view may start
+    // anywhere.
     if (reinterpret_cast<uintptr_t>(bytes) % alignof(float) != 0) refuse("begins at an odd address");
     int64_t head[2];
     if (size < static_cast<int64_t>(sizeof(head))) refuse("is too short");

@@ -1,6 +1,6 @@
-// Outer products: the kernel under the large batches of the expert matmul. A tile of sums stays in registers while the inner
-// dimension passes by; rows of the left side are read where they lie, each by its own pointer, so nothing is gathered, and
-// the right side comes in panels as wide as a tile.
+// Outer products, used by the expert matmul for large batches. A tile of sums stays in registers while the inner
+// dimension is traversed. Rows of the left side are read in place, each by its own pointer, so nothing is gathered. The
+// right side comes in panels as wide as a tile.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace rbm::cpu {
 
-// Sums, one row of the right side and one number of the left fill the registers: 6 x 4 + 4 + 1 of 32, or 6 x 2 + 2 + 1 of 16.
+// Sums, one row of the right side and one number of the left fill the registers: 6 x 4 + 4 + 1 of 32, or 6 x 2 + 2 + 1
+// of 16.
 constexpr int kTileRows = 6;
 template <int kBytes>
 constexpr int tile_vectors() {
@@ -25,10 +26,11 @@ constexpr int64_t panel_width() {
   return tile_vectors<kBytes>() * Lanes<Acc, kBytes>::kCount;
 }
 
-// The right side comes from the second cache, and the processor alone does not fetch it in time: 5 % with one thread.
+// The right side comes from the L2 cache, and hardware prefetching is too late: 5 % with one thread.
 constexpr int64_t kPrefetchRows = 16;
 
-// sums[r][v] = the sum over i of left[r][i * left_stride] * right[i][v], where right[i] stands at `right + i * right_stride`.
+// sums[r][v] = the sum of left[r][i * left_stride] * right[i][v] over i.
+// right[i] is at `right + i * right_stride`.
 template <int kBytes, int kRows, int kVectors, typename Acc>
 RBM_INLINE void outer_tile(
     const Acc* const* left, int64_t left_stride, const Acc* right, int64_t right_stride, int64_t count,
@@ -49,8 +51,8 @@ RBM_INLINE void outer_tile(
   }
 }
 
-// target[i][j] = source[j][i], a square as wide as a vector. Interleaving the two halves of a sequence of rows, lane by lane,
-// log2(lanes) times over is a transposition.
+// target[i][j] = source[j][i], a square as wide as a vector. Interleaving the two halves of a sequence of rows, lane by
+// lane, log2(lanes) times is a transposition.
 template <int kBytes, typename T, typename Acc>
 RBM_INLINE void transpose(const T* source, int64_t source_stride, Acc* target, int64_t target_stride) {
   using L = Lanes<Acc, kBytes>;
@@ -66,15 +68,15 @@ RBM_INLINE void transpose(const T* source, int64_t source_stride, Acc* target, i
   for (int i = 0; i < L::kCount; ++i) L::store(target + i * target_stride, rows[i]);
 }
 
-// A matrix [K, N] per expert, of which either the rows or the columns are adjacent numbers. Packed: in panels of tile width
-// and of all K rows; the last panel is as wide as its whole vectors.
+// One matrix [K, N] per expert, whose rows or columns are contiguous. It is packed in panels of tile width with all K
+// rows; the last panel is as wide as the remaining whole vectors.
 template <typename T>
 struct Unpacked {
   const T* values;
   int64_t matrices, rows, columns, matrix_stride, row_stride, column_stride;
 };
 
-// Whether the bias of each column, [matrices, columns] or zeros, is packed before the rows.
+// Whether the bias of each column, [matrices, columns] or zeros, is packed in front of the rows.
 template <typename T>
 struct Bias {
   bool is_packed = false;
@@ -87,8 +89,8 @@ constexpr int64_t padded_columns(int64_t columns) {
   return (columns + kCount - 1) / kCount * kCount;
 }
 
-// Packs panel `panel` of matrix `matrix`, with zeros past its last column. With `bias` rows are preceded by the expert's bias,
-// or by zeros where the pointer in it is null.
+// Packs panel `panel` of matrix `matrix`, with zeros past its last column. With `bias`, the expert's bias precedes the
+// rows, or zeros if the pointer in it is null.
 template <int kBytes, typename T, typename Stored>
 RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, const Bias<T>& bias, Stored* packed) {
   using Acc = Accumulation<T>;
@@ -130,7 +132,7 @@ RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, 
 }
 RBM_DISPATCH(pack)
 
-// What of the packed layout depends on this processor.
+// The part of the packed layout that depends on this processor.
 struct PackedSizes {
   int64_t lanes, width;
 

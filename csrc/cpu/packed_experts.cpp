@@ -1,5 +1,5 @@
-// pack_experts and routed_matmul_packed: the whole layer at inference, for any number of rows, with nothing written but the
-// result. Every thread routes the rows whose pairs it multiplies, so that threads meet once, at the end.
+// pack_experts and routed_matmul_packed: a whole layer at inference, for any number of rows. Only the result is
+// written. Every thread routes the rows that it multiplies, so threads synchronise only once, at the end.
 #include "../packed_experts.h"
 
 #include <algorithm>
@@ -12,10 +12,11 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of them.
+// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of
+// them.
 constexpr int64_t kRowsOfExpert = 256;
 
-// What a thread writes to, for as many rows as it takes at once.
+// Buffers of a thread, for as many rows as it processes at once.
 template <typename T>
 struct Workplace {
   using Acc = Accumulation<T>;
@@ -23,7 +24,7 @@ struct Workplace {
   std::unique_ptr<Acc[]> gates, work, sums, converted;
   std::unique_ptr<int32_t[]> chosen;
   PairsByExpert pairs;
-  bool is_direct;  // sums are the result itself
+  bool is_direct;  // whether sums are written to the result itself
 
   Workplace(const PackedLayer<T>& layer, int64_t rows, int64_t padded)
       : gates(scratch<Acc>(2 * rows * layer.routing.top_k)),
@@ -36,7 +37,7 @@ struct Workplace {
   }
 };
 
-// Rows [begin, end), panels of columns [first_panel, last_panel), by one thread.
+// Processes rows [begin, end) and panels of columns [first_panel, last_panel) in one thread.
 template <typename T>
 void serve(
     const PackedLayer<T>& layer, const PackedSizes& sizes, int64_t begin, int64_t end, int64_t first_panel,

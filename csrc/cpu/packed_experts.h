@@ -1,9 +1,10 @@
-// Experts packed once for many products, and the product of a batch's pairs with them. The layer keeps its experts so.
+// Experts packed once for many products, and their product with the pairs of a batch.
 //
-// A tile of sums, some pairs of one expert by a panel of columns, stays in registers while the features pass by: each number
-// of a row meets a whole vector of columns, so nothing is summed over lanes, and a tile of one row reads the weights as
-// fast as they come. Weights as the layer learns them, [N, D], would need either inner products, whose sums over lanes and
-// two loads for each product cost a third of the time up to 256 rows, or packing at every call.
+// A tile of sums, some pairs of one expert by a panel of columns, stays in registers while the features are traversed.
+// Each number of a row is multiplied with a whole vector of columns, so nothing is summed over lanes, and a tile of one
+// row reads the weights at full bandwidth. With the weights as the layer learns them, [N, D], the alternatives are
+// packing at every call, or inner products, which spend a third of the time up to 256 rows on sums over lanes and on
+// two loads per product.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +14,22 @@
 
 namespace rbm::cpu {
 
-// [E, D + 1, padded]. Each expert's matrix is cut into panels as wide as a tile, the last as wide as its whole vectors, and
-// each panel is stored row by row: first the bias, then a row of weights for each feature. Zeros past the last column.
+// [E, D + 1, padded]. Each expert's matrix is divided into panels as wide as a tile (the last as wide as its whole
+// vectors). Each panel is stored row by row: first the bias, then one row of weights per feature. Columns past the last
+// are zero.
 template <typename T>
 struct PackedExperts {
   const T* values;
   int64_t num_experts, features, outputs;
 };
 
-// Bytes of a panel that several tiles meet one after the other: it stays in the nearest cache.
+// Maximum size of a panel that several tiles use one after the other, so that it stays in the L1 cache.
 constexpr int64_t kHotPanelBytes = 24576;
-// Vectors wider than AVX2's come in panels that fit no nearest cache; from here on they would not fit the next one either.
+// With vectors wider than those of AVX2, panels do not fit in the L1 cache. With more features than this they would
+// exceed L2.
 constexpr int64_t kMostInnerRows = 1024;
 
-// y[pairs[r].row] += gate * (bias + W x[pairs[r].row]) for pairs and panels of columns. y begins as zeros.
+// y[pairs[r].row] += gate * (bias + W x[pairs[r].row]) for pairs and panels of columns. y must be zero initially.
 template <typename T>
 struct PackedProduct {
   using Acc = Accumulation<T>;
@@ -40,7 +43,7 @@ struct PackedProduct {
   int64_t sum_stride;
 };
 
-// A tile: kRows pairs, kPanels panels that lie `panel_stride` apart, each of kVectors vectors; `inner` features.
+// A tile: kRows pairs, kPanels panels that are `panel_stride` apart, each of kVectors vectors; `inner` features.
 template <int kBytes, int kRows, int kVectors, int kPanels, typename T>
 RBM_INLINE void packed_tile(
     const Accumulation<T>* const* rows, const T* panel, int64_t panel_stride, const T* bias, int64_t inner,
@@ -85,7 +88,8 @@ RBM_INLINE void packed_tile(
   }
 }
 
-// Panels that a tile of so few rows takes at once: enough sums for the latency of a multiplication, as far as registers go.
+// Panels that a tile of so few rows processes at once: enough sums to hide the latency of a multiplication, if
+// registers suffice.
 template <int kBytes, int kRows>
 constexpr int panels_at_once() {
 #if defined(__x86_64__)
@@ -158,8 +162,8 @@ RBM_INLINE void packed_tile_of(
   }
 }
 
-// One row and one panel of kVectors vectors, all features at once, kExperts experts at once: the sums of one expert alone would
-// wait for each other. They are added in the order of multiply_packed.
+// One row, one panel of kVectors vectors, all features, and kExperts experts at once, because the sums of a single
+// expert would wait for each other. They are added in the order of multiply_packed.
 template <int kBytes, int kExperts, int kVectors, typename T>
 RBM_INLINE void packed_row(
     const Accumulation<T>* row, const T* const* panels, int64_t features, const Accumulation<T>* gates,
@@ -191,7 +195,7 @@ RBM_INLINE void packed_row(
   }
 }
 
-// The only row, whose outputs are one panel.
+// A single row with outputs in one panel.
 template <int kBytes, int kVectors, typename T>
 RBM_INLINE void packed_row_of(const PackedProduct<T>& p) {
   constexpr int kMost = 3;
@@ -211,8 +215,8 @@ RBM_INLINE void packed_row_of(const PackedProduct<T>& p) {
   if (found == 1) packed_row<kBytes, 1, kVectors>(p.rows, panels, p.experts.features, gates, p.sums);
 }
 
-// All pairs, the panels [first_panel, last_panel). The order in which a result's products are added depends on neither: rows
-// get the same answer, bit for bit, in every batch.
+// All pairs, panels [first_panel, last_panel). The order in which products are added depends on neither of them, so a
+// row's result is the same, bit for bit, in every batch.
 template <int kBytes, typename T>
 RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_panel, int64_t last_panel) {
   using Acc = Accumulation<T>;
@@ -236,7 +240,7 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
     const Pair* const pairs = p.pairs->of(expert);
     const int64_t count = p.pairs->count(expert), tiles = (count + kTileRows - 1) / kTileRows;
     if (count == 0) continue;
-    // Tiles of nearly one height: one of a single row would take as long as one of four.
+    // Tiles of nearly equal height: a tile of a single row would take as long as a tile of four.
     const int64_t height = count / tiles, higher = count % tiles;
     const int64_t columns = tiles == 1 ? end - begin : kWidth;
     for (int64_t i = 0; i < blocks; ++i) {

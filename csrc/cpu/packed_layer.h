@@ -1,5 +1,5 @@
-// A layer of packed experts, and its answers for any number of rows: what routed_matmul_packed does once, and packed_network
-// for each of its layers.
+// A layer of packed experts, and its answers for any number of rows. Used once by routed_matmul_packed, and by
+// packed_network for each of its layers.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ template <typename T>
 struct PackedLayer {
   const T* x;  // [B, D]
   int64_t x_stride;
-  Routing<T> routing;  // of all rows, by x or by others; gates, experts and cosines are each thread's own
-  bool is_routed;      // else there is one expert, and its gate is 1
+  Routing<T> routing;  // of all rows, by x or by other rows; gates, experts and cosines are each thread's own
+  bool is_routed;      // otherwise there is one expert with gate 1
   PackedExperts<T> experts;
-  T* y;  // [B, y_stride]; where a row has room for whole vectors, they are written beyond the last output
+  T* y;  // [B, y_stride]; if a row has room for whole vectors, these are written past the last output
   int64_t y_stride;
 };
 

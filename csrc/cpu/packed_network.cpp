@@ -1,5 +1,5 @@
-// packed_network: all layers of a network, for any number of rows, in one call. A server of Python threads gives up Python's
-// lock once for an answer, and not once for each operator.
+// packed_network: all layers of a network, for any number of rows, in one call. So a multi-threaded Python server
+// releases the GIL once per answer rather than once per operator.
 #include "../packed_network.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows that pass through all layers together: what is between two layers stays in cache, whatever the batch.
+// Rows that pass through all layers together: their intermediate results stay in cache, whatever the batch size.
 constexpr int64_t kRowsAtOnce = 4096;
 
 struct Answers {
@@ -22,8 +22,8 @@ struct Answers {
   int64_t y_stride;
 };
 
-// A norm over the outputs and ReLU, row by row, in place. Loops that the compiler vectorises: a row's numbers are the same in
-// every batch.
+// A norm over the outputs and ReLU, row by row, in place. Plain loops that the compiler vectorises: a row's numbers are
+// the same in every batch.
 RBM_CLONES void finish(
     float* rows, int64_t stride, int64_t first, int64_t last, int64_t columns, Norm norm, const float* scale, const float* shift,
     float eps, bool activates) {
@@ -42,7 +42,7 @@ RBM_CLONES void finish(
       for (int64_t c = 0; c < columns; ++c) row[c] = row[c] * scale[c] + shift[c];
     }
     if (!activates) continue;
-    for (int64_t c = 0; c < columns; ++c) row[c] = row[c] < 0 ? 0 : row[c];  // NaN stays
+    for (int64_t c = 0; c < columns; ++c) row[c] = row[c] < 0 ? 0 : row[c];  // keeps NaN
   }
 }
 
@@ -100,7 +100,7 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
 void answer_network(const StoredNetwork& network, const Answers& all) {
   int64_t widest = 0;
   for (int64_t i = 0; i + 1 < network.count(); ++i) widest = std::max(widest, network.layer(i).outputs);
-  const int64_t stride = (widest + kPanelColumns - 1) / kPanelColumns * kPanelColumns;  // whole vectors of every processor
+  const int64_t stride = (widest + kPanelColumns - 1) / kPanelColumns * kPanelColumns;  // whole vectors, on any processor
   const int64_t most = std::min(all.rows, kRowsAtOnce);
   const auto between = scratch<float>(2 * most * stride);
   for (int64_t first = 0; first < all.rows; first += most) {

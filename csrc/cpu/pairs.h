@@ -7,12 +7,12 @@
 
 namespace rbm::cpu {
 
-// Choice `index % k` of row `row`, where index = row * k + choice: the place of its gate.
+// Choice `index % k` of row `row`, with index = row * k + choice, which is the position of its gate.
 struct Pair {
   int64_t row, index;
 };
 
-// A stable counting sort: each expert's pairs stay in order of their rows.
+// A stable counting sort: each expert's pairs remain in the order of their rows.
 class PairsByExpert {
  public:
   PairsByExpert(int64_t most_rows, int64_t top_k, int64_t num_experts)

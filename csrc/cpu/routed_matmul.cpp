@@ -1,5 +1,5 @@
-// routed_matmul on the CPU. Few rows are routed and multiplied here, without a tensor but the result: for one row, what
-// cosine_topk and expert_matmul do around their arithmetic costs as much as the arithmetic. Larger batches call them.
+// routed_matmul on the CPU. Few rows are routed and multiplied here, and the only tensor made is the result: for one
+// row, the overhead of cosine_topk and expert_matmul is as large as their arithmetic. Larger batches call those two.
 #include "../routed_matmul.h"
 
 #include "../cosine_topk.h"

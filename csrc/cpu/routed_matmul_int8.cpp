@@ -1,5 +1,5 @@
-// routed_matmul_int8: the whole layer at inference with experts of 8-bit integers. Rows are routed as they came; what the
-// experts multiply is rounded to 8 bits, row by row.
+// routed_matmul_int8: a whole layer at inference with 8-bit integer experts. Routing uses the rows unchanged; for the
+// experts, each row is rounded to 8 bits.
 #include "../routed_matmul_int8.h"
 
 #include <algorithm>
@@ -14,10 +14,11 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of them.
+// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of
+// them.
 constexpr int64_t kRowsOfExpert = 256;
 
-// A layer, and what follows from its sizes.
+// A layer, and values derived from its sizes.
 struct Int8Work {
   const Int8Layer& layer;
   int64_t num_experts, panels, groups, chunk_rows;
@@ -33,7 +34,7 @@ struct Int8Work {
   int64_t padded() const { return panels * kPanelColumns; }
 };
 
-// A thread's rows, quantised, and what is summed for them.
+// A thread's quantised rows, and the sums for them.
 struct Int8Product {
   const uint8_t* numbers;  // [n, number_stride]
   int64_t number_stride;
@@ -70,7 +71,7 @@ void multiply(const Int8Work& work, const Int8Product& p, int64_t first_panel, i
     const Pair* const pairs = p.pairs->of(expert);
     const int64_t count = p.pairs->count(expert), tiles = (count + Kind::kMostRows - 1) / Kind::kMostRows;
     if (count == 0) continue;
-    // Tiles of nearly one height. One goes through all panels; several take some panels one after the other.
+    // Tiles of nearly equal height. A single tile processes all panels; several take turns on some panels at a time.
     const int64_t height = count / tiles, higher = count % tiles;
     const int64_t at_once = tiles == 1 ? last_panel - first_panel : kPanelsOfMany;
     for (int64_t panel = first_panel; panel < last_panel; panel += at_once) {
@@ -106,7 +107,7 @@ void multiply(const Int8Work& work, const Int8Product& p, int64_t first_panel, i
   }
 }
 
-// Rows [begin, end), panels [first_panel, last_panel), by one thread.
+// Processes rows [begin, end) and panels [first_panel, last_panel) in one thread.
 template <typename Kind>
 void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
   const Int8Layer& layer = work.layer;
@@ -158,7 +159,7 @@ void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel
 
 void answer(const Int8Layer& layer, int64_t rows) {
   const Int8Work work(layer);
-  // Four products of 8 bits take the time of one of floats.
+  // Four 8-bit products take the time of one float product.
   const int64_t routed = layer.is_routed ? work.num_experts : 0;
   const int64_t multiplications = rows * (layer.routing.top_k * work.padded() / 4 + routed) * layer.features;
   const Call call;

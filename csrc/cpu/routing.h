@@ -1,4 +1,4 @@
-// Routing rows to memory vectors: cosines, the k largest, softmax. Used by cosine_topk and by routed_matmul.
+// Routing rows to memory vectors: cosines, the k largest, softmax. Used by every operator that routes.
 // The mathematics is in rbm_kernels/ops/cosine_topk/README.md.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace rbm::cpu {
 
-// A row shorter than this has no direction, and cosine 0 (almost) with every memory vector.
+// A row shorter than this has no direction, and (almost) zero cosine with every memory vector.
 constexpr double kShortest = 1e-12;
 
 template <typename Acc>
@@ -35,10 +35,10 @@ struct Routing {
   Acc* gates;        // [B, k]
   int32_t* experts;  // [B, k]
   Acc* cosines;      // [B, k]
-  bool over_all = false;  // whether gates are shares of a softmax over all experts
+  bool over_all = false;  // whether the softmax of the gates runs over all experts
 };
 
-// That of a layer that routes nothing: it has one expert.
+// For a layer without routing, which has one expert.
 template <typename T>
 Routing<T> no_routing() {
   return {
@@ -46,16 +46,17 @@ Routing<T> no_routing() {
       .temperature = 1, .gates = nullptr, .experts = nullptr, .cosines = nullptr};
 }
 
-// Rows are chosen for as many at once as a vector has lanes: one lane is one row.
+// Experts are chosen for as many rows at once as a vector has lanes: one row per lane.
 constexpr int64_t kMostLanes = 64 / static_cast<int64_t>(sizeof(float));
 
-// Scratch for route_rows: cosines [E, lanes], and integers in their order.
+// Size of the scratch of route_rows: cosines [E, lanes], and integers with the same order.
 template <typename T>
 int64_t routing_scratch(int64_t num_experts) {
   return (2 * num_experts + 1) * kMostLanes;
 }
 
-// Integers in the order of numbers: a NaN counts as the largest, as it does where PyTorch sorts, and zeros are equal.
+// Integers with the same order as the numbers. NaN counts as the largest, as in PyTorch's sort, and both zeros are
+// equal.
 template <int kBytes, typename Acc>
 RBM_INLINE void to_order(const typename Lanes<Acc, kBytes>::Vector& number, typename Lanes<Acc, kBytes>::Mask& order) {
   using Mask = typename Lanes<Acc, kBytes>::Mask;
@@ -68,7 +69,7 @@ RBM_INLINE void to_order(const typename Lanes<Acc, kBytes>::Vector& number, type
   order = (is_nan & kMost) | (~is_nan & order);
 }
 
-// The number of such an integer.
+// The number for such an integer.
 template <int kBytes, typename Acc>
 RBM_INLINE void from_order(const typename Lanes<Acc, kBytes>::Mask& order, typename Lanes<Acc, kBytes>::Vector& number) {
   using Int = std::conditional_t<sizeof(Acc) == 8, int64_t, int32_t>;
@@ -77,7 +78,7 @@ RBM_INLINE void from_order(const typename Lanes<Acc, kBytes>::Mask& order, typen
   std::memcpy(&number, &bits, sizeof(number));
 }
 
-// numbers = exp(numbers), for numbers up to 0 and NaN.
+// numbers = exp(numbers), for NaN and numbers up to 0.
 template <int kBytes, typename Acc>
 RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
   using L = Lanes<Acc, kBytes>;
@@ -87,8 +88,8 @@ RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
     for (Acc& lane : lanes) lane = std::exp(lane);
     L::load(numbers, lanes);
   } else {
-    // exp(x) = 2^n exp(x - n log 2), whose remainder, at most log(2) / 2, has a Taylor series of 5e-9 after the seventh power.
-    // Adding 1.5 * 2^23 rounds to a whole number, which then stands in the lowest bits.
+    // exp(x) = 2^n exp(x - n log 2). The last argument is at most log(2) / 2 in size, where the Taylor polynomial of
+    // degree seven has error 5e-9. Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
     constexpr float kLeast = -87.0f, kRound = 12582912.0f, kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
     const typename L::Mask vanishes = numbers < kLeast;
     const typename L::Vector rounded = numbers * 1.44269504f + kRound, n = rounded - kRound;
@@ -109,8 +110,8 @@ RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
   }
 }
 
-// Takes the k largest of `cosines`, [E, lanes], of `rows` rows that begin with row b, and their softmax. Of equals the lower
-// expert wins. `order` is scratch as large as `cosines`.
+// Finds the k largest `cosines`, [E, lanes], of the `rows` rows starting at row b, and their softmax. Ties go to the
+// lower expert. `order` is scratch as large as `cosines`.
 template <int kBytes, typename T>
 RBM_INLINE void choose(const Routing<T>& r, int64_t b, int64_t rows, const Accumulation<T>* cosines, Accumulation<T>* order) {
   using Acc = Accumulation<T>;
@@ -189,13 +190,13 @@ std::unique_ptr<Accumulation<T>[]> shrunk(const T* row, int64_t features) {
   return copy;
 }
 
-// Inner products of kRows rows with all memory vectors, `products` [E, kStride], and their inverse lengths. Returns whether the
-// rows' squares are safe: else the numbers are not.
+// Inner products of kRows rows with all memory vectors, `products` [E, kStride], and the inverse norms of the rows.
+// Returns whether the squares of the rows are safe; if not, the results are invalid.
 template <int kBytes, int kRows, int kStride, typename T, typename Row>
 RBM_INLINE bool products_of(const Routing<T>& r, const Row* const* rows, Accumulation<T>* products, Accumulation<T>* inverse) {
   using Acc = Accumulation<T>;
   constexpr int kColumns = 4;
-  // 4 x 4 sums and their operands take 21 of the 32 registers of AVX-512; others have 16.
+  // 4 x 4 sums and their operands take 21 of the 32 registers of AVX-512; other processors have 16 registers.
   constexpr int kTile = kBytes == 64 ? kRows : std::min(kRows, 2);
   Acc sums[kRows * kColumns];
   square_tile<kBytes, kRows>(rows, r.features, inverse);
@@ -221,7 +222,7 @@ RBM_INLINE bool products_of(const Routing<T>& r, const Row* const* rows, Accumul
   return safe;
 }
 
-// The same for kRows rows that begin with row b, among which may be long ones.
+// The same for kRows rows starting at row b, which may include long ones.
 template <int kBytes, int kRows, int kStride, typename T>
 RBM_INLINE void all_products(const Routing<T>& r, int64_t b, Accumulation<T>* products, Accumulation<T>* inverse) {
   const T* rows[kRows];
@@ -235,7 +236,7 @@ RBM_INLINE void all_products(const Routing<T>& r, int64_t b, Accumulation<T>* pr
   }
 }
 
-// Rows [begin, end). `work` has room for routing_scratch.
+// Routes rows [begin, end). `work` has room for routing_scratch.
 template <int kBytes, typename T>
 RBM_INLINE void route_rows_lanes(const Routing<T>& r, int64_t begin, int64_t end, Accumulation<T>* work) {
   using L = Lanes<Accumulation<T>, kBytes>;
@@ -281,8 +282,8 @@ RBM_INLINE void invert_norms_lanes(const Acc* memory, int64_t num_experts, int64
 }
 RBM_DISPATCH(invert_norms)
 
-// The memory vectors as they are compared, and their inverse lengths: `memory` itself, or a copy in `copies`, [E, D], in which
-// long vectors are shrunk. That changes no cosine.
+// The memory vectors used for the cosines, and their inverse norms: `memory` itself, or a copy in `copies`, [E, D], in
+// which long vectors are shrunk. This does not change cosines.
 template <typename Acc>
 const Acc* measured(
     const Acc* memory, int64_t num_experts, int64_t features, Acc* inverse_norms, std::unique_ptr<Acc[]>& copies) {
@@ -298,7 +299,8 @@ const Acc* measured(
   return copies.get();
 }
 
-// Routing of the rows h by these memory vectors, measured here. Kernels that route rows a tile at a time set the results.
+// Routing of the rows h by these memory vectors, whose norms are computed here. Kernels that route tile by tile set the
+// result pointers.
 template <typename T>
 Routing<T> routing_of(
     const Tensor& h, const Tensor& memory, int64_t k, double temperature, Accumulation<T>* inverse_norms,

@@ -1,4 +1,4 @@
-// Tensors as the CPU kernels take them.
+// Conversion of tensors to the form that the CPU kernels need.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -14,10 +14,10 @@
 
 namespace rbm::cpu {
 
-// Work below this many multiplications is not worth a second thread.
+// Work with fewer multiplications than this is not worth a second thread.
 constexpr int64_t kGrainMultiplications = 16384;
-// The same for products of few rows, and for what several threads of a server do side by side: a thread that sleeps takes 5 to
-// 10 us to wake, and this many multiplications take one that is awake about as long.
+// The same for products of few rows, and for concurrent calls from several threads of a server. A sleeping thread takes
+// 5 to 10 us to wake, and this many multiplications take a running thread about as long.
 constexpr int64_t kMultiplicationsOfThread = 1 << 18;
 
 template <typename T>
@@ -34,7 +34,7 @@ inline Tensor as_dtype(const Tensor& tensor, ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
 
-// Rows whose features lie apart are copied; any distance between rows is served as it is.
+// Rows whose features are not adjacent are copied; any row stride is supported directly.
 inline Tensor with_adjacent_features(const Tensor& rows) {
   return rows.size(1) <= 1 || rows.stride(1) == 1 ? rows : torch::stable::contiguous(rows);
 }
@@ -43,11 +43,11 @@ inline Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
-// A new contiguous tensor, uninitialised. Straight from the allocator: new_empty goes through the dispatcher, and that is a
-// large part of what one row costs.
+// A new contiguous, uninitialised tensor, directly from the allocator: new_empty goes through the dispatcher, which is
+// a large part of the cost of one row.
 template <size_t kDimensions>
 Tensor new_tensor(ScalarType dtype, const int64_t (&sizes)[kDimensions]) {
-  // Three sizes below 2^31 at most: unsigned, for the product of all of them may pass 2^63, and is not used.
+  // At most three sizes below 2^31. Unsigned, because the product of all three may exceed 2^63; it is not used.
   int64_t strides[kDimensions];
   uint64_t stride = 1;
   for (size_t i = kDimensions; i-- > 0;) {
@@ -66,7 +66,7 @@ inline ScalarType accumulation(ScalarType dtype) {
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// Before the parallel part: an exception must not leave it.
+// Called before the parallel part, because an exception must not leave it.
 inline void check_experts(const Checks& check, const Tensor& experts, int64_t num_experts) {
   const int32_t* const first = data<int32_t>(experts);
   const int64_t count = experts.numel();
@@ -76,8 +76,8 @@ inline void check_experts(const Checks& check, const Tensor& experts, int64_t nu
       "experts holds ", *bad, " in row ", (bad - first) / experts.size(1), ", expected between 0 and ", num_experts - 1);
 }
 
-// The kernels know float64, float32 and bfloat16. float16, which no processor of today computes with at speed, is taken as
-// float32.
+// The kernels support float64, float32 and bfloat16. float16 is converted to float32, because no current processor
+// computes with it at full speed.
 inline ScalarType served_dtype(ScalarType dtype) { return dtype == ScalarType::Half ? ScalarType::Float : dtype; }
 
 template <typename T>

@@ -1,4 +1,4 @@
-// How threads share a layer's answers.
+// How threads share the work of a layer.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 
 namespace rbm::cpu {
 
-// The least work of a thread where there is one row. What a second thread saves below it is what waking one takes, and where
-// others use the cores it would be waited for: for milliseconds, with the processor spinning.
+// Minimum work per thread for a single row. With less, a second thread saves no more than it costs to wake it. If
+// others use the cores, the caller would also wait for it for milliseconds, spinning.
 constexpr int64_t kMultiplicationsOfThreadForOneRow = 1 << 20;
 
-// A call of the layer. Those that several threads of a server make at once share the threads that PyTorch may use: each
-// would wake as many, and they would take the cores from one another.
+// A call of the layer. Concurrent calls from several threads of a server share the threads that PyTorch may use.
+// Otherwise each call would wake all of them, and they would compete for the cores.
 class Call {
  public:
   Call() : under_way_(1 + count_.fetch_add(1, std::memory_order_relaxed)) {}
@@ -29,12 +29,12 @@ class Call {
   int64_t under_way_;
 };
 
-// How many threads share the columns, and how many the rows.
+// The number of threads among which the columns are divided, and the rows.
 struct Split {
   int64_t columns, rows;
 
-  // Threads that share the columns route the same rows, and each reads a part of the weights. With rows of its own a thread
-  // reads all weights. So columns are shared as long as there are few rows, and where they make equal shares.
+  // Threads that divide the columns route the same rows, and each reads a part of the weights; threads that divide the
+  // rows each read all weights. So columns are divided if there are few rows, and if the parts are about equal.
   static Split of(const Call& call, int64_t rows, int64_t multiplications, int64_t outputs, int64_t panels) {
     const int64_t least = rows == 1 ? kMultiplicationsOfThreadForOneRow : kMultiplicationsOfThread;
     const int64_t threads = std::clamp<int64_t>(multiplications / least, 1, call.threads());
@@ -46,7 +46,7 @@ struct Split {
     return {1, std::min(threads, rows)};
   }
 
-  // serve(first row, end of rows, first panel, end of panels) for each share, side by side.
+  // Calls serve(first row, end of rows, first panel, end of panels) for each share, in parallel.
   template <typename Serve>
   void run(int64_t all_rows, int64_t panels, const Serve& serve) const {
     const auto part = [](int64_t size, int64_t i, int64_t parts) { return size * i / parts; };

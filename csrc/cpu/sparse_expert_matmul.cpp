@@ -1,4 +1,4 @@
-// The grouped matmul over CSR rows on the CPU, and the gradient of its gates. See sparse_rows.h.
+// Grouped matmul over CSR rows on the CPU, and the gradient of its gates. See sparse_rows.h.
 #include <algorithm>
 #include <cstring>
 
@@ -39,7 +39,7 @@ RBM_INLINE void multiply_row(const Problem<T>& p, int64_t row, const T* block, T
   std::memcpy(products, sums, sizeof(sums));
 }
 
-// The same from the weights as they lie.
+// The same, reading the weights in place.
 template <int64_t kWidth, typename T>
 RBM_INLINE void multiply_row_in_place(const Problem<T>& p, int64_t row, int64_t expert, int64_t first, T* products) {
   const T* const scale = p.scale ? p.scale + expert * p.features : nullptr;
@@ -62,9 +62,9 @@ struct RowsJob {
   int64_t begin, end;  // rows
   int64_t first;       // output
   T* block;            // [D, block width]
-  T* y;                // [B, N]: gets the sum of the products, or null
-  const T* grad;       // [B, N]: what the products are multiplied with where y is null
-  T* grad_gates;       // [B * k]: gets that
+  T* y;                // [B, N]: receives the sum of the products, or null
+  const T* grad;       // [B, N]: multiplied with the products if y is null
+  T* grad_gates;       // [B * k]: receives the result of that
 };
 
 template <typename T>
@@ -130,7 +130,8 @@ void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
   if (blocks == 0) return;  // no outputs
   const int64_t multiplications = p.entries * p.top_k * p.outputs;
   const int64_t threads = multiplications < kGrainMultiplications ? 1 : torch::stable::get_num_threads();
-  // Every chunk transposes the weights that it needs: no more chunks than threads without a block. No row's sum knows them.
+  // Every chunk transposes the weights that it needs, so there are no more chunks than threads without a block. The
+  // sums do not depend on the chunks.
   const int64_t chunks = std::clamp<int64_t>(threads / blocks, 1, std::max<int64_t>(1, p.rows));
   const int64_t chunk_rows = ceil_div(p.rows, chunks);
   std::vector<PairsByExpert> by_expert;

@@ -1,4 +1,4 @@
-// The gradients of the grouped matmul over CSR rows with respect to weight and scale, on the CPU. See sparse_rows.h.
+// Gradients of the grouped matmul over CSR rows with respect to weight and scale, on the CPU. See sparse_rows.h.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +18,7 @@ struct WeightJob {
   const T* grad;    // [B, N]
   T* block;         // [D, block width]
   T* grad_weight;   // [E, N, D]
-  T* grad_scale;    // [D]: what this block adds to the scale's gradient, or null
+  T* grad_scale;    // [D]: this block's contribution to the scale's gradient, or null
 };
 
 // block[column, i] += value * gate * grad[row, first + i], over the expert's rows.
@@ -50,7 +50,7 @@ RBM_INLINE void differentiate_weights(const WeightJob<T>& job) {
   const Problem<T>& p = job.p;
   const int64_t width = std::min(kWidth, p.outputs - job.first);
   sum_products<kVectors>(job, width);
-  // Back to [N, D]. The block holds the gradient of weight * scale.
+  // Transpose back to [N, D]. The block holds the gradient of weight * scale.
   const T* const scales = p.scale ? p.scale + job.expert * p.features : nullptr;
   for (int64_t tile = 0; tile < p.features; tile += kTileFeatures) {
     const int64_t features = std::min(kTileFeatures, p.features - tile);

@@ -1,8 +1,8 @@
-// Rows in CSR form as the CPU kernels take them, and how they are worked on. A stored entry costs one row of N weights,
-// fetched from anywhere: memory is what binds, not arithmetic. So outputs are cut into blocks, and one expert's weights of
-// one block, transposed to [D, block], stay in a core's own cache while all rows of that expert pass. The backward pass is
-// the same loop with reads and writes exchanged. Each element of a result is summed by one thread in one order: the same
-// bits from any number of threads.
+// Rows in CSR form for the CPU kernels, and how they are processed. A stored entry needs a row of N weights from
+// anywhere in memory, so the work is limited by memory, not arithmetic. Outputs are therefore divided into blocks, and
+// one expert's weights for one block, transposed to [D, block], stay in a core's own cache while all rows of that
+// expert are processed. The backward pass is the same loop with reads and writes exchanged. Each element of a result is
+// summed by one thread in a fixed order, so any number of threads gives the same bits.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -21,16 +21,16 @@
 namespace rbm::cpu::sparse {
 
 constexpr int64_t kLaneBytes = 64;
-// Vectors of a block of outputs. Eight, measured against two and four at 8,415 features and 256 outputs: a wider block goes
-// through the entries less often, and their features are unevenly used, so that a core's cache holds those that matter. A
-// layer of few outputs gets fewer: blocks are padded.
+// Vectors of a block of outputs. Eight was faster than two and four at 8,415 features and 256 outputs: a wider block
+// goes through the entries less often, and features are used so unevenly that a core's cache holds the important ones.
+// A layer with few outputs gets fewer vectors, because blocks are padded.
 constexpr int kWideVectors = 8, kMediumVectors = 4, kNarrowVectors = 1;
 // Features that are transposed at once: a cache line of float32.
 constexpr int64_t kTileFeatures = 16;
-// Transposing an expert's weights touches N * D numbers in order, using them in place fetches a cache line for each of
-// entries * N: few entries are served in place.
+// Transposing an expert's weights touches N * D numbers in order; using them in place fetches a cache line for each of
+// entries * N. So the weights are used in place if there are few entries.
 constexpr int64_t kLineCost = 8;
-// Work below this many multiplications is not worth a second thread.
+// Work with fewer multiplications than this is not worth a second thread.
 constexpr int64_t kGrainMultiplications = 65536;
 
 constexpr int64_t kBlockAlignment = 4096;
@@ -44,7 +44,7 @@ struct Lanes {
   static constexpr int64_t kCount = kLaneBytes / sizeof(T);
 };
 
-// All tensors are contiguous but the weights, whose features are adjacent.
+// All tensors are contiguous except the weights, whose features are adjacent.
 template <typename T>
 struct Problem {
   const int32_t* crow;
@@ -95,8 +95,8 @@ int vectors_of_block(int64_t outputs) {
   return outputs <= kMediumVectors * Lanes<T>::kCount ? kMediumVectors : kWideVectors;
 }
 
-// Defines run(job, vectors), which calls function<vectors>(job). target_clones does not apply to templates: one function a
-// type and width.
+// Defines run(job, vectors), which calls function<vectors>(job). target_clones does not apply to templates, hence one
+// function per type and width.
 #define RBM_CLONE_JOB(Job, function)                                                          \
   RBM_CLONES void run_wide(const Job<float>& job) { function<kWideVectors>(job); }            \
   RBM_CLONES void run_wide(const Job<double>& job) { function<kWideVectors>(job); }           \
@@ -113,7 +113,7 @@ int vectors_of_block(int64_t outputs) {
     }                                                                                         \
   }
 
-// Before the parallel part: an exception must not leave it.
+// Called before the parallel part, because an exception must not leave it.
 inline void check_indices(
     const Checks& check, const Tensor& crow, const Tensor& col, const Tensor& experts, int64_t num_experts,
     int64_t features) {
@@ -145,7 +145,7 @@ inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
   return tensor ? std::optional<Tensor>(dense(*tensor)) : std::nullopt;
 }
 
-// The arguments of an operator: checked, contiguous, alive while a Problem points into them.
+// The arguments of an operator, checked and contiguous. They must outlive a Problem, which points into them.
 struct Arguments {
   Tensor crow, col, values, weight;
   std::optional<Tensor> bias, scale;
@@ -160,7 +160,7 @@ struct Arguments {
     const Checks check(op);
     check_sparse_rows(check, crow, col, values, gates, experts);
     check_sparse_weights(check, values, weight, bias, scale);
-    // Copies once all is known to fit.
+    // Copy only after all checks have passed.
     for (Tensor* const tensor : {&crow, &col, &values, &gates, &experts}) *tensor = dense(*tensor);
     bias = dense(bias), scale = dense(scale);
     if (weight.size(2) > 1 && weight.stride(2) != 1) weight = torch::stable::contiguous(weight);

@@ -1,4 +1,4 @@
-// Work that PyTorch's threads share.
+// Work shared by PyTorch's threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -9,14 +9,15 @@
 
 namespace rbm::cpu {
 
-// The one thing that may fail after the checks.
+// Allocation is the only thing that can fail after the checks.
 [[noreturn]] inline void fail_for_memory() {
   throw std::runtime_error(
       "rbm: memory ran out: expected room for the result and for what each thread works with, which grows with the number of"
       " experts: split the batch, or ask for fewer experts or fewer threads");
 }
 
-// work(first, end of its share), side by side. An exception in a thread would leave PyTorch's own function without its text.
+// Calls work(first, end of its share) in parallel. An exception in a thread would leave PyTorch's own function without
+// its message.
 template <typename Work>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const Work& work) {
   std::atomic<bool> has_failed = false;

@@ -1,6 +1,7 @@
-// Vector lanes on the CPU. A wheel must run on any x86-64, where a compiler may assume no more than SSE2, yet these loops
-// gain several times from AVX-512. So hot functions are templates over the bytes of a vector, written with the vector types
-// of GCC and Clang, compiled three times, and picked once by what the processor knows. Other architectures get 16 bytes.
+// Vector lanes on the CPU. A wheel must run on any x86-64, for which a compiler may only assume SSE2, but these loops
+// are several times faster with AVX-512. So hot functions are templates over the vector size in bytes, written with the
+// vector types of GCC and Clang, compiled three times, and selected once by the features of the processor. Other
+// architectures use 16 bytes.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -13,7 +14,8 @@
 
 #define RBM_INLINE inline __attribute__((always_inline))
 
-// Vectors wider than the baseline pass between functions that are inlined into one another, never through a call.
+// Vectors wider than the baseline are only passed between functions that are inlined into one another, never through a
+// call.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #if defined(__x86_64__)
@@ -21,8 +23,8 @@
 #define RBM_AVX2 __attribute__((target("avx2,fma")))
 #endif
 
-// Functions whose vectors are of one size: the compiler breaks them up for each kind of processor, and the dynamic linker
-// picks. Not with AddressSanitizer, whose runtime is not ready yet when the linker does.
+// For functions with a single vector size: the compiler splits the vectors for each kind of processor, and the dynamic
+// linker picks a version. Not with AddressSanitizer, whose runtime is not initialised yet when the linker does so.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define RBM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -33,8 +35,8 @@ namespace rbm::cpu {
 
 using torch::headeronly::BFloat16;
 
-// Bytes of the widest vector that this processor computes with. A build with RBM_MOST_VECTOR_BYTES=32 or 16 takes the code
-// that older processors take, so that it can be tested on this one.
+// Bytes of the widest vectors of this processor. A build with RBM_MOST_VECTOR_BYTES=32 or 16 runs the code for older
+// processors, so that it can be tested on this one.
 inline int vector_bytes() {
 #if defined(RBM_MOST_VECTOR_BYTES)
   return RBM_MOST_VECTOR_BYTES;
@@ -49,7 +51,7 @@ inline int vector_bytes() {
 #endif
 }
 
-// Bytes of the one kind of vectors that is compiled, in a third of the time; 0 for all.
+// Vector size to compile if only one is compiled, which takes a third of the time; 0 for all.
 #if defined(RBM_MOST_VECTOR_BYTES)
 constexpr int kOnlyVectorBytes = RBM_MOST_VECTOR_BYTES;
 #else
@@ -91,7 +93,7 @@ constexpr int kOnlyVectorBytes = 0;
   }
 #endif
 
-// What rows of T are summed in.
+// The type in which rows of T are summed.
 template <typename T>
 struct AccumulationOf {
   using type = float;
@@ -107,7 +109,7 @@ template <typename Acc, int kBytes>
 struct Lanes {
   static constexpr int kCount = kBytes / static_cast<int>(sizeof(Acc));
   typedef Acc Vector __attribute__((vector_size(kBytes)));
-  // Memory of any alignment.
+  // For memory of any alignment.
   typedef Acc Loose __attribute__((vector_size(kBytes), aligned(alignof(Acc)), may_alias));
   typedef std::conditional_t<sizeof(Acc) == 8, int64_t, int32_t> Mask __attribute__((vector_size(kBytes)));
 
@@ -122,7 +124,7 @@ struct Lanes {
     std::memcpy(&value, words, sizeof(value));
   }
 
-  // The first `count` lanes; zeros after them.
+  // Loads the first `count` lanes and sets the others to zero.
   template <typename T>
   static RBM_INLINE void load_first(Vector& value, const T* source, int64_t count) {
     T padded[kCount] = {};
@@ -153,11 +155,11 @@ struct Lanes {
     pick(upper, a, b, std::integer_sequence<int, (kIndex / 2 + kIndex % 2 * kCount + kCount / 2)...>{});
   }
 
-  // Steps of sum_lanes: within the 16 bytes that processors shuffle quickly, then across them.
+  // Steps of sum_lanes: first within 16 bytes, where shuffles are fast, then across them.
   static constexpr int kPart = 16 / static_cast<int>(sizeof(Acc));
   static constexpr int kSteps = (kPart == 4 ? 2 : 1) + (kBytes == 64 ? 2 : kBytes == 32 ? 1 : 0);
 
-  // Which lane of a (or of b, those after kCount) comes to lane `lane` of the lower half of what step kStep adds.
+  // The lane of a (or of b, from kCount on) that becomes lane `lane` of the lower half of what step kStep adds.
   template <int kStep>
   static constexpr int lower_lane(int lane) {
     constexpr int kInPart = kPart == 4 ? 2 : 1;
@@ -169,7 +171,7 @@ struct Lanes {
     return from + (kStep == kInPart ? part % kHalf : part % kHalf * 2) * kPart + place;
   }
 
-  // How much further the lane stands that is added to it.
+  // Distance to the lane that is added to it.
   template <int kStep>
   static constexpr int upper_distance() {
     constexpr int kInPart = kPart == 4 ? 2 : 1;
@@ -185,8 +187,9 @@ struct Lanes {
     result = lower + upper;
   }
 
-  // sums[i] = the sum of the lanes of vectors[i], for a power of two of vectors. Lanes are added in the same order whatever
-  // stands beside them, so that a sum is the same, bit for bit: equal rows must have equal cosines.
+  // sums[i] = the sum of the lanes of vectors[i]; the number of vectors must be a power of two. Lanes are added in the
+  // same order whatever the other vectors are, so that a sum is always the same, bit for bit: equal rows must have
+  // equal cosines.
   template <int kVectors, int kStep = 0, int kSums = kVectors>
   static RBM_INLINE void sum_lanes(Vector (&vectors)[kVectors], Acc* sums) {
     if constexpr (kStep == kSteps) {

@@ -1,16 +1,17 @@
-// The memory update on CUDA. Two stages, no atomics, nothing read back: the same arguments give the same bits, and both
+// Memory update on CUDA. Two stages, without atomics or synchronisation: equal arguments give equal bits, and both
 // operators can be captured in a CUDA graph.
 //
-// First stage, memory_statistics_kernel. A block is `blockDim.x` threads across the columns times `blockDim.y` groups; each
-// group takes kRows rows at a time, each thread up to 16 bytes of every one of them. A thread keeps its part of the rows in
-// registers while the row norms are formed, then adds them, weighted, to its accumulators: one for each of kExperts experts
-// and each of its columns. So h is read once, and the sums stay in registers until the end. An expert that a row did not
-// choose has weight 0: with few experts multiplying is cheaper than indexing, and an expert id out of range matches nothing.
+// First stage, memory_statistics_kernel. A block is `blockDim.x` threads across the columns times `blockDim.y` groups.
+// Each group processes kRows rows at a time, each thread up to 16 bytes of each row. A thread keeps its part of the
+// rows in registers while the norms are computed, then adds them, weighted, to its accumulators: one for each of
+// kExperts experts and each of its columns. So h is read once, and the sums stay in registers until the end. An expert
+// that a row did not choose has weight 0: with few experts multiplying is cheaper than indexing, and an out-of-range
+// expert id matches nothing.
 //
 //   blockIdx.x: a tile of columns and a tile of experts -> disjoint parts of a partial result
 //   blockIdx.y: a range of rows                         -> a partial result
 //
-// A row wider than one block is read twice: squared_norm_kernel comes first, and the column tiles use its norms.
+// A row wider than one block is read twice: squared_norm_kernel runs first, and the column tiles use its norms.
 // Second stage, add_partials_kernel: adds the partial results in a fixed order.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
@@ -24,13 +25,13 @@
 namespace rbm::cuda {
 namespace {
 
-constexpr int kExperts = 8;            // experts a thread accumulates
-constexpr int kGates = 4;              // gates of a row that are on their way at once
-constexpr int kMaxThreads = 256;       // of a block of the first stage
+constexpr int kExperts = 8;            // experts that a thread accumulates
+constexpr int kGates = 4;              // gates of a row that are loaded at once
+constexpr int kMaxThreads = 256;       // per block of the first stage
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int kReduceWidth = 32, kReduceDepth = 16;
 
-// Rows that a group holds in registers. Twice the columns leave registers for half the rows: more would spill.
+// Rows that a group holds in registers. With twice the columns, registers suffice for half the rows: more would spill.
 template <typename T, bool kVector>
 constexpr int kRows = kColumns<T, kVector> == 8 ? 4 : 8;
 
@@ -44,14 +45,14 @@ struct Statistics {
   const int32_t* experts;
   int64_t rows, features, top_k, num_experts;
   bool normalize;
-  // What the launch decides.
+  // Set by the launch.
   int column_tiles = 1;
   int64_t rows_per_block = 0;
-  const AccOf<T>* squared_norms = nullptr;  // of every row; null: a block reads whole rows and forms them itself
+  const AccOf<T>* squared_norms = nullptr;  // of every row; null: a block reads whole rows and computes them itself
   AccOf<T>* partials = nullptr;             // [gridDim.y][num_experts * features sums, then num_experts totals]
 };
 
-// What the threads of a group share of its kRows rows.
+// Shared by the threads of a group, for its kRows rows.
 template <typename T, bool kVector>
 struct GroupRows {
   AccOf<T> weight[kRows<T, kVector>][kExperts];   // exp(gate), or 0; NaN if a gate of the row is not finite
@@ -65,7 +66,7 @@ __device__ AccOf<T> weight_of(const Statistics<T>& s, int64_t row, int expert) {
   const int32_t* const experts = s.experts + row * s.top_k;
   AccOf<T> weight = 0;
   bool finite = true;
-  // kGates at a time: a loop of loads one by one would wait for each before it asks for the next.
+  // kGates at a time: a loop of single loads would wait for each before issuing the next.
   for (int64_t first = 0; first < s.top_k; first += kGates) {
     AccOf<T> gate[kGates];
     int32_t chosen[kGates];
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
   const int64_t first_column = static_cast<int64_t>(blockIdx.x % s.column_tiles) * width * kColumns<T, kVector>;
   const int first_expert = blockIdx.x / s.column_tiles * kExperts;
 
-  // Two buffers, taken in turn: one barrier a step then keeps writing apart from reading.
+  // Two buffers, used alternately: a single barrier per step then separates writes from reads.
   __shared__ GroupRows<T, kVector> shared[2][kMaxWarps];
   __shared__ alignas(16) Acc exchange[kMaxThreads * kColumns<T, kVector>];
 
@@ -127,8 +128,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
     }
     __syncthreads();
 
-    // Lane r of each warp finishes row r: the square root and the division once a warp, not once a thread.
-    Acc row_scale = 0;  // 0 stands for a row that is left out
+    // Lane r of each warp finishes row r, so that the square root and the division run once per warp, not once per
+    // thread.
+    Acc row_scale = 0;  // 0 for a row that is skipped
     if (lane < kRows) {
       Acc square = mine.square[lane][0];
       if (s.squared_norms == nullptr) {
@@ -152,13 +154,14 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
     }
   }
 
-  // The groups hold sums of different rows for the same columns. Expert by expert they lay them side by side, and every
-  // thread of the block adds those of some columns, in the order of the groups: adjacent threads write adjacent columns.
+  // The groups have sums of different rows for the same columns. For each expert they write these to shared memory, and
+  // every thread of the block adds up some columns, in the order of the groups: adjacent threads write adjacent
+  // columns.
   const int64_t sums_size = s.num_experts * s.features;
   Acc* const partial = s.partials + blockIdx.y * (sums_size + s.num_experts);
   const int columns = width * kColumns<T, kVector>;
   const int columns_left = static_cast<int>(min(s.features - first_column, static_cast<int64_t>(columns)));
-#pragma unroll  // a register is named, not indexed
+#pragma unroll  // registers cannot be indexed
   for (int e = 0; e < kExperts; ++e) {
     __syncthreads();
 #pragma unroll
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
 #pragma unroll 1
     for (int d = group * width + thread; d < columns_left; d += groups * width) {
       Acc sum = 0;
-#pragma unroll 4  // loads that wait together
+#pragma unroll 4  // independent loads
       for (int g = 0; g < groups; ++g) sum += exchange[g * columns + d];
       partial[(first_expert + e) * s.features + first_column + d] = sum;
     }
@@ -186,7 +189,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
   }
 }
 
-// One warp a row.
+// One warp per row.
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kMaxThreads) squared_norm_kernel(
     const T* h, int64_t row_stride, int64_t rows, int64_t features, AccOf<T>* squared_norms) {
@@ -203,8 +206,9 @@ __global__ void __launch_bounds__(kMaxThreads) squared_norm_kernel(
   if (threadIdx.x % kWarp == 0) squared_norms[row] = square;
 }
 
-// result[i] = the sum over p of partials[p][i], for the sums and then the totals. A block takes kReduceWidth entries; each of
-// its kReduceDepth rows of threads adds every kReduceDepth-th partial result, and the first row adds the rows in order.
+// result[i] = the sum of partials[p][i] over p, for the sums and then the totals. A block processes kReduceWidth
+// entries. Each of its kReduceDepth rows of threads adds every kReduceDepth-th partial result, and the first row adds
+// these rows in order.
 template <typename Acc>
 __global__ void add_partials_kernel(
     const Acc* partials, int64_t count, int64_t sums_size, int64_t size, Acc* weighted_sum, Acc* total) {
@@ -222,7 +226,7 @@ __global__ void add_partials_kernel(
   (i < sums_size ? weighted_sum[i] : total[i - sums_size]) = sum;
 }
 
-// One block an expert.
+// One block per expert.
 template <typename Acc>
 __global__ void __launch_bounds__(kMaxThreads) memory_update_kernel(
     Acc* memory, int64_t row_stride, int64_t stride, const Acc* weighted_sum, const Acc* total, int64_t features,
@@ -248,7 +252,7 @@ __global__ void __launch_bounds__(kMaxThreads) memory_update_kernel(
   Acc square = squared_norm(Acc(1)), factor = 1;
   if (normalize && !(square < kLongSquare<Acc>)) {  // the same for all threads
     factor = kShrink<Acc>;
-    __syncthreads();  // all have read the parts
+    __syncthreads();  // all threads have read the parts
     square = squared_norm(factor);
   }
   const Acc norm = normalize ? max(sqrt(square), static_cast<Acc>(kNormEps)) : Acc(1);
@@ -287,7 +291,7 @@ void launch_statistics(Statistics<T> s, const Tensor& like, Tensor& weighted_sum
   s.column_tiles = static_cast<int>(std::max<int64_t>(ceil_div(s.features, block.x * kColumns<T, kVector>), 1));
   const int64_t tiles = s.column_tiles * ceil_div(s.num_experts, kExperts);
 
-  // One wave, two blocks on each multiprocessor, and whole steps of rows.
+  // One wave, with two blocks per multiprocessor and whole steps of rows.
   const int64_t step = block.y * kRows<T, kVector>;
   const int64_t wave = std::max<int64_t>(2 * multiprocessors(like) / tiles, 1);
   s.rows_per_block = ceil_div(ceil_div(s.rows, wave), step) * step;

@@ -1,4 +1,4 @@
-// How a CUDA thread holds its part of a row, and how a warp adds.
+// How a CUDA thread holds its part of a row, and sums over a warp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +17,7 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 template <typename T>
 using AccOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Columns of a row that a thread holds: 16 bytes, and no more than four where each comes in a load of its own.
+// Columns of a row per thread: 16 bytes, but at most four if each needs its own load.
 template <typename T, bool kVector>
 constexpr int kColumns = kVector || sizeof(T) > 4 ? 16 / sizeof(T) : 4;
 
@@ -32,9 +32,9 @@ __device__ Acc warp_sum(Acc value) {
   return value;
 }
 
-// A thread's columns of a row; those of a warp are adjacent. kVector: a thread's columns are adjacent too, and come in one load.
-// Otherwise, for rows that do not start at a multiple of 16 bytes, they are a warp apart, so that a load of the warp is
-// still one stretch of memory.
+// A thread's columns of a row; those of a warp are adjacent. With kVector, a thread's columns are adjacent too and are
+// read with one load. Otherwise (for rows that do not start at a multiple of 16 bytes) they are a warp apart, so that
+// each load of the warp still covers contiguous memory.
 template <typename T, bool kVector>
 struct alignas(kVector ? 16 : alignof(T)) Fragment {
   T values[kColumns<T, kVector>];
@@ -44,7 +44,7 @@ struct alignas(kVector ? 16 : alignof(T)) Fragment {
     return first + thread / kWarp * kWarp * kColumns<T, kVector> + thread % kWarp + i * kWarp;
   }
 
-  // Columns past the end, and all of a row past the end, read as zero.
+  // Columns past the end, and rows that do not exist, read as zero.
   __device__ void load(const T* row, bool row_exists, int64_t first, int thread, int64_t features) {
     const int64_t start = column(first, thread, 0);
     if constexpr (kVector) {

@@ -45,7 +45,7 @@ py::array_t<int64_t> table(const std::vector<Count>& counts) {
   return result;
 }
 
-// -> (counts [instructions, 6], None or where and why it failed)
+// Returns (counts [instructions, 6], failure); failure is None, or where and why the launch failed.
 py::tuple run_launch(const Program& program, GlobalMemory& memory, std::array<uint32_t, 3> grid,
                      std::array<uint32_t, 3> block, const py::bytes& parameters, uint32_t shared_bytes,
                      const std::vector<int64_t>& blocks, uint64_t seed, uint64_t most_instructions, bool strict_wgmma) {

@@ -1,7 +1,7 @@
-// From the name of an instruction to the function that executes it.
+// Maps the name of an instruction to the function that executes it.
 //
-// `Define name("add", decode)` makes an instruction known; it stands once, beside its semantics, in instructions/. The
-// decoder takes from the form the modifiers that it understands; what is left over is refused by name.
+// `Define name("add", decode)` registers an instruction; it is next to the semantics, in instructions/. The decoder
+// takes the modifiers that it supports from the form; any remaining modifier is rejected by name.
 #pragma once
 
 #include <algorithm>
@@ -15,24 +15,24 @@
 
 namespace ptx {
 
-// The form that an instruction has in the text: "ld.global.v4.b32" and its operands.
+// The textual form of an instruction: "ld.global.v4.b32" and its operands.
 class Form {
  public:
   Form(std::string name, Instruction& instruction, const Program& program);
 
   const std::string& base() const { return parts_.front(); }
-  // Whether the modifier is there; it then counts as understood.
+  // Whether the modifier is present; it then counts as handled.
   bool take(std::string_view modifier);
-  // The first that is there of some modifiers, or "".
+  // The first of these modifiers that is present, or "".
   std::string take_any(std::initializer_list<std::string_view> modifiers);
   // The last modifier that was not taken: the type.
   std::string take_type();
-  // Modifiers that do not change what is computed here.
+  // Modifiers that do not affect what is computed here.
   void ignore(std::initializer_list<std::string_view> modifiers);
   void expect_operands(size_t count) const;
-  // The value of an operand that must be a constant.
+  // The value of an operand, which must be a constant.
   int64_t constant(size_t operand) const;
-  // Raise std::invalid_argument: this form is not known.
+  // Raises std::invalid_argument: this form is not supported.
   [[noreturn]] void refuse(const std::string& why) const;
   void refuse_rest() const;
 
@@ -51,13 +51,13 @@ struct Define {
   Define(const char* name, Class kind, Decode decode);
 };
 
-// Fills in `instruction.execute` and what its decoder sets. Raises std::invalid_argument.
+// Sets `instruction.execute` and the fields set by its decoder. Raises std::invalid_argument.
 void decode(const std::string& name, Instruction& instruction, const Program& program);
 
-// Every instruction that is known, sorted.
+// All known instructions, sorted.
 std::vector<std::string> known_instructions();
 
-// Calls make.template operator()<T>() with the C++ type of a PTX type among Ts; refuses the others.
+// Calls make.template operator()<T>() with the C++ type of a PTX type if it is among Ts; rejects other types.
 template <typename... Ts>
 struct Types {};
 

@@ -1,4 +1,4 @@
-// What the watchers throw. The scheduler adds where: block, warp, instruction.
+// The exception that watchers throw. The scheduler adds the location: block, warp, instruction.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace ptx {
 
 struct Failure : std::runtime_error {
-  // `kind` is one of the names in ptx_executor/__init__.py; `lane` and `address` are -1 and 0 where there is none.
+  // `kind` is one of the names in ptx_executor/__init__.py; `lane` and `address` are -1 and 0 if there is none.
   Failure(std::string kind, const std::string& what, int lane = -1, uint64_t address = 0)
       : std::runtime_error(what), kind(std::move(kind)), lane(lane), address(address) {}
 

@@ -73,7 +73,7 @@ std::string GlobalMemory::described(uint64_t address, const Region& region) cons
 void GlobalMemory::read(uint64_t address, unsigned size, int64_t block, int lane) {
   const Region& region = region_of(address, size, "load", lane);
   const auto me = static_cast<int32_t>(block + 1);
-  Page& page = page_of(address);  // an access is aligned to its size, so it lies within one page
+  Page& page = page_of(address);  // an access is aligned to its size, so it is within one page
   for (unsigned i = 0; i < size; ++i) {
     const uint64_t place = (address + i) % kPage;
     const int32_t writer = page.writer[place];

@@ -1,4 +1,4 @@
-// Global memory: the tensors' own bytes, and for each byte who wrote it and who read it.
+// Global memory: the tensors' own bytes, and for each byte which block wrote it and which read it.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +12,26 @@ namespace ptx {
 
 class GlobalMemory {
  public:
-  // A stretch that a launch may touch: a tensor that was passed to it.
+  // A range that a launch may access: a tensor that was passed to it.
   struct Region {
     uint64_t begin, end;
     std::string name;
   };
 
-  // From now on nobody has written these bytes (torch.empty), or somebody has (an operator of PyTorch).
+  // Marks bytes as uninitialised (torch.empty), or as written (by an operator of PyTorch).
   void mark_unwritten(uint64_t begin, uint64_t size);
   void mark_written(uint64_t begin, uint64_t size);
 
-  // A launch begins: these regions alone exist, and no block has touched them.
+  // Starts a launch: only these regions exist, and no block has accessed them.
   void begin_launch(std::vector<Region> regions);
 
-  // Refuse an access of `size` bytes by `block` that a GPU would get wrong; note it. Raises Failure.
+  // Records an access of `size` bytes by `block`. Raises Failure for an access that would be an error on a GPU.
   void read(uint64_t address, unsigned size, int64_t block, int lane);
   void write(uint64_t address, unsigned size, int64_t block, int lane);
 
  private:
   static constexpr uint64_t kPage = 4096;
-  // Of every byte of a page: 1 + the block that wrote it, that read it (kSeveral: more than one), 0: none.
+  // For every byte of a page: 1 + the block that wrote it or read it (kSeveral: more than one), 0: none.
   struct Page {
     int32_t writer[kPage] = {}, reader[kPage] = {};
   };

@@ -1,4 +1,4 @@
-// A launch as it runs: blocks one after another, the warps of a block in turns from barrier to barrier.
+// A running launch: blocks run one after another, the warps of a block alternate from barrier to barrier.
 #pragma once
 
 #include <array>
@@ -23,19 +23,19 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 struct Register {
   std::array<uint64_t, kLanes> lane;
   uint32_t written = 0;    // lanes
-  // Lanes of which only the lower or the upper 32 of 64 bits have a value: compilers pack one with none, and unpack it.
+  // Lanes in which only the lower or the upper 32 of 64 bits have a value: compilers pack one with none, and unpack it.
   std::array<uint32_t, 2> half_written{};
-  uint32_t tick = 0;       // when an instruction other than wgmma wrote it last; 0: none did
-  uint16_t computing = 0;  // multiplications not waited for that will write it
-  uint16_t reading = 0;    // and that read it
+  uint32_t tick = 0;       // of the latest write by an instruction other than wgmma; 0: none
+  uint16_t computing = 0;  // pending multiplications that will write it
+  uint16_t reading = 0;    // pending multiplications that read it
 };
 
-// What one instruction did, over all warps.
+// Statistics of one instruction, over all warps.
 struct Count {
   int64_t executed = 0;       // by warps
   int64_t lanes = 0;          // active ones
-  int64_t bytes = 0;          // that lanes asked of memory
-  int64_t sectors = 0;        // of 32 bytes that a request touched in global memory
+  int64_t bytes = 0;          // requested by lanes
+  int64_t sectors = 0;        // of 32 bytes, accessed by requests in global memory
   int64_t wavefronts = 0;     // passes over the banks of shared memory
   int64_t multiply_adds = 0;  // of matrix instructions
 };
@@ -52,8 +52,8 @@ struct Launch {
   std::vector<uint8_t> parameters;
   uint32_t shared_bytes = 0;
   uint64_t most_instructions = 0;
-  // As the PTX ISA asks: a proxy fence between cp.async and wgmma as well, and no write to a register that a wgmma
-  // reads.
+  // Apply the rules of the PTX ISA: cp.async and wgmma also need a proxy fence between them, and registers that a wgmma
+  // reads must not be written.
   bool strict_wgmma = true;
   std::vector<Count> counts;  // of each instruction
   uint64_t executed = 0;
@@ -67,24 +67,24 @@ class Warp {
 
   Warp(Block& block, int index);
 
-  // Executes one instruction after another until a barrier or the end.
+  // Executes instructions until a barrier or the end.
   void run();
 
-  // The register of an operand for what needs a value: an address, a predicate, a store, a matrix. All active lanes
+  // The register of an operand that must have a value: an address, a predicate, a store, a matrix. All active lanes
   // must have written it.
   const Register& read(const Operand& operand, size_t element = 0);
   const Register& read_slot(uint32_t slot);
-  // The register of an operand for what only computes: lanes without a value give lanes without a value. Compilers let
-  // whole warps shuffle and add what a few lanes have loaded, and use the results of those lanes alone.
+  // The register of an operand that is only used for computing: lanes without a value give lanes without a value.
+  // Compilers let whole warps shuffle and add what a few lanes have loaded, and use only the results of those lanes.
   const Register& operand(const Operand& operand, size_t element = 0);
-  // The register to write, in the active lanes, of which `known` get a value, and `halves` a lower or an upper half.
+  // The register to write in the active lanes. `known` lanes get a value, `halves` only a lower or an upper half.
   Register& write(const Operand& operand, size_t element = 0, uint32_t known = kAllLanes,
                   std::array<uint32_t, 2> halves = {});
 
   bool is_active(int lane) const { return active >> lane & 1; }
-  // Every lane of the warp must be here: `.aligned` instructions.
+  // Requires every lane of the warp to be active here: for `.aligned` instructions.
   void require_all_lanes() const;
-  // The lanes that a `.sync` instruction names must be those that are here.
+  // Requires the active lanes to be those that a `.sync` instruction names.
   void require_members(const Operand& mask);
   SharedMemory::Toucher toucher(int lane) const { return {index, tick, lane}; }
   Count& count();
@@ -96,12 +96,12 @@ class Warp {
   Block& block;
   const int index;
   State state = State::kReady;
-  uint32_t active = 0;  // lanes that execute the instruction at hand
-  uint32_t tick = 0;    // instructions that the launch had executed, this one among them
+  uint32_t active = 0;  // lanes that execute the current instruction
+  uint32_t tick = 0;    // instructions that the launch has executed, including this one
   std::vector<Register> registers;
-  int place = 0;  // the instruction at hand
+  int place = 0;  // the current instruction
 
-  // cp.async: groups of copies, the oldest first; the last is not committed yet.
+  // cp.async: groups of copies, the oldest first; the last group is not committed yet.
   struct Copy {
     uint32_t to;
     uint8_t size;
@@ -110,7 +110,7 @@ class Warp {
   };
   std::deque<std::vector<Copy>> copies{1};
 
-  // wgmma: what each multiplication that was not waited for holds; groups as above.
+  // wgmma: resources held by each pending multiplication; groups as above.
   struct Multiplication {
     std::vector<uint32_t> accumulators, inputs, chunks;
   };
@@ -121,7 +121,7 @@ class Warp {
  private:
   void require_waited(const Register& source) const;
 
-  // Lanes that run together, to the place where they meet those that they parted from.
+  // Lanes that run together, up to the instruction where they reconverge with the others.
   struct Path {
     int place, until;
     uint32_t lanes;
@@ -145,7 +145,7 @@ class Block {
   std::mt19937_64& random_;
 };
 
-// Where a launch failed.
+// Describes where a launch failed.
 struct Located {
   std::string kind, what;
   int instruction = -1, warp = -1, lane = -1;
@@ -153,7 +153,7 @@ struct Located {
   uint64_t address = 0;
 };
 
-// Runs the blocks of a launch in an order that the seed draws; false and the place where a watcher refused.
+// Runs the blocks of a launch in an order given by the seed. Returns false and the location if a watcher fails.
 bool run(Launch& launch, const std::vector<int64_t>& blocks, uint64_t seed, Located& failure);
 
 }  // namespace ptx

@@ -1,8 +1,8 @@
-// What mma and wgmma share: elements of tensor cores, and the arithmetic.
+// Shared by mma and wgmma: elements of tensor cores, and the arithmetic.
 //
-// Products are exact and are added in float64, then rounded once to float32. Tensor cores add the products of an
-// instruction to the accumulator with truncated alignment: relative to the largest term the error of a result is at
-// most about 2^-23 for every term on the GPU (see docs/ptx_executor.md), and 2^-24 here.
+// Products are exact and are summed in float64, then rounded once to float32. Tensor cores add the products of an
+// instruction to the accumulator with truncated alignment. Relative to the largest term, the error of a result is at
+// most about 2^-23 per term on the GPU (see docs/ptx_executor.md), and 2^-24 here.
 #pragma once
 
 #include <string>
@@ -32,8 +32,8 @@ inline double element_at(const uint8_t* bytes, Element element) {
                            : from_tf32(bits);
 }
 
-// A fragment of 16 rows: lane t holds, of row t / 4 (+ 8 in registers 1 and 3), the four bytes t % 4 of the first or,
-// in registers 2 and 3, the second half of an instruction's depth (PTX ISA 9.7.14.5.8, "A fragment").
+// A fragment of 16 rows. Lane t holds bytes 4 (t % 4) to 4 (t % 4) + 3 of row t / 4 (+ 8 in registers 1 and 3), in the
+// first or (registers 2 and 3) the second half of an instruction's depth (PTX ISA 9.7.14.5.8, "A fragment").
 inline void place_rows(Warp& warp, const Operand& operand, Element element, double (&a)[16][16]) {
   const int packed = 4 / bytes_of(element), depth = 8 * packed;
   for (size_t i = 0; i < operand.slots.size(); ++i) {
@@ -49,8 +49,8 @@ inline void place_rows(Warp& warp, const Operand& operand, Element element, doub
   }
 }
 
-// Columns 8 j .. 8 j + 7 of the result: registers 4 j and 4 j + 1 hold columns 2 (t % 4) and the next of row t / 4, the
-// other two of the row eight below.
+// Columns 8 j to 8 j + 7 of the result: registers 4 j and 4 j + 1 hold columns 2 (t % 4) and 2 (t % 4) + 1 of them, in
+// row t / 4; the other two registers hold the same columns eight rows below.
 inline std::pair<int, int> result_place(int lane, int reg) {
   return {lane / 4 + 8 * (reg % 4 / 2), 8 * (reg / 4) + lane % 4 * 2 + reg % 2};
 }

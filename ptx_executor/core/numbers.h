@@ -1,4 +1,4 @@
-// Number formats of PTX (PTX ISA 5.2, "Types") as C++ types, and conversions that C++ does not have.
+// Number formats of PTX (PTX ISA 5.2, "Types") as C++ types, and conversions missing in C++.
 #pragma once
 
 #include <bit>
@@ -9,15 +9,15 @@
 
 namespace ptx {
 
-// Two float32 numbers in a register of 64 bits, the first in the lower half: `.f32x2` of sm_100 and later.
+// Two float32 numbers in a 64-bit register, the first in the lower half: `.f32x2` of sm_100 and later.
 struct FloatPair {
   float low, high;
 };
 
-// A result of type T in a register, which holds 64 bits: signed integers extended by their sign, all else by zeros.
+// A result of type T in a 64-bit register: signed integers are sign-extended, all other types zero-extended.
 //
-// Every NaN of float32 is 0x7fffffff, as on GPUs, where the sign and the payload of an operand do not show: a
-// processor's own would make NaNs differ that equal lanes compute. Moves take Unchanged<T> and keep all bits.
+// Every float32 NaN becomes 0x7fffffff, as on GPUs, which discard the sign and the payload of an operand. With the
+// CPU's own NaNs, lanes that compute the same could differ. Moves use Unchanged<T> and keep all bits.
 template <typename T>
 uint64_t to_bits(T value) {
   if constexpr (std::is_same_v<T, float>) {
@@ -31,7 +31,7 @@ uint64_t to_bits(T value) {
   }
 }
 
-// The type by which a T is moved.
+// The type used to move a T.
 template <typename T>
 using Unchanged =
     std::conditional_t<std::is_same_v<T, float>, uint32_t, std::conditional_t<std::is_same_v<T, double>, uint64_t, T>>;
@@ -53,7 +53,7 @@ T from_bits(uint64_t bits) {
 
 inline float from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
-// To nearest, ties to even; every NaN is 0x7fff, as cvt has it.
+// To nearest, ties to even; every NaN becomes 0x7fff, as with cvt.
 inline uint16_t to_bf16(float value) {
   if (std::isnan(value)) return 0x7fff;
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -68,21 +68,21 @@ inline float from_f16(uint16_t bits) {
   return sign * std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
 }
 
-// To nearest, ties to even; every NaN is 0x7fff.
+// To nearest, ties to even; every NaN becomes 0x7fff.
 inline uint16_t to_f16(float value) {
   if (std::isnan(value)) return 0x7fff;
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float size = std::fabs(value);
-  if (size >= 65520.0f) return sign | 0x7c00;  // what rounds past the largest number, 65504
+  if (size >= 65520.0f) return sign | 0x7c00;  // rounds past the largest number, 65504
   if (size < 0x1p-14f) return sign | static_cast<uint16_t>(std::nearbyint(std::ldexp(size, 24)));
   int exponent = 0;
   const float fraction = std::frexp(size, &exponent);  // in [0.5, 1)
-  // The carry of a rounded mantissa goes into the exponent: that is the number that it should be.
+  // If rounding the mantissa carries into the exponent, the result is still correct.
   return sign |
          static_cast<uint16_t>((exponent + 13) * 1024 + static_cast<int>(std::nearbyint(std::ldexp(fraction, 11))));
 }
 
-// What a tensor core reads of a float32 register: the low 13 bits are ignored (PTX ISA 9.7.14.5.1, ".tf32").
+// How a tensor core reads a float32 register: the low 13 bits are ignored (PTX ISA 9.7.14.5.1, ".tf32").
 inline float from_tf32(uint32_t bits) { return std::bit_cast<float>(bits & 0xffffe000u); }
 
 }  // namespace ptx

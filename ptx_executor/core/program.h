@@ -1,7 +1,7 @@
-// A kernel as the parser hands it over: instructions whose operands are slots of a warp's register file.
+// A kernel as produced by the parser: instructions whose operands are slots of a warp's register file.
 //
 // Constants and special registers (%tid.x, the address of shared memory) are slots too, filled before a warp starts, so
-// that an instruction reads every operand alike.
+// that an instruction reads all operands in the same way.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ class Warp;
 using Execute = void (*)(Warp&, const Instruction&);
 
 struct Operand {
-  std::vector<uint32_t> slots;  // one, or those of a vector {a, b}; of an address its base
-  int64_t offset = 0;           // of an address
+  std::vector<uint32_t> slots;  // one, or those of a vector {a, b}; for an address, its base
+  int64_t offset = 0;           // for an address
 };
 
-// For counting: what part of a multiprocessor an instruction keeps busy.
+// For the statistics: the part of a multiprocessor that an instruction keeps busy.
 enum class Class : uint8_t {
   kInteger,
   kFloat,
@@ -43,10 +43,10 @@ struct Instruction {
   std::vector<Operand> operands;
   uint32_t guard = 0;  // slot of the predicate
   bool guarded = false, guard_negated = false;
-  int target = -1;         // of a branch: the next instruction where it is taken
-  int reconvergence = -1;  // of a branch: where lanes that part here meet again
+  int target = -1;         // of a branch: the next instruction if it is taken
+  int reconvergence = -1;  // of a branch: where diverging lanes reconverge
   Class kind = Class::kInteger;
-  // What an instruction's form says, as its decoder puts it here: sizes, counts, flags.
+  // Properties of the instruction's form, set by its decoder: sizes, counts, flags.
   int64_t form[4] = {};
 };
 

@@ -118,12 +118,12 @@ void Warp::run() {
     Count& here = launch.counts[place];
     ++here.executed;
     here.lanes += std::popcount(active);
-    // A branch whose guard no lane meets still decides where the warp goes: to the next instruction, as it stands.
+    // A branch with a false guard in all lanes still determines where the warp continues: at the next instruction.
     if (active != 0) instruction.execute(*this, instruction);
   }
 }
 
-// PTX leaves open where lanes that part meet again; here it is where compilers make them meet, at the nearest
+// PTX does not specify where diverging lanes reconverge. Here they do so where compilers make them, at the nearest
 // instruction that all of them must reach.
 void Warp::branch(const Instruction& instruction, uint32_t taken) {
   Path& path = paths_.back();

@@ -1,4 +1,4 @@
-// What instructions that work lane by lane are made of.
+// Building blocks of instructions that work lane by lane.
 #pragma once
 
 #include <tuple>
@@ -8,7 +8,7 @@
 
 namespace ptx {
 
-// d = f(a, b, ...) in every active lane: the first operand is written, those that follow are read as their types.
+// d = f(a, b, ...) in every active lane. The first operand is written, the others are read as their types.
 template <typename F, typename Result, typename... Sources>
 struct Lanewise {
   template <size_t... I>
@@ -37,7 +37,7 @@ Execute lanewise(Form& form, F) {
   return Lanewise<F, Result, Sources...>::execute;
 }
 
-// The same type for the result and for all `count` sources, which is the form's last modifier.
+// The result and all `count` sources have the same type, the form's last modifier.
 template <int count, typename Set, typename F>
 Execute of_one_type(Set set, Form& form, F f) {
   return by_type(set, form, form.take_type(), [&]<typename T>() -> Execute {

@@ -1,10 +1,10 @@
 // Shared memory of a block: its bytes, and for each byte who wrote it, who read it, and since which barrier.
 //
-// Warps are ordered by barriers alone: between two barriers of the block (an epoch) what one warp touches no other may
-// touch, unless both only read, or all that write write the same: compilers let warps that hold copies of a value store
-// it together. The lanes of a warp that store at one place in one instruction must agree as well. Asynchronous
-// operations reach further: a copy (cp.async) owns its bytes from the moment it is issued until it was waited for, a
-// multiplication (wgmma) reads its operands until it was waited for.
+// Warps are only ordered by barriers. Between two barriers of the block (an epoch), a byte that one warp accesses must
+// not be accessed by another warp, unless both only read, or all writers write the same value: compilers let warps that
+// hold copies of a value store it together. The lanes of a warp that store to one address in one instruction must agree
+// as well. Asynchronous operations last longer: a copy (cp.async) owns its bytes from when it is issued until it was
+// waited for, and a multiplication (wgmma) reads its operands until it was waited for.
 #pragma once
 
 #include <cstdint>
@@ -15,30 +15,30 @@ namespace ptx {
 
 class SharedMemory {
  public:
-  // Addresses of a block's shared memory begin here: 0 is no valid address, and swizzled tiles want 1,024 bytes.
+  // First address of a block's shared memory: 0 is not a valid address, and swizzled tiles need 1,024-byte alignment.
   static constexpr uint32_t kBase = 1024;
-  // wgmma reads operands in stretches of this many bytes.
+  // wgmma reads operands in chunks of this many bytes.
   static constexpr uint32_t kChunk = 16;
 
-  // `strict_wgmma`: what a cp.async wrote needs a proxy fence as well, before wgmma reads it.
+  // `strict_wgmma`: before wgmma reads what a cp.async wrote, a proxy fence is needed as well.
   SharedMemory(uint32_t size, bool strict_wgmma);
 
-  // Who touches: a warp, at a tick of the launch's clock.
+  // Who accesses memory: a warp, at a tick of the launch's clock.
   struct Toucher {
     int warp;
     uint32_t tick;
     int lane;
   };
 
-  // Refuse what a GPU would get wrong; note the rest. Raise Failure.
+  // Record an access. Raise Failure for an access that would be an error on a GPU.
   const uint8_t* read(uint32_t address, unsigned size, Toucher by);
   void write(uint32_t address, const uint8_t* bytes, unsigned size, Toucher by);
 
-  // cp.async: from here on the bytes belong to the copy, until it lands.
+  // cp.async: from now on the bytes belong to the copy, until it lands.
   void begin_copy(uint32_t address, unsigned size, Toucher by);
   void land_copy(uint32_t address, const uint8_t* bytes, unsigned size, Toucher by);
 
-  // wgmma: read a chunk through the asynchronous proxy, which sees what `fenced` says was made visible to it.
+  // wgmma: reads a chunk through the asynchronous proxy, which sees writes for which `fenced` returns true.
   template <typename Fenced>
   const uint8_t* begin_matrix_read(uint32_t address, Toucher by, Fenced fenced) {
     const uint8_t* bytes = read(address, kChunk, by);
@@ -52,7 +52,7 @@ class SharedMemory {
   }
   void end_matrix_read(uint32_t address) { --matrix_reads_[(address - kBase) / kChunk]; }
 
-  // All warps have met: what was touched before is ordered before what comes.
+  // All warps have arrived: earlier accesses are ordered before later ones.
   void barrier() { ++epoch_; }
 
  private:

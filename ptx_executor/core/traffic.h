@@ -1,4 +1,4 @@
-// Addresses of a request and what they cost: sectors of global memory, passes over the banks of shared memory.
+// Addresses of a request and their cost: sectors of global memory, passes over the banks of shared memory.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct Addresses {
   std::array<uint64_t, kLanes> of;
 };
 
-// A request for global memory moves whole sectors of 32 bytes.
+// A request to global memory moves whole sectors of 32 bytes.
 inline void count_global(Warp& warp, const Addresses& addresses, unsigned size, uint32_t lanes) {
   std::array<uint64_t, kLanes> sectors;
   int count = 0;
@@ -32,8 +32,8 @@ inline void count_global(Warp& warp, const Addresses& addresses, unsigned size) 
   count_global(warp, addresses, size, warp.active);
 }
 
-// Shared memory has 32 banks of four bytes, and a bank gives one word a pass. Accesses of 8 and 16 bytes go by halves
-// and quarters of a warp.
+// Shared memory has 32 banks of four bytes, and each bank delivers one word per pass. Accesses of 8 and 16 bytes are
+// split into halves and quarters of a warp.
 class BankPasses {
  public:
   void touch(uint64_t address, unsigned size) {

@@ -1,15 +1,15 @@
-"""One folder for each operator: schema and checks (op.py), eager reference, kernels, configurations, cost, README.
+"""One folder per operator: schema and checks (op.py), eager reference, kernels, configurations, cost, README.
 
-Letters of shapes: B rows, D features of a row, N outputs, E experts, k experts that a row uses. Names of tensors: rows
-``x [B, D]`` (``h`` for routing and memory), ``memory [E, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates`` and
+Symbols in shapes: B rows, D features per row, N outputs, E experts, k experts per row. Tensor names: rows ``x [B, D]``
+(``h`` for routing and memory), ``memory [E, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates`` and
 ``experts [B, k]``.
 
-Words for parts of the work, alike in every folder:
+Terms used in every folder:
 
-- *program*: what a launch has many of, each on one multiprocessor; CUDA's word, and ptx_executor's, is block.
-- *tile*: the part of a result that a program computes at once, of rows by columns or by experts.
-- *slice*: the part of the dimension summed over that is multiplied at once.
-- *share*: the rows whose sums one program forms, later added to those of others.
-- *pass*: one walk over all rows, for some columns of their experts or for their lengths.
-- ``BLOCK_M`` and its like, constants of a kernel: sides of a tile or of a slice.
+- *program*: one instance of a launched kernel, run on one multiprocessor; CUDA and ptx_executor call it a block.
+- *tile*: the part of a result that a program computes at once, rows by columns or rows by experts.
+- *slice*: the part of the summed dimension that is multiplied at once.
+- *share*: the rows that one program sums up; the sums of all shares are added afterwards.
+- *pass*: one sweep over all rows, for some columns of their experts or for their norms.
+- ``BLOCK_M``, ``BLOCK_N``, ...: kernel constants, the sizes of a tile or a slice.
 """

@@ -1,7 +1,7 @@
 // PTX ISA 9.7.1 (integer), 9.7.3 to 9.7.5 (floating point): arithmetic, and the functions of the special unit.
 //
-// `.rn` is what C++ does. `.approx` and `.full` results are computed in float64 and rounded once; hardware is allowed 2
-// ulp of ex2, rsqrt and div.full (PTX ISA 9.7.3.8, 9.7.3.18, 9.7.3.21), so results may differ from a GPU's by that
+// `.rn` matches C++. `.approx` and `.full` results are computed in float64 and rounded once; hardware may have an error
+// of 2 ulp in ex2, rsqrt and div.full (PTX ISA 9.7.3.8, 9.7.3.18, 9.7.3.21), so results may differ from a GPU's by that
 // much.
 #include <cfenv>
 #include <cstdlib>
@@ -24,7 +24,7 @@ void set_unit(Form& form, const std::string& type) {
   if (type[0] == 'f') form.instruction.kind = type == "f64" ? Class::kDouble : Class::kFloat;
 }
 
-// d = f(a, b) for any number; floats are rounded to nearest, with denormals.
+// d = f(a, b) for any type of number; floats are rounded to nearest, with denormals.
 template <int count, typename Set, typename F>
 Execute numeric(Set set, Form& form, F f) {
   form.ignore({"rn"});
@@ -42,7 +42,7 @@ T high_half(T a, T b) {
   return static_cast<T>(static_cast<Twice<T>>(a) * static_cast<Twice<T>>(b) >> 8 * sizeof(T));
 }
 
-// Two 16-bit integers in a register, each by itself.
+// Two independent 16-bit integers in a register.
 template <typename F>
 Execute halves(Form& form, F) {
   return lanewise<uint32_t, uint32_t, uint32_t>(form, [](uint32_t a, uint32_t b) {
@@ -52,7 +52,7 @@ Execute halves(Form& form, F) {
   });
 }
 
-// Each number of a pair by itself: sm_100 and later.
+// The two numbers of a pair independently: sm_100 and later.
 template <typename... Pairs, typename F>
 Execute by_pairs(Form& form, F) {
   form.ignore({"rn"});
@@ -61,7 +61,7 @@ Execute by_pairs(Form& form, F) {
       form, [](Pairs... pairs) { return FloatPair{F{}(pairs.low...), F{}(pairs.high...)}; });
 }
 
-// d = f(a, b) in float32, of which a comes in half precision (9.7.5): sm_100 and later.
+// d = f(a, b) in float32, where a is in half precision (9.7.5): sm_100 and later.
 template <float widened(uint16_t), typename F>
 Execute from_half(Form& form, F) {
   form.ignore({"rn"});
@@ -114,7 +114,7 @@ const Define mad("mad", Class::kInteger, [](Form& form) {
 float fma_down(float a, float b, float c) {
   const int before = std::fegetround();
   std::fesetround(FE_DOWNWARD);
-  volatile float x = a, y = b, z = c;  // or the compiler would compute it before the rounding mode is set
+  volatile float x = a, y = b, z = c;  // otherwise the compiler would compute it before the rounding mode is set
   volatile float result = std::fma(x, y, z);
   std::fesetround(before);
   return result;
@@ -131,7 +131,7 @@ const Define fma_("fma", Class::kFloat, [](Form& form) {
   return numeric<3>(Floats{}, form, fused);
 });
 
-// Division by zero gives all ones, as PTX leaves it open and GPUs do it; the smallest number by -1 is itself.
+// Division by zero gives all ones: PTX leaves it open, and GPUs do so. The smallest number divided by -1 is itself.
 const Define div_("div", Class::kInteger, [](Form& form) {
   if (form.take("full")) {
     form.instruction.kind = Class::kSpecial;
@@ -156,7 +156,7 @@ const Define rem("rem", Class::kInteger, [](Form& form) {
   });
 });
 
-// A NaN beside a number is ignored; +0 is larger than -0.
+// If one operand is NaN, the result is the other; +0 is larger than -0.
 template <bool larger, typename T>
 T chosen(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -167,7 +167,7 @@ T chosen(T a, T b) {
   return (a < b) == larger ? b : a;
 }
 
-// Of float32 also with three operands, on sm_100 and later.
+// For float32 also with three operands, on sm_100 and later.
 template <bool larger>
 Execute choose(Form& form) {
   if (form.instruction.operands.size() < 4)
@@ -200,7 +200,7 @@ const Define abs_("abs", Class::kInteger, [](Form& form) {
   return numeric<1>(Types<int16_t, int32_t, int64_t, float, double>{}, form, [](auto a) { return std::abs(a); });
 });
 
-// f(a) in float64, rounded once to float32; `.ftz` takes and gives 0 for denormals.
+// f(a) in float64, rounded once to float32; `.ftz` flushes denormal inputs and outputs to 0.
 template <typename F>
 Execute special(Form& form, F) {
   if (!form.take("approx")) form.refuse("only .approx is known");

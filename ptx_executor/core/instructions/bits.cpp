@@ -32,7 +32,7 @@ const Define not_("not", Class::kInteger, [](Form& form) {
   });
 });
 
-// A shift by the width of the type or more leaves nothing but the sign.
+// A shift by at least the width of the type leaves only the sign.
 template <typename T>
 T shifted_right(T a, uint32_t by) {
   constexpr uint32_t width = 8 * sizeof(T);
@@ -53,7 +53,7 @@ const Define shr("shr", Class::kInteger, [](Form& form) {
   });
 });
 
-// `length` bits of a from `start` on; a field that reaches past the end is filled with the sign.
+// `length` bits of a, starting at `start`; a field that extends past the end is filled with the sign.
 template <typename T>
 T bit_field(T a, uint32_t start, uint32_t length) {
   constexpr uint32_t width = 8 * sizeof(T);
@@ -80,7 +80,7 @@ const Define popc("popc", Class::kInteger, [](Form& form) {
   });
 });
 
-// Each nibble of c picks one of the eight bytes of b:a, or, with its highest bit, copies that byte's sign.
+// Each nibble of c selects one of the eight bytes of b:a, or, with its highest bit, copies that byte's sign.
 uint32_t permuted(uint32_t a, uint32_t b, uint32_t c) {
   const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
   uint32_t result = 0;

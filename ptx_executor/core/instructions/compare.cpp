@@ -18,7 +18,7 @@ bool holds(T a, T b) {
   if constexpr (comparison == kUnordered) return a != a || b != b;
 }
 
-// setp: p = a ? b, and where the form has p|q, q = its negation. `unordered`: true where an operand is NaN.
+// setp: p = a ? b, and if the form has p|q, q = its negation. `unordered`: true if an operand is NaN.
 template <typename T, Comparison comparison, bool unordered>
 void set_predicate(Warp& warp, const Instruction& instruction) {
   const Register &a = warp.operand(instruction.operands[1]), &b = warp.operand(instruction.operands[2]);
@@ -60,7 +60,7 @@ const Define setp("setp", Class::kPredicate, [](Form& form) {
   form.refuse("its comparison is not known");
 });
 
-// d = p ? a : b; what is not chosen need not have a value.
+// d = p ? a : b; the operand that is not selected need not have a value.
 template <typename T>
 void select(Warp& warp, const Instruction& instruction) {
   const Register &a = warp.operand(instruction.operands[1]), &b = warp.operand(instruction.operands[2]);

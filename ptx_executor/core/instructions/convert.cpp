@@ -42,7 +42,7 @@ const Define cvt("cvt", Class::kConvert, [](Form& form) {
   return by_type(Numbers{}, form, to, [&]<typename To>() -> Execute { return from_integer_or_float<To>(form, from); });
 });
 
-// Addresses of global memory are generic addresses here.
+// Addresses in global memory equal generic addresses here.
 const Define cvta("cvta", Class::kMove, [](Form& form) {
   if (!form.take("to") || !form.take("global")) form.refuse("only cvta.to.global is known");
   return of_one_type<1>(Types<uint64_t>{}, form, [](uint64_t a) { return a; });

@@ -1,7 +1,7 @@
 // PTX ISA 9.7.14.5.15 and .16: ldmatrix and stmatrix, matrices of 8 x 8 elements of 16 bits.
 //
-// Lanes 8 i to 8 i + 7 name the rows of matrix i. Lane t holds elements 2 (t % 4) and 2 (t % 4) + 1 of row t / 4, in
-// one register a matrix; with `.trans`, of column t / 4.
+// Lanes 8 i to 8 i + 7 hold the addresses of the rows of matrix i. Lane t gets elements 2 (t % 4) and 2 (t % 4) + 1 of
+// row t / 4, in one register per matrix; with `.trans`, of column t / 4.
 #include "../semantics.h"
 #include "../traffic.h"
 
@@ -24,7 +24,7 @@ void decode_matrices(Form& form, size_t registers) {
     form.refuse("it has another number of registers");
 }
 
-// Place of a lane's element i of a matrix: row, column.
+// Position of a lane's element i of a matrix: row, column.
 std::pair<int, int> place(int lane, int i, bool transposed) {
   const int a = lane / 4, b = lane % 4 * 2 + i;
   return transposed ? std::pair{b, a} : std::pair{a, b};

@@ -22,7 +22,7 @@ Space decode_access(Form& form, size_t values) {
   form.expect_operands(2);
   const std::string space = form.take_any({"param", "shared::cta", "shared", "global"});
   if (space.empty()) form.refuse("generic addresses are not known");
-  // Hints for the caches, and "read only for the whole kernel", which the watchers check anyway.
+  // Cache hints, and "read-only for the whole kernel", which the watchers check anyway.
   form.ignore({"nc", "ca", "cg", "cs", "lu", "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::cache_hint"});
   const std::string vector = form.take_any({"v2", "v4"});
   int64_t* const sizes = form.instruction.form;
@@ -79,7 +79,7 @@ void load(Warp& warp, const Instruction& instruction) {
   }
 }
 
-// Of lanes that store at one address one wins, and PTX leaves open which: their values must be equal.
+// If several lanes store to one address, PTX leaves open which one wins, so their values must be equal.
 void require_agreement(const Warp& warp, const Addresses& addresses, int lane, const uint8_t* bytes, unsigned size) {
   const auto* const stored = reinterpret_cast<const void*>(addresses.of[lane]);
   for (int other = 0; other < lane; ++other) {
@@ -136,8 +136,9 @@ const Define st("st", Class::kGlobal, [](Form& form) -> Execute {
   }
 });
 
-// cp.async [to], [from], size {, bytes to read}: what is not read is filled with zeros. The bytes are taken when the
-// copy is issued and land when it is waited for; between the two any access to either end that matters is a failure.
+// cp.async [to], [from], size {, bytes to read}: bytes that are not read are filled with zeros. The bytes are read when
+// the copy is issued and land when it is waited for. A conflicting access to source or destination in between is a
+// failure.
 void copy(Warp& warp, const Instruction& instruction) {
   const auto size = static_cast<unsigned>(instruction.form[0]);
   const auto to = Addresses(warp, instruction.operands[0]), from = Addresses(warp, instruction.operands[1]);
@@ -169,7 +170,7 @@ void commit_copies(Warp& warp, const Instruction&) {
   warp.copies.emplace_back();
 }
 
-// Lets the oldest groups land until no more than form[0] committed ones are left.
+// Lets the oldest groups land until at most form[0] committed groups remain.
 void wait_for_copies(Warp& warp, const Instruction& instruction) {
   warp.require_all_lanes();
   while (static_cast<int64_t>(warp.copies.size()) - 1 > instruction.form[0]) {

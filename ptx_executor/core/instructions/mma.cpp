@@ -11,7 +11,7 @@ void multiply(Warp& warp, const Instruction& instruction) {
   const int packed = 4 / bytes_of(element), depth = 8 * packed;
   double a[16][16], b[8][16];
   place_rows(warp, instruction.operands[1], element, a);
-  // Lane t holds, of column t / 4, the four bytes t % 4 of the first half of the depth, or of the second.
+  // Lane t holds four bytes of column t / 4, at 4 (t % 4) in the first or second half of the depth.
   for (int i = 0; i < 2; ++i) {
     const Register& source = warp.read(instruction.operands[2], i);
     for (int lane = 0; lane < kLanes; ++lane) {

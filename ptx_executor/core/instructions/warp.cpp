@@ -6,7 +6,7 @@ namespace {
 
 enum Shuffle { kUp, kDown, kButterfly, kIndex };
 
-// The lane that `lane` reads, and whether it lies in its segment.
+// The lane that `lane` reads, and whether it is in its segment.
 template <Shuffle mode>
 std::pair<int, bool> source_lane(int lane, uint32_t b, uint32_t c) {
   const int by = static_cast<int>(b & 31), clamp = static_cast<int>(c & 31), segment = static_cast<int>(c >> 8 & 31);
@@ -106,7 +106,7 @@ const Define bar("bar", Class::kBarrier, [](Form& form) -> Execute {
   };
 });
 
-// Makes what this thread wrote to shared memory visible to wgmma.
+// Makes this thread's writes to shared memory visible to wgmma.
 const Define fence("fence", Class::kBarrier, [](Form& form) -> Execute {
   if (!form.take("proxy") || !form.take("async")) form.refuse("only fence.proxy.async is known");
   form.ignore({"shared::cta"});

@@ -1,17 +1,17 @@
 // PTX ISA 9.7.15: wgmma, the asynchronous multiplications of four warps, m64nNk16 (TF32: k8), float32 accumulators.
 //
-// Each warp computes its 16 rows when it comes by: nothing may touch the registers and the shared memory before the
-// wait, so nobody can see that the multiplication is already done.
+// Each warp computes its 16 rows when it reaches the instruction. Registers and shared memory must not be accessed
+// before the wait, so the early result cannot be observed.
 #include "../multiply.h"
 #include "../semantics.h"
 
 namespace ptx {
 namespace {
 
-// form[]: element, columns, whether A and B have their rows, not the depth, as the adjacent elements
+// form[]: element, columns, whether A and B are stored with adjacent rows instead of adjacent depth
 enum Form4 { kElement, kColumns, kTransposedA, kTransposedB };
 
-// A matrix descriptor (PTX ISA 9.7.15.5.1.2): where an operand lies in shared memory, and how.
+// A matrix descriptor (PTX ISA 9.7.15.5.1.2): address and layout of an operand in shared memory.
 class Tile {
  public:
   Tile(uint64_t bits, bool transposed, Element element) : transposed_(transposed), element_(element) {
@@ -19,14 +19,14 @@ class Tile {
     start_ = field(0);
     leading_ = field(16);
     stride_ = field(32);
-    constexpr uint32_t widths[] = {16, 128, 64, 32};  // of the swizzle modes 0 to 3
+    constexpr uint32_t widths[] = {16, 128, 64, 32};  // of swizzle modes 0 to 3
     width_ = widths[bits >> 62 & 3];
-    // Without swizzling the base offset means nothing; Triton 3.9 lets a stride that is not used run into it.
+    // Without swizzling the base offset has no meaning; in Triton 3.9 an unused stride may overflow into it.
     if (width_ != 16 && (bits >> 49 & 7) != 0) throw Failure("descriptor", "a base offset other than 0 is not known");
     if (transposed && element == kTf32) throw Failure("descriptor", "TF32 operands have the depth adjacent");
   }
 
-  // Address of the 16 bytes that hold element (row, k), in canonical layouts made of blocks of 8 rows of `width_`
+  // Address of the 16 bytes that contain element (row, k), in canonical layouts made of blocks of 8 rows of `width_`
   // bytes. Swizzling replaces bits 4 to 6 of an address by their exclusive or with bits 7 to 9.
   uint32_t chunk(int row, int k) const {
     const int per_chunk = 16 / bytes_of(element_);
@@ -43,7 +43,7 @@ class Tile {
     return address ^ (address >> 3 & (width_ - 16));
   }
 
-  // Reads rows first .. first + count - 1 of the operand, each with its whole depth.
+  // Reads rows first to first + count - 1 of the operand, each with its whole depth.
   void read(Warp& warp, int first, int count, int depth, std::vector<double>& values,
             std::vector<uint32_t>& chunks) const {
     const auto fenced = [&](int writer, uint32_t tick) {
@@ -79,7 +79,7 @@ uint64_t descriptor(Warp& warp, const Operand& operand) {
   return source.lane[0];
 }
 
-// Registers that ordinary instructions wrote must be fenced before a multiplication takes them.
+// Registers written by ordinary instructions must be fenced before a multiplication uses them.
 void require_fence(const Warp& warp, const Register& held, const char* what) {
   if (held.tick > warp.matrix_fence_tick) {
     throw Failure("wgmma fence", std::string(what) + " was written after the last wgmma.fence");

@@ -1,4 +1,4 @@
-"""Routing: the cosine of each row with each memory vector, the k largest, and a softmax over them."""
+"""Routing: the cosines of each row with all memory vectors, the k largest, and a softmax over them."""
 
 from rbm_kernels.ops.cosine_topk.op import cosine_topk
 

@@ -1,8 +1,8 @@
-"""What routing is made of, as functions of Triton that several kernels share.
+"""Building blocks of routing: Triton functions that several kernels share.
 
-Dot products run on the tensor cores and are float32 all the same: a float32 number is the sum of three bfloat16
-numbers, and the product of two of those is exact. TensorFloat-32 would keep 11 of the 24 bits, few enough to send a row
-to the wrong expert; without tensor cores the sums over a row would take longer than reading it.
+Dot products run on the tensor cores and are still float32-accurate: a float32 number is the sum of three bfloat16
+numbers, and the product of two bfloat16 numbers is exact in float32. TensorFloat-32 would keep 11 of the 24 bits, which
+can send a row to the wrong expert. Without tensor cores, the sums over a row would take longer than reading it.
 """
 
 import triton

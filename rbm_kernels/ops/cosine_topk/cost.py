@@ -6,10 +6,10 @@ from rbm_kernels.cost import Cost
 
 
 def forward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:
-    """Bytes ``s B D + 4 E D + 12 B k``, with ``s`` bytes an element of ``h``; operations ``2 (B E + B + E) D``.
+    """Bytes ``s B D + 4 E D + 12 B k``, with ``s`` bytes per element of ``h``; operations ``2 (B E + B + E) D``.
 
-    Rows and memory are read, gates, experts and cosines written. A row is multiplied with every memory vector, and rows
-    and memory vectors with themselves, for their length. The top-k and the softmax do not count.
+    Rows and memory are read; gates, experts and cosines are written. Each row is multiplied with every memory vector,
+    and rows and memory vectors with themselves, for their norms. The top-k and the softmax are not counted.
     """
     return Cost(
         bytes=dtype.itemsize * rows * features + 4 * num_experts * features + 12 * rows * k,
@@ -20,8 +20,8 @@ def forward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dty
 def backward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:
     """Bytes ``2 s B D + 4 E D + 20 B k``; operations ``2 (B k + 2 B + E) D``.
 
-    Rows, memory, the three outputs and their two gradients are read, the rows' gradient written. A row's gradient is a
-    sum of its k memory vectors and itself; lengths are formed again.
+    Rows, memory, the three outputs and the gradients of two of them are read; the rows' gradient is written. A row's
+    gradient is a sum of its k memory vectors and the row itself. Norms are recomputed.
     """
     return Cost(
         bytes=2 * dtype.itemsize * rows * features + 4 * num_experts * features + 20 * rows * k,

@@ -1,4 +1,4 @@
-"""Routing on the GPU: one Triton kernel forward, one backward, made of the pieces in ``blocks.py``."""
+"""Routing on the GPU: one Triton kernel forward and one backward, built from the functions in ``blocks.py``."""
 
 import torch
 import triton
@@ -206,9 +206,9 @@ def cosine_topk_bwd_kernel(
 
 
 def addressable(x: Tensor) -> Tensor:
-    """``x [B, D]`` itself, if features are adjacent and the rows of a tile lie within 2^31 elements; else a copy.
+    """``x [B, D]`` itself if features are adjacent and the rows of a tile span less than 2^31 elements; else a copy.
 
-    A tile has at most 64 rows of a batch, and all of a memory's vectors: at most 128.
+    A tile has at most 64 rows of a batch, or all memory vectors: at most 128.
     """
     return x if x.stride(1) == 1 and x.stride(0) < 2**31 // 128 else x.contiguous()
 
@@ -238,7 +238,7 @@ def backward(
     cosines: Tensor,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Launch the backward kernel: the gradient with respect to ``h``, contiguous ``[B, D]`` in its dtype."""
+    """Launch the backward kernel. Returns the gradient with respect to ``h``: contiguous ``[B, D]``, dtype of ``h``."""
     rows, features = h.shape
     grad_h = torch.empty((rows, features), dtype=h.dtype, device=h.device)
     if grad_h.numel() == 0:

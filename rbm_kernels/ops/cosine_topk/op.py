@@ -28,26 +28,26 @@ define(
 
 
 def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Route each row to the ``k`` memory vectors that are closest in cosine similarity.
+    """Route each row to the ``k`` memory vectors with the largest cosine similarity.
 
-    The gate of the paper (Eq. 3): ``gates = softmax(top_k(cos(h, memory)) / temperature)``, the softmax running over
-    the selected experts alone.
+    The gate of the paper (Eq. 3): ``gates = softmax(top_k(cos(h, memory)) / temperature)``, where the softmax runs over
+    the selected experts only.
 
     Args:
         h: rows to route, ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
         memory: memory vectors, ``[E, D]``; float32 or float64. Their lengths do not matter. They get no gradient.
-        k: experts a row uses, ``1 <= k <= E``.
+        k: experts per row, ``1 <= k <= E``.
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
         ``gates`` (each row sums to one), ``experts`` (int32, best first) and ``cosines``, each ``[B, k]``. Gates and
-        cosines are float32, float64 for float64 arguments. Equal cosines go to the lower expert. A zero row has cosine
-        0 with every expert. ``h`` gets a gradient through gates and cosines; a zero row's is zero.
+        cosines are float32 (float64 for float64 arguments). Ties go to the lower expert. A zero row has cosine 0 with
+        every expert. ``h`` gets a gradient through gates and cosines; the gradient of a zero row is zero.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, ``k`` out of range, a temperature that is not positive, or on CUDA tensors
-            on two devices.
+        ValueError: shapes that do not match, ``k`` out of range, a temperature that is not positive, or CUDA tensors on
+            different devices.
     """
     if _onnx.is_exporting():
         _check(h, memory, k, temperature=temperature)
@@ -55,13 +55,13 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
     try:
         return torch.ops.rbm.cosine_topk(h, memory, k, temperature=temperature)
     except RuntimeError:
-        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check(h, memory, k, temperature=temperature)
         raise
 
 
 def check_routing(op: str, rows: str, h: Tensor, memory: Tensor, k: int, temperature: float) -> None:
-    """Raise TypeError or ValueError unless ``h``, which ``op`` calls ``rows``, can be routed."""
+    """Raise TypeError or ValueError unless ``h`` can be routed. Messages of operator ``op`` call it ``rows``."""
     checks.check_dtype(op, rows, h, checks.FLOATING)
     checks.check_dtype(op, "memory", memory, (torch.float32, torch.float64))
     checks.check_shape(op, rows, h, (None, None), "rows by features")
@@ -100,7 +100,7 @@ def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
 
 
 def served_by_triton(h: Tensor, memory: Tensor) -> bool:
-    """Not float64, which the kernels do not know, nor more experts than a tile holds: the reference serves those."""
+    """False for float64 and for more experts than fit in a tile: the reference serves those."""
     return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
 
 
@@ -138,7 +138,7 @@ def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines,
 
 def _save(ctx, output, h, memory, k, *, temperature=1.0) -> None:
     gates, experts, cosines = output
-    # A copy of the memory: its owner moves it in place between this forward and its backward.
+    # Save a copy of the memory: its owner may move it in place before the backward pass.
     ctx.save_for_backward(h, memory.clone(), gates, experts, cosines)
     ctx.temperature = temperature
     ctx.mark_non_differentiable(experts)

@@ -1,4 +1,4 @@
-"""The definition of the routing in plain eager PyTorch (paper, Eq. 3)."""
+"""Definition of the routing in plain eager PyTorch (paper, Eq. 3)."""
 
 import torch
 from torch import Tensor
@@ -6,8 +6,8 @@ from torch import Tensor
 from rbm_kernels.checks import accumulation_dtype
 
 EPS = 1e-12
-# The square of a vector longer than the first may overflow. Times the second, a power of two, the vector is squared
-# safely, and stays far longer than EPS.
+# The square of a vector longer than the first number may overflow. Multiplied by the second number, a power of two, the
+# vector can be squared safely, and stays far longer than EPS.
 LONG = {torch.float32: (1e15, 2.0**-80), torch.float64: (1e150, 2.0**-530)}
 
 
@@ -21,29 +21,29 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> 
 
 
 def gates_and_cosines(h: Tensor, memory: Tensor, experts: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """What :func:`cosine_topk` returns beside ``experts [B, k]``, as a differentiable function of ``h`` and those."""
+    """The gates and cosines of :func:`cosine_topk` for given ``experts [B, k]``, differentiable in ``h``."""
     cosines = all_cosines(h, memory.detach()).gather(1, experts.long())
     return torch.softmax(cosines / temperature, dim=-1), cosines
 
 
 def all_cosines(h: Tensor, memory: Tensor) -> Tensor:
-    """Cosine of each row with each memory vector, ``[B, E]``; constant in a row shorter than ``EPS``."""
+    """Cosine of each row with each memory vector, ``[B, E]``; constant for rows shorter than ``EPS``."""
     dtype = accumulation_dtype(h, memory)
     return unit(h.to(dtype)) @ unit(memory.to(dtype)).T
 
 
 def shrinking(rows: Tensor) -> Tensor:
-    """``[B, 1]``: what each row of float32 or float64 is multiplied by so that its squared length is finite."""
+    """Factors ``[B, 1]`` by which float32 or float64 rows are multiplied so that their squared norms are finite."""
     longest, factor = LONG[rows.dtype]
     return torch.where((rows.detach().abs() > longest).any(-1, keepdim=True), factor, rows.new_ones(()))
 
 
 def unit(rows: Tensor) -> Tensor:
-    """``rows / max(|rows|, EPS)``, where a row shorter than that has no direction and no derivative."""
+    """``rows / max(|rows|, EPS)``. A row shorter than ``EPS`` has no direction and no derivative."""
     rows = rows * shrinking(rows)
     square = rows.square().sum(-1, keepdim=True)
-    short = square <= EPS**2  # NaN is not: such a row is NaN as a whole
-    # A constant is chosen before the root is taken: the root of zero has an infinite derivative.
+    short = square <= EPS**2  # false for NaN: such a row becomes NaN as a whole
+    # Select a constant before taking the root: the root of zero has an infinite derivative.
     return torch.where(short, rows.detach() / EPS, rows / torch.where(short, 1.0, square).sqrt())
 
 
@@ -57,7 +57,7 @@ def cosine_topk_backward(
     cosines: Tensor,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Gradient with respect to ``h``, in its dtype; a row shorter than ``EPS`` has no direction and gets zero."""
+    """Gradient with respect to ``h``, in its dtype; zero for rows shorter than ``EPS``, which have no direction."""
     dtype = accumulation_dtype(h, memory)
     grad = torch.zeros_like(cosines) if grad_cosines is None else grad_cosines
     if grad_gates is not None:

@@ -1,4 +1,4 @@
-"""Each row through its own experts: grouped, gate-weighted matmul."""
+"""Grouped, gate-weighted matmul: each row goes through its own experts."""
 
 from rbm_kernels.ops.expert_matmul.op import expert_matmul
 

@@ -1,12 +1,12 @@
-"""Which tiles the kernels use: a table by machine and precision, sizes by shape, nothing tuned while a user waits.
+"""Tiles of the kernels: a table by machine and precision, adjusted to the shape. Nothing is tuned at run time.
 
-Counted from compiled code (``python -m benchmarks.compiled.static_report``, Triton 3.9, D = N = 256, E = 8, k = 3). A
-multiprocessor has 65,536 registers: programs of 256 threads share it in two when they hold at most 128 registers each.
-``python -m benchmarks.tuning.tune`` times other tiles and prints rows for the tables.
+Figures were read from compiled code (``python -m benchmarks.compiled.static_report``, Triton 3.9, D = N = 256, E = 8,
+k = 3). A multiprocessor has 65,536 registers, so two programs of 256 threads fit if each thread has at most 128
+registers. ``python -m benchmarks.tuning.tune`` times other tiles and prints rows for the tables.
 
-A slice of the rows stays in shared memory, as many features as fit beside two slices of the weights: each slice ends
-with a pause of the loads. Rows of odd width are read element by element, each with an address and a mask, which takes
-registers, so in half precision such widths have smaller tiles of their own.
+A slice of the rows is kept in shared memory, with as many features as fit next to two slices of the weights, because
+loads pause at the end of each slice. Rows of odd width are read element by element, each with its own address and mask.
+This takes registers, so such widths have smaller tiles of their own in half precision.
 """
 
 from math import comb
@@ -18,17 +18,18 @@ import torch
 from rbm_kernels._launching import prepared
 from rbm_kernels.ops.expert_order import pass_columns
 
-# Features of the bias that the backward kernel multiplies at once: the smallest tile of a matrix instruction.
+# Features of the bias that the backward kernel multiplies at once: the minimum tile size of a matrix instruction.
 UNION_BLOCK = 16
-# The smallest side of a tile that tl.dot takes in every precision.
+# The minimum tile size that tl.dot supports in every precision.
 _SMALLEST = 16
 
 
 class Tile(NamedTuple):
     """A program's output tile, the slice of its inner dimension, its warps and the depth of its pipeline of loads.
 
-    ``programs`` of them fit on one multiprocessor, by registers and by shared memory; the tests hold the compiled code
-    to it. With ``all_registers`` they have them between them; else ptxas chooses, and may fit one more by spilling.
+    ``programs`` of them fit on one multiprocessor, by registers and by shared memory; the tests check this for the
+    compiled code. With ``all_registers``, they share all its registers; otherwise ptxas decides, and may fit one more
+    program by spilling.
     """
 
     block_m: int
@@ -40,22 +41,22 @@ class Tile(NamedTuple):
     all_registers: bool = False
 
 
-# sm_80, sm_90, sm_100, sm_120: A100, H200, B200, RTX PRO 6000. Another machine takes the nearest below it.
+# sm_80, sm_90, sm_100, sm_120: A100, H200, B200, RTX PRO 6000. Other architectures use the nearest lower entry.
 _MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
 
-# y from x, and grad_x from grad where the gates need no gradient. Two accumulators: a product, and the sum of them all.
+# y from x, and grad_x from grad if the gates need no gradient. Two accumulators: a product, and the sum of products.
 _FORWARD = {
-    # A slice of 256 rows' features and two of the weights: 192 KB, 173 to 244 registers; 128 x 256 sums would spill.
+    # A slice of 256 features of the rows and two of the weights: 192 KB, 173 to 244 registers; 128 x 256 would spill.
     ("half", 90): Tile(128, 128, 256, 8, 2),
-    # The product lives in tensor memory: 222 to 255 registers.
+    # The product is in tensor memory: 222 to 255 registers.
     ("half", 100): Tile(128, 128, 256, 8, 2),
-    # mma.sync keeps operands in registers too: 128 x 128 x 64 holds 250 to 255, this 166 to 194.
+    # mma.sync keeps operands in registers too: 128 x 128 x 64 takes 250 to 255, this tile 166 to 194.
     ("half", 80): Tile(128, 64, 128, 8, 2),
     ("half", 120): Tile(128, 64, 128, 8, 2),
-    # Addresses of single elements: 128 columns spill 8 bytes on sm_90 in several passes, 128 rows as many on sm_100.
+    # One address per element: 128 columns spill 8 bytes on sm_90 with several passes, 128 rows as much on sm_100.
     ("odd half", 80): Tile(128, 64, 64, 8, 2),
     ("odd half", 90): Tile(128, 64, 64, 8, 2),
-    # ptxas fits three programs by spilling 16 bytes with Triton 3.6.
+    # By default ptxas fits three programs by spilling 16 bytes with Triton 3.6.
     ("odd half", 100): Tile(64, 64, 64, 8, 2, all_registers=True),
     ("odd half", 120): Tile(128, 64, 64, 8, 2),
     ("tf32", 80): Tile(64, 64, 64, 8, 2, 2),
@@ -64,16 +65,16 @@ _FORWARD = {
     ("tf32", 100): Tile(64, 64, 64, 8, 2),
     ("tf32", 120): Tile(64, 64, 64, 8, 2),
     # Plain float32 has no matrix instruction. A second stage would leave registers for one program only, and a second
-    # program hides more.
+    # program hides more latency.
     ("ieee", 80): Tile(64, 64, 32, 8, 1, 2),
     ("ieee", 90): Tile(64, 64, 32, 8, 1, 2),
     # 64 columns spill 16 bytes with Triton 3.6.
     ("ieee", 100): Tile(64, 32, 32, 8, 2, 2),
-    # 64 rows hold more than 128 registers for few rows, or spill 8 bytes for many.
+    # 64 rows take more than 128 registers if there are few rows, or spill 8 bytes if there are many.
     ("ieee", 120): Tile(32, 64, 32, 8, 2, 2),
 }
 
-# The same where there are several passes: y begins as the float32 sums, which takes registers.
+# The same for several passes: y starts from the float32 sums of the earlier passes, which takes registers.
 _FORWARD_IN_PASSES = _FORWARD | {
     # Slices of 256 spill 40 bytes.
     ("half", 100): Tile(128, 128, 128, 8, 2),
@@ -81,14 +82,14 @@ _FORWARD_IN_PASSES = _FORWARD | {
 
 # grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 48 bytes on sm_90.
 _BACKWARD = {
-    # 128 rows read the weights half as often as 64. 236 registers, 128 KB.
+    # 128 rows read the weights half as often as 64 do. 236 registers, 128 KB.
     ("half", 90): Tile(128, 64, 256, 8, 2),
     ("half", 100): Tile(128, 64, 256, 8, 2),
-    # 64 x 64 in four warps would be two programs, and spills 32 bytes.
+    # 64 x 64 with four warps would fit two programs, but spills 32 bytes.
     ("half", 80): Tile(64, 64, 128, 8, 2),
     ("half", 120): Tile(64, 64, 128, 8, 2),
     ("odd half", 80): Tile(64, 64, 64, 8, 2),
-    # 128 rows spill 88 bytes, and two stages 8 with Triton 3.6.
+    # 128 rows spill 88 bytes; two stages spill 8 with Triton 3.6.
     ("odd half", 90): Tile(64, 64, 256, 8, 3),
     ("odd half", 100): Tile(64, 64, 64, 8, 2),
     ("odd half", 120): Tile(64, 64, 64, 8, 2),
@@ -96,7 +97,7 @@ _BACKWARD = {
     ("tf32", 90): Tile(64, 64, 64, 8, 2),
     ("tf32", 100): Tile(64, 64, 64, 8, 2),
     ("tf32", 120): Tile(64, 64, 32, 8, 2),
-    # 102 to 104 registers; 64 x 32 spills 32 bytes on sm_90, 32 x 64 leaves room for one program.
+    # 102 to 104 registers; 64 x 32 spills 32 bytes on sm_90, 32 x 64 leaves room for only one program.
     ("ieee", 80): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 90): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 100): Tile(32, 32, 32, 8, 2, 2),
@@ -111,47 +112,48 @@ _BACKWARD_IN_PASSES = _BACKWARD | {
 
 # Partial sums of grad_weight: tile over (N, D), slice over rows.
 _WEIGHT = {
-    # 222 to 254 registers, 96 KB, 128 in float16, which with three stages spills 16 bytes.
+    # 222 to 254 registers, 96 KB; 128 KB in float16, which spills 16 bytes with three stages.
     ("half", 90): Tile(128, 256, 64, 8, 2),
-    # 128 x 256 spills 56 bytes at 64 rows a slice.
+    # 128 x 256 spills 56 bytes with slices of 64 rows.
     ("half", 100): Tile(128, 128, 64, 8, 4),
     ("half", 80): Tile(128, 128, 32, 8, 4),
     ("half", 120): Tile(128, 128, 32, 8, 4),
-    # 177 to 252 registers; elsewhere the tile of aligned rows does.
+    # 177 to 252 registers. Other architectures use the tile for aligned rows.
     ("odd half", 80): Tile(64, 128, 64, 8, 3),
     ("odd half", 90): Tile(128, 128, 64, 8, 3),
     ("tf32", 80): Tile(64, 128, 32, 8, 3, 2),
-    # With three stages Triton 3.6 takes 146 registers.
+    # With three stages Triton 3.6 uses 146 registers.
     ("tf32", 90): Tile(128, 128, 32, 8, 2, 2),
     ("tf32", 100): Tile(64, 128, 32, 8, 3, 2),
     ("tf32", 120): Tile(64, 128, 32, 8, 3),
-    # A slice is summed by itself before it is added, and 32 rows a slice keep a share's sum of slices short
-    # (tests/rbm_kernels/test_expert_matmul_accuracy.py has the error). 80 to 114 registers, 44 KB.
+    # A slice is summed by itself before it is added. 32 rows per slice keep a share's sum of slices short
+    # (tests/rbm_kernels/test_expert_matmul_accuracy.py measures the error). 80 to 114 registers, 44 KB.
     ("ieee", 80): Tile(64, 64, 32, 8, 3, 2),
     ("ieee", 90): Tile(64, 64, 32, 8, 3, 2),
     ("ieee", 100): Tile(64, 64, 32, 8, 3, 2),
     ("ieee", 120): Tile(64, 64, 32, 8, 3, 2),
 }
 
-# What a pass more over the rows costs, in experts more in a tile's union. An expert is 2 D N operations a row, 166 ps
-# at D = N = 256 and 790 TFLOP/s. A pass reads x again and reads and writes float32 sums: in half precision 2 D + 8 N
-# bytes, 595 ps at 4.3 TB/s; for grad_x and grad_gates 2 N + 10 D, 714 ps. As if none of it overlapped: 3.6 and 4.3.
+# Cost of one more pass over the rows, in additional experts per tile union. An expert takes 2 D N operations per row:
+# 166 ps at D = N = 256 and 790 TFLOP/s. A pass reads x again and reads and writes float32 sums, in half precision
+# 2 D + 8 N bytes: 595 ps at 4.3 TB/s. For grad_x and grad_gates it is 2 N + 10 D: 714 ps. Without any overlap, this
+# gives 3.6 and 4.3.
 _PASS_COST = 4
-# What its launches cost, in rows times experts: 11 µs, for an order and a matmul of some 2 µs a launch. Not measured.
+# Cost of its launches, in rows times experts: 11 µs, for an order and a matmul at about 2 µs per launch. Not measured.
 _PASS_LAUNCHES = 2**16
 
-# Waves of programs that the weight's gradient is cut into. Shares have one length, but for the last of each expert, and
-# short waves lose less to those at the end; every wave more writes and reads a partial sum for each program.
+# Waves of programs for the weight's gradient. All shares have the same length, except the last share of each expert.
+# Short waves lose less time at the end; every additional wave writes and reads a partial sum for each program.
 _WEIGHT_WAVES = 2
 
 
-# Multiply-adds that rows may spend on experts they do not use, where that saves the launches of an order and of a list:
-# 8.6 GFLOP, some 15 µs of an H200 at the rate of small products, as long as the four to eight launches. Not measured.
+# Multiply-adds that rows may spend on experts they do not use, if that saves the launches of an order and of a list:
+# 8.6 GFLOP, about 15 µs on an H200 at the rate of small products, as long as the four to eight launches. Not measured.
 _WASTE = 2**32
 
 
 def is_small(rows: int, k: int, num_experts: int, weights: int) -> bool:
-    """Whether rows meet every expert, in the order in which they stand; ``weights`` are the elements of all experts.
+    """Whether all rows meet every expert, in their given order; ``weights`` is the number of elements of all experts.
 
     Up to 13,107 rows at D = N = 256, E = 8, k = 3.
     """
@@ -159,9 +161,9 @@ def is_small(rows: int, k: int, num_experts: int, weights: int) -> bool:
 
 
 def tile_rows(rows: int) -> int:
-    """Rows that share a list of experts: 128 once they fill the machine, fewer where that would leave it empty.
+    """Rows that share a list of experts: 128 once they fill the machine, fewer if that would leave it idle.
 
-    From the number of rows alone, so that the order can be made before anything else is known.
+    Depends only on the number of rows, so that the order can be made before anything else is known.
     """
     if rows >= 128 * 132:
         return 128
@@ -169,8 +171,8 @@ def tile_rows(rows: int) -> int:
 
 
 def order_of(rows: int, num_experts: int, k: int) -> tuple[int, int]:
-    """Height of a tile of ordered rows, and passes: how :func:`rbm_kernels.expert_order` is asked for an order."""
-    if torch.compiler.is_compiling():  # Symbols are not remembered.
+    """Tile height and number of passes: the arguments with which :func:`rbm_kernels.expert_order` makes the order."""
+    if torch.compiler.is_compiling():  # symbols cannot be cached
         return tile_rows(rows), passes(rows, num_experts, k)
     return _order_of(index(rows), index(num_experts), index(k))
 
@@ -181,17 +183,17 @@ def _order_of(rows: int, num_experts: int, k: int) -> tuple[int, int]:
 
 
 def passes(rows: int, num_experts: int, k: int) -> int:
-    """Into how many passes, from 1 to k, the k experts of a row are cut: the rule for many experts, in this one place.
+    """Number of passes, from 1 to k, for the k experts of a row. This is the only place of the rule for many experts.
 
-    A pass orders the rows by its own columns of the experts, of which there are fewer sets: unions shrink, down to one
-    expert a tile at k passes. Every pass more costs as much as ``_PASS_COST`` experts more in every tile's union, and
-    its launches. Of equal costs the fewest passes win. README.md has the counted unions behind it.
+    A pass orders the rows by its own columns of the experts. There are fewer such sets, so unions shrink, down to one
+    expert per tile with k passes. Each additional pass costs as much as ``_PASS_COST`` more experts in every tile's
+    union, plus its launches. Ties go to the fewest passes. README.md has the counted unions on which this is based.
     """
-    num_experts, k = index(num_experts), index(k)  # A symbol, from the compiler, has no binomials.
+    num_experts, k = index(num_experts), index(k)  # binomials do not work with the compiler's symbols
 
     extra = _PASS_COST * rows + _PASS_LAUNCHES
     best, least = 1, rows_times_union(rows, num_experts, k)
-    if least <= k * rows + extra:  # Nothing to gain: the usual case, on every forward pass.
+    if least <= k * rows + extra:  # nothing to gain: the usual case, on every forward pass
         return best
     for number in range(2, k + 1):
         unions = sum(rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
@@ -202,13 +204,13 @@ def passes(rows: int, num_experts: int, k: int) -> int:
 
 
 def rows_times_union(rows: int, num_experts: int, size: int) -> int:
-    """``rows`` times the expected mean number of experts in a tile where rows are ordered by ``size`` of their experts.
+    """``rows`` times the expected mean number of experts per tile, if rows are ordered by ``size`` of their experts.
 
-    For experts drawn uniformly, which is the worst case. A tile spans ``s = block_m C(E, size) / rows`` sets, and each
-    set that it enters brings one expert: ``size + s``. In revolving-door order the smallest experts vary fastest. With
-    ``n`` experts below the mean of the ``(m + 1)``-th smallest there are ``C(n, m)`` choices of the m smallest; where
-    that is more than ``s``, the others hardly vary within a tile and the union stays below ``size - m + n``.
-    Integers, so that the compiler can trace it with a symbol for the rows.
+    Assumes experts drawn uniformly, the worst case. A tile spans ``s = block_m C(E, size) / rows`` sets, and each set
+    that it enters adds one expert: ``size + s``. In revolving-door order the smallest experts vary fastest. If ``n``
+    experts are below the mean of the ``(m + 1)``-th smallest, there are ``C(n, m)`` choices of the m smallest. If that
+    is more than ``s``, the others hardly vary within a tile, and the union stays below ``size - m + n``. Uses integers
+    only, so that the compiler can trace it with a symbol for the rows.
     """
     spanned = tile_rows(rows) * comb(num_experts, size)
     below = [(m, (m + 1) * (num_experts + 1) // (size + 1) - 1) for m in range(1, size)]
@@ -241,7 +243,7 @@ def weight_tile(architecture: int, precision: str, rows: int, in_features: int, 
 
 
 def small_weight_tile(precision: str, rows: int, in_features: int, out_features: int) -> Tile:
-    """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_small_kernel`: small, that few rows fill the machine."""
+    """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_small_kernel`: small, so few rows fill the machine."""
     tile = Tile(64, 64, 32, 8, 2) if precision == "ieee" else Tile(64, 64, 64 if precision == "half" else 32, 4, 3)
     return _fit(tile, out_features, in_features, tile_rows(rows))
 
@@ -249,7 +251,7 @@ def small_weight_tile(precision: str, rows: int, in_features: int, out_features:
 def entry(
     table: dict[tuple[str, int], Tile], precision: str, architecture: int, in_features: int, out_features: int
 ) -> tuple[str, int]:
-    """Key of the table's row for a machine and precision: one of its own for odd widths, where the table has that."""
+    """Key of the table entry for a machine and precision; an odd width has its own entry if the table contains one."""
     known = _known(architecture)
     odd = (f"odd {precision}", known)
     # Eight half-precision elements are 16 bytes.
@@ -257,10 +259,11 @@ def entry(
 
 
 def share_rows(architecture: int, tile: Tile, weight_tiles: int, pairs: int, num_experts: int) -> int:
-    """Rows of a share of the weight's gradient, of ``pairs = B * k`` (row, expert) pairs over all experts.
+    """Rows per share of the weight's gradient, for ``pairs = B * k`` (row, expert) pairs over all experts.
 
-    ``weight_tiles`` programs work on each share, and a share is a whole number of the tile's slices. Every expert's
-    last share may be a short one: as many are kept back, so that the waves are full and none is begun for a few.
+    ``weight_tiles`` programs work on each share, and a share is a multiple of the tile's slices. The last share of each
+    expert may be short. One share per expert is held back for these, so that the waves are full and no new wave starts
+    for a few programs.
     """
     programs = _WEIGHT_WAVES * tile.programs * _MULTIPROCESSORS[_known(architecture)]
     shares = programs // weight_tiles
@@ -273,7 +276,7 @@ def _known(architecture: int) -> int:
 
 
 def _fit(tile: Tile, *sizes: int) -> Tile:
-    """Shrink a tile to the sizes at hand, and where little of it is left its warps too: 16 x 64 does not feed eight."""
+    """Shrink a tile to the given sizes. If it shrinks a lot, reduce its warps too: 16 x 64 does not keep eight busy."""
     block_m, block_n, block_k = (
         max(_SMALLEST, min(block, 1 << (size - 1).bit_length())) for block, size in zip(tile[:3], sizes, strict=True)
     )

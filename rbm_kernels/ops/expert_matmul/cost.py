@@ -1,11 +1,12 @@
 """Bytes and operations of :func:`rbm_kernels.expert_matmul` and its two backward operators.
 
-``x [B, D]``, ``weight [E, N, D]``, k experts a row, ``s`` bytes an element, ``E' = min(E, B k)`` experts in use. Only
-products with the weights count as operations: they run on matrix units, and what gates and biases add is less than 2 in
-D or in N of them.
+``x [B, D]``, ``weight [E, N, D]``, k experts per row, ``s`` bytes per element, ``E' = min(E, B k)`` experts in use.
+Only products with the weights are counted as operations: they run on matrix units, and gates and biases add less than
+a fraction 2 / D or 2 / N.
 
-``mean_experts`` is how many experts a row is multiplied with: k by the mathematics, the mean size of a tile's union for
-kernels that work on tiles (3.04 where k is 3, see README.md), and then the operations are those kernels' own.
+``mean_experts`` is the number of experts that a row is multiplied with. Mathematically it is k. For kernels that work
+on tiles it is the mean size of a tile's union (3.04 for k = 3, see README.md); the operations are then those that the
+kernels perform.
 """
 
 import torch
@@ -47,8 +48,8 @@ def backward_input(
 ) -> Cost:
     """Bytes ``s (2 B D + B N + E' N (D + 1)) + 12 B k``; operations ``2 B k D N``.
 
-    The gradient, x, weight, bias, gates and experts are read, ``grad_x`` and ``grad_gates`` written. Without the gates'
-    gradient x and the biases are not needed: ``s (B D + B N + E' N D) + 8 B k``.
+    The gradient, x, weight, bias, gates and experts are read; ``grad_x`` and ``grad_gates`` are written. Without the
+    gradient of the gates, x and the biases are not needed: ``s (B D + B N + E' N D) + 8 B k``.
     """
     cost = forward(rows, in_features, out_features, num_experts, k, dtype, mean_experts=mean_experts)
     if with_gates:
@@ -61,7 +62,7 @@ def backward_weight(
 ) -> Cost:
     """Bytes ``s (B D + B N + E N (D + 1)) + 8 B k``; operations ``2 B k D N``.
 
-    The gradient, x, gates and experts are read, ``grad_weight`` and ``grad_bias`` written, unused experts' zeros too.
+    The gradient, x, gates and experts are read; ``grad_weight`` and ``grad_bias`` are written, for all experts.
     """
     moved = rows * (in_features + out_features) + num_experts * out_features * (in_features + 1)
     return Cost(bytes=dtype.itemsize * moved + 8 * rows * k, flops=2 * rows * k * in_features * out_features)
@@ -74,5 +75,5 @@ def backward(rows: int, in_features: int, out_features: int, num_experts: int, k
 
 
 def _weights(rows: int, in_features: int, out_features: int, num_experts: int, k: int) -> int:
-    """Elements of the weights and biases that some row uses."""
+    """Elements of the weights and biases that at least one row uses."""
     return min(num_experts, rows * k) * out_features * (in_features + 1)

@@ -1,18 +1,18 @@
-"""The outputs that have a row for each row of x, in Triton: ``y``, ``grad_x`` and ``grad_gates``.
+"""The outputs with one row per row of x, in Triton: ``y``, ``grad_x`` and ``grad_gates``.
 
-Rows are ordered by their set of experts; a tile of ordered rows takes one slice of its features after the other, and
-for each the union of its rows' experts, so that a row is read once. Each expert has a product of its own, which the
-gates scale in float32: nothing is lost of small gates, and what is not finite in an expert reaches the rows that use it
-alone. With many experts the rows are passed over several times, each pass over some columns of ``experts`` and with an
-order of its own: a pass adds to the float32 sums of those before it.
+Rows are ordered by their set of experts. A tile of ordered rows loads one slice of its features after the other and
+multiplies each with the union of its rows' experts, so that every row is read once. Each expert's product is separate
+and is scaled by the gates in float32. So no precision of small gates is lost, and non-finite numbers of an expert only
+reach the rows that use it. With many experts there are several passes over the rows. Each pass handles some columns of
+``experts``, has its own order, and adds to the float32 sums of the earlier passes.
 
-Shapes: ``x [B, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates`` and ``experts`` TOP_K columns of ``[B, k]`` from
-the pass's first on, with STRIDE_ROUTING = k, ``order [B]``, ``tile_experts [tiles, E]``, ``tile_counts [tiles]``; a
-tile is ``block_m`` ordered rows. A program that takes fewer rows than a tile takes a part of one and uses the whole
-tile's experts. Row offsets have 64 bits: ``B * D`` may pass 2^31. Where ``order``, ``tile_experts`` and ``tile_counts``
-are None, rows stand as they come and meet every expert: for few rows that takes less than the launches of an order.
-
-Features are constants: strides fold into addresses, and where blocks divide them nothing is masked.
+Shapes: ``x [B, D]``, ``weight [E, N, D]``, ``bias [E, N]``; ``gates`` and ``experts``: TOP_K columns of ``[B, k]``,
+starting at the first of the pass, with STRIDE_ROUTING = k; ``order [B]``, ``tile_experts [tiles, E]``,
+``tile_counts [tiles]``. A tile is ``block_m`` ordered rows. A program with fewer rows than a tile handles a part of one
+and uses the experts of the whole tile. Row offsets have 64 bits: ``B * D`` may exceed 2^31. If ``order``,
+``tile_experts`` and ``tile_counts`` are None, rows keep their order and meet every expert: for few rows this is faster
+than the launches that make an order.
+Feature counts are constants: strides fold into addresses, and if they are multiples of the blocks, nothing is masked.
 """
 
 import triton

@@ -1,8 +1,8 @@
-"""Launching the kernels: outputs, grids and configurations, all known from shapes. Nothing waits for the device.
+"""Launch functions of the kernels: outputs, grids and configurations, all derived from shapes, without synchronisation.
 
-The functions have the signatures of the operators and take tensors of any device: Triton's interpreter runs them on CPU
-tensors. ``x`` and ``grad`` may have any row stride; other arguments that are not contiguous are copied. What depends on
-shapes alone, the ``_prepare_...`` functions work out once for each shape.
+The functions have the signatures of the operators and take tensors on any device: Triton's interpreter runs them on CPU
+tensors. ``x`` and ``grad`` may have any row stride; other non-contiguous arguments are copied. The ``_prepare_...``
+functions compute what depends only on shapes, once per shape.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,20 +17,20 @@ from rbm_kernels.checks import MOST_SIZE, check_tiles
 from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
 from rbm_kernels.ops.expert_order import expert_order, pass_columns
 
-# Work of one program of the reduction: enough for 16-byte accesses of 4 warps.
+# Elements per program of the reduction: enough for 16-byte accesses of 4 warps.
 _REDUCE_BLOCK = 1024
-# Consecutive rows that one program of the counting sort looks at.
+# Consecutive rows that one program of the counting sort reads.
 _LIST_BLOCK = 1024
-# How its counting programs are cut: six share a multiprocessor, where ptxas fits nine of k = 8 by spilling 16 bytes.
+# Options of its counting programs: six per multiprocessor. By default ptxas fits nine for k = 8 by spilling 16 bytes.
 _COUNTING = {"num_warps": 4, "programs": 6}
 
 Launch = Callable[..., None]
 
 
 class _Routing(NamedTuple):
-    """Where the rows go: gates and experts by row, rows by tile and experts by tile, those for each pass or for one.
+    """The routing: gates and experts by row, order and experts by tile, the latter with or without a pass dimension.
 
-    For few rows there is no order: they stand as they come.
+    For few rows there is no order: the rows keep their own.
     """
 
     gates: Tensor
@@ -42,12 +42,12 @@ class _Routing(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Experts of a row, passes, height of a tile: what the launches depend on."""
+        """Experts per row, passes, height of a tile: what the launches depend on."""
         passes = 1 if self.order is None or self.order.dim() == 1 else self.order.shape[0]
         return self.experts.shape[1], passes, self.block_m
 
     def passes(self, result: Tensor) -> Iterator["_Pass"]:
-        """What kernels take, pass by pass; float32 sums go from one to the next, in the result where it is float32."""
+        """Arguments of the kernels for each pass. Passes hand on float32 sums, in ``result`` if it is float32."""
         if self.order is None or self.order.dim() == 1:
             yield _Pass(self[:5], slice(None), None, result)
             return
@@ -62,7 +62,7 @@ class _Routing(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """One pass: its routing, its columns of the experts, the sums before it and after it."""
+    """One pass: its routing, its columns of the experts, the sums before and after it."""
 
     routing: tuple[Tensor | None, ...]
     columns: slice
@@ -99,7 +99,7 @@ def backward_input(
     tile_counts: Tensor | None = None,
     block_m: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """``grad_x [B, D]`` and ``grad_gates [B, k]``; without gates the latter is empty and one accumulator serves."""
+    """``grad_x [B, D]`` and ``grad_gates [B, k]``. Without gates the latter is empty and one accumulator suffices."""
     routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
     grad, weight = _with_unit_columns(grad), weight.contiguous()
     if not with_gates:
@@ -158,7 +158,7 @@ def _prepare_backward(
 def backward_weight(
     grad: Tensor, x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, with_bias: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """``grad_weight [E, N, D]`` and ``grad_bias [E, N]``; without a bias the latter is empty."""
+    """``grad_weight [E, N, D]`` and ``grad_bias [E, N]``. Without a bias the latter is empty."""
     grad, x = _with_unit_columns(grad), _with_unit_columns(x)
     (rows, in_features), out_features = x.shape, grad.shape[1]
     grad_weight = torch.empty((num_experts, out_features, in_features), dtype=x.dtype, device=x.device)
@@ -173,14 +173,14 @@ def backward_weight(
         return grad_weight, grad_bias
     launches = _prepare_weight(*shape, *strides)
     device, pairs = x.device, experts.numel()
-    # Rows by expert and their gates, and where each expert's rows of each block of rows end.
+    # Rows by expert and their gates, and the ends of each expert's rows within each block of rows.
     counts = torch.empty(num_experts * launches.blocks, dtype=torch.int32, device=device)
     listed_rows = torch.empty(pairs, dtype=torch.int32, device=device)
     listed_gates = torch.empty(pairs, dtype=gates.dtype, device=device)
     launches.count(experts, counts, rows, launches.blocks)
     ends = counts.cumsum(0, dtype=torch.int32)
     launches.list_rows(gates, experts, ends, listed_rows, listed_gates, rows, launches.blocks)
-    # The shares' sums of grad_weight, and behind each its sums of grad_bias.
+    # Each share's sums of grad_weight, followed by its sums of grad_bias.
     partial = torch.empty((launches.shares, (in_features + 1) * out_features), dtype=torch.float32, device=device)
     launches.multiply(
         grad,
@@ -233,7 +233,7 @@ def _prepare_small_weight(
 
 
 class _WeightLaunches(NamedTuple):
-    """The four launches of the weight's gradient, and what they cut the rows into."""
+    """The four launches of the weight's gradient, and how they partition the rows."""
 
     blocks: int
     shares: int
@@ -257,7 +257,7 @@ def _prepare_weight(
     stride_grad: int,
     stride_x: int,
 ) -> _WeightLaunches:
-    # Counted and placed in int32, and so are the counts of each expert in each block of rows.
+    # Choices, and counts per expert and block of rows, are numbered in int32.
     if max(rows * top_k, num_experts * triton.cdiv(rows, _LIST_BLOCK)) > MOST_SIZE:
         raise ValueError(
             f"rbm::expert_matmul: experts has shape [{rows}, {top_k}], expected below 2^31 choices for the gradient of"
@@ -343,15 +343,15 @@ def _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m) 
 
 
 def _parts(block_m: int, rows: int, height: int) -> int:
-    """Programs over the rows: every tile of ``block_m`` in parts of ``height`` rows, the last tile too."""
+    """Number of programs over the rows: each tile of ``block_m``, also the last, in parts of ``height`` rows."""
     return triton.cdiv(rows, block_m) * triton.cdiv(block_m, height)
 
 
 def _pad(weight: Tensor, rows: int) -> Tensor:
-    """``weight [E, N, D]`` in half precision with D filled up with zeros to a multiple of 8, where many rows meet it.
+    """Pad D of ``weight [E, N, D]`` with zeros to a multiple of 8, in half precision and for many rows.
 
-    Loads of 16 bytes, copied asynchronously, need rows that begin at multiples of 16 bytes. Every tile of rows reads
-    its experts' weights again, so the copy is repaid thousands of times; for few rows its launches are not.
+    Asynchronous copies of 16 bytes need rows that start at multiples of 16 bytes. Every tile of rows reads its experts'
+    weights again, which repays the copy thousands of times; for few rows it does not repay its launches.
     """
     features = weight.shape[-1]
     if weight.element_size() != 2 or features % 8 == 0 or config.tile_rows(rows) < 128:
@@ -366,16 +366,16 @@ def _with_unit_columns(rows: Tensor) -> Tensor:
 
 
 def machine(x: Tensor) -> tuple[int, str]:
-    """Architecture and precision. The interpreter, on CPU tensors, takes sm_90's configurations."""
+    """Architecture and precision. The interpreter, which uses CPU tensors, gets the configurations of sm_90."""
     architecture = machine_of(x.device).architecture
     if x.dtype != torch.float32:
         return architecture, "half"
-    # PyTorch's own setting, read where all three of its interfaces store it.
+    # PyTorch's own setting, read from where all three of its interfaces store it.
     return architecture, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _constants(top_k: int, passes: int, has_bias: bool, tile: config.Tile, precision: str) -> Iterator[dict]:
-    """What the kernels over ordered rows are compiled for, pass by pass."""
+    """Compile-time constants of the kernels over ordered rows, for each pass."""
     for columns in pass_columns(top_k, passes):
         experts = columns.stop - columns.start
         yield {

@@ -25,7 +25,7 @@ define(
     "expert_matmul_backward_input(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor experts,"
     f" bool with_gates=True, {_ORDER}) -> (Tensor grad_x, Tensor grad_gates)"
 )
-# Rows are added up by expert, not by set: the weight's gradient has no use for the order.
+# Rows are summed by expert, not by set of experts, so the weight's gradient does not need the order.
 define(
     "expert_matmul_backward_weight(Tensor grad, Tensor x, Tensor gates, Tensor experts, int num_experts,"
     " bool with_bias=True) -> (Tensor grad_weight, Tensor grad_bias)"
@@ -40,7 +40,7 @@ def expert_matmul(
     experts: Tensor,
     order: ExpertOrder | None = None,
 ) -> Tensor:
-    """Send each row through its own experts and add up what they return, weighted by the gates.
+    """Send each row through its own experts and sum their outputs, weighted by the gates.
 
     ``y_b = sum_j gates[b, j] (weight[experts[b, j]] x_b + bias[experts[b, j]])``, the sum of the paper's Eq. 5.
 
@@ -48,42 +48,41 @@ def expert_matmul(
         x: rows ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
         weight: ``[E, N, D]``, dtype of ``x``.
         bias: ``[E, N]``, dtype of ``x``, or None.
-        gates: ``[B, k]``; float32, float64 for float64 rows.
+        gates: ``[B, k]``; float32 (float64 for float64 rows).
         experts: int32 ``[B, k]``, each in ``[0, E)``.
-        order: the rows' order from :func:`rbm_kernels.expert_order`, in one pass or several. It changes the speed and
-            never the result, beyond the order in which a row's experts are added; worth passing where several calls
-            share ``experts``. Without it the order is made here if kernels will use it, in as many passes as
-            :func:`rbm_kernels.ops.expert_matmul.config.passes` finds best.
+        order: the rows' order from :func:`rbm_kernels.expert_order`, in one pass or several. It affects the speed but
+            not the result, apart from the order in which a row's experts are summed. Pass it if several calls share
+            ``experts``. By default the order is made here if kernels use it, in as many passes as
+            :func:`rbm_kernels.ops.expert_matmul.config.passes` chooses.
 
     Returns:
-        ``y [B, N]`` in the dtype of ``x``, accumulated in float32 at least. ``x``, ``weight``, ``bias`` and ``gates``
+        ``y [B, N]`` in the dtype of ``x``, accumulated in at least float32. ``x``, ``weight``, ``bias`` and ``gates``
         get gradients.
 
-        A number that is not finite in ``weight`` or ``bias`` reaches the rows that use its expert and no others; in the
-        eager reference all rows. One in ``x`` reaches its own row, and the gradients of that row's experts.
+        A non-finite number in ``weight`` or ``bias`` only affects the rows that use its expert, except in the eager
+        reference, where it affects all rows. One in ``x`` affects its own row and the gradients of that row's experts.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit; on CUDA tensors on two devices, an order of other rows, or so many rows that
-            ``tile_experts`` of the order would have 2^31 elements.
+        ValueError: shapes that do not match; on CUDA, tensors on different devices, an order of different rows, or so
+            many rows that ``tile_experts`` of the order would have 2^31 elements.
     """
     if _onnx.is_exporting():
         _check(x, weight, bias, gates, experts)
         return _onnx.expert_matmul(x, weight, bias, gates, experts)
     try:
         if order is None:
-            # Made outside the operator so that the backward pass, which sees the operator's inputs, does not make it
-            # again.
+            # Made outside the operator: the backward pass sees the operator's inputs, and can reuse it.
             order = order_for(x, weight, experts)
         return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
     except (RuntimeError, IndexError):
-        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check(x, weight, bias, gates, experts)
         raise
 
 
 def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
-    """The order that :func:`expert_matmul` makes of its own for these arguments; None where no kernel works on one.
+    """The order that :func:`expert_matmul` makes by default for these arguments; None if no kernel needs one.
 
     An exported program has none: it has no backward pass, and its number of rows must not be compared with anything.
     """
@@ -96,12 +95,12 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
 
 
 def _kernels_serve(x: Tensor) -> bool:
-    """Whether the Triton kernels compute this: on CUDA, except float64, which no matrix instruction of theirs takes."""
+    """Whether the Triton kernels compute this: on CUDA, except float64, which they do not support."""
     return x.is_cuda and x.dtype != torch.float64
 
 
 def check_weights(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Raise TypeError or ValueError unless rows and experts fit each other."""
+    """Raise TypeError or ValueError unless rows and experts match."""
     checks.check_dtype(op, "x", x, checks.FLOATING)
     checks.check_dtype(op, "weight", weight, (x.dtype,))
     checks.check_shape(op, "x", x, (None, None), "rows by features")
@@ -133,7 +132,7 @@ def _check_grad(op: str, grad: Tensor, x: Tensor, out_features: int | None) -> N
 
 
 def _check_order(op: str, order, tile_experts, tile_counts, block_m: int, experts: Tensor, num_experts: int) -> None:
-    """Raise TypeError or ValueError unless these are what expert_order returns, and short enough for the kernels."""
+    """Raise TypeError or ValueError unless these are outputs of expert_order, and short enough for the kernels."""
     if tile_experts is None or tile_counts is None or block_m < 1:
         raise ValueError(
             f"rbm::{op}: order is a tensor and block_m {block_m}, with tile_experts and tile_counts"
@@ -169,7 +168,7 @@ def _fake(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_c
 
 @implement_cuda("expert_matmul", _check)
 def _cuda(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
-    if not _kernels_serve(x) or weight.numel() == 0:  # no grid of programs covers nothing
+    if not _kernels_serve(x) or weight.numel() == 0:  # a grid must have at least one program
         return _eager(x, weight, bias, gates, experts)
     return _launch().expert_matmul(x, weight, bias, gates, experts, order, tile_experts, tile_counts, block_m)
 
@@ -236,7 +235,7 @@ def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) 
 
 @cache
 def _launch() -> ModuleType:
-    """The kernels' launch functions, imported at the first call: Triton takes a second, and CPU users may lack it."""
+    """The kernels' launch functions. Imported on the first call: Triton takes a second to import, and is optional."""
     from rbm_kernels.ops.expert_matmul import launch
 
     return launch

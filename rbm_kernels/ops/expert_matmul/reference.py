@@ -1,7 +1,7 @@
-"""The definition of the grouped matmul in plain eager PyTorch: every expert sees every row, gated by zero where unused.
+"""Definition of the grouped matmul in plain eager PyTorch: every expert sees every row, with gate zero if unused.
 
-That costs ``E / k`` times the work that is needed, and nothing of size ``B * k * N``, no host synchronisation and no
-order of summation that changes from run to run.
+This takes ``E / k`` times the necessary work, but nothing of size ``B * k * N``, no host synchronisation, and the order
+of summation is the same in every run.
 """
 
 import torch

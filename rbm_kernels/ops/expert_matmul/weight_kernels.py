@@ -1,9 +1,9 @@
-"""The outputs that have a row for each expert, in Triton: ``grad_weight`` and ``grad_bias``.
+"""The outputs with one row per expert, in Triton: ``grad_weight`` and ``grad_bias``.
 
-Rows are listed by expert (a stable counting sort: count, running sum, list); the list is cut into shares of one length,
-each adds up its part of one expert's gradient, and the parts are added in their order. No atomics: the same bits every
-run. The list's entries of a slice are loaded a slice ahead, into registers, so that Triton's pipeline has nothing but
-the rows themselves to copy: Triton 3.6 would copy the entries too, four bytes at a time.
+Rows are listed by expert with a stable counting sort (count, running sum, list). The list is divided into shares of
+equal length. Each share sums up its part of one expert's gradient, and these parts are added in a fixed order. There
+are no atomics, so every run gives the same bits. List entries are loaded into registers one slice ahead, so that
+Triton's pipeline only has to copy the rows: Triton 3.6 would copy the entries too, four bytes at a time.
 """
 
 import triton

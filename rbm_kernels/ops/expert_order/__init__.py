@@ -1,4 +1,4 @@
-"""Rows put in order of their expert set, and for each tile of ordered rows the experts it needs."""
+"""Rows sorted by their set of experts, and the experts that each tile of ordered rows needs."""
 
 from rbm_kernels.ops.expert_order.op import ExpertOrder, expert_order, pass_columns
 

@@ -1,4 +1,4 @@
-"""Bytes of :func:`rbm_kernels.expert_order`, which computes with integers alone and has no derivative."""
+"""Bytes of :func:`rbm_kernels.expert_order`, which only computes with integers and has no derivative."""
 
 from rbm_kernels.cost import Cost
 

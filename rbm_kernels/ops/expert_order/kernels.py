@@ -1,12 +1,12 @@
-"""Triton kernels that put rows in order by the rank of their set, and list each tile's experts: integers alone.
+"""Triton kernels that sort rows by the rank of their set, and list each tile's experts. They only use integers.
 
-Every cell is written by one program and nothing is added atomically, so the bits are the same each run.
+Every element is written by one program and nothing is added atomically, so every run gives the same bits.
 """
 
 import triton
 import triton.language as tl
 
-# Rows whose digits a word of 32 bits compares at once.
+# Rows whose digits are compared at once, in one 32-bit word.
 GROUP = tl.constexpr(32)
 
 

@@ -1,6 +1,6 @@
-"""Launches of the order of rows. `path` says, in one place, which way it is found.
+"""Launches that order rows. The function `path` decides which method is used.
 
-Nothing depends on values and nothing waits for the host, so a CUDA graph can hold it.
+Nothing depends on values or synchronises with the host, so the launches can be captured in a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -14,34 +14,34 @@ from torch import Tensor
 from rbm_kernels._launching import launcher, machine_of, prepared
 from rbm_kernels.ops.expert_order import kernels
 
-# Groups of rows that a program of a digit's sort takes together.
+# Groups of rows that one program handles together when it sorts by a digit.
 GROUPS = 16
-# Bits of a digit at most: a table of 128 counts for each share of the rows.
+# Maximum bits per digit: a table of 128 counts for each share of the rows.
 DIGIT_BITS = 7
-# Rows at most among which each program selects those of its tiles, and rows of these tiles.
+# For "select": the maximum number of all rows, and of rows that one program selects for its tiles.
 SELECTED_FROM, SELECTED = 8192, 128
-# Experts of a row at most whose rank each program computes by itself; of more, ranks are a launch of their own.
+# Maximum k for which each program computes the ranks itself; for larger k, ranks have a launch of their own.
 SELECTED_K = 4
 
 
 def path(rows: int, block_m: int) -> Literal["select", "count"]:
-    """Choose from shapes alone how rows are put in order.
+    """Choose the method of ordering from shapes alone.
 
-    - ``select``: one launch, in which each program selects the rows of its tiles among all, whose ranks it computes:
-      up to 8,192 rows in tiles of up to 128.
-    - ``count``: a stable counting sort by each digit of the rank, from the lowest: two launches a digit.
+    - ``select``: one launch. Each program computes the ranks of all rows and selects the rows of its tiles: up to 8,192
+      rows in tiles of up to 128. Ranks are a separate launch if k exceeds 4 or they need 64 bits on the way.
+    - ``count``: a stable counting sort by each digit of the rank, lowest digit first: two launches per digit.
     """
     return "select" if rows <= SELECTED_FROM and block_m <= SELECTED else "count"
 
 
 @prepared
 def fits(num_experts: int, k: int) -> bool:
-    """Whether the kernels serve these shapes: ranks within 64 bits on the way, and a tile's experts in registers."""
+    """Whether the kernels support these shapes: ranks fit in 64 bits, and a tile's experts in registers."""
     return _widest(num_experts, k) < 2**63 and num_experts <= 2048
 
 
 def _widest(num_experts: int, k: int) -> int:
-    """The largest number on the way to a rank: the sum of at most k binomials, or one before its division."""
+    """The largest number in the computation of a rank: the sum of at most k binomials, or one before its division."""
     return max(comb(num_experts, size) for size in range(k + 1)) * num_experts
 
 
@@ -53,14 +53,14 @@ class _Digit(NamedTuple):
 
 
 class _Launches(NamedTuple):
-    """One launch that does all, or a sort by each digit and the list of each tile's experts."""
+    """``select`` (after ``rank``, if separate), or a sort by each digit followed by the list of each tile's experts."""
 
     tiles: int
     rank: Callable[..., None] | None
     select: Callable[..., None] | None
     integer: torch.dtype
     share: int
-    # Counts of each share of the rows and each value of a digit.
+    # Counts by share of the rows and value of a digit.
     table: tuple[int, int]
     digits: tuple[_Digit, ...]
     list_experts: Callable[..., None]
@@ -87,7 +87,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tenso
         launches.select(experts, ranks, order, tile_experts, tile_counts, rows, stride)
         return order, tile_experts, tile_counts
     counts = torch.empty(launches.table, dtype=torch.int32, device=device)
-    # Each digit sorts from one of these into the other, the last into the result.
+    # Each digit sorts from one of these into the other, the last digit into the result.
     before, after = (torch.empty_like(order) if len(launches.digits) > 1 else order), order
     if len(launches.digits) % 2 == 0:
         before, after = after, before
@@ -122,7 +122,7 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
                 kernels.expert_order_rank_kernel, (triton.cdiv(rows, 128),), **of_sets, BLOCK=128, num_warps=4
             )
         block = max(128, triton.next_power_of_2(rows))
-        # A program for each multiprocessor is enough: what each does for all rows is most of its work.
+        # One program per multiprocessor is enough: most of its work is done for all rows.
         together = max(1, min(triton.cdiv(tiles, multiprocessors), SELECTED // block_m))
         select = launcher(
             kernels.expert_order_select_kernel,
@@ -139,8 +139,8 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
 
     number = triton.cdiv(bits, DIGIT_BITS)
     width = triton.cdiv(bits, number)
-    # Two programs a multiprocessor, as long as their table, which each of them reads, is no larger than that of one
-    # with the widest digits.
+    # Two programs per multiprocessor, as long as their table, which each of them reads, is not larger than the table of
+    # one program with the widest digits.
     programs = multiprocessors * min(2, 2 ** (DIGIT_BITS - width))
     block = kernels.GROUP.value * GROUPS
     share = block * triton.cdiv(rows, block * programs)

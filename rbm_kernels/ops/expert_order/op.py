@@ -18,9 +18,9 @@ define(
 
 
 class ExpertOrder(NamedTuple):
-    """What :func:`expert_order` returns: int32 tensors and the tile height that they were made for.
+    """Result of :func:`expert_order`: int32 tensors, and the tile height that they were made for.
 
-    With several passes every tensor has one more dimension in front, one order for each.
+    With several passes every tensor has an additional first dimension, with one order per pass.
     """
 
     order: Tensor
@@ -30,27 +30,28 @@ class ExpertOrder(NamedTuple):
 
 
 def pass_columns(k: int, passes: int) -> list[slice]:
-    """Columns of ``experts [B, k]`` that each pass takes: neighbours, as even as can be, one more in the first."""
+    """Columns of ``experts [B, k]`` for each pass: contiguous, of equal size or one more in the first passes."""
     ends = [-(-k * number // passes) for number in range(passes + 1)]
     return [slice(first, last) for first, last in pairwise(ends)]
 
 
 def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: int = 1) -> ExpertOrder:
-    """Order rows so that rows with the same *set* of experts stand together.
+    """Order rows so that rows with the same *set* of experts are adjacent.
 
     Args:
-        experts: int32 ``[B, k]``, as :func:`rbm_kernels.cosine_topk` returns them: k different experts a row, each in
+        experts: int32 ``[B, k]``, as returned by :func:`rbm_kernels.cosine_topk`: k different experts per row, each in
             ``[0, num_experts)``. The order of the k experts within a row does not matter.
         num_experts: ``E``.
-        block_m: rows a tile; at least 1.
-        passes: 1, or into how many groups of columns ``experts`` is cut, at most k: then each group is ordered by
-            itself, and the tensors have one more dimension in front. With many experts a row's whole set is too rare
-            for a tile; :func:`rbm_kernels.ops.expert_matmul.config.passes` says how many passes are worth it.
+        block_m: rows per tile; at least 1.
+        passes: number of groups into which the columns of ``experts`` are split, at most k. With more than 1, each
+            group is ordered separately, and the tensors have an additional first dimension. With many experts a row's
+            whole set is too rare for a tile; :func:`rbm_kernels.ops.expert_matmul.config.passes` chooses a number.
 
     Returns:
-        ``order [B]``: a stable permutation of the rows, by the rank of their set in revolving-door order;
-        ``tile_experts [ceil(B / block_m), E]``: for each tile of ordered rows the experts that any of its rows uses,
-        ascending, then -1; ``tile_counts [ceil(B / block_m)]``: how many those are; and ``block_m`` itself.
+        ``order [B]``: a stable permutation of the rows, by the rank of their set in revolving-door order.
+        ``tile_experts [ceil(B / block_m), E]``: for each tile of ordered rows, the experts that at least one of its
+        rows uses, ascending, then -1. ``tile_counts [ceil(B / block_m)]``: the number of these experts. ``block_m``
+        itself.
 
     Raises:
         TypeError: ``experts`` is not int32.
@@ -60,7 +61,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
     try:
         return _in_passes(experts, num_experts, block_m, passes)
     except RuntimeError:
-        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check(experts, num_experts, block_m)
         raise
 

@@ -1,4 +1,4 @@
-"""The definition of the order in plain eager PyTorch: a stable sort by the rank of each row's expert set."""
+"""Definition of the order in plain eager PyTorch: a stable sort by the rank of each row's set of experts."""
 
 from math import comb
 
@@ -9,10 +9,9 @@ from torch import Tensor
 def set_rank(experts: Tensor, num_experts: int) -> Tensor:
     """Rank of each row's set of experts in revolving-door order, int64 ``[B]``.
 
-    Neighbouring ranks hold sets that differ by one expert, so that a tile which straddles two sets needs one expert
-    more and no further. With ``t_1 < ... < t_k`` the experts counted from one, the rank is
-    ``C(t_k, k) - C(t_{k-1}, k-1) + ... ± C(t_1, 1)``, less one when ``k`` is odd (Kreher and Stinson,
-    *Combinatorial Algorithms*, 1999, section 2.3.3).
+    Sets with adjacent ranks differ by one expert, so a tile that spans two sets needs only one more expert. With the
+    experts ``t_1 < ... < t_k`` counted from one, the rank is ``C(t_k, k) - C(t_{k-1}, k-1) + ... ± C(t_1, 1)``, minus
+    one if ``k`` is odd (Kreher and Stinson, *Combinatorial Algorithms*, 1999, section 2.3.3).
     """
     k = experts.shape[1]
     binomials = torch.tensor(
@@ -26,7 +25,7 @@ def set_rank(experts: Tensor, num_experts: int) -> Tensor:
 
 
 def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Order of the rows, and the experts that each tile of ``block_m`` ordered rows uses."""
+    """Order of the rows, and the experts used by each tile of ``block_m`` ordered rows."""
     rows = experts.shape[0]
     order = torch.argsort(set_rank(experts, num_experts), stable=True)
 

@@ -1,4 +1,4 @@
-"""``torch.ops.rbm.routed_matmul_int8``: schema, checks, fake implementation; how its experts are quantised."""
+"""``torch.ops.rbm.routed_matmul_int8``: schema, checks, fake implementation; quantisation of its experts."""
 
 import torch
 from torch import Tensor
@@ -14,26 +14,26 @@ define(
     "routed_matmul_int8(Tensor x, Tensor? memory, Tensor experts, int out_features, int k=1, float temperature=1.0)"
     " -> Tensor"
 )
-# The sum of so many products of 127 and 127 fits 32 bits.
+# A sum of this many products of 127 and 127 fits in 32 bits.
 MOST_FEATURES = 2**17
 
 
 def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Round experts to 8-bit integers for :func:`routed_matmul_int8`, symmetrically, by output column of each expert.
+    """Quantise experts to 8-bit integers for :func:`routed_matmul_int8`, symmetrically, per expert and output.
 
-    ``weight[e, n]`` becomes ``round(weight[e, n] * 127 / m)`` with ``m`` its largest absolute value, and ``m / 127`` is
-    kept in float32. The form is the same on every processor.
+    ``weight[e, n]`` becomes ``round(weight[e, n] * 127 / m)``, where ``m`` is its largest absolute value; ``m / 127``
+    is stored in float32. The format is the same on every processor.
 
     Args:
         weight: ``[E, N, D]``, float32; ``D`` at most 131,072.
         bias: ``[E, N]``, float32, or None. It stays float32.
 
     Returns:
-        int8 ``[E, ceil(N / 16), 3 + ceil(D / 4), 64]``, which holds weights, scales and biases.
+        int8 ``[E, ceil(N / 16), 3 + ceil(D / 4), 64]``, containing weights, scales and biases.
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not fit, or numbers that are not finite.
+        ValueError: shapes that do not match, or non-finite numbers.
     """
     op = "quantize_experts"
     checks.check_dtype(op, "weight", weight, (torch.float32,))
@@ -56,29 +56,28 @@ def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
 def routed_matmul_int8(
     x: Tensor, memory: Tensor | None, experts: Tensor, out_features: int, k: int = 1, temperature: float = 1.0
 ) -> Tensor:
-    """Answer as :func:`rbm_kernels.routed_matmul` does (paper, Eqs. 3 and 5), with experts of 8-bit integers.
+    """Like :func:`rbm_kernels.routed_matmul` (paper, Eqs. 3 and 5), with 8-bit integer experts.
 
-    For inference. Rows are routed as they are; for the experts each row is rounded to integers from -127 to 127, scaled
-    by its own largest absolute value. Their products are summed in int32, without any rounding; scales, biases and
-    gates are applied in float32. A row's answer is the same, bit for bit, in every batch and on any number of threads.
+    For inference. Routing uses the rows unchanged. For the experts, each row is rounded to integers from -127 to 127,
+    scaled by its largest absolute value. Products are summed in int32, without rounding; scales, biases and gates are
+    applied in float32. A row's result is the same, bit for bit, in every batch and for any number of threads.
 
     Args:
         x: rows ``[B, D]``, float32. ``B`` may be 0.
-        memory: memory vectors ``[E, D]``, float32; or None, where there is one expert, which every row uses: a linear
-            layer.
-        experts: what :func:`quantize_experts` returned for ``weight [E, N, D]`` and the bias.
+        memory: memory vectors ``[E, D]``, float32; or None for a linear layer, with one expert that every row uses.
+        experts: result of :func:`quantize_experts` for ``weight [E, N, D]`` and the bias.
         out_features: ``N``.
-        k: experts a row uses, ``1 <= k <= E``.
+        k: experts per row, ``1 <= k <= E``.
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
-        ``y [B, N]``, float32. A row with a number that is not finite gets NaN in all its outputs. A row without any
-        number as large as 1e-30 gets the biases.
+        ``y [B, N]``, float32. A row with a non-finite number gets NaN in all its outputs. A row in which no absolute
+        value reaches 1e-30 gets the biases.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, ``k`` out of range, or a temperature that is not positive.
-        RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one.
+        ValueError: shapes that do not match, ``k`` out of range, or a temperature that is not positive.
+        RuntimeError: a gradient is needed: gradients are enabled, and an argument requires one.
     """
     if is_compiling():
         return torch.ops.rbm.routed_matmul_int8(x, memory, experts, out_features, k, temperature)
@@ -86,7 +85,7 @@ def routed_matmul_int8(
 
 
 def check_features(op: str, name: str, features: int) -> None:
-    """Raise ValueError where the sum of so many products may pass int32."""
+    """Raise ValueError if a sum over this many features could overflow int32."""
     if isinstance(features, int) and features > MOST_FEATURES:
         raise ValueError(
             f"rbm::{op}: {name} has {features} features, expected at most {MOST_FEATURES}: their products are summed in"

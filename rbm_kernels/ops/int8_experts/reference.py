@@ -1,4 +1,4 @@
-"""The definition of the quantised layer in plain eager PyTorch, and the form of its experts, alike on every device."""
+"""Definition of the quantised layer in plain eager PyTorch, and the format of its experts, the same on every device."""
 
 import torch
 from torch import Tensor
@@ -7,18 +7,18 @@ from torch.nn import functional as F
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
 
-MOST = 127  # of a quantised number; -128 is not used
-LEAST_OF_ROW = 1e-30  # a row without any number as large as this counts as zeros: 127 / number must be finite
-COLUMNS, GROUP = 16, 4  # columns of a panel, and features whose weights lie side by side
+MOST = 127  # largest quantised number; -128 is not used
+LEAST_OF_ROW = 1e-30  # a row with no number as large as this counts as zeros: 127 / number must be finite
+COLUMNS, GROUP = 16, 4  # columns of a panel, and features whose weights are adjacent
 HEAD = 3  # lines of a panel before its weights: scales, biases, -128 times the sums of its weights
 LINE = COLUMNS * GROUP
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers from -127 to 127 in float32 ``[..., D]``, and what they are multiplied by, ``[..., 1]``.
+    """Integers from -127 to 127 as float32 ``[..., D]``, and their scales ``[..., 1]``.
 
-    ``round(row * (127 / max|row|))``, to the nearest, to even between two. A row with a number that is not finite
-    becomes zeros with a scale of NaN.
+    ``round(row * (127 / max|row|))``, to the nearest, ties to even. A row with a non-finite number becomes zeros with
+    scale NaN.
     """
     largest = rows.abs().amax(-1, keepdim=True) if rows.shape[-1] else rows.new_zeros(*rows.shape[:-1], 1)
     is_finite, is_zero = largest.isfinite(), largest < LEAST_OF_ROW
@@ -30,8 +30,8 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 def pack(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Int8 ``[E, P, 3 + G, 64]`` of ``weight`` int8 ``[E, N, D]`` and float32 ``scale`` and ``bias [E, N]``.
 
-    ``P = ceil(N / 16)`` panels, ``G = ceil(D / 4)`` lines of weights. Columns past ``N`` and features past ``D`` are
-    zeros.
+    There are ``P = ceil(N / 16)`` panels and ``G = ceil(D / 4)`` lines of weights. Columns past ``N`` and features past
+    ``D`` are zero.
     """
     num_experts, outputs, features = weight.shape
     panels, groups = -(-outputs // COLUMNS), -(-features // GROUP)
@@ -46,7 +46,7 @@ def pack(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def unpack(experts: Tensor, out_features: int, in_features: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What :func:`pack` was given: ``weight`` int8 ``[E, N, D]``, ``scale`` and ``bias`` float32 ``[E, N]``."""
+    """Inverse of :func:`pack`: ``weight`` int8 ``[E, N, D]``, ``scale`` and ``bias`` float32 ``[E, N]``."""
     num_experts, panels, lines, _ = experts.shape
     weight = experts[:, :, HEAD:].reshape(num_experts, panels, lines - HEAD, COLUMNS, GROUP).transpose(2, 3)
     weight = weight.reshape(num_experts, panels * COLUMNS, (lines - HEAD) * GROUP)[:, :out_features, :in_features]
@@ -58,7 +58,7 @@ def unpack(experts: Tensor, out_features: int, in_features: int) -> tuple[Tensor
 def routed_matmul_int8(
     x: Tensor, memory: Tensor | None, experts: Tensor, out_features: int, k: int, temperature: float = 1.0
 ) -> Tensor:
-    """``y [B, N]``: the rows of ``x [B, D]`` through the ``k`` experts nearest by ``memory [E, D]``."""
+    """``y [B, N]``: the rows of ``x [B, D]`` through the ``k`` experts chosen by ``memory [E, D]``."""
     weight, scale, bias = unpack(experts, out_features, x.shape[1])
     if memory is None:
         gate = x.new_ones(x.shape[0], 1)
@@ -66,7 +66,7 @@ def routed_matmul_int8(
         gates, chosen, _ = routing.cosine_topk(x, memory, k, temperature)
         gate = dense_gates(gates, chosen, memory.shape[0])
     numbers, row_scale = quantize(x)
-    # Sums of whole numbers in float64 are exact, and few devices multiply matrices of integers.
+    # Sums of integers in float64 are exact, and few devices support integer matrix products.
     numbers = numbers.double()
     y = x.new_zeros(x.shape[0], out_features)
     for e in range(experts.shape[0]):

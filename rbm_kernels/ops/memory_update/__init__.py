@@ -1,4 +1,4 @@
-"""The moving average by which the memory vectors follow the rows that were routed to them."""
+"""The moving average by which memory vectors follow the rows routed to them."""
 
 from rbm_kernels.ops.memory_update.op import memory_statistics, memory_update_
 

@@ -1,7 +1,7 @@
-"""The memory update in Triton, for GPUs on which librbm_cuda does not serve. Two stages, no atomics.
+"""The memory update in Triton, for GPUs without librbm_cuda. Two stages, no atomics.
 
-The sums are a matrix product: rows, transposed, by their weights. A program adds up one share of the rows; then the
-shares' sums are added in their order.
+The sums are a matrix product of the transposed rows and their weights. Each program sums up one share of the rows; the
+sums of the shares are then added in a fixed order.
 """
 
 import struct
@@ -241,7 +241,7 @@ def _square_norm(memory_ptr, D, stride, factor, BLOCK: tl.constexpr):
 
 
 class _Launches(NamedTuple):
-    """Partial sums by share, and the launches that make and add them; ``norms`` where rows are wider than a tile."""
+    """Number and size of the partial sums, and the launches; ``norms`` only for rows wider than a tile."""
 
     shares: int
     size: int

@@ -29,39 +29,39 @@ define(
 def memory_statistics(
     h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Sum what the memory update needs to know of a batch: both halves of the batch softmax (paper, Eq. 4).
+    """Sum up what the memory update needs from a batch: both parts of the batch softmax (paper, Eq. 4).
 
-    With ``n(h) = h / max(|h|, 1e-12)``, and each sum running over the rows ``b`` and choices ``j`` with
+    With ``n(h) = h / max(|h|, 1e-12)``, and each sum over the rows ``b`` and choices ``j`` with
     ``experts[b, j] == i``::
 
         weighted_sum[i] = sum exp(gates[b, j]) n(h[b])
         total[i]        = sum exp(gates[b, j])
 
-    The softmax-weighted mean of Eq. 4 is ``weighted_sum[i] / total[i]``. Both sums add over parts of a batch, over
-    micro-batches and over ranks: add (all-reduce) first, then call :func:`memory_update_` once.
+    The softmax-weighted mean of Eq. 4 is ``weighted_sum[i] / total[i]``. Both sums are additive over parts of a batch,
+    micro-batches and ranks: add them up (all-reduce) first, then call :func:`memory_update_` once.
 
     Args:
         h: rows, ``[B, D]``; float64, float32, bfloat16 or float16, of any strides. ``B`` may be 0.
-        gates: ``[B, k]``, in [0, 1]; float32, float64 where ``h`` is float64.
-        experts: ``[B, k]``, int32, in ``[0, num_experts)``. On CUDA an expert outside that range is skipped, for to
-            report it would take a synchronisation.
+        gates: ``[B, k]``, in [0, 1]; float32 (float64 if ``h`` is float64).
+        experts: ``[B, k]``, int32, in ``[0, num_experts)``. On CUDA an expert outside that range is skipped, because
+            reporting it would need a synchronisation.
         num_experts: ``E``, at least 1.
-        normalize: use ``n(h)`` as the released code does; ``False`` uses ``h``, as the paper writes.
+        normalize: use ``n(h)`` as in the released code; ``False`` uses ``h``, as in the paper.
 
     Returns:
-        ``weighted_sum [E, D]`` and ``total [E]``; float32, float64 where ``h`` is float64. Neither ever requires a
-        gradient. A row is left out if one of its gates, or its squared norm in the dtype of the result, is not finite.
-        The same arguments give the same bits, on the CPU for any number of threads.
+        ``weighted_sum [E, D]`` and ``total [E]``; float32 (float64 if ``h`` is float64). Neither ever requires a
+        gradient. A row is skipped if one of its gates, or its squared norm in the dtype of the result, is not finite.
+        Equal arguments give equal bits, on the CPU for any number of threads.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, or ``num_experts < 1``.
+        ValueError: shapes that do not match, or ``num_experts < 1``.
         RuntimeError: on the CPU, an expert out of range.
     """
     try:
         return torch.ops.rbm.memory_statistics(h, gates, experts, num_experts, normalize=normalize)
     except RuntimeError:
-        # Implementations check their arguments; those in C++ can raise nothing else, so the kind of error is told here.
+        # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check_statistics(h, gates, experts, num_experts)
         raise
 
@@ -69,23 +69,23 @@ def memory_statistics(
 def memory_update_(
     memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True
 ) -> None:
-    """Move the memory vectors, in place, towards the rows that were routed to them (paper, Eq. 4).
+    """Move the memory vectors, in place, towards the rows routed to them (paper, Eq. 4).
 
-    ``memory[i] = decay n(memory[i]) + (1 - decay) weighted_sum[i] / total[i]`` where ``total[i]`` is finite and
-    positive; every other expert's memory stays as it is, bit for bit. No gradient flows.
+    ``memory[i] = decay n(memory[i]) + (1 - decay) weighted_sum[i] / total[i]`` if ``total[i]`` is finite and positive.
+    The memory of all other experts stays unchanged, bit for bit. No gradient flows.
 
     Args:
         memory: memory vectors, ``[E, D]``, changed in place; float32 or float64, of any strides.
-        weighted_sum: ``[E, D]``, from :func:`memory_statistics`; of the dtype of ``memory``.
-        total: ``[E]``, from :func:`memory_statistics`; of the dtype of ``memory``.
-        decay: how much of the old memory stays, in [0, 1]; the paper's lambda-hat of t.
-        normalize: bring the old memory to unit length first, as the released code does.
+        weighted_sum: ``[E, D]``, from :func:`memory_statistics`; dtype of ``memory``.
+        total: ``[E]``, from :func:`memory_statistics`; dtype of ``memory``.
+        decay: weight of the old memory, in [0, 1]; the paper's lambda-hat of t.
+        normalize: normalise the old memory to unit length first, as in the released code.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, a decay outside [0, 1], or a ``memory`` that shares addresses, of its own
-            elements or with another argument.
-        RuntimeError: ``memory`` requires a gradient where gradients are enabled, or carries a tangent.
+        ValueError: shapes that do not match, a decay outside [0, 1], or a ``memory`` whose elements overlap each other
+            or another argument.
+        RuntimeError: ``memory`` requires a gradient while gradients are enabled, or carries a tangent.
     """
     try:
         torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
@@ -119,7 +119,7 @@ def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
 
 
 def _check_memory(memory: Tensor, weighted_sum: Tensor, total: Tensor) -> None:
-    """Raise ValueError if what is written is read elsewhere: the result would depend on the order of both."""
+    """Raise ValueError if memory overlaps itself or an argument: the result would depend on the order of evaluation."""
     op, (rows, columns), (row, column) = "memory_update_", memory.shape, memory.stride()
     common = math.gcd(row, column)
     meets = rows > 1 and columns > 1 and common > 0 and column // common < rows and row // common < columns
@@ -137,7 +137,7 @@ def _check_memory(memory: Tensor, weighted_sum: Tensor, total: Tensor) -> None:
 
 
 def _addresses(tensor: Tensor) -> tuple[int, int]:
-    """First byte, and the one after the last."""
+    """Address of the first byte, and the address after the last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
@@ -187,10 +187,10 @@ def _fake_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: flo
 
 
 def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:
-    """Bump the version of ``memory``, as PyTorch's own in-place operators do.
+    """Increment the version of ``memory``, like PyTorch's own in-place operators.
 
-    Otherwise a backward pass would take the moved memory for the one that its forward pass saved, and say nothing. For
-    the same reason a memory that is being differentiated is refused.
+    Otherwise a backward pass would silently use the moved memory instead of the one that its forward pass saved. A
+    memory that is being differentiated is rejected for the same reason.
     """
     if (torch.is_grad_enabled() and memory.requires_grad) or has_tangent(memory):
         raise RuntimeError(

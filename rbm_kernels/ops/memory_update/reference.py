@@ -1,4 +1,4 @@
-"""The definition of the memory update in plain eager PyTorch (paper, Eq. 4)."""
+"""Definition of the memory update in plain eager PyTorch (paper, Eq. 4)."""
 
 import torch
 from torch import Tensor
@@ -13,19 +13,19 @@ def memory_statistics(
     """Numerator ``[E, D]`` and denominator ``[E]`` of the batch softmax, over the rows of ``h [B, D]``."""
     dtype = accumulation_dtype(h)
     h = h.to(dtype)
-    # One bad row must not poison the memory: it is left out of both sums.
+    # A single bad row must not corrupt the memory, so it is excluded from both sums.
     usable = h.square().sum(-1).isfinite() & gates.isfinite().all(-1)
     rows = torch.where(usable[:, None], unit(h) if normalize else h, 0.0)
     weights = torch.where(usable[:, None], gates.to(dtype).exp(), 0.0)
 
-    # weight_of[b, i] is exp(gate) where row b uses expert i, else 0: both sums over the rows are then plain sums.
+    # weight_of[b, i] is exp(gate) if row b uses expert i, else 0. Both results are then plain sums over the rows.
     chosen = experts[:, :, None] == torch.arange(num_experts, device=h.device)
     weight_of = (weights[:, :, None] * chosen).sum(1)
     return weight_of.T @ rows, weight_of.sum(0)
 
 
 def memory_update_(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, normalize: bool = True) -> None:
-    """``Q_i <- decay n(Q_i) + (1 - decay) weighted_sum_i / total_i``, in place, for experts that some row chose."""
+    """``Q_i <- decay n(Q_i) + (1 - decay) weighted_sum_i / total_i``, in place, for experts that were chosen."""
     chosen = (total.isfinite() & (total > 0))[:, None]
     old = unit(memory) if normalize else memory
     moved = decay * old + (1 - decay) * weighted_sum / total[:, None]

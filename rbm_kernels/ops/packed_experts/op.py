@@ -14,7 +14,7 @@ from rbm_kernels._library import (
 from rbm_kernels.ops.cosine_topk.op import check_routing
 from rbm_kernels.ops.packed_experts import reference
 
-# No tag that says that they may stand in a compiled graph: what is packed depends on the processor that runs it.
+# Without pt2_compliant_tag, which would allow them in compiled graphs: the packed format depends on the processor.
 LIBRARY.define("pack_experts(Tensor weight, Tensor? bias) -> Tensor")
 LIBRARY.define(
     "routed_matmul_packed(Tensor x, Tensor memory, Tensor packed, int out_features, int k, float temperature=1.0)"
@@ -26,21 +26,21 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 def pack_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
     """Pack experts for :func:`routed_matmul_packed`, in this process, on the device of ``weight``.
 
-    What is packed is for the vectors of this processor: keep it in memory, never in a file, and pack anew after a
-    change of ``weight`` or ``bias``.
+    The packed format depends on the vector width of this processor: keep it in memory, never in a file, and pack again
+    after changing ``weight`` or ``bias``.
 
     Args:
         weight: ``[E, N, D]``; float64, float32 or bfloat16.
         bias: ``[E, N]``, dtype of ``weight``, or None.
 
     Returns:
-        ``[E, D + 1, P]`` in the dtype of ``weight``, ``P`` at least ``N``: on the CPU ``N`` rounded up to whole
-        vectors, in an order of its own.
+        ``[E, D + 1, P]`` in the dtype of ``weight``, with ``P`` at least ``N``. On the CPU, ``P`` is ``N`` rounded up
+        to whole vectors, and the elements are in an internal order.
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not fit.
-        RuntimeError: a gradient is wanted: gradients are enabled, and ``weight`` or ``bias`` requires one.
+        ValueError: shapes that do not match.
+        RuntimeError: a gradient is needed: gradients are enabled, and ``weight`` or ``bias`` requires one.
     """
     try:
         return torch.ops.rbm.pack_experts(weight, bias)
@@ -52,28 +52,28 @@ def pack_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
 def routed_matmul_packed(
     x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int, temperature: float = 1.0
 ) -> Tensor:
-    """Answer as :func:`rbm_kernels.routed_matmul` does (paper, Eqs. 3 and 5), with experts that were packed before.
+    """Like :func:`rbm_kernels.routed_matmul` (paper, Eqs. 3 and 5), with prepacked experts.
 
-    For inference on a CPU, where the experts do not change from call to call. A row's answer is the same, bit for bit,
-    in every batch.
+    For inference on the CPU, if the experts do not change between calls. A row's result is the same, bit for bit, in
+    every batch.
 
     Args:
         x: rows ``[B, D]``; float64, float32 or bfloat16. ``B`` may be 0.
-        memory: memory vectors ``[E, D]``; float32, or float64 where ``x`` is float64.
-        packed: what :func:`pack_experts` returned for ``weight [E, N, D]`` and the bias, dtype of ``x``.
+        memory: memory vectors ``[E, D]``; float32, or float64 if ``x`` is float64.
+        packed: result of :func:`pack_experts` for ``weight [E, N, D]`` and the bias, dtype of ``x``.
         out_features: ``N``.
-        k: experts a row uses, ``1 <= k <= E``.
+        k: experts per row, ``1 <= k <= E``.
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
-        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in float32 at least. Numbers that are not
-        finite in an expert stay with the rows that use it.
+        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in at least float32. Non-finite numbers in an expert
+        only affect the rows that use it.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, ``k`` out of range, or a temperature that is not positive.
-        RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one; or ``packed`` was made
-            on another processor.
+        ValueError: shapes that do not match, ``k`` out of range, or a temperature that is not positive.
+        RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``packed`` was
+            made on another processor.
     """
     return _call(x, memory, packed, out_features, k, temperature)
 

@@ -1,4 +1,4 @@
-"""All layers of a network of packed weights in one call: what a student that serves on a CPU keeps."""
+"""All layers of a network with packed weights in one call, used by a student that serves on the CPU."""
 
 from rbm_kernels.ops.packed_network.form import NetworkLayer
 from rbm_kernels.ops.packed_network.op import pack_network, packed_network

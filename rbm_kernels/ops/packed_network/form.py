@@ -1,4 +1,4 @@
-"""What a network is packed into: one run of bytes, a head and then its parts. ``csrc/cpu/network_form.h`` reads it."""
+"""Format of a packed network: a sequence of bytes, a header and then its parts. Read by ``csrc/cpu/network_form.h``."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -18,20 +18,21 @@ class NetworkLayer(NamedTuple):
     """One layer: linear, or a mixture of linear experts; then a norm, then ReLU.
 
     Attributes:
-        weight: ``[E, N, D]``, float32; or int8, as :func:`rbm_kernels.quantize_experts` returned it, the bias in it.
+        weight: ``[E, N, D]``, float32; or int8, the result of :func:`rbm_kernels.quantize_experts`, which includes the
+            bias.
         bias: ``[E, N]``, or None.
         out_features: ``N``.
         in_features: ``D``.
-        memory: ``[E, R]``, the memory vectors that rows are routed by (paper, Eq. 3); or None, where ``E`` is 1.
-        k: experts a row uses.
+        memory: ``[E, R]``, the memory vectors used for routing (paper, Eq. 3); or None if ``E`` is 1.
+        k: experts per row.
         temperature: divides the cosines before the softmax.
-        router: weight ``[R, D]`` and bias ``[R]`` of a linear map, where rows are routed by what it makes of them; or
-            None, where ``R`` is ``D``.
-        over_all: whether gates are shares of a softmax over all experts, and not over the row's.
+        router: weight ``[R, D]`` and bias ``[R]`` of a linear map whose outputs are used for routing; or None if rows
+            are routed directly (``R`` is ``D``).
+        over_all: whether the softmax of the gates runs over all experts instead of the row's own.
         norm: ``none``; ``affine``, ``scale * y + shift``; ``layer``, :func:`torch.nn.functional.layer_norm`.
-        scale, shift: ``[N]``, of the norm.
-        eps: of ``layer``.
-        relu: whether ReLU ends the layer.
+        scale, shift: ``[N]``, parameters of the norm.
+        eps: of the norm ``layer``.
+        relu: whether the layer ends with ReLU.
     """
 
     weight: Tensor
@@ -51,7 +52,7 @@ class NetworkLayer(NamedTuple):
 
 
 class StoredLayer(NamedTuple):
-    """The head of a layer: sizes, and where in the bytes its parts begin."""
+    """Header of a layer: sizes, and the offsets of its parts."""
 
     weights: int
     inputs: int
@@ -75,7 +76,7 @@ _HEAD, _LAYER = struct.Struct("=2q"), struct.Struct("=9q2d5q")
 
 
 def write(layers: Sequence[NetworkLayer], pack: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
-    """The bytes of checked layers, uint8, on their device. ``pack`` is what float32 weights are packed by."""
+    """The bytes (uint8) of checked layers, on their device. ``pack`` packs float32 weights."""
     parts: list[tuple[int, Tensor]] = []
     begin = -(-(_HEAD.size + _LAYER.size * len(layers)) // ALIGNMENT) * ALIGNMENT
     end = begin
@@ -122,7 +123,7 @@ def write(layers: Sequence[NetworkLayer], pack: Callable[[Tensor, Tensor | None]
 
 
 def read(network: Tensor) -> list[StoredLayer]:
-    """The heads of the layers; ValueError for other bytes."""
+    """The headers of the layers. Raises ValueError if these are not the bytes of a network."""
     head = bytes(network[: _HEAD.size].tolist())
     mark, count = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
     end = _HEAD.size + count * _LAYER.size
@@ -134,6 +135,6 @@ def read(network: Tensor) -> list[StoredLayer]:
 
 
 def part(network: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The part of that shape that begins at ``offset``."""
+    """The part of the given shape that starts at ``offset``."""
     size = torch.empty(shape, dtype=dtype, device="meta").nbytes
     return network[offset : offset + size].view(dtype).view(shape)

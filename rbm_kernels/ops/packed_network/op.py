@@ -1,4 +1,4 @@
-"""``torch.ops.rbm.packed_network``: schema, checks, fake implementation; how its networks are packed."""
+"""``torch.ops.rbm.packed_network``: schema, checks, fake implementation; packing of its networks."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from rbm_kernels.ops.packed_experts import pack_experts
 from rbm_kernels.ops.packed_network import reference
 from rbm_kernels.ops.packed_network.form import NORMS, NetworkLayer, read, write
 
-# No tag that says that it may stand in a compiled graph: what is packed depends on the processor that runs it.
+# Without pt2_compliant_tag, which would allow it in compiled graphs: the packed format depends on the processor.
 LIBRARY.define("packed_network(Tensor x, Tensor network, int out_features) -> Tensor")
 
 
@@ -21,19 +21,19 @@ LIBRARY.define("packed_network(Tensor x, Tensor network, int out_features) -> Te
 def pack_network(layers: Sequence[NetworkLayer]) -> Tensor:
     """Pack a network for :func:`packed_network`, in this process, on the device of its weights.
 
-    What is packed is a copy, for the vectors of this processor: keep it in memory, never in a file, and pack anew after
-    a change.
+    The result is a copy, in a format that depends on the vector width of this processor: keep it in memory, never in a
+    file, and pack again after a change.
 
     Args:
-        layers: in order; each takes what the one before it gives. All tensors are float32, but for int8 weights.
+        layers: in order; each takes the output of the previous one. All tensors are float32, except int8 weights.
 
     Returns:
         uint8 ``[S]``.
 
     Raises:
         TypeError: another dtype.
-        ValueError: no layer; sizes of zero or that do not fit, ``k`` out of range, a temperature that is not positive,
-            or a norm of another name.
+        ValueError: no layers; sizes that are zero or do not match, ``k`` out of range, a temperature that is not
+            positive, or an unknown norm.
     """
     if not layers:
         raise ValueError("rbm::pack_network: layers is empty, expected at least one")
@@ -43,24 +43,24 @@ def pack_network(layers: Sequence[NetworkLayer]) -> Tensor:
 
 
 def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
-    """Answer rows by all layers of a packed network, in one call.
+    """Run rows through all layers of a packed network, in one call.
 
-    For inference on a CPU, where the weights do not change from call to call. Python's lock is given up once. A row's
-    answer is the same, bit for bit, in every batch and on any number of threads.
+    For inference on the CPU, if the weights do not change between calls. The GIL is released once. A row's result is
+    the same, bit for bit, in every batch and for any number of threads.
 
     Args:
         x: rows ``[B, D]``, float32. ``B`` may be 0.
-        network: what :func:`pack_network` returned.
-        out_features: ``N``, outputs of the last layer.
+        network: result of :func:`pack_network`.
+        out_features: ``N``, the number of outputs of the last layer.
 
     Returns:
         ``y [B, N]``, float32.
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not fit.
-        RuntimeError: a gradient is wanted: gradients are enabled, and an argument requires one; or ``network`` was
-            packed on another processor, or is something else.
+        ValueError: shapes that do not match.
+        RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``network`` was
+            packed on another processor, or is not a packed network.
     """
     return _call(x, network, out_features)
 

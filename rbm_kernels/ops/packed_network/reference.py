@@ -1,5 +1,5 @@
-"""The meaning of a packed network in plain eager PyTorch. Its packed weights are those of the reference of
-``packed_experts``, not of ``librbm_cpu``.
+"""Definition of a packed network in plain eager PyTorch. Its packed weights have the format of the reference of
+``packed_experts``, not that of ``librbm_cpu``.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from rbm_kernels.ops.packed_network.form import INT8, NORMS, NOWHERE, NetworkLay
 
 
 def pack_network(layers: Sequence[NetworkLayer]) -> Tensor:
-    """Uint8 ``[S]`` of layers that were checked."""
+    """Uint8 ``[S]`` for layers that were already checked."""
     return write(layers, packed_experts.pack_experts)
 
 
 def packed_network(x: Tensor, network: Tensor) -> Tensor:
-    """``y [B, N]`` of the rows ``x [B, D]``, layer by layer."""
+    """``y [B, N]`` for the rows ``x [B, D]``, layer by layer."""
     for layer in read(network):
         x = _answer(x, network, layer)
     return x
@@ -48,7 +48,7 @@ def _answer(x: Tensor, network: Tensor, layer: StoredLayer) -> Tensor:
 
 
 def _gates(x: Tensor, network: Tensor, layer: StoredLayer) -> Tensor:
-    """Of every expert, ``[B, E]``; zero where a row does not use it."""
+    """Gates of all experts, ``[B, E]``; zero if a row does not use the expert."""
     if layer.memory == NOWHERE:
         return x.new_ones(x.shape[0], 1)
     if layer.router != NOWHERE:

@@ -10,10 +10,10 @@ from rbm_kernels.ops.expert_matmul import cost as expert_matmul
 def forward(rows: int, in_features: int, out_features: int, num_experts: int, k: int, dtype: torch.dtype) -> Cost:
     """Bytes ``s (B D + B N + E' N (D + 1)) + 4 E D``; operations of both operators.
 
-    Rows, memory and the weights of ``E' = min(E, B k)`` experts are read, y is written.
+    Rows, memory and the weights of ``E' = min(E, B k)`` experts are read; y is written.
     """
     both = cosine_topk.forward(rows, in_features, num_experts, k, dtype) + expert_matmul.forward(
         rows, in_features, out_features, num_experts, k, dtype
     )
-    # Rows are read once; cosines are never written, gates and experts neither written nor read.
+    # Rows are read only once. Cosines are not written, and gates and experts are neither written nor read.
     return both + Cost(bytes=-(dtype.itemsize * rows * in_features + 20 * rows * k), flops=0)

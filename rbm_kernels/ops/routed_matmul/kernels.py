@@ -1,4 +1,4 @@
-"""A whole layer for few rows in one launch: every program routes its rows itself, then multiplies."""
+"""A whole layer for few rows in one launch: every program routes its rows itself, then multiplies them."""
 
 import torch
 import triton
@@ -27,7 +27,7 @@ def _gates_for(expert, b_gates, b_experts):
     return tl.sum(tl.where(m_choices, b_gates, 0.0), axis=1), tl.max(m_choices.to(tl.int32), axis=1) != 0
 
 
-# One compilation for all numbers of rows, in plain float32 another for one: a server sees many of them.
+# One compilation for all numbers of rows (in plain float32, another for a single row): a server sees many of them.
 @triton.jit(do_not_specialize=["B"])
 def routed_matmul_fwd_kernel(
     x_ptr,

@@ -29,27 +29,27 @@ def routed_matmul(
     """Route each row and send it through its experts: the whole forward of a layer (paper, Eqs. 3 and 5) in one call.
 
     Equals ``expert_matmul(x, weight, bias, gates, experts)`` with the gates and experts of
-    ``cosine_topk(x, memory, k, temperature=temperature)``, and is made for inference: on the CPU, and on CUDA up to 64
-    rows, nothing is written but the result. Where a gradient is wanted (they are enabled, and ``x``, ``weight`` or
-    ``bias`` requires one) those two operators run instead, which keep for the backward pass what it needs.
+    ``cosine_topk(x, memory, k, temperature=temperature)``. It is made for inference: on the CPU, and on CUDA up to 64
+    rows, nothing is written except the result. If a gradient is needed (gradients are enabled, and ``x``, ``weight`` or
+    ``bias`` requires one), those two operators run instead, because they save what the backward pass needs.
 
     Args:
         x: rows ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
         memory: memory vectors ``[E, D]``; float32 or float64. They get no gradient.
         weight: ``[E, N, D]``, dtype of ``x``.
         bias: ``[E, N]``, dtype of ``x``, or None.
-        k: experts a row uses, ``1 <= k <= E``.
+        k: experts per row, ``1 <= k <= E``.
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
-        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in float32 at least. Numbers that are not finite in
-        ``weight`` or ``bias`` stay with the rows that use their expert, on CUDA up to 64 rows; beyond, they spread as
-        in :func:`rbm_kernels.expert_matmul`.
+        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in at least float32. On CUDA up to 64 rows,
+        non-finite numbers in ``weight`` or ``bias`` only affect the rows that use their expert; for more rows they
+        spread as in :func:`rbm_kernels.expert_matmul`.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit, ``k`` out of range, a temperature that is not positive, or on CUDA tensors
-            on two devices.
+        ValueError: shapes that do not match, ``k`` out of range, a temperature that is not positive, or CUDA tensors on
+            different devices.
     """
     tensors = (x, weight, bias)
     wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

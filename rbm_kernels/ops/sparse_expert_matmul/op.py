@@ -41,27 +41,27 @@ def sparse_expert_matmul(
     gates: Tensor,
     experts: Tensor,
 ) -> Tensor:
-    """:func:`rbm_kernels.expert_matmul` over rows in compressed sparse form: the work is that of the stored entries.
+    """:func:`rbm_kernels.expert_matmul` over rows in compressed sparse form. Only stored entries are multiplied.
 
     ``y_b = sum_j gates[b, j] (weight[e] (scale[e] * x_b) + bias[e])`` with ``e = experts[b, j]`` (paper, Eq. 5).
 
     Args:
-        crow: int32 ``[B + 1]``: row ``b`` is entries ``crow[b]`` to ``crow[b + 1] - 1``.
-        col: int32 ``[nnz]``, the feature of each entry, in any order. Entries of one row and feature add up.
+        crow: int32 ``[B + 1]``: row ``b`` has the entries ``crow[b]`` to ``crow[b + 1] - 1``.
+        col: int32 ``[nnz]``, the feature of each entry, in any order. Entries with the same row and feature are summed.
         values: ``[nnz]``, float32 or float64. They get no gradient.
         weight: ``[E, N, D]``, dtype of ``values``.
         bias: ``[E, N]``, dtype of ``values``, or None.
-        scale: ``[E, D]``, a factor for each expert and feature, dtype of ``values``, or None. It costs nothing beside
-            ``weight * scale``, of which no copy is made.
+        scale: ``[E, D]``, a factor per expert and feature, dtype of ``values``, or None. It has no extra cost, and no
+            copy of ``weight * scale`` is made.
         gates: ``[B, k]``, dtype of ``values``.
         experts: int32 ``[B, k]``, each in ``[0, E)``.
 
     Returns:
-        ``y [B, N]``. ``weight``, ``bias``, ``scale`` and ``gates`` get gradients; the weight's is dense.
+        ``y [B, N]``. ``weight``, ``bias``, ``scale`` and ``gates`` get gradients; that of ``weight`` is dense.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not fit.
+        ValueError: shapes that do not match.
         RuntimeError: on the CPU, an index out of range.
     """
     return torch.ops.rbm.sparse_expert_matmul(crow, col, values, weight, bias, scale, gates, experts)
@@ -80,10 +80,10 @@ def sparse_expert_matmul_backward_weight(
     """Gradients with respect to ``weight [E, N, D]`` and ``scale [E, D]``, from ``grad [B, N]``.
 
     ``grad_weight[e] = scale[e] * sum gates[b, j] grad_b x_b^T`` over the rows and choices with ``experts[b, j] == e``.
-    Without a scale only the shape of ``weight`` is read, and ``grad_scale`` is empty.
+    Without a scale, only the shape of ``weight`` is used, and ``grad_scale`` is empty.
 
     Args:
-        grad: of the result of :func:`sparse_expert_matmul`, ``[B, N]``; float32 or float64, as all that follow.
+        grad: gradient of the result of :func:`sparse_expert_matmul`, ``[B, N]``; float32 or float64, like all others.
         crow: of the rows ``x [B, D]`` in compressed sparse form, int32 ``[B + 1]``.
         col: of these rows, int32 ``[nnz]``.
         values: of these rows, ``[nnz]``.
@@ -96,7 +96,7 @@ def sparse_expert_matmul_backward_weight(
         ``grad_weight [E, N, D]`` and ``grad_scale [E, D]``.
 
     Raises:
-        RuntimeError: arguments that do not fit each other.
+        RuntimeError: arguments that do not match.
     """
     return torch.ops.rbm.sparse_expert_matmul_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
 
@@ -126,7 +126,7 @@ def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:
 
 
 def _check_indices(crow, col, values, weight, experts) -> None:
-    """PyTorch's sparse matmul reads whatever an index out of range points to: on the CPU they are checked before."""
+    """Check indices on the CPU: PyTorch's sparse matmul would read from whatever address a bad index points to."""
     op = "sparse_expert_matmul"
     if crow.device.type == "cpu" and (crow[0] != 0 or crow[-1] != values.shape[0] or (crow.diff() < 0).any()):
         raise RuntimeError(f"rbm::{op}: crow does not rise from 0 to the number of entries, {values.shape[0]}")

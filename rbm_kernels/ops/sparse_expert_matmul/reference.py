@@ -1,7 +1,8 @@
-"""The definition of the grouped matmul over CSR rows through PyTorch's sparse matmul.
+"""Definition of the grouped matmul over CSR rows, using PyTorch's sparse matmul.
 
-Every expert sees every row, gated by zero where unused, as in :mod:`rbm_kernels.ops.expert_matmul.reference`: ``E / k``
-times the work that is needed, nothing dense of the rows' width, no host synchronisation, a fixed order of summation.
+As in :mod:`rbm_kernels.ops.expert_matmul.reference`, every expert sees every row, with gate zero if unused. This takes
+``E / k`` times the necessary work, but nothing dense of the rows' width and no host synchronisation, and the order of
+summation is fixed.
 """
 
 import warnings
@@ -14,14 +15,14 @@ from rbm_kernels.ops.expert_matmul.reference import dense_gates
 
 
 def csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A CSR tensor of these parts, unchecked."""
+    """A CSR tensor from these parts, without checks."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # notices of PyTorch, not of a fault here
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's notices that CSR is in beta
         return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
 
 
 def transposed(crow: Tensor, col: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor]:
-    """CSR structure of the transpose, and the place of each of its entries among those of the rows."""
+    """CSR structure of the transpose, and for each of its entries the index of that entry among the rows' entries."""
     sorted_col, place = torch.sort(col, stable=True)
     row = torch.repeat_interleave(
         torch.arange(crow.shape[0] - 1, dtype=crow.dtype, device=crow.device), crow.diff(), output_size=col.shape[0]
@@ -50,7 +51,7 @@ def by_dense_rows(
     gates: Tensor,
     experts: Tensor,
 ) -> Tensor:
-    """:func:`sparse_expert_matmul` over the same rows, made dense: PyTorch's sparse matmul has only one derivative."""
+    """:func:`sparse_expert_matmul` over dense rows, because PyTorch's sparse matmul only has first derivatives."""
     rows = dense_rows(crow, col, values.detach(), weight.shape[2])
     return matmul.expert_matmul(rows, weight if scale is None else weight * scale[:, None, :], bias, gates, experts)
 
@@ -58,7 +59,7 @@ def by_dense_rows(
 def _times_expert(
     crow: Tensor, col: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, expert: int
 ) -> Tensor:
-    """``weight[expert] (scale[expert] * x_b) + bias[expert]`` of every row, ``[B, N]``."""
+    """``weight[expert] (scale[expert] * x_b) + bias[expert]`` for every row, ``[B, N]``."""
     scaled = values if scale is None else values * scale[expert][col]
     product = csr(crow, col, scaled, (crow.shape[0] - 1, weight.shape[2])) @ weight[expert].T
     return product if bias is None else product + bias[expert]
@@ -115,7 +116,7 @@ def backward_weight(
     gate = dense_gates(gates, experts, num_experts)
     crow_t, row_t, place = transposed(crow, col, features)
     shape = (features, gates.shape[0])
-    # One expert after the other, gradient of weight * scale first: [D, N] each.
+    # One expert after the other, starting with the gradient of weight * scale: [D, N] each.
     grad_scaled = torch.stack(
         [(csr(crow_t, row_t, values[place] * gate[:, e][row_t], shape) @ grad).T for e in range(num_experts)]
     )
