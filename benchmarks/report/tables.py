@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure.shapes import CORA, REFERENCE, Shape
+from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
 from benchmarks.report import accuracies
 from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
 from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, markdown, significant
@@ -145,6 +145,17 @@ def cpu_experts() -> str:
     return markdown(["", "shape", "", "`rbm`", *map(headed, MATMUL_PEERS), "of the roofline"], table, 3)
 
 
+def cpu_bfloat16() -> str:
+    """The experts in bfloat16 and float32 on a processor with AVX512-BF16."""
+    cpu, shape, table = Figures(RESULTS / "cpu_bfloat16.csv"), Shape(COAUTHOR_CS), []
+    for metric in ("forward", "route + forward", "forward + backward"):
+        for dtype in ("bfloat16", "float32"):
+            cells = cpu.cells(MATMUL_PEERS, "expert_matmul", shape, metric, dtype=dtype)
+            if cells[0]:
+                table.append([metric, dtype, *cells])
+    return markdown(["", "", "`rbm`", *map(headed, MATMUL_PEERS)], table, 2)
+
+
 def launches() -> str:
     """Triton launches by rows, for the first counted version and the latest."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -220,6 +231,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "epoch": epoch,
     "epoch-shares": epoch_shares,
     "cpu-experts": cpu_experts,
+    "cpu-bfloat16": cpu_bfloat16,
     "gpu": gpu,
     "gpu-libraries": gpu_libraries,
     "gpu-kernels": gpu_kernels,

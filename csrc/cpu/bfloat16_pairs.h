@@ -1,6 +1,7 @@
-// Products of bfloat16 on processors with AVX512-BF16. One instruction multiplies two pairs of bfloat16 numbers per lane and
-// adds both products, which are exact, to a float32 sum: twice the multiplications of float32 vectors, and rows are read as
-// they are. The inner dimension is therefore taken two numbers at a time; an odd one ends with a zero.
+// Products of bfloat16 on processors with AVX512-BF16. One instruction multiplies two bfloat16 pairs per lane and adds
+// both exact products to a float32 sum: twice the multiplications of a float32 vector, and rows need no conversion. So
+// the inner dimension is processed two elements at a time; an odd one is padded with a zero. The instruction treats
+// subnormal numbers, below 1.2e-38, as zero.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +16,12 @@
 
 namespace rbm::cpu {
 
-// Two neighbours of the inner dimension, the first in the lower half. Rows begin at any even address.
+// Two neighbouring elements of the inner dimension, the first in the lower half. A row may start at any even address.
 struct __attribute__((packed, aligned(2))) BFloat16Pair {
   uint32_t bits;
 };
 
-// How many numbers of the inner dimension one left operand of a tile holds.
+// Elements of the inner dimension per operand of a tile.
 template <typename Operand>
 constexpr int64_t kNumbersOf = std::is_same_v<Operand, BFloat16Pair> ? 2 : 1;
 
@@ -29,7 +30,7 @@ constexpr int64_t operands_of(int64_t numbers) {
   return (numbers + kNumbersOf<Operand> - 1) / kNumbersOf<Operand>;
 }
 
-// A build with RBM_MOST_VECTOR_BYTES takes the code that other processors take.
+// Builds with RBM_MOST_VECTOR_BYTES run the code of other processors.
 inline bool has_bfloat16_products() {
 #if defined(__x86_64__) && !defined(RBM_MOST_VECTOR_BYTES)
   static const bool has = vector_bytes() == 64 && __builtin_cpu_supports("avx512bf16");
@@ -39,8 +40,8 @@ inline bool has_bfloat16_products() {
 #endif
 }
 
-// The upper half of a float32, rounded to nearest, to even between two, as PyTorch rounds. In integers, which the compiler
-// turns into vectors.
+// The bits of a float32 rounded to bfloat16: to nearest, ties to even, as in PyTorch. Integer operations, so that the
+// compiler vectorises them.
 RBM_INLINE uint16_t bfloat16_bits(float number) {
   uint32_t bits;
   std::memcpy(&bits, &number, sizeof(bits));
@@ -48,7 +49,7 @@ RBM_INLINE uint16_t bfloat16_bits(float number) {
   return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
-// pairs[i] = (first[i], second[i]), or (first[i], 0) where there is no second row.
+// pairs[i] = (first[i], second[i]), or (first[i], 0) if `second` is null.
 RBM_INLINE void pair_rows(const BFloat16* first, const BFloat16* second, int64_t count, BFloat16Pair* pairs) {
   if (second == nullptr) {
     for (int64_t i = 0; i < count; ++i) pairs[i].bits = first[i].x;
@@ -57,13 +58,20 @@ RBM_INLINE void pair_rows(const BFloat16* first, const BFloat16* second, int64_t
   }
 }
 
-// Row `row` as pairs, with a zero behind an odd number of entries.
+// The pairs of `count` elements of a row; an odd element is paired with zero.
 RBM_INLINE void pair_neighbours(const BFloat16* row, int64_t count, BFloat16Pair* pairs) {
   std::memcpy(pairs, row, count * sizeof(BFloat16));
   if (count % 2 != 0) pairs[count / 2].bits = row[count - 1].x;
 }
 
-// pack_lanes without biases for pairs: every two rows of a matrix become one.
+// Packed rows from `step` on of one column, whose `count` elements are adjacent.
+RBM_INLINE void pair_column(const BFloat16* column, int64_t step, int64_t count, int64_t width, BFloat16Pair* packed) {
+  for (; 2 * step < count; ++step) {
+    pair_neighbours(column + 2 * step, std::min<int64_t>(2, count - 2 * step), packed + step * width);
+  }
+}
+
+// As pack_lanes without biases, for pairs: two rows of the matrix become one packed row.
 template <int kBytes>
 RBM_INLINE void pack_pairs_lanes(const Unpacked<BFloat16>& m, int64_t matrix, int64_t panel, BFloat16Pair* packed) {
   constexpr int64_t kWidth = panel_width<float, kBytes>(), kCount = Lanes<float, kBytes>::kCount;
@@ -78,33 +86,24 @@ RBM_INLINE void pack_pairs_lanes(const Unpacked<BFloat16>& m, int64_t matrix, in
       pair_rows(row, k < whole ? row + m.row_stride : nullptr, filled, target + k * width);
     }
   } else {
-    // Neighbours are adjacent: a pair is a number of 32 bits, and packing a transposition.
-    const bool are_aligned = m.column_stride % 2 == 0 && reinterpret_cast<uintptr_t>(source) % sizeof(float) == 0;
+    // The elements of a pair are adjacent in memory, so packing is a transposition of 32-bit numbers.
+    typename Lanes<float, kBytes>::Vector rows[kCount];
     int64_t c = 0;
-    for (; are_aligned && c + kCount <= filled; c += kCount) {
+    for (; c + kCount <= filled; c += kCount) {
       int64_t k = 0;
       for (; k + kCount <= whole; k += kCount) {
-        transpose<kBytes>(
-            reinterpret_cast<const float*>(source + 2 * k + c * m.column_stride), m.column_stride / 2,
-            reinterpret_cast<float*>(target + k * width + c), width);
+        for (int64_t i = 0; i < kCount; ++i) std::memcpy(&rows[i], source + 2 * k + (c + i) * m.column_stride, kBytes);
+        store_transposed<kBytes>(rows, reinterpret_cast<float*>(target + k * width + c), width);
       }
-      for (; k < steps; ++k) {
-        for (int64_t i = c; i < c + kCount; ++i) {
-          pair_neighbours(source + 2 * k + i * m.column_stride, k < whole ? 2 : 1, target + k * width + i);
-        }
-      }
+      for (int64_t i = c; i < c + kCount; ++i) pair_column(source + i * m.column_stride, k, m.rows, width, target + i);
     }
-    for (; c < filled; ++c) {
-      for (int64_t k = 0; k < steps; ++k) {
-        pair_neighbours(source + 2 * k + c * m.column_stride, k < whole ? 2 : 1, target + k * width + c);
-      }
-    }
+    for (; c < filled; ++c) pair_column(source + c * m.column_stride, 0, m.rows, width, target + c);
   }
-  for (int64_t k = 0; k < steps; ++k) std::memset(target + k * width + filled, 0, (width - filled) * sizeof(BFloat16Pair));
+  for (int64_t k = 0; k < steps; ++k) std::fill_n(target + k * width + filled, width - filled, BFloat16Pair{});
 }
 RBM_DISPATCH(pack_pairs)
 
-// All panels of all matrices.
+// All panels of all matrices, packed.
 inline std::unique_ptr<BFloat16Pair[]> pack_all_pairs(const Unpacked<BFloat16>& m) {
   const PackedSizes sizes = PackedSizes::of<float>();
   const int64_t panels = sizes.panels(m.columns), steps = operands_of<BFloat16Pair>(m.rows);
@@ -118,11 +117,11 @@ inline std::unique_ptr<BFloat16Pair[]> pack_all_pairs(const Unpacked<BFloat16>& 
 
 #if defined(__x86_64__)
 
-// outer_tile for pairs, compiled for its own kind of processor: sums[r * kVectors + v], vectors of 16 float32.
+// As outer_tile, for pairs, compiled for AVX512-BF16: sums[r * kVectors + v] are vectors of 16 float32.
 template <int kRows, int kVectors>
 RBM_AVX512_BF16 __attribute__((noinline)) void pair_tile(
-    const BFloat16Pair* const* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride, int64_t count,
-    float* sums) {
+    const BFloat16Pair* const* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride,
+    int64_t count, float* sums) {
   __m512 totals[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -135,7 +134,8 @@ RBM_AVX512_BF16 __attribute__((noinline)) void pair_tile(
     for (int v = 0; v < kVectors; ++v) __builtin_prefetch(right + (i + kPrefetchRows) * right_stride + v * 16);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      columns[v] = reinterpret_cast<__m512bh>(_mm512_loadu_ps(reinterpret_cast<const float*>(right + i * right_stride + v * 16)));
+      const auto* const column = reinterpret_cast<const float*>(right + i * right_stride + v * 16);
+      columns[v] = reinterpret_cast<__m512bh>(_mm512_loadu_ps(column));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -153,7 +153,7 @@ RBM_AVX512_BF16 __attribute__((noinline)) void pair_tile(
 
 #endif
 
-// outer_tile for operands of either kind.
+// outer_tile or pair_tile, by the type of the operands.
 template <int kBytes, int kRows, int kVectors, typename Operand, typename Vector>
 RBM_INLINE void product_tile(
     const Operand* const* left, int64_t left_stride, const Operand* right, int64_t right_stride, int64_t count,

@@ -271,7 +271,7 @@ Tensor forward(const Tensor& x, const Tensor& weight, const Tensor* bias, const 
   using Acc = Accumulation<T>;
   const int64_t rows = x.size(0), top_k = gates.size(1);
   Tensor y = new_tensor(x.scalar_type(), {rows, weight.size(1)});
-  if (are_few(rows, top_k, weight.size(0))) {
+  if (are_few<T>(rows, top_k, weight.size(0))) {
     PairsByExpert pairs(rows, top_k, weight.size(0));
     pairs.list(data<int32_t>(experts), 0, rows);
     const FewRows<T> few{

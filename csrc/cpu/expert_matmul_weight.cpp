@@ -71,7 +71,7 @@ RBM_INLINE void sum_panel(
   }
 }
 
-// The gradients of `count` rows times their gates, [steps, outputs], which are added to the bias's as well.
+// Multiplies the gradients of `count` rows by their gates, into `gated` [steps, outputs], and adds them to `bias_sum`.
 template <typename T, typename Operand>
 RBM_INLINE void gate_rows(
     const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t begin, int64_t outputs, Accumulation<T>* bias_sum,
@@ -83,12 +83,13 @@ RBM_INLINE void gate_rows(
     const T* const grad = grad_of(i);
     Operand* const row = gated + i / kNumbersOf<Operand> * outputs;
     if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
-      // Products are rounded to bfloat16, the bias's sum is of what they were before.
-      const bool has_second = i + 1 < count;
-      const Acc next_gate = has_second ? w.gates[pairs[i + 1].index] : Acc(0);
-      const T* const next_grad = has_second ? grad_of(i + 1) : grad;
+      // The products are rounded to bfloat16 for the tile; the bias sums them before rounding.
+      const bool has_next = i + 1 < count;
+      const Acc next_gate = has_next ? w.gates[pairs[i + 1].index] : Acc(0);
+      const T* const next_grad = has_next ? grad_of(i + 1) : grad;
       for (int64_t n = 0; n < outputs; ++n) {
-        const Acc number = gate * static_cast<Acc>(grad[n]), next = next_gate * static_cast<Acc>(next_grad[n]);
+        const Acc number = gate * static_cast<Acc>(grad[n]);
+        const Acc next = has_next ? next_gate * static_cast<Acc>(next_grad[n]) : Acc(0);
         bias_sum[n] = bias_sum[n] + number + next;
         row[n].bits = bfloat16_bits(number) | static_cast<uint32_t>(bfloat16_bits(next)) << 16;
       }
@@ -101,7 +102,7 @@ RBM_INLINE void gate_rows(
   }
 }
 
-// Features [first, first + filled) of `count` rows as a panel of `width` columns, with zeros past the last feature.
+// Copies features [first, first + filled) of `count` rows into a panel of `width` columns, with zeros past the last one.
 template <typename T, typename Operand>
 RBM_INLINE void panel_of_rows(
     const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t first, int64_t filled, int64_t width,
@@ -159,7 +160,7 @@ RBM_INLINE void sum_expert_lanes(
 }
 RBM_DISPATCH(sum_expert)
 
-// All experts, with the weights' operands of one kind.
+// The gradients of all experts, with tiles of Operand.
 template <typename Operand, typename T>
 void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
   // As many slices of output features as threads, or as there are tiles. Work is divided by slice rather than by

@@ -51,13 +51,13 @@ RBM_INLINE void outer_tile(
   }
 }
 
-// target[i][j] = source[j][i], a square as wide as a vector. Interleaving the two halves of a sequence of rows, lane by
+// target[i][j] = rows[j][i], a square as wide as a vector. Interleaving the two halves of a sequence of rows, lane by
 // lane, log2(lanes) times is a transposition.
-template <int kBytes, typename T, typename Acc>
-RBM_INLINE void transpose(const T* source, int64_t source_stride, Acc* target, int64_t target_stride) {
+template <int kBytes, typename Acc>
+RBM_INLINE void store_transposed(
+    typename Lanes<Acc, kBytes>::Vector (&rows)[Lanes<Acc, kBytes>::kCount], Acc* target, int64_t target_stride) {
   using L = Lanes<Acc, kBytes>;
-  typename L::Vector rows[L::kCount], mixed[L::kCount];
-  for (int i = 0; i < L::kCount; ++i) L::load(rows[i], source + i * source_stride);
+  typename L::Vector mixed[L::kCount];
 #pragma GCC unroll 4
   for (int step = 1; step < L::kCount; step *= 2) {
     for (int i = 0; i < L::kCount / 2; ++i) {
@@ -66,6 +66,14 @@ RBM_INLINE void transpose(const T* source, int64_t source_stride, Acc* target, i
     for (int i = 0; i < L::kCount; ++i) rows[i] = mixed[i];
   }
   for (int i = 0; i < L::kCount; ++i) L::store(target + i * target_stride, rows[i]);
+}
+
+template <int kBytes, typename T, typename Acc>
+RBM_INLINE void transpose(const T* source, int64_t source_stride, Acc* target, int64_t target_stride) {
+  using L = Lanes<Acc, kBytes>;
+  typename L::Vector rows[L::kCount];
+  for (int i = 0; i < L::kCount; ++i) L::load(rows[i], source + i * source_stride);
+  store_transposed<kBytes>(rows, target, target_stride);
 }
 
 // One matrix [K, N] per expert, whose rows or columns are contiguous. It is packed in panels of tile width with all K

@@ -58,7 +58,9 @@ Tensor routed_matmul(
   check.shape("memory", memory_any, {weight_any.size(0), x_any.size(1)}, "experts of weight by the features of x");
   const ScalarType dtype = x_any.scalar_type();
   const bool served = dtype != ScalarType::Half && memory_any.scalar_type() == accumulation(dtype);
-  if (!served || !are_few(x_any.size(0), k, weight_any.size(0))) {
+  const bool few = dtype == ScalarType::BFloat16 ? are_few<BFloat16>(x_any.size(0), k, weight_any.size(0))
+                                                 : are_few<float>(x_any.size(0), k, weight_any.size(0));
+  if (!served || !few) {
     const auto [gates, experts, cosines] = cosine_topk(x_any, memory_any, k, temperature);
     const Tensor accumulated = as_dtype(gates, accumulation(dtype));
     return expert_matmul(x_any, weight_any, bias_any, accumulated, experts, {}, {}, {}, 0);
