@@ -1,4 +1,4 @@
-"""Adversarial features by projected gradient ascent, with which NOSMOG and the RbM code augment their training."""
+"""Adversarial features by projected gradient ascent, which NOSMOG and the RbM code use as augmentation."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def pgd_perturb(x: Tensor, loss: Callable[[Tensor], Tensor], *, eps: float, steps: int = 5) -> Tensor:
-    """``x [B, F]`` plus a disturbance of at most ``eps`` in each entry that raises ``loss``.
+    """``x [B, F]`` plus a perturbation of at most ``eps`` in each entry that increases ``loss``.
 
-    It starts uniformly at random and takes ``steps`` steps of ``eps / 4`` along the sign of the gradient, cut to the
-    box after each. Gradients go to the disturbance alone: those of the parameters stay as they were.
+    The perturbation starts uniformly at random and takes ``steps`` steps of ``eps / 4`` along the sign of the gradient,
+    clamped to ``[-eps, eps]`` after each. The gradients of the parameters do not change.
     """
     x = x.detach()
     delta = torch.empty_like(x).uniform_(-eps, eps)

@@ -1,4 +1,4 @@
-"""The batches of an epoch: their rows, their weights, and the rows of each that belong to a rank."""
+"""The batches of an epoch: their rows, their weights, and their division among ranks."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,19 +13,19 @@ from rbm.utils.distributed import local_slice, world_size
 
 
 class Batch(NamedTuple):
-    """Rows of one forward, what they learn from, and what their losses weigh.
+    """Rows of one forward, their targets, and the weights of their losses.
 
     Attributes:
-        nodes: int64 ``[B]``, the rows; None means all of them, in order.
-        labelled: the rows, by their position in the batch, that learn their true class; None for none.
-        hard_weight: of the *mean* cross-entropy of ``labelled``.
-        soft_weight: of the soft-label loss; None where the rows learn from labels alone.
-        auxiliary_weight: of the student's auxiliary loss.
-        sources: int64 ``[B]``, the nodes whose soft labels the rows learn one by one; None where each row has one
-            aggregated target (:class:`rbm.distillation.soft_targets.SoftTargets`).
-        pair_weights: of the rows' pairs with ``sources``, ``[B]``.
-        ends_step: whether a step of the optimiser follows.
-        share: of a mean over these rows in the mean over all ranks' rows, times the number of ranks.
+        nodes: int64 ``[B]``, the rows; None means all rows, in order.
+        labelled: positions in the batch of the rows that learn their true class; None if there are none.
+        hard_weight: weight of the *mean* cross-entropy of ``labelled``.
+        soft_weight: weight of the soft-label loss; None if the rows only learn from labels.
+        auxiliary_weight: weight of the student's auxiliary loss.
+        sources: int64 ``[B]``, the node whose soft label each row learns; None if each row has one aggregated target
+            (:class:`rbm.distillation.soft_targets.SoftTargets`).
+        pair_weights: weights of the rows' pairs with ``sources``, ``[B]``.
+        ends_step: whether an optimiser step follows.
+        share: weight of a mean over these rows in the mean over the rows of all ranks, times the number of ranks.
     """
 
     nodes: Tensor | None
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     share: float = 1.0
 
     def local_part(self, num_nodes: int, device: torch.device) -> "Batch":
-        """This rank's rows of it. The mean over ranks of their losses is the loss of the batch; a part may be empty."""
+        """This rank's rows of the batch, possibly none. The mean loss over ranks is the loss of the batch."""
         nodes = torch.arange(num_nodes, device=device) if self.nodes is None else self.nodes
         rows, ranks = local_slice(len(nodes)), world_size()
         labelled, hard_weight = None, 0.0
@@ -59,9 +59,9 @@ class Batch(NamedTuple):
 
 
 def local_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) -> Iterable[Batch]:
-    """This rank's part of each batch of an epoch; the batches themselves in a single process.
+    """This rank's part of each batch of an epoch; in a single process, the batches themselves.
 
-    All ranks must draw the same batches: so all of them are drawn here, before a rank draws numbers of its own.
+    All ranks must draw the same batches, so all batches are drawn here, before a rank draws its own random numbers.
     """
     if world_size() == 1:
         return batches
@@ -69,10 +69,10 @@ def local_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) 
 
 
 def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_nodes: int) -> Iterator[Batch]:
-    """Every node once, against its aggregated target; hard labels ride along.
+    """Batches of every node once, with its aggregated target and, for labelled nodes, its hard label.
 
-    Under ``sum_of_batch_means`` hard, soft and embedding losses weigh by the numbers of batches that the released code
-    would make of labels and pairs.
+    With ``sum_of_batch_means``, hard, soft and embedding losses are weighted by the numbers of batches into which the
+    released code would divide labels and pairs.
     """
     size, device = config.batch_size, train_nodes.device
     hard_factor = soft_factor = auxiliary_factor = 1.0
@@ -87,7 +87,7 @@ def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_n
 
     is_labelled = torch.zeros(num_nodes, dtype=torch.bool, device=device).index_fill_(0, train_nodes, True)
     order = torch.randperm(num_nodes, device=device) if config.shuffle else torch.arange(num_nodes, device=device)
-    # A step sees one batch: it takes the whole loss's size from it, not its share.
+    # With one step per batch, each batch has the weight of the whole loss, not of its share.
     per_step = math.ceil(num_nodes / size) if config.step_per_batch else 1
     for start in range(0, num_nodes, size):
         nodes = order[start : start + size]
@@ -103,7 +103,7 @@ def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_n
 
 
 def pair_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph: Neighborhood) -> Iterator[Batch]:
-    """The released code's way: batches of labelled nodes, then batches of pairs, each pair with its own forward."""
+    """Batches as in the released code: labelled nodes, then pairs, each pair with its own forward."""
     targets, sources, weights = list_pairs(pairs, graph)
     size = config.batch_size or graph.num_nodes
     hard_factor, soft_factor = _label_weights(config, 1.0, 1.0)
@@ -113,7 +113,7 @@ def pair_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph
         weight, auxiliary = hard_factor * len(nodes) / len(train_nodes), len(nodes) / rows
         if config.reduction == "sum_of_batch_means":
             weight, auxiliary = hard_factor, 1.0
-        # The pairs' batches follow, and the step after them.
+        # Without a step per batch, the step follows the batches of pairs.
         yield Batch(nodes, every, weight, None, auxiliary, ends_step=config.step_per_batch)
     batches = _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size)
     for number, chosen in enumerate(batches, start=1):

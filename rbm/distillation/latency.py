@@ -1,7 +1,7 @@
-"""Timers of predictions: of a student from rows alone, of a teacher with the neighbourhood that it needs.
+"""Timers of predictions: of a student from rows, of a teacher from node ids.
 
-Times are wall-clock milliseconds of one call after another. The rows of a student are there before the clock starts. A
-teacher is given node ids; gathering their neighbourhood is part of its time.
+Times are wall-clock milliseconds of consecutive calls. The rows of a student are available before the clock starts. A
+teacher gets node ids, and its time includes gathering their neighbourhood.
 """
 
 import itertools
@@ -21,16 +21,16 @@ from rbm.nn.students import predict
 from rbm.teachers import edges_for, features_for
 from rbm.training.metrics import evaluating
 
-# A slow call is timed this many times at least, however long that takes: of fewer a percentile says nothing.
+# Slow calls are timed at least this often, however long it takes: percentiles of fewer times mean nothing.
 _FEWEST = 20
 
 
 def milliseconds(
     call: Callable[[Any], object], inputs: Iterator[Any], repeats: int, *, seconds: float = float("inf")
 ) -> list[float]:
-    """Times of ``call(next(inputs))``, the making of inputs not counted, after a warm-up call.
+    """Times of ``call(next(inputs))`` after a warm-up call, without the time for creating the inputs.
 
-    As many as ``repeats``; after ``seconds`` no further ones, but twenty at least. Waits for a CUDA device.
+    Returns ``repeats`` times, or fewer, but at least twenty, when ``seconds`` have passed. Synchronises a CUDA device.
     """
 
     def timed() -> float:
@@ -50,7 +50,7 @@ def milliseconds(
 
 @torch.no_grad()
 def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
-    """Median milliseconds that a student takes for one node, and for all rows of ``x [N, F]``."""
+    """Median milliseconds of a student for one node, and for all rows of ``x [N, F]``."""
     x = x if isinstance(x, HalfPrecisionRows) else as_rows(x)
     with evaluating(student):
         one = milliseconds(student, itertools.repeat(x[:1]), repeats)
@@ -60,10 +60,10 @@ def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tu
 
 @torch.no_grad()
 def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats: int = 30) -> tuple[float, float]:
-    """Median milliseconds that a teacher takes for one node, its neighbourhood gathered, and for all nodes.
+    """Median milliseconds of a teacher for one node, including gathering its neighbourhood, and for all nodes.
 
-    The nodes of the first figure are spread over the graph; each needs its ``num_layers``-hop neighbourhood, or that of
-    the teacher's ``hops``.
+    The nodes of the first figure are spread over the graph. Each needs its ``num_layers``-hop neighbourhood, or as many
+    hops as the teacher's ``hops``.
     """
     x, edges = features_for(teacher, graph.x), edges_for(teacher, graph)
     nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1, device=x.device).long().split(1))
@@ -74,10 +74,10 @@ def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats
 
 
 def neighborhood_answer(teacher: nn.Module, graph: Data, num_layers: int) -> Callable[[Tensor], Tensor]:
-    """What a teacher does where a few nodes are asked for: a function from ids, int64 ``[B]``, to logits ``[B, C]``.
+    """A function from the ids of a few nodes, int64 ``[B]``, to the teacher's logits ``[B, C]``.
 
-    It gathers edges and features of their ``num_layers``-hop neighbourhood, and runs the teacher on that subgraph. A
-    teacher that reaches elsewhere than its layers do says how far (:attr:`rbm.teachers.Teacher.hops`).
+    It gathers edges and features of their ``num_layers``-hop neighbourhood and runs the teacher on that subgraph. If
+    the teacher sets :attr:`rbm.teachers.Teacher.hops`, this is the number of hops instead.
     """
     x, reach = features_for(teacher, graph.x), getattr(teacher, "hops", None)
     reach = num_layers if reach is None else reach

@@ -1,8 +1,8 @@
-"""Decides whether students learn their neighbours' soft labels, where the configuration says ``auto``.
+"""Decides whether students learn their neighbours' soft labels if ``distill.neighbors`` is ``auto``.
 
-The losses of the paper (Eqs. 8 and 11) teach a node its neighbours' soft labels, because neighbours are mostly of its
-class. Where they are not, these labels are wrong for it, and reliability, which asks how sure a soft label is, does not
-see that. Labels of training and validation nodes are read here, those of test nodes never.
+The losses of the paper (Eqs. 8 and 11) teach a node its neighbours' soft labels, because most neighbours have the same
+class. If they do not, these labels are wrong for the node. Reliability does not detect this, because it only measures
+the stability of a soft label. This module reads labels of training and validation nodes, never of test nodes.
 """
 
 from rbm.config import Config
@@ -11,14 +11,14 @@ from rbm.datasets.splits import GraphSplit
 
 
 def uses_neighbor_labels(split: GraphSplit, config: Config) -> bool:
-    """Whether students learn their neighbours' soft labels: ``distill.neighbors``; where that is ``auto``, unless the
-    graph is heterophilous.
+    """Whether students learn their neighbours' soft labels: the value of ``distill.neighbors`` or, if it is ``auto``,
+    whether the graph is homophilous.
 
-    A graph on which no edge joins two nodes of known class counts as homophilous.
+    A graph without edges between two nodes of known class counts as homophilous.
 
     Args:
         split: the graph, and what training may see of it.
-        config: of the run.
+        config: configuration of the run.
     """
     if config.distill.neighbors != "auto":
         return config.distill.neighbors

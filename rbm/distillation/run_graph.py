@@ -1,4 +1,4 @@
-"""The graph of a run: its name, and where it is found again after the run."""
+"""The graph of a run: its name, and how it is saved and loaded after the run."""
 
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,21 @@ from rbm.utils.files import read_json
 from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import read_sealed
 
-OWN_GRAPH = "own graph"  # the name of a graph without one
+OWN_GRAPH = "own graph"  # name of a graph without a name
 GRAPH = "graph.safetensors"
-MOST_BYTES = 2**28  # of a graph that a run folder keeps
+MOST_BYTES = 2**28  # size of the largest graph that is saved in a run folder
 _PARTS = ("edge_index", "y", *MASKS, "teacher_logits")
 _NUMBERS = ("num_classes", "unseen_fraction")
 _CSR = ("x_crow", "x_col", "x_values")
 
 
 def named_after_graph(config: Config, data: Data, resumed: Path | str | None) -> Config:
-    """The configuration with the name of the graph that it is given, where it has only the default one.
+    """The configuration with the name of the given graph if its ``dataset`` is the default.
 
     Args:
-        config: of the run.
-        data: the graph; ``data.name`` is its name, where it has one.
-        resumed: folder of the run that is resumed: versions before this one called every graph as the default.
+        config: configuration of the run.
+        data: the graph; ``data.name`` is its name, if present.
+        resumed: folder of the run that is resumed. Earlier versions gave every graph the default name.
     """
     if config.dataset != Config().dataset:
         return config
@@ -44,7 +44,7 @@ def named_after_graph(config: Config, data: Data, resumed: Path | str | None) ->
 
 
 def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: float | None, progress: Progress) -> None:
-    """Keep a graph in its run folder that :func:`rbm.load_dataset` cannot find by its name."""
+    """Save a graph in its run folder if :func:`rbm.load_dataset` cannot find it by name and it is not too large."""
     if _is_found_by_name(config.dataset):
         return
     tensors = {name: data[name] for name in _PARTS if isinstance(data.get(name), Tensor)}
@@ -63,16 +63,16 @@ def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: floa
 
 
 def graph_of_run(run: Path, config: Config, root: Path | str | None = None) -> Data:
-    """The graph that a run was made on: the one that its folder keeps, or its dataset, loaded again.
+    """The graph of a run, from the run folder or, if it is not saved there, from its dataset.
 
     Args:
         run: folder of a finished run.
-        config: of the run.
+        config: configuration of the run.
         root: folder of the dataset's raw files; by default that of the run.
 
     Raises:
-        FileNotFoundError: the dataset, or the graph of the user's own, is not there.
-        ValueError: it is not that of the run.
+        FileNotFoundError: the dataset, or the user's own graph, does not exist.
+        ValueError: the saved graph or the dataset is not valid.
     """
     if (run / GRAPH).is_file():
         return _read_graph(run / GRAPH)
@@ -91,7 +91,7 @@ def graph_of_run(run: Path, config: Config, root: Path | str | None = None) -> D
 
 
 def teacher_of_run(run: Path, config: Config, split: GraphSplit, classes: int) -> nn.Module | None:
-    """The teacher that a run trained, in eval mode; None where it was given one."""
+    """The teacher that a run trained, in eval mode; None if the run did not train one."""
     weights = run / "teacher.safetensors"
     if not weights.is_file():
         return None
@@ -101,7 +101,12 @@ def teacher_of_run(run: Path, config: Config, split: GraphSplit, classes: int) -
 
 
 def split_of_run(run: Path, config: Config, root: Path | str | None = None) -> tuple[GraphSplit, int]:
-    """The split of a run, and its number of classes; arguments and errors of :func:`graph_of_run`."""
+    """The split of a run, and its number of classes; arguments as for :func:`graph_of_run`.
+
+    Raises:
+        FileNotFoundError: as :func:`graph_of_run`.
+        ValueError: as :func:`graph_of_run`, or the graph is not that of the run.
+    """
     data = graph_of_run(run, config, root)
     split, summary = split_for(config, data), read_json(run / "summary.json")
     graph = split.graph

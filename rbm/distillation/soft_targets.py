@@ -1,13 +1,13 @@
-r"""Soft targets of a node: the teacher's output for the node itself, and for its reliable neighbours.
+r"""Soft targets of a node: the teacher's output for the node itself and for its reliable neighbours.
 
-The distillation losses of the paper (Eqs. 8 and 11) are sums over *pairs*: the student's answer for node ``v`` against
-the teacher's for ``u``, where ``u`` is ``v`` itself or a neighbour. Since
+The distillation losses of the paper (Eqs. 8 and 11) are sums over *pairs*: the student's prediction for node ``v``
+against the teacher's for ``u``, where ``u`` is ``v`` itself or a neighbour. Since
 
     sum_u w_vu KL(p_u || q_v) = sum_u w_vu sum_c p_uc log p_uc  -  sum_c (sum_u w_vu p_uc) log q_vc
 
-and only ``q`` depends on the student, one forward a node and one aggregated target a node give the same loss as one
-forward a pair: :class:`SoftTargets` (the sums are one sparse product). The pairs themselves serve those who want the
-released code's way, where each pair has a forward and a dropout mask of its own.
+and only ``q`` depends on the student, one forward and one aggregated target per node give the same loss as one forward
+per pair. :class:`SoftTargets` computes these targets with one sparse product. The pairs themselves are only needed to
+follow the released code, where each pair has its own forward and dropout mask.
 """
 
 import math
@@ -26,12 +26,12 @@ from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 _CHUNK_NODES = 2**18
 _CHUNK_EDGES = 2**23
-TABLE_BYTES = 2**28  # of a table of log-probabilities that is kept; and of what aggregates one at once
-_BLOCKS = 8  # of classes, in which larger tables are aggregated
+TABLE_BYTES = 2**28  # largest table of log-probabilities that is kept, and largest that is aggregated in one block
+_BLOCKS = 8  # number of column blocks in which larger tables are aggregated
 
 
 class Neighborhood:
-    """For every node, the nodes whose messages reach it: directed edges ``u -> v`` without self-loops, duplicates kept.
+    """The in-neighbours of every node: directed edges ``u -> v`` without self-loops; duplicates are kept.
 
     Args:
         edge_index: int64 ``[2, M]``, ``u`` in row 0 and ``v`` in row 1.
@@ -63,7 +63,7 @@ class Neighborhood:
 
     @cached_property
     def targets(self) -> Tensor:
-        """The target of each of the ``sources``, int64 ``[M']``, ascending; made at its first use."""
+        """The target of each of the ``sources``, int64 ``[M']``, ascending; computed on first use."""
         return self.at_sources(torch.arange(self.num_nodes, device=self.crow.device))
 
     def at_sources(self, values: Tensor) -> Tensor:
@@ -80,8 +80,8 @@ class Neighborhood:
         return sums
 
     def node_chunks(self) -> Iterator[tuple[slice, Tensor, slice]]:
-        """Slices of nodes whose sums are formed at once, which bounds the memory for intermediate results: the nodes,
-        the ``crow`` of the chunk alone, and its slice of ``sources``.
+        """Chunks of nodes, which bound the memory for intermediate results: the slice of nodes, the ``crow`` of the
+        chunk, and its slice of ``sources``.
         """
         for rows in row_chunks(self.num_nodes, _CHUNK_NODES):
             crow = self.crow[rows.start : rows.stop + 1]
@@ -96,11 +96,11 @@ class Neighborhood:
 
 
 class Pairs(NamedTuple):
-    """Weights of the pairs of a distillation loss; all together weigh what the loss says.
+    """Weights of the pairs of a distillation loss.
 
     Attributes:
         own: weight of every node's pair with itself.
-        neighbors: ``[M']``, weight of every edge of the :class:`Neighborhood`; zero leaves a pair out.
+        neighbors: ``[M']``, weight of every edge of the :class:`Neighborhood`; zero excludes a pair.
     """
 
     own: float
@@ -112,13 +112,12 @@ def weigh_pairs(graph: Neighborhood, trust: Tensor | None, *, mean: str, draw: s
 
     Args:
         graph: the edges.
-        trust: ``[N]`` in [0, 1], see :meth:`rbm.distillation.reliability.Reliability.probabilities`; None leaves
-            neighbours out.
+        trust: ``[N]`` in [0, 1], see :meth:`rbm.distillation.reliability.Reliability.probabilities`; None excludes
+            neighbours.
         mean: ``nodes`` is the paper's sum of two means over nodes: of the node's own pair (Eq. 8), and of the
             expectation over one neighbour ``u`` drawn with odds ``trust[u]`` (Eq. 11). ``pairs`` is the released code's
-            single mean over own pairs and all neighbours' pairs that were drawn, each with probability ``trust[u]``.
-        draw: ``expectation`` weighs every neighbour; ``sample`` draws, anew at each call, from PyTorch's global
-            generator.
+            single mean over own pairs and all drawn neighbour pairs, each drawn with probability ``trust[u]``.
+        draw: ``expectation`` weights every neighbour; ``sample`` draws at each call from PyTorch's global generator.
     """
     count = graph.num_nodes
     if trust is None:
@@ -126,36 +125,36 @@ def weigh_pairs(graph: Neighborhood, trust: Tensor | None, *, mean: str, draw: s
     odds = trust[graph.sources]
     if mean == "pairs":
         drawn = torch.bernoulli(odds) if draw == "sample" else odds
-        # Their expected number stands for their number where all are weighed.
+        # With weights instead of draws, this is the expected number of pairs.
         total = count + float(drawn.sum())
         return Pairs(1.0 / total, drawn / total)
     if draw == "sample":
         return Pairs(1.0 / count, _one_neighbor(graph, odds) / count)
-    odds /= graph.at_sources(graph.sums(odds).clamp_min(1e-12))  # in place: of many edges each vector counts
+    odds /= graph.at_sources(graph.sums(odds).clamp_min(1e-12))  # in place: one vector less in memory for many edges
     odds /= count
     return Pairs(1.0 / count, odds)
 
 
 def _one_neighbor(graph: Neighborhood, odds: Tensor) -> Tensor:
-    """One for the source that each node drew, zero elsewhere; a node whose sources all have odds zero draws none."""
+    """One for the source that each node draws, zero elsewhere. A node draws none if all its sources have zero odds."""
     running = odds.double().cumsum(0)
     before = torch.cat([running.new_zeros(1), running])[graph.crow[:-1]]
     mass = graph.sums(odds.double())
     drawing = (mass > 0).nonzero().flatten()
     points = before[drawing] + torch.rand(len(drawing), device=odds.device, dtype=torch.float64) * mass[drawing]
     chosen = torch.searchsorted(running, points, right=True)
-    # Rounding may carry a point over the end of its node's sources.
+    # Rounding may move a point past the end of its node's sources.
     chosen = torch.minimum(chosen, graph.crow[drawing + 1] - 1)
     return torch.zeros_like(odds).index_fill_(0, chosen, 1.0)
 
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """Aggregated soft labels of all nodes, from which the loss of any part of the nodes follows.
+    """Aggregated soft labels of all nodes, with the loss of any subset of nodes.
 
     Attributes:
         mass: ``sum_u w_vu p_u``, ``[N, C]``.
-        constant: ``sum_u w_vu sum_c p_uc log p_uc``, ``[N]``: what makes it a divergence and not a cross-entropy.
+        constant: ``sum_u w_vu sum_c p_uc log p_uc``, ``[N]``, the difference between divergence and cross-entropy.
     """
 
     mass: Tensor
@@ -163,15 +162,15 @@ class SoftTargets:
 
     @classmethod
     def of(cls, pairs: Pairs, graph: Neighborhood, logs: "Tensor | LogProbabilities") -> "SoftTargets":
-        """From the teacher's log-probabilities ``[N, C]``, as :func:`teacher_log_probabilities` gives them.
+        """Aggregate the teacher's log-probabilities ``[N, C]``, the result of :func:`teacher_log_probabilities`.
 
-        A large table is aggregated in a few blocks of its columns: beside the sums, memory holds a block alone.
+        A large table is aggregated in a few blocks of columns, so memory only holds the sums and one block.
         """
         (count, classes), options = logs.shape, {"dtype": logs.dtype, "device": logs.device}
         total = torch.empty(count, classes + 1, **options)
         weights = pairs.neighbors.to(logs.dtype)
         blocks = 1 if total.nbytes <= TABLE_BYTES else _BLOCKS
-        negative_entropy = torch.zeros(count, **options)  # the last column: that of the classes before it
+        negative_entropy = torch.zeros(count, **options)  # becomes the last column, after the classes
         for block in row_chunks(classes + 1, math.ceil((classes + 1) / blocks)):
             values = torch.empty(count, block.stop - block.start, **options)
             for rows in row_chunks(count, _CHUNK_NODES):
@@ -189,13 +188,13 @@ class SoftTargets:
         return cls(total[:, :-1], total[:, -1])
 
     def loss(self, logits: Tensor, nodes: Tensor | None, temperature: float, mode: str) -> Tensor:
-        """What ``nodes`` (int64 ``[B]``; all by default) add to the loss with student logits ``[B, C]``."""
+        """Contribution of ``nodes`` (int64 ``[B]``; default: all) to the loss, with student logits ``[B, C]``."""
         mass, constant = (self.mass, self.constant) if nodes is None else (self.mass[nodes], self.constant[nodes])
         return constant.sum() - (mass * log_probabilities(logits, temperature, mode)).sum()
 
 
 class LogProbabilities:
-    """A teacher's log-probabilities that are computed when rows are asked for, from logits that may be a mapped file.
+    """A teacher's log-probabilities, computed when they are indexed, from logits that may be a memory-mapped file.
 
     Args:
         logits: ``[N, C]``.
@@ -208,7 +207,7 @@ class LogProbabilities:
         self.shape, self.dtype, self.device = logits.shape, logits.dtype, logits.device
 
     def __getitem__(self, index: slice | Tensor | tuple[slice, slice]) -> Tensor:
-        """``[B, C]`` of a slice of rows or of int64 indices; or a slice of rows and one of columns."""
+        """Log-probabilities of a slice of rows, of int64 row indices, or of a slice of rows and a slice of columns."""
         if not isinstance(index, tuple):
             return log_probabilities(self.logits[index], self.temperature, self.mode)
         logits = self.logits[index]
@@ -218,9 +217,7 @@ class LogProbabilities:
 
     @cached_property
     def norms(self) -> Tensor:
-        """The logarithms of the sums that make probabilities of rows, ``[N]``: without them a part of the columns would
-        need all.
-        """
+        """Log-normalisers of the rows, ``[N]``. With them, a block of columns does not need the other columns."""
         norms, divisor = torch.empty_like(self.logits[:, 0]), self.temperature if self.mode == "softmax" else 1.0
         for rows in row_chunks(len(norms), _CHUNK_NODES):
             norms[rows] = torch.logsumexp(self.logits[rows] / divisor, dim=-1)
@@ -228,15 +225,15 @@ class LogProbabilities:
 
 
 def teacher_log_probabilities(logits: Tensor, temperature: float, mode: str) -> Tensor | LogProbabilities:
-    """Log-probabilities of all nodes ``[N, C]``, arguments as for :class:`LogProbabilities`: computed once, or for a
-    large table in each use, so that memory does not hold it.
+    """Log-probabilities of all nodes ``[N, C]``; arguments as for :class:`LogProbabilities`. They are computed once, or
+    on each use if the table is too large to keep in memory.
     """
     found = LogProbabilities(logits, temperature, mode)
     return found if logits.nbytes > TABLE_BYTES else found[:]
 
 
 def list_pairs(pairs: Pairs, graph: Neighborhood) -> tuple[Tensor, Tensor, Tensor]:
-    """The pairs that weigh anything: targets, sources, weights; neighbours' pairs first, in order of their targets."""
+    """Targets, sources and weights of all pairs with a weight: first neighbours, ordered by target, then own pairs."""
     kept = pairs.neighbors.nonzero().flatten()
     own = torch.arange(graph.num_nodes, device=kept.device)
     own_weights = pairs.neighbors.new_full((graph.num_nodes,), pairs.own)

@@ -1,8 +1,7 @@
-"""The first layer of a student between an evaluation and the training forward that follows it.
+"""Shares the first layer's output between an evaluation and the next training forward.
 
-Where all rows take part in every step, weights move once an epoch. The first layer's output, which costs nearly all of
-a forward over many features, is then the same in both: :class:`FirstLayer` makes it once. Training gets the bits that
-it would have had.
+If every step uses all rows, weights change once per epoch, and both forwards compute the same first layer, which takes
+nearly all of the time with many features. :class:`FirstLayer` computes it once. Training results are bitwise the same.
 """
 
 from typing import Any
@@ -16,10 +15,10 @@ from rbm.nn.students import CHUNK_ROWS, MLPStudent, RbMStudent, Trace
 
 
 class FirstLayer:
-    """A student on rows that stay.
+    """A student on constant rows.
 
     Args:
-        student: one that :meth:`serves` approves of.
+        student: student for which :meth:`serves` is true.
         x: dense ``[B, F]``.
     """
 
@@ -29,8 +28,8 @@ class FirstLayer:
 
     @staticmethod
     def serves(student: nn.Module, x: object) -> bool:
-        """Whether a student's first layer does the same in training as in evaluation: it drops nothing out. On a CPU
-        alone, for no more rows than evaluation takes at once.
+        """Whether a student's first layer computes the same in training as in evaluation, that is, without dropout.
+        Only on the CPU, and for at most as many rows as evaluation processes at once.
         """
         if type(student) not in (MLPStudent, RbMStudent) or not isinstance(x, Tensor) or len(x) > CHUNK_ROWS:
             return False
@@ -38,7 +37,7 @@ class FirstLayer:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Logits ``[B, C]`` in eval mode; the next :meth:`train` begins with their first layer's output."""
+        """Logits ``[B, C]`` in eval mode; the next :meth:`train` reuses the first layer's output."""
         student, layer = self.student, self.layer
         if getattr(student, "pretraining", False) or self._must_run():
             return student(self.x)
@@ -66,16 +65,16 @@ class FirstLayer:
         return self.student(self.x, first=(y, routing), return_trace=True)
 
     def _must_run(self) -> bool:
-        """Whether the layer itself has to see every forward: where it counts rows, and under autocast."""
+        """Whether the layer itself must run in every forward: if it tracks usage, and under autocast."""
         return getattr(self.layer, "track_usage", False) or torch._C._is_any_autocast_enabled()
 
     def _versions(self) -> list[int]:
-        """They move with what is written to the first layer's parameters."""
+        """Versions of the first layer's parameters, which change when the parameters are written."""
         return [parameter._version for parameter in self.layer.parameters()]
 
 
 def known_product(weight: Tensor, bias: Tensor, rows: Tensor, known: Tensor) -> Tensor:
-    """``known``, which is ``rows weight^T + bias`` for ``rows [B, F]``, with the gradients of that product."""
+    """Return ``known``, the product ``rows weight^T + bias`` for ``rows [B, F]``, with the gradients of the product."""
     return _KnownProduct.apply(weight, bias, rows, known)
 
 
@@ -93,7 +92,7 @@ class _KnownProduct(torch.autograd.Function):
 
 
 class _KnownExperts(torch.autograd.Function):
-    """The same of :func:`rbm_kernels.expert_matmul`: rows and gates are data."""
+    """The same for :func:`rbm_kernels.expert_matmul`, with gradients for weight and bias only."""
 
     @staticmethod
     def forward(ctx, weight, bias, rows, gates, experts, known) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model card of a student: what it is, how to load it, and the figures of the run that it comes from."""
+"""The model card of a student: what it is, how to load it, and the results of its run."""
 
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ def model_card(
     """The card of a student.
 
     Args:
-        student: with ``in_channels``.
-        arguments: those that rebuild it.
-        tensors: its state on the CPU, by which it is found in the run.
-        place: what ``from_pretrained`` is to be called with.
-        run: run folder that it comes from, or None: a card without figures.
+        student: student with ``in_channels``.
+        arguments: arguments that rebuild the student.
+        tensors: state of the student on the CPU, which identifies it in the run.
+        place: argument of ``rbm.hub.load`` in the card's example.
+        run: run folder of the student, or None for a card without results.
 
     Raises:
-        FileNotFoundError: ``run`` holds no finished run.
-        ValueError: none of its students has these weights.
+        FileNotFoundError: ``run`` does not contain a finished run.
+        ValueError: no student of the run has these weights.
     """
     data: dict[str, Any] = {"library_name": "rbm-kernels", "tags": _TAGS}
     kind, inputs, figures = type(student).__name__, student.row, []
@@ -58,7 +58,7 @@ def model_card(
 
 
 def _read(run: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], str, str, str]:
-    """Summary and table of a run, which of its methods made these weights, and what its test nodes are."""
+    """Summary and table of a run, the method with these weights, and a description of its test nodes."""
     for name in ("config.yaml", "summary.json"):
         if not (run / name).is_file():
             raise FileNotFoundError(f"{run} holds no {name}: it is no run folder, or its run is not finished")
@@ -67,9 +67,9 @@ def _read(run: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], str, s
         raise ValueError(f"{run / 'summary.json'} lacks {', '.join(lacking)}: it is not what a run wrote")
     config = read_yaml("configuration", run / "config.yaml")
     evaluate_on = config.get("evaluate_on", "test") if isinstance(config, dict) else "test"
-    # Of a graph given as a file only the file's name is published.
+    # If the graph is a file, only its name is published, not its path.
     dataset = Path(summary["dataset"]).stem
-    # Version 0.1.0 wrote results.md from the command line alone, and the file's folder into it.
+    # Version 0.1.0 only wrote results.md from the command line, and with the path of the file.
     file = run / "results.md"
     table = read_text(file).replace(summary["dataset"], dataset) if file.is_file() else ""
     summary["dataset"] = dataset

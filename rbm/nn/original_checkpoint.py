@@ -1,18 +1,18 @@
-"""Loads students of the paper's released code; their logits stay the same.
+"""Loads students of the paper's released code with unchanged logits.
 
-That code (github.com/Rufaim/routing-by-memory) trains in memory and writes no file; what its users keep is
-``torch.save(model.state_dict(), path)`` of its module ``RbM``. The names there, for layers ``l`` with ``E`` experts
-from ``D`` to ``N`` features, and what they become here:
+The released code (github.com/Rufaim/routing-by-memory) does not write files; users call
+``torch.save(model.state_dict(), path)`` for its module ``RbM``. For layers ``l`` with ``E`` experts from ``D`` to ``N``
+features, its names map to the names of this package as follows:
 
 =====================================  ====================  ===================================================
 ``layers.l.routing_memory``            ``[E, D]``            ``memory``
 ``layers.l.temperature``               ``[1]``               ``log_scale``: the logarithm of the output's scale
 ``layers.l.const_attention``           ``[E, D]``            ``attention``
-``layers.l.const_attention``           zeros ``[E]``         nothing: a layer without input attention
+``layers.l.const_attention``           zeros ``[E]``         none: a layer without input attention
 ``layers.l.experts.i.1.weight, bias``  ``[N, D]``, ``[N]``   ``weight[i]``, ``bias[i]``
 ``norms.l.batch_norm.*``               ``[N]``, a count      the same of BatchNorm
 ``norms.l.weight, bias``               ``[N]``               LayerNorm
-``mlp_feature_encoder.weight, bias``   ``[H, H]``, ``[H]``   nothing: only similarity distillation trains with it
+``mlp_feature_encoder.weight, bias``   ``[H, H]``, ``[H]``   none: only used to train with similarity distillation
 =====================================  ====================  ===================================================
 """
 
@@ -33,20 +33,20 @@ _BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tra
 def load_released(
     source: Path | str | Mapping[str, Tensor], *, top_k: int, dropout: float = 0.0, decay: float = 0.9
 ) -> RbMStudent:
-    """The RbM student of the paper's released code as one of this package: equal logits, in eval mode, on the CPU.
+    """Convert an RbM student of the paper's released code: same logits, in eval mode, on the CPU.
 
     Args:
-        source: what ``model.state_dict()`` of its class ``RbM`` gave, or a file of ``torch.save`` that holds it. A file
-            is read with ``weights_only``.
-        top_k: its setting ``k``, which its states do not hold. It is 3 in most of its configurations and 2 in those of
-            PubMed, and of Physics in the transductive setting.
-        dropout: its setting of that name, for training on; logits do not depend on it.
-        decay: its setting ``momentum``, likewise.
+        source: the ``state_dict()`` of the released class ``RbM``, or a file that contains it, written by
+            ``torch.save``. Files are read with ``weights_only``.
+        top_k: the released setting ``k``, which is not in the state. It is 3 in most of the released configurations,
+            and 2 for PubMed and, in the transductive setting, for Physics.
+        dropout: the released setting of the same name, for further training; logits do not depend on it.
+        decay: the released setting ``momentum``, likewise.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: no state of that code's ``RbM``: names that are missing or unknown, shapes that do not fit together,
-            or memory vectors of zeros, as they are before the end of pretraining; or settings out of range.
+        FileNotFoundError: the file does not exist.
+        ValueError: this is not a state of the released ``RbM``: names are missing or unknown, shapes do not match, or
+            memory vectors are zero, as they are before the end of pretraining; or a setting is out of range.
     """
     state = dict(source) if isinstance(source, Mapping) else _read(Path(source))
     where = "the state" if isinstance(source, Mapping) else str(source)
@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         content = read_pickled(path)
     except ValueError as error:
-        # A whole pickled module ends here too: reading it would run its code.
+        # This includes a whole pickled module: loading it would run its code.
         raise ValueError(
             f"{path} cannot be read as tensors alone ({error});"
             " write torch.save(model.state_dict(), path) with the released code and load that"
@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 class _Released:
-    """A state by the released names, taken apart piece by piece; every complaint says where it came from."""
+    """A state with the released names that is converted piece by piece; error messages name its source."""
 
     def __init__(self, state: dict[str, Tensor], where: str) -> None:
         self.left, self.where = state, where
@@ -97,7 +97,7 @@ class _Released:
             )
         memory = self._look("layers.0.routing_memory", 2)
         self.experts, width = memory.shape
-        # The first expert of each layer tells the sizes; everything else is held to them.
+        # The first expert of each layer defines the sizes; everything else is checked against them.
         outs = [self._look(f"layers.{i}.experts.0.1.weight", 2).shape[0] for i in range(self.layers)]
         self.sizes = list(zip([width, *outs[:-1]], outs, strict=True))
         self.attends = self._look("layers.0.const_attention").dim() == 2
@@ -119,7 +119,7 @@ class _Released:
             raise ValueError(f"{where} has hidden layers of widths {outs[:-1]}, expected one width for all")
 
     def converted(self) -> dict[str, Tensor]:
-        """The state by our names; nothing of the released one may be left."""
+        """The state with the names of this package; every released name must have been used."""
         ours: dict[str, Tensor] = {}
         for i, (fan_in, fan_out) in enumerate(self.sizes):
             ours |= {f"layers.{i}.{name}": tensor for name, tensor in self._layer(i, fan_in, fan_out).items()}

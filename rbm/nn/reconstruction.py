@@ -1,12 +1,12 @@
-r"""Distance of sparse rows from the unit rows that a linear map makes, without making the latter.
+r"""Distance between sparse rows and the normalised output of a linear map, without computing that output.
 
-With hidden rows ``u``, a linear map ``y = W u + b`` to as many columns as the data ``x`` have, and ``z = y / \|y\|``:
+With hidden rows ``u``, a linear map ``y = W u + b`` to the width of the data ``x``, and ``z = y / \|y\|``:
 
 .. math:: \sum_i (z - x)_i^2 = \|z\|^2 - 2 \frac{y \cdot x}{\|y\|} + \|x\|^2, \quad
     y \cdot x = u \cdot (x W) + x \cdot b, \quad \|y\|^2 = u^T (W^T W) u + 2 u \cdot (W^T b) + \|b\|^2
 
-``x W`` is a sparse product, and ``W^T W`` has the hidden width on both sides. Where the data are thousands of columns
-wide and mostly zeros, that is a small part of the work of ``y`` and its derivative.
+``x W`` is a sparse product, and both dimensions of ``W^T W`` are the hidden width. For data with thousands of columns
+that are mostly zeros, this is a small part of the work for ``y`` and its derivative.
 """
 
 import warnings
@@ -21,13 +21,13 @@ _EPS = 1e-12  # as torch.nn.functional.normalize
 
 
 class SparseTarget:
-    """Rows of data ``[N, F]`` that are to be reconstructed.
+    """Sparse rows of data ``[N, F]`` to reconstruct.
 
     Args:
-        rows: sparse columns alone.
+        rows: rows with only sparse columns.
 
     Raises:
-        ValueError: some of their columns are dense.
+        ValueError: some columns are dense.
     """
 
     def __init__(self, rows: SparseRows) -> None:
@@ -36,20 +36,20 @@ class SparseTarget:
         self.shape = rows.shape
         self.matrix = rows.to_csr()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's, not of a fault here
+            warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's, harmless here
             self.transposed = self.matrix.t().to_sparse_csr()
         self.squares = rows.values.square().sum()
 
     def loss(self, hidden: Tensor, layer: nn.Linear) -> Tensor:
-        """Mean over ``N F`` numbers of the squared difference of the unit rows of ``layer(hidden)`` and the data.
+        """Mean squared difference over ``N F`` numbers between the unit rows of ``layer(hidden)`` and the data.
 
         Args:
             hidden: ``[N, H]``.
-            layer: from ``H`` to ``F``, with a bias.
+            layer: linear layer from ``H`` to ``F``, with a bias.
         """
         products, squares = _ProductsAndSquares.apply(hidden, layer.weight, layer.bias, self)
         lengths = squares.clamp_min(_EPS**2).sqrt()
-        unit = (squares / lengths.square()).detach()  # one, but for a row of zeros
+        unit = (squares / lengths.square()).detach()  # one, except for a row of zeros
         return ((unit - 2 * products / lengths).sum() + self.squares) / (self.shape[0] * self.shape[1])
 
 

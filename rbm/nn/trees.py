@@ -1,4 +1,4 @@
-"""Boosted regression trees as a module of standard operators, which predicts without scikit-learn."""
+"""Boosted regression trees as a module of standard operators that predicts without scikit-learn."""
 
 import numpy as np
 import torch
@@ -7,24 +7,24 @@ from torch import Tensor, nn
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.sparse_rows import Features, SparseRows, as_rows
 
-_TREES_AT_ONCE = 64  # bounds the memory of a forward: a number for each row and tree
-_NEVER = -30.0  # logit of a class that no label names
+_TREES_AT_ONCE = 64  # bounds the memory of a forward: one number per row and tree
+_NEVER = -30.0  # logit of a class without labels
 
 
 class TreesStudent(HubMixin, nn.Module):
-    """``logits_c = baseline_c + sum`` of the leaves that a row reaches in the trees of class ``c``.
+    """Boosted trees with ``logits_c = baseline_c`` plus the values of the leaves that a row reaches for class ``c``.
 
-    Trees come round by round, one for each column of ``share`` and round. All nodes of all trees stand one after
-    another: node ``i`` sends a row to ``left[i]`` where ``x[feature[i]] <= threshold[i]`` and to ``right[i]`` else; a
-    leaf sends it to itself. A NaN goes to the right.
+    Each round has ``outputs`` trees, which ``share`` maps to logits. The nodes of all trees are stored consecutively.
+    Node ``i`` sends a row to ``left[i]`` if ``x[feature[i]] <= threshold[i]``, otherwise to ``right[i]``; NaN goes to
+    the right. A leaf sends a row to itself.
 
     Args:
         in_channels: F.
         out_channels: C.
-        rounds: of boosting.
-        outputs: trees in a round: one for each class, or a single one where labels have two.
-        nodes: of all trees.
-        depth: steps from a root to the deepest leaf.
+        rounds: number of boosting rounds.
+        outputs: number of trees per round: one per class, or a single one for at most two classes.
+        nodes: number of nodes of all trees.
+        depth: number of steps from a root to the deepest leaf.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TreesStudent(HubMixin, nn.Module):
         return self.baseline + self.scores(x, 0, self.rounds) @ self.share
 
     def scores(self, x: Features, first: int, last: int) -> Tensor:
-        """Sum of the leaves of rounds ``first`` to ``last - 1``, ``[B, outputs]``."""
+        """Sum of the leaf values of rounds ``first`` to ``last - 1``, ``[B, outputs]``."""
         rows = as_rows(x)
         if rows.shape[-1] != self.in_channels:
             raise ValueError(
@@ -75,7 +75,7 @@ class TreesStudent(HubMixin, nn.Module):
 
         Args:
             baseline: ``[outputs]``.
-            classes: int ``[K]``, those that labels name, ascending: as many as ``outputs``, or two, or one.
+            classes: classes of the labels, int ``[K]``, ascending; ``K`` is ``outputs``, two or one.
         """
         self.baseline.fill_(_NEVER)
         self.baseline[torch.from_numpy(classes)] = 0.0
@@ -83,7 +83,7 @@ class TreesStudent(HubMixin, nn.Module):
         if len(classes) == self.outputs and len(classes) > 1:
             self.share[range(self.outputs), torch.from_numpy(classes)] = 1.0
         elif len(classes) == 2:
-            self.share[0, int(classes[1])] = 1.0  # the log-odds of the second
+            self.share[0, int(classes[1])] = 1.0  # log-odds of the second class
         self.baseline += torch.from_numpy(baseline).to(self.baseline) @ self.share
 
     @torch.no_grad()
@@ -91,13 +91,13 @@ class TreesStudent(HubMixin, nn.Module):
         """Write the trees of a round.
 
         Args:
-            number: of the round, from 0.
-            trees: ``outputs`` arrays of nodes as scikit-learn's histogram boosting has them, with fields ``is_leaf``,
-                ``feature_idx``, ``num_threshold`` (float64), ``left``, ``right`` and ``value``.
-            start: nodes that earlier rounds have taken.
+            number: index of the round, from 0.
+            trees: ``outputs`` arrays of nodes in the format of scikit-learn's histogram boosting, with fields
+                ``is_leaf``, ``feature_idx``, ``num_threshold`` (float64), ``left``, ``right`` and ``value``.
+            start: number of nodes of earlier rounds.
 
         Returns:
-            Nodes that are taken now.
+            Number of nodes including this round.
         """
         for place, tree in enumerate(trees):
             leaf, own = tree["is_leaf"].astype(bool), np.arange(len(tree)) + start
@@ -118,7 +118,7 @@ class TreesStudent(HubMixin, nn.Module):
 
     @torch.no_grad()
     def trimmed(self, rounds: int, nodes: int) -> "TreesStudent":
-        """The first rounds alone."""
+        """A copy with only the first ``rounds`` rounds, which have ``nodes`` nodes."""
         kept = TreesStudent(
             self.in_channels,
             self.out_channels,
@@ -136,7 +136,7 @@ class TreesStudent(HubMixin, nn.Module):
 
 
 def _rounded_down(thresholds: np.ndarray) -> np.ndarray:
-    """The largest float32 that is no more than each float64: ``x <= t`` then means the same for every float32 ``x``."""
+    """The largest float32 not above each float64 threshold ``t``: ``x <= t`` does not change for any float32 ``x``."""
     rounded = thresholds.astype(np.float32)
     too_large = rounded.astype(np.float64) > thresholds
     return np.where(too_large, np.nextafter(rounded, np.float32(-np.inf)), rounded)

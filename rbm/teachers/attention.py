@@ -1,4 +1,4 @@
-"""Graph attention as the ogbn-arxiv leaderboard's teachers use it: the convolution, and what RevGAT and DRGAT share."""
+"""Graph attention as in teachers of the ogbn-arxiv leaderboard: convolution and base class of RevGAT and DRGAT."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ from rbm.teachers.base import NORMS, Teacher, check_settings
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The edges of one graph, each once and one self-loop a node, with the scales of symmetric normalisation.
+    """The edges of one graph without duplicates, with one self-loop per node and the scales of symmetric normalisation.
 
     Attributes:
-        index: int64 ``[2, M]``, source and target, in order of the target.
+        index: int64 ``[2, M]``, source and target, ordered by target.
         send: ``outdegree ** -1/2``, ``[N, 1]``.
-        receive: ``indegree ** +1/2``, ``[N, 1]``. Attention takes the mean over in-edges where GCN takes the sum
-            divided by ``indegree ** 1/2``; this makes the two alike where all weights are equal.
+        receive: ``indegree ** +1/2``, ``[N, 1]``. Attention takes the mean over in-edges, GCN the sum divided by
+            ``indegree ** 1/2``. With this factor the two are equal if all attention weights are equal.
     """
 
     index: Tensor
@@ -31,16 +31,16 @@ class Edges:
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> "Edges":
-        """From ``edge_index [2, M]`` as it comes: repeated edges count once, self-loops make no difference."""
+        """From any ``edge_index [2, M]``: repeated edges count once, and existing self-loops have no effect."""
         others, _ = remove_self_loops(edge_index)
         index = coalesce(add_self_loops(others, num_nodes=num_nodes)[0], num_nodes=num_nodes, sort_by_row=False)
         out_degree, in_degree = (degree(ends, num_nodes, dtype)[:, None] for ends in index)
         return cls(index, out_degree.rsqrt(), in_degree.sqrt())
 
     def without(self, share: float, seed: int) -> "Edges":
-        """A random part of the edges is left out, each with probability ``share``; the scales stay as they are.
+        """A copy with each edge dropped with probability ``share``; the scales do not change.
 
-        The seed alone decides which: where a layer is computed again in the backward pass, its edges need not be kept.
+        The seed determines the dropped edges, so a layer that is recomputed in the backward pass need not store them.
         """
         generator = torch.Generator(self.index.device).manual_seed(seed)
         drawn = torch.rand(self.index.shape[1], generator=generator, device=self.index.device)
@@ -48,11 +48,11 @@ class Edges:
 
 
 class AttentionConv(MessagePassing):
-    """Attention that depends on the sender alone, with symmetric normalisation and a residual.
+    """Attention that only depends on the sender, with symmetric normalisation and a residual.
 
     With ``m_j = outdegree_j ** -1/2 W h_j``, the score ``e_j = LeakyReLU(a . m_j)``, slope 0.2, and ``alpha`` the
-    softmax of the scores over the edges into ``i``: ``h_i' = indegree_i ** 1/2 sum_j alpha_j m_j + R h_i``, each head
-    with ``W``, ``a`` and ``R`` of its own. No bias.
+    softmax of the scores over the edges into ``i``: ``h_i' = indegree_i ** 1/2 sum_j alpha_j m_j + R h_i``. Each head
+    has its own ``W``, ``a`` and ``R``. There is no bias.
 
     Args:
         in_channels: width of the input.
@@ -73,7 +73,7 @@ class AttentionConv(MessagePassing):
             nn.init.xavier_normal_(weight, gain=nn.init.calculate_gain("relu"))
 
     def forward(self, x: Rows, edges: Edges) -> Tensor:
-        """``x [N, in_channels]`` (dense or sparse) to ``[N, heads * out_channels]``, head after head."""
+        """Map ``x [N, in_channels]`` (dense or sparse) to ``[N, heads * out_channels]``, head after head."""
         sent = (self.lin(x) * edges.send).view(-1, self.heads, self.out_channels)
         score = F.leaky_relu((sent * self.att).sum(-1), 0.2)
         source, target = edges.index
@@ -86,10 +86,10 @@ class AttentionConv(MessagePassing):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm whose running statistics move only where gradients are recorded.
+    """BatchNorm that only updates its running statistics when gradients are recorded, so that each step counts once.
 
-    A reversible block runs three times in a training step, and one of these runs records gradients; label reuse looks
-    at the network's first answer without gradients. Each step shall count once.
+    A reversible block runs three times in a training step, and only one of these runs records gradients. Label reuse
+    also runs the network without gradients first.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,26 +99,27 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def build_norm(norm: str, channels: int) -> nn.Module:
-    """A normalisation over ``channels`` by its name."""
+    """Build the normalisation ``norm`` over ``channels``."""
     return (NORMS | {"batch": BatchNorm})[norm](channels)
 
 
 class AttentionTeacher(Teacher):
-    """From input to the first hidden layer, and from the last to the logits; subclasses implement the layers between.
+    """Base class with the first and the last convolution; subclasses implement the hidden layers between them.
 
     Input dropout and a convolution; ``hidden_layers``; then norm, ReLU, dropout and a convolution with one head, plus a
-    bias. Every convolution leaves out edges of its own in training. ``embed`` gives the last hidden layer, before norm.
+    bias. In training, each convolution drops its own random edges. ``embed`` returns the last hidden layer, before
+    norm.
 
     Args:
         in_channels: width of the node features.
         hidden_channels: width of every head; hidden layers are ``heads * hidden_channels`` wide.
         out_channels: number of classes.
-        num_layers: number of convolutions one after another, at least 2.
-        dropout: probability in [0, 1), of hidden layers in training.
+        num_layers: number of consecutive convolutions, at least 2.
+        dropout: dropout probability of hidden layers, in [0, 1).
         norm: ``"none"``, ``"batch"`` or ``"layer"``.
-        heads: attention heads of all but the last convolution.
-        input_dropout: probability in [0, 1), of features in training.
-        edge_dropout: probability in [0, 1) with which an edge is left out of a convolution in training.
+        heads: attention heads of all convolutions but the last.
+        input_dropout: dropout probability of features, in [0, 1).
+        edge_dropout: probability of dropping an edge from a convolution in training, in [0, 1).
 
     Raises:
         ValueError: a size below its minimum, a probability outside [0, 1), an unknown norm.
@@ -155,7 +156,7 @@ class AttentionTeacher(Teacher):
 
     @abstractmethod
     def hidden_layers(self, h: Tensor, edges: Edges) -> Tensor:
-        """From the first hidden layer to the last, ``[N, heads * hidden_channels]`` both, before norm."""
+        """From the first hidden layer to the last, both ``[N, heads * hidden_channels]`` before norm."""
 
     def forward(self, x: Features, edge_index: Tensor | Edges) -> Tensor:
         x = as_rows(x)
@@ -170,10 +171,10 @@ class AttentionTeacher(Teacher):
         return self.hidden_layers(h, edges)
 
     def thinned(self, edges: Edges) -> Edges:
-        """The edges of one convolution."""
+        """The edges of one convolution: in training, a random part."""
         return edges.without(self.edge_dropout, draw_seed()) if self.training and self.edge_dropout > 0 else edges
 
 
 def draw_seed() -> int:
-    """A seed drawn by PyTorch's own generator, on the CPU: it costs no wait for a GPU."""
+    """A seed from PyTorch's global generator, drawn on the CPU to avoid waiting for a GPU."""
     return int(torch.randint(2**62, ()))

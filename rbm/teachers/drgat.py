@@ -10,14 +10,14 @@ from rbm.teachers.attention import AttentionConv, AttentionTeacher, Edges, build
 
 
 class DRGAT(AttentionTeacher):
-    """Graph attention where each node says in each layer how much of its first hidden layer it keeps (Zhang et al.,
-    DRGCN: Dynamic Evolving Initial Residual for Deep Graph Convolutional Networks, AAAI 2023).
+    """Graph attention with a gate per node and layer for the share of the first hidden layer (Zhang et al., DRGCN:
+    Dynamic Evolving Initial Residual for Deep Graph Convolutional Networks, AAAI 2023).
 
     A hidden layer is norm, ReLU, dropout and attention; its output ``h`` becomes ``(1 - g) h + g h_0``, with
     ``h_0`` from the first convolution and ``g`` from :class:`EvolvingGate`.
 
-    Public settings for ogbn-arxiv: 3 layers (one of them hidden), 256 channels a head, 3 heads, dropout 0.8, input
-    dropout 0.35, edge dropout 0.5. Two layers have no gated one between them.
+    Public settings for ogbn-arxiv: 3 layers (one of them hidden), 256 channels per head, 3 heads, dropout 0.8, input
+    dropout 0.35, edge dropout 0.5. With two layers there is no gated layer.
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, dropout, norm, heads, input_dropout, edge_dropout: see
@@ -57,18 +57,19 @@ class DRGAT(AttentionTeacher):
 
 
 class EvolvingGate(nn.Module):
-    """A node's share of its first hidden layer, from how alike the two are and from the shares of earlier layers.
+    """Gate for the share of a node's first hidden layer ``h_0``, from its similarity to the present hidden layer ``h``
+    and from the gates of earlier layers.
 
     ``|RNN(L(n(h_0) * n(h)))|``, with ``n`` scaling rows to length one, ``L`` linear, and a recurrent network of two
     layers with a single tanh unit each that steps from layer to layer.
 
-    In training its first state is drawn anew for each node, uniformly up to ``hidden_channels ** -1/2``. The released
-    code draws in evaluation too; here the state is then zero, the mean: a node has one prediction, and what noise on
-    its features changes is due to the noise.
+    In training, the initial state is drawn for each node, uniformly between ``-hidden_channels ** -1/2`` and
+    ``hidden_channels ** -1/2``. The released code also draws it in evaluation. Here it is then zero, its mean, so that
+    predictions are deterministic and change under input noise only because of that noise.
 
     Args:
-        width: of hidden layers.
-        hidden_channels: of what the recurrent network sees.
+        width: width of hidden layers.
+        hidden_channels: width of the recurrent network's input.
     """
 
     def __init__(self, width: int, hidden_channels: int) -> None:
@@ -77,8 +78,8 @@ class EvolvingGate(nn.Module):
         self.rnn = nn.RNN(hidden_channels, 1, num_layers=2)
 
     def forward(self, initial: Tensor, h: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """From ``h_0`` and ``h``, ``[N, width]``, and the last layer's state (None before the first): the share,
-        ``[N, 1]`` in [0, 1), and the state ``[2, N, 1]``.
+        """Compute the share, ``[N, 1]`` in [0, 1), and the new state, ``[2, N, 1]``, from ``h_0`` and ``h``, both
+        ``[N, width]``, and the previous layer's state (None in the first layer).
         """
         if state is None:
             bound = 1 / math.sqrt(self.lin.out_features) if self.training else 0.0

@@ -14,7 +14,7 @@ _MOST_HEADS = 8
 
 
 class _Conv(GATConv):
-    """PyG's convolution over edges that have their self-loops, for dense and sparse rows.
+    """PyG's convolution for dense and sparse rows, over edges that already include self-loops.
 
     ``e_ij = LeakyReLU(a . W h_j + b . W h_i)``, slope 0.2; ``h_i' = sum_j softmax_j(e_ij) W h_j + c``, head after head.
     """
@@ -35,9 +35,9 @@ class GAT(ConvTeacher):
     """Attention over neighbours and the node itself (Veličković et al., Graph Attention Networks, ICLR 2018), then
     norm, ELU, dropout; the last layer is plain and has one head.
 
-    Hidden layers are ``hidden_channels`` wide in all, in eight heads, or in as many as 8 and the width have as their
-    greatest common divisor. Repeated edges count once. The publication also drops features and attention weights out
-    in training; here hidden layers alone are. ``embed`` gives the last hidden layer before norm and ELU.
+    Hidden layers have a total width of ``hidden_channels``. The number of heads is the greatest common divisor of 8 and
+    the width. Repeated edges count once. The publication also applies dropout to features and attention weights; here
+    it only applies to hidden layers. ``embed`` returns the last hidden layer before norm and ELU.
     """
 
     @staticmethod

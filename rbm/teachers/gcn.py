@@ -10,7 +10,8 @@ from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
 
 
 class _Conv(GCNConv):
-    """PyG's convolution over a normalised adjacency, for dense and sparse rows; the narrower side is aggregated.
+    """PyG's convolution over a normalised adjacency, for dense and sparse rows. It aggregates the narrower side of
+    dense rows, and the output side of sparse ones.
 
     ``transform`` and ``transformation``: see :class:`rbm.teachers.labelled.Convolution`.
     """
@@ -33,8 +34,8 @@ class _Conv(GCNConv):
 class GCN(ConvTeacher):
     """``h' = D^-1/2 (A + I) D^-1/2 h W + b``, then ReLU, norm, dropout; the last layer is plain.
 
-    Equal to PyG's ``GCN(..., act_first=True)``; self-loops are added here. ``embed`` gives the last hidden layer after
-    ReLU and before norm.
+    Equal to PyG's ``GCN(..., act_first=True)``; self-loops are added here. ``embed`` returns the last hidden layer
+    after ReLU and before norm.
     """
 
     @staticmethod

@@ -11,19 +11,18 @@ from rbm.teachers.base import Teacher
 
 
 class ShownLabels(nn.Module):
-    """The labels of training nodes, for a teacher that looks at them.
+    """Mixin for a teacher that uses the labels of training nodes.
 
-    Which node a row is follows from the number of rows: each graph that the teacher may be asked about, the observed
-    and the full one, comes with its own labels, and no two of these have equally many nodes. Rows of another number are
-    nodes that it does not know, such as those of a subgraph: they show no class. Labels belong to a graph and not to
-    the weights, so ``state_dict`` leaves them out.
+    The number of rows identifies the graph: the observed graph and the full graph have different numbers of nodes, and
+    labels are registered for both. Any other number of rows, such as of a subgraph, has no known labels. Labels belong
+    to a graph and not to the weights, so they are not in ``state_dict``.
     """
 
     def register_labels(self, labels: Sequence[Tensor]) -> None:
-        """For each graph int64 ``[N]``, the class where it may be shown and -1 everywhere else.
+        """Register the labels of each graph, int64 ``[N]``: the class of a training node, -1 for all other nodes.
 
         Raises:
-            ValueError: two graphs with equally many nodes but other labels.
+            ValueError: two graphs have the same number of nodes but different labels.
         """
         for known in labels:
             name = f"labels_of_{len(known)}"
@@ -32,31 +31,31 @@ class ShownLabels(nn.Module):
             self.register_buffer(name, known, persistent=False)
 
     def known_labels(self, x: Rows) -> Tensor:
-        """The labels of the graph that these rows are; -1 for all where it is none that came with labels."""
+        """The labels of the graph with these rows; all -1 if no labels are registered for it."""
         labels = getattr(self, f"labels_of_{x.shape[0]}", None)
         return torch.full((x.shape[0],), -1, device=x.device) if labels is None else labels
 
 
 class LabelInput(ShownLabels, Teacher):
-    """A teacher that sees, beside each node's features, the classes of training nodes.
+    """A teacher whose inputs are each node's features and the classes of training nodes.
 
-    It is called as any other, ``teacher(x, edge_index)``, and adds the columns itself: ``C`` of them, one-hot where a
-    training node's class is shown. Nodes without a shown class first have zeros there; then, ``iterations`` times, the
-    probabilities that the teacher itself has just found for them (label reuse).
+    It is called like other teachers, ``teacher(x, edge_index)``, and adds ``C`` columns itself: a one-hot row for a
+    training node whose class is shown, zeros for other nodes. In each of ``iterations`` rounds, these zeros are then
+    replaced by the probabilities that the teacher predicts for the nodes (label reuse).
 
-    In training a random part of the training nodes shows its class, and :meth:`practise` says which nodes did not: the
-    loss is theirs alone, else the network would learn to copy. In evaluation all training nodes show theirs. The
-    labels of other nodes are not in here at all.
+    In training, a random part of the training nodes shows its class. :meth:`practise` returns the other training nodes,
+    which alone define the loss; otherwise the network would learn to copy. In evaluation, all training nodes show their
+    class. The labels of other nodes are not stored.
 
     Args:
-        teacher: takes ``F + C`` columns.
-        labels: for each graph int64 ``[N]``, the class where it may be shown and -1 everywhere else.
+        teacher: teacher for ``F + C`` columns.
+        labels: labels of each graph, int64 ``[N]``: the class of a training node, -1 for all other nodes.
         num_classes: C.
         mask_rate: share of the training labels that is shown in training, in [0, 1).
-        iterations: rounds of label reuse, each one forward more.
+        iterations: rounds of label reuse, each of which costs one more forward.
 
     Raises:
-        ValueError: two graphs with equally many nodes but other labels, or a value out of range.
+        ValueError: two graphs have the same number of nodes but different labels, or a value is out of range.
     """
 
     def __init__(
@@ -87,12 +86,12 @@ class LabelInput(ShownLabels, Teacher):
         return self.teacher.embed(self._beside_labels(x, edges, self.known_labels(x)), edges)
 
     def practise(self, x: Features, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[N, C]`` with a random part of the labels shown, and the training nodes that were not, int64."""
+        """Logits ``[N, C]`` with a random part of the labels shown, and the other training nodes, int64."""
         x = as_rows(x)
         edges, known = self._as_adjacency(x, edge_index), self.known_labels(x)
         nodes = (known >= 0).nonzero().flatten()
         shown = torch.rand(len(nodes)) < self.mask_rate
-        if shown.all():  # of a few labels; one of them at least is there to learn from
+        if shown.all():  # possible with few labels; at least one must remain for the loss
             shown[: int(shown.numel() > 0)] = False
         asked = nodes[~shown.to(nodes.device)]
         return self.teacher(self._beside_labels(x, edges, known.index_fill(0, asked, -1)), edges), asked

@@ -1,4 +1,4 @@
-"""Label propagation as a teacher: it is not trained, and spreads the labels of training nodes along the edges."""
+"""Label propagation as a teacher: it spreads the labels of training nodes along the edges, without training."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from rbm.nn.sparse_rows import Features, as_rows
 from rbm.teachers.base import Teacher, check_settings
 from rbm.teachers.label_input import ShownLabels
 
-_LEAST = 1e-4  # of a class's share, so that its logarithm is finite
+_LEAST = 1e-4  # added to the share of each class to make its logarithm finite
 
 
 class LabelPropagation(ShownLabels, Teacher):
     """``Y <- 0.9 D^-1/2 A D^-1/2 Y + 0.1 Y_0``, fifty times from the one-hot labels ``Y_0`` of training nodes, by PyG's
-    operator; logits are the logarithms of the classes' shares, so that soft labels are these shares.
+    operator. Logits are the logarithms of the classes' shares, so soft labels are these shares.
 
-    A teacher for graphs whose features mislead. Nodes that no label reaches have equal shares. There is nothing to
-    train: of the settings of a teacher only the classes' number is read, and ``show`` gives it the labels.
+    A teacher for graphs with misleading features. Nodes that no label reaches have equal shares. There are no
+    parameters, and the only setting that is used is the number of classes. Call ``show`` to set the labels.
 
     Args:
-        in_channels, hidden_channels, num_layers, dropout, norm: checked as for other teachers, and not used.
+        in_channels, hidden_channels, num_layers, dropout, norm: checked as for other teachers, but not used.
         out_channels: number of classes.
     """
 
@@ -42,7 +42,7 @@ class LabelPropagation(ShownLabels, Teacher):
         self.propagation = Propagation(self.hops, alpha=0.9)
 
     def show(self, labels: Sequence[Tensor]) -> None:
-        """Labels of each graph that it may be asked about, int64 ``[N]``: a training node's class, -1 elsewhere."""
+        """Set the labels of each graph, int64 ``[N]``: the class of a training node, -1 for all other nodes."""
         self.register_labels(labels)
 
     @staticmethod

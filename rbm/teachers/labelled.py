@@ -1,16 +1,16 @@
-"""Epochs of a convolutional teacher on one graph, computing only the rows on which loss and accuracies depend.
+"""Training of a convolutional teacher on one graph that only computes the rows on which loss and accuracies depend.
 
-Three facts save work, and change no result but for the order of a sum:
+Three facts save work. They change results only by the order of summation:
 
-* Features stay, and aggregation and projection commute: ``A (X W^T) = (A X) W^T``. The first layer aggregates once for
-  all epochs, whichever of its sides is wider.
-* Weights move once an epoch. The first layer's product that evaluation makes after the step is the one that the next
-  training forward begins with.
+* Features are constant, and aggregation and projection commute: ``A (X W^T) = (A X) W^T``. The first layer aggregates
+  once for all epochs, whichever of its sides is wider.
+* Weights change once per epoch. The next training forward reuses the first layer's product from the evaluation after
+  the step.
 * The loss is a mean over labelled nodes, and the gradient of a hidden row that reaches none of them is zero. Forward
-  and backward go through the rows that do reach one: on Amazon Photo, where 160 of 7,650 nodes are labelled, four in
-  ten.
+  and backward only use rows that reach a labelled node: on Amazon Photo, with 160 of 7,650 nodes labelled, these are
+  four in ten.
 
-Dropout draws the mask of all rows, of which those that take part get theirs.
+Dropout draws a mask for all rows and applies the part for the rows that are used.
 """
 
 from typing import Protocol
@@ -29,36 +29,36 @@ from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 
 class Convolution(Protocol):
-    """A convolution whose projection can be called apart from its sums over neighbours."""
+    """A convolution whose projection can be called separately from the sums over neighbours."""
 
     def transform(self, aggregated: Tensor) -> Tensor:
-        """The output ``[B, H]`` of rows whose weighted sums over neighbours are ``aggregated [B, F]``."""
+        """The output ``[B, H]`` for the weighted sums over neighbours ``aggregated [B, F]``."""
 
     def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
         """The weight ``[H, F]`` and the bias ``[H]`` of :meth:`transform`."""
 
 
 class LabelledNodes:
-    """A teacher on a graph: logits of some nodes to train on, and of all nodes to evaluate.
+    """A teacher on a graph: logits of some nodes for training, and of all nodes for evaluation.
 
     Args:
-        teacher: one that :meth:`serves` approves of.
-        x: features of all nodes, ``[N, F]``. They stay as they are.
-        adjacency: CSR ``[N, N]``, as ``teacher.adjacency`` gives it.
-        nodes: int64 ``[B]``, the nodes to train on; None where none are, or by other means: then nothing that depends
-            on weights is kept. A fused Adam moves them and does not raise their versions.
+        teacher: teacher for which :meth:`serves` is true.
+        x: features of all nodes, ``[N, F]``, which must not change.
+        adjacency: CSR ``[N, N]``, the result of ``teacher.adjacency``.
+        nodes: int64 ``[B]``, the nodes to train on. None if this object is only used for evaluation: then it keeps
+            nothing that depends on weights, because a fused Adam changes weights without changing their versions.
     """
 
     def __init__(self, teacher: ConvTeacher, x: Rows, adjacency: Tensor, nodes: Tensor | None = None) -> None:
         self.teacher, self.x, self.adjacency = teacher, x, adjacency
-        # Sparse rows are projected before they are added up: their sums are dense.
+        # Sparse rows are projected before they are summed, because their sums would be dense.
         self.aggregated = None if isinstance(x, SparseRows) else spread(adjacency, x)
         self._known: tuple[list[int], Tensor] | None = None
         self.trains = nodes is not None
         if not self.trains:
             return
-        # reached[i] are the rows of layer i's output that the logits of the nodes depend on; parts[i] brings them to
-        # those of the layer after it.
+        # reached[i] are the rows of layer i's output on which the logits of the nodes depend; parts[i] aggregates them
+        # to the rows of the next layer.
         self.reached, self.parts = [nodes], []
         for _ in teacher.convs[1:]:
             self._go_back()
@@ -70,9 +70,10 @@ class LabelledNodes:
 
     @staticmethod
     def serves(teacher: nn.Module, x: object, adjacency: object) -> bool:
-        """Whether this is a teacher whose rows depend on their neighbours alone, on features that may be kept twice.
+        """Whether the rows of this teacher only depend on their neighbours, and its features are small enough to keep
+        their aggregation as well.
 
-        Under BatchNorm each row depends on all others. On a GPU dropout would draw other masks.
+        With BatchNorm each row depends on all others. On a GPU, dropout would draw different masks.
         """
         return (
             type(teacher) in (GraphSAGE, GCN)
@@ -84,7 +85,7 @@ class LabelledNodes:
 
     @torch.no_grad()
     def all_logits(self) -> Tensor:
-        """Logits of all nodes, ``[N, C]``, of a teacher in eval mode."""
+        """Logits of all nodes, ``[N, C]``; the teacher must be in eval mode."""
         if self.aggregated is None:
             return self.teacher(self.x, self.adjacency)
         _, *others = self.teacher.convs
@@ -106,17 +107,17 @@ class LabelledNodes:
         return h
 
     def _first_layer(self) -> Tensor:
-        """The first layer's output of the rows that reach the nodes to train on."""
+        """The first layer's output for the rows that reach the nodes to train on."""
         conv, reached = self.teacher.convs[0], self.reached[0]
         if self.aggregated is None:
             return conv(self.rows, self.first_part)
         with torch.no_grad():
             known = self._first_product()[reached]
-        self._known = None  # weights move now
+        self._known = None  # the next step changes the weights
         return known_product(*conv.transformation(), self.rows, known)
 
     def _first_product(self) -> Tensor:
-        """The first layer's output of all rows, ``[N, H]``: the last one, unless its parameters have moved since."""
+        """The first layer's output for all rows, ``[N, H]``, reused unless its parameters have changed."""
         conv = self.teacher.convs[0]
         versions = [parameter._version for parameter in conv.transformation()]
         if self._known is None or self._known[0] != versions:
@@ -124,13 +125,13 @@ class LabelledNodes:
         return self._known[1]
 
     def _go_back(self) -> None:
-        """One layer towards the features."""
+        """Add the rows and the submatrix of one more layer towards the features."""
         self.reached.insert(0, senders(self.adjacency, self.reached[0]))
         self.parts.insert(0, submatrix(self.adjacency, self.reached[1], self.reached[0]))
 
 
 def senders(adjacency: Tensor, rows: Tensor) -> Tensor:
-    """The columns in which some rows of a CSR matrix have entries, int64, ascending."""
+    """The columns in which given rows of a CSR matrix have entries, int64, ascending."""
     entries, _ = _entries(adjacency, rows)
     found = torch.zeros(adjacency.shape[1], dtype=torch.bool)
     found[adjacency.col_indices()[entries]] = True
@@ -138,7 +139,7 @@ def senders(adjacency: Tensor, rows: Tensor) -> Tensor:
 
 
 def submatrix(adjacency: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The CSR matrix of some rows, int64, and of ascending columns, int64, which hold all of the rows' entries."""
+    """The CSR submatrix of int64 rows and ascending int64 columns, which must include all entries of these rows."""
     entries, crow = _entries(adjacency, rows)
     place = torch.zeros(adjacency.shape[1], dtype=torch.int64)
     place[columns] = torch.arange(len(columns))
@@ -147,7 +148,7 @@ def submatrix(adjacency: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _entries(adjacency: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of the rows' entries among all entries of a CSR matrix; and where each row begins among these places."""
+    """Positions of the rows' entries among all entries of a CSR matrix, and the start of each row in this list."""
     crow = adjacency.crow_indices()
     counts = crow.diff()[rows]
     own = F.pad(counts.cumsum(0), (1, 0))

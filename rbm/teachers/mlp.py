@@ -1,4 +1,4 @@
-"""An MLP teacher, which uses no edge, and APPNP, which propagates an MLP's outputs along the edges."""
+"""An MLP teacher, which uses no edges, and APPNP, which propagates an MLP's outputs along the edges."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from rbm.teachers.gcn import GCN
 
 
 class _Dense(Linear):
-    """A linear layer in the place of a convolution."""
+    """A linear layer with the interface of a convolution."""
 
     def forward(self, x: Rows, adjacency: object) -> Tensor:
         return super().forward(x)
@@ -21,7 +21,7 @@ class _Dense(Linear):
 class MLP(ConvTeacher):
     """``h' = W h + b``, then norm, ReLU, dropout; the last layer is plain. Edges are accepted and ignored.
 
-    A teacher for graphs whose edges mislead. ``embed`` gives the last hidden layer before norm and ReLU.
+    A teacher for graphs with misleading edges. ``embed`` returns the last hidden layer before norm and ReLU.
     """
 
     hops = 0
@@ -42,7 +42,7 @@ class APPNP(MLP):
     """An MLP's logits ``Z``, spread by personalised PageRank (Gasteiger et al., Predict then Propagate, ICLR 2019).
 
     ``L <- 0.9 D^-1/2 (A + I) D^-1/2 L + 0.1 Z``, ten times from ``L = Z``, by PyG's operator; self-loops are added
-    here. The publication also drops edges and features out in training; here hidden layers alone are.
+    here. The publication also applies dropout to edges and features; here it only applies to hidden layers.
     """
 
     hops = 10

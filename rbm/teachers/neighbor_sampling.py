@@ -1,6 +1,6 @@
-"""Batches of a graph that is too large for one pass of a teacher: some training nodes, with neighbours drawn for them.
+"""Batches for graphs that are too large for one pass of a teacher: training nodes with sampled neighbours.
 
-PyTorch Geometric draws them with a library of its own, pyg-lib or torch-sparse, which has to fit the installed PyTorch.
+PyTorch Geometric needs pyg-lib or torch-sparse for sampling, in a version for the installed PyTorch.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ class Sample(NamedTuple):
     """A part of a graph.
 
     Attributes:
-        nodes: int64 ``[n]``, ids in the graph; those that the batch is about come first.
+        nodes: int64 ``[n]``, ids in the graph; the training nodes of the batch come first.
         edges: int64 ``[2, m]``, positions in ``nodes``; messages flow from row 0 to row 1.
-        count: how many nodes the batch is about.
+        count: number of training nodes in the batch.
     """
 
     nodes: Tensor
@@ -28,25 +28,25 @@ class Sample(NamedTuple):
 
 
 class NeighborBatches:
-    """An epoch's batches, drawn anew each time that one goes through them.
+    """The batches of an epoch, sampled anew in each iteration.
 
     Args:
         graph: the observed graph, on any device.
         nodes: int64, the training nodes.
-        sampling: see :class:`rbm.config.SamplingConfig`; its ``batch_size`` is positive.
-        num_layers: of the teacher, which sees as many hops.
+        sampling: see :class:`rbm.config.SamplingConfig`; its ``batch_size`` must be positive.
+        num_layers: number of layers of the teacher, which is the number of sampled hops.
 
     Raises:
-        ValueError: neither pyg-lib nor torch-sparse is installed, or ``fan_out`` has another number of layers.
+        ValueError: neither pyg-lib nor torch-sparse is installed, or ``fan_out`` is for another number of layers.
     """
 
     def __init__(self, graph: Data, nodes: Tensor, sampling: SamplingConfig, num_layers: int) -> None:
         check_sampler(sampling)
-        # Imported here: PyG's loaders take their time, and few teachers need one.
+        # Imported here: PyG's loaders are slow to import, and few teachers need them.
         from torch_geometric.loader import NeighborLoader
 
         self.device, self.count = graph.x.device, len(nodes)
-        # Features stay where they are, sparse ones too: a batch takes its rows by their ids.
+        # Features are not copied, not even sparse ones: a batch indexes their rows by id.
         structure = Data(edge_index=graph.edge_index.cpu(), num_nodes=graph.num_nodes)
         self.loader = NeighborLoader(
             structure,
@@ -62,7 +62,7 @@ class NeighborBatches:
 
 
 def check_sampling(config: Config) -> None:
-    """Raise ValueError where a teacher shall be trained in batches and cannot be."""
+    """Raise ValueError if the configuration asks for sampled batches and the teacher cannot be trained in batches."""
     if config.sampling.batch_size == 0:
         return
     if config.teacher.name in ATTENTION_TEACHERS:
@@ -75,7 +75,7 @@ def check_sampling(config: Config) -> None:
 
 
 def check_sampler(sampling: SamplingConfig) -> None:
-    """Raise ValueError where PyG has nothing to draw neighbours with."""
+    """Raise ValueError if PyG has no library for sampling neighbours."""
     if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
         raise ValueError(
             f"sampling.batch_size is {sampling.batch_size}, but PyTorch Geometric's sampler is not installed: pip"

@@ -1,4 +1,4 @@
-"""The outputs of a trained teacher that students learn from: soft labels, hidden rows, entropies under noise."""
+"""The outputs of a trained teacher for students: soft labels, hidden rows, changes of entropy under noise."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,16 +19,16 @@ from rbm.utils.distributed import broadcast_from_rank0, once
 
 @dataclass(frozen=True, eq=False)
 class TeacherOutputs:
-    """A teacher's answers on the observed graph (and on the full one), as students take them.
+    """A teacher's outputs on the observed graph and on the full graph.
 
     Attributes:
-        soft_labels: logits of the observed nodes, ``[N_observed, C]``. In the inductive setting the teacher saw the
-            observed graph alone, so unseen nodes have no rows here.
-        logits: on the full graph, ``[N, C]``.
+        soft_labels: logits of the observed nodes, ``[N_observed, C]``. Unseen nodes have no rows here: in the inductive
+            setting, a teacher module computes these logits on the observed graph only.
+        logits: logits on the full graph, ``[N, C]``.
         result: accuracies, as in ``summary.json``.
-        module: the teacher, or None where there are logits alone.
-        observed: the observed graph, which ``module`` is asked about.
-        hidden: the last hidden layer, ``[N_observed, H]``, where no module is there to ask for it.
+        module: the teacher, or None if only logits are known.
+        observed: the observed graph, the input of ``module``.
+        hidden: the last hidden layer, ``[N_observed, H]``, if there is no module to compute it.
     """
 
     soft_labels: Tensor
@@ -40,8 +40,8 @@ class TeacherOutputs:
     _changes: dict[tuple, Tensor] = field(default_factory=dict)
 
     def entropy_change(self, config: ReliabilityConfig, seed: int) -> Tensor:
-        """``[N_observed]`` in [0, 1], see :func:`entropy_change`; zeros, which trust every node, where there is no
-        module to disturb the input of. Computed once for all students.
+        """``[N_observed]`` in [0, 1], see :func:`entropy_change`; zeros, which mean full trust, if there is no module.
+        Computed once for all students.
         """
         if self.module is None:
             return torch.zeros(len(self.soft_labels), device=self.soft_labels.device)
@@ -57,7 +57,7 @@ class TeacherOutputs:
         """The teacher's last hidden layer, ``[N_observed, H]``.
 
         Raises:
-            ValueError: it shows none; the message begins with the ``reason``, the setting that asks for it.
+            ValueError: it is not available. The message begins with ``reason``, the setting that needs it.
         """
         if self.hidden is not None:
             return self.hidden
@@ -83,13 +83,13 @@ def entropy_change(
     squared: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """How much noise on all features changes the entropy of each node's soft label, relative to the most changed node.
+    """Change of the entropy of each node's soft label under noise on all features, divided by the largest change.
 
-    Mean over ``num_samples`` draws of ``|H(y~) - H(y)|`` (``squared``: of its square, the paper's Eq. 9), natural
-    logarithms, the teacher in eval mode.
+    Mean over ``num_samples`` draws of ``|H(y~) - H(y)|``, or of its square if ``squared`` (the paper's Eq. 9), with
+    natural logarithms and the teacher in eval mode.
 
     Returns:
-        ``[N]`` in [0, 1] on the graph's device; all zeros where no entropy changes.
+        ``[N]`` in [0, 1] on the graph's device; all zeros if no entropy changes.
     """
     rows = in_single_precision(graph.x)
     x = rows.to_dense() if isinstance(rows, SparseRows) else rows
@@ -99,7 +99,7 @@ def entropy_change(
     with evaluating(teacher):
         calm = _entropy(teacher(features_for(teacher, graph.x), edges))
         for _ in range(num_samples):
-            # Drawn on the CPU: every device sees the same noise.
+            # Drawn on the CPU, so that every device gets the same noise.
             noise = torch.empty(x.shape).normal_(0.0, noise_std, generator=generator).to(x)
             difference = (_entropy(teacher(noise.add_(x), edges)) - calm).abs()
             change += difference.square() if squared else difference
@@ -113,10 +113,10 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def outputs_from_logits(logits: Tensor, split: GraphSplit) -> TeacherOutputs:
-    """From logits ``[N, C]`` on the full graph alone."""
+    """Outputs from logits ``[N, C]`` on the full graph."""
     check_logits(logits, split.graph.num_nodes, logits.shape[-1])
     logits = logits.detach().to(split.graph.x.device, torch.float32)
-    # Where all nodes are observed, they stay where they are: a graph's logits may take most of its memory.
+    # No copy if all nodes are observed: logits may take most of a graph's memory.
     soft_labels = logits if split.observed is split.graph else logits[split.observed_nodes]
     return TeacherOutputs(soft_labels, logits, _given_result(soft_labels, logits, split))
 
@@ -125,7 +125,7 @@ def outputs_from_logits(logits: Tensor, split: GraphSplit) -> TeacherOutputs:
 def outputs_from_module(
     teacher: nn.Module, split: GraphSplit, classes: int, result: dict[str, Any] | None = None
 ) -> TeacherOutputs:
-    """From a trained module ``teacher(x, edge_index) -> logits [N, C]``; ``result`` is that of its training."""
+    """Outputs from a trained module ``teacher(x, edge_index) -> logits [N, C]``; ``result`` is that of its training."""
     full, observed = split.graph, split.observed
     with evaluating(teacher):
         logits = teacher(features_for(teacher, full.x), edges_for(teacher, full))

@@ -1,4 +1,4 @@
-"""The outputs of the teacher that a user names or gives: built, trained or taken from the cache, evaluated once."""
+"""Prepares the outputs of the teacher of a run: builds, trains or loads the teacher, and evaluates it once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -34,13 +34,13 @@ def prepare_teacher(
     """The outputs of the teacher from which students learn.
 
     Args:
-        teacher: a trained module; logits ``[N, C]``; or None, for the one that the configuration describes.
+        teacher: a trained module; logits ``[N, C]``; or None to train the teacher of the configuration.
         split: the graph, and what training may see of it.
-        config: of the run.
+        config: configuration of the run.
         classes: C.
-        run: keeps the trained teacher, and has it where the run is resumed.
-        cache: has it where another run trained just the same.
-        progress: shows its training.
+        run: folder that the trained teacher is saved in, and loaded from if the run is resumed.
+        cache: cache with the teacher if another run has trained the same one.
+        progress: display of the training.
     """
     if isinstance(teacher, Tensor):
         return outputs_from_logits(teacher, split)
@@ -60,7 +60,7 @@ def prepare_teacher(
 def _ask(
     teacher: nn.Module, split: GraphSplit, classes: int, result: dict[str, Any] | None
 ) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor, dict[str, Any]]]:
-    """Everything that other ranks need: the teacher's state, and its soft labels, logits and result."""
+    """What other ranks need: the teacher's state, and its soft labels, logits and result."""
     outputs = outputs_from_module(teacher, split, classes, result)
     return teacher.state_dict(), (outputs.soft_labels, outputs.logits, outputs.result)
 
@@ -68,16 +68,16 @@ def _ask(
 def _train(
     teacher: Teacher, split: GraphSplit, config: Config, run: RunFolder | None, cache: Cache, progress: Progress
 ) -> dict[str, Any]:
-    """Train ``teacher``, or take it from the run folder or from the cache; its result."""
+    """Train ``teacher``, or load it from the run folder or the cache, and return its result."""
 
     def fit() -> dict[str, Any]:
         network = config.teacher
-        if isinstance(teacher, LabelPropagation):  # its output is known at once
+        if isinstance(teacher, LabelPropagation):  # nothing to train
             network = replace(network, max_epochs=1)
         return fit_phase("teacher", build_teacher_trainer(teacher, split, config), network, run, progress)
 
     if run is not None and run.finished("teacher") is not None:
-        return fit()  # a run folder keeps a teacher of its own
+        return fit()  # loads the teacher of the run folder
     result = cached_teacher(teacher, split, config, cache, fit, progress)
     if run is not None:
         run.save_phase("teacher", teacher, result)
@@ -92,15 +92,15 @@ def cached_teacher(
     train: Callable[[], dict[str, Any]],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Train ``teacher`` by ``train()``, which returns its result, unless the cache holds one trained just so."""
+    """Train ``teacher`` with ``train()``, which returns its result, unless the cache contains the same training."""
     return cached_phase("teacher", teacher, *_made_from(split, config), train, cache, progress)
 
 
 def _made_from(split: GraphSplit, config: Config) -> tuple[dict[str, Any], list[Tensor]]:
-    """What a trained teacher depends on: its settings, and tensors."""
+    """What a trained teacher depends on: settings and tensors."""
     graph = split.observed
     settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
-    # Unseen nodes do not train a teacher, but its test accuracy is theirs.
+    # Unseen nodes do not affect the training, but define the test accuracy.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
     return settings, inputs
@@ -109,14 +109,15 @@ def _made_from(split: GraphSplit, config: Config) -> tuple[dict[str, Any], list[
 def share_training(
     splits: Sequence[GraphSplit], wanted: int, config: Config, classes: int, cache: Cache, progress: Progress
 ) -> None:
-    """Train one teacher for several splits, and leave in the cache what a training on each of them would have left.
+    """Train one teacher for several splits, and write to the cache what separate trainings would have written.
 
-    The splits differ in their validation and test nodes alone, and none hides nodes. So their trainings have the same
-    epochs, and each split chooses and ends for itself. Nothing is done where the cache holds the ``wanted`` one.
+    The splits must only differ in their validation and test nodes, and must not have unseen nodes. Their trainings then
+    have the same epochs, but each split has its own selected epoch and early stopping. Nothing is done if the cache
+    already contains the teacher of the ``wanted`` split.
 
     Raises:
         FloatingPointError: the loss is no longer finite.
-        OutOfTimeError: a :func:`rbm.training.loop.time_limit` is over.
+        OutOfTimeError: a :func:`rbm.training.loop.time_limit` has passed.
     """
     if cache.holds("teacher", *_made_from(splits[wanted], config)):
         return
@@ -141,7 +142,7 @@ def share_training(
 
 
 def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:
-    """The untrained teacher that the configuration describes, on the graph's device."""
+    """Build the untrained teacher of the configuration on the graph's device."""
     section, attention = config.teacher, config.attention
     shape = {name: getattr(section, name) for name in ("hidden_channels", "num_layers", "dropout", "norm")}
     if section.name in ATTENTION_TEACHERS:
@@ -160,7 +161,7 @@ def build_configured_teacher(config: Config, split: GraphSplit, classes: int) ->
 
 
 def training_labels(split: GraphSplit) -> tuple[Tensor, Tensor]:
-    """Classes of the observed training nodes, -1 for all others: int64 ``[N_observed]`` and ``[N]``."""
+    """Classes of the observed training nodes, -1 for all other nodes: int64 ``[N_observed]`` and ``[N]``."""
     observed = split.observed.y.masked_fill(~split.observed.train_mask, -1)
     full = split.graph.y.new_full((split.graph.num_nodes,), -1)
     full[split.observed_nodes.to(full.device)] = observed

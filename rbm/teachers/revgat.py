@@ -1,4 +1,4 @@
-"""RevGAT: attention in reversible blocks, so that the memory of training does not grow with depth."""
+"""RevGAT: attention in reversible blocks, with which training memory does not grow with depth."""
 
 import torch
 from torch import Tensor, nn
@@ -12,24 +12,24 @@ class RevGAT(AttentionTeacher):
     """Graph attention with reversible hidden layers (Li et al., Training Graph Neural Networks with 1000 Layers, ICML
     2021), which the paper calls RevGNN.
 
-    The channels of a hidden layer are parted into groups ``x_1 .. x_g``. A layer computes ``y_1 = x_1 + f_1(x_2 + ... +
-    x_g)`` and ``y_i = x_i + f_i(y_{i-1})``, from which the ``x_i`` can be had back: nothing of a layer is kept for the
-    backward pass, which computes it again. Each ``f`` is norm, ReLU, dropout and attention on a group's channels. One
-    dropout mask serves all hidden layers of a forward, and all groups of a layer leave out the same edges.
+    The channels of a hidden layer are split into groups ``x_1 .. x_g``. A layer computes ``y_1 = x_1 + f_1(x_2 + ... +
+    x_g)`` and ``y_i = x_i + f_i(y_{i-1})``, from which the ``x_i`` can be recovered. Layers therefore store nothing for
+    the backward pass, which recomputes them. Each ``f`` is norm, ReLU, dropout and attention on a group's channels. All
+    hidden layers of a forward share one dropout mask, and all groups of a layer drop the same edges.
 
-    Public settings for ogbn-arxiv: 5 layers (3 of them reversible), 256 channels a head, 3 heads, 2 groups, dropout
-    0.75, input dropout 0.25, edge dropout 0.3. Two layers have no reversible one between them.
+    Public settings for ogbn-arxiv: 5 layers (3 of them reversible), 256 channels per head, 3 heads, 2 groups, dropout
+    0.75, input dropout 0.25, edge dropout 0.3. With two layers there is no reversible layer.
 
     Args:
         in_channels, hidden_channels, out_channels, dropout, norm, heads, input_dropout, edge_dropout: see
             :class:`~rbm.teachers.attention.AttentionTeacher`.
-        num_layers: number of convolutions one after another, at least 2: the first, the reversible ones, the last.
-        groups: parts of the channels, at least 2; it divides ``hidden_channels``.
-        reversible: False keeps what the backward pass needs, as any other network does. A step then takes about 60 % of
-            the time, and the gradients are the same.
+        num_layers: number of consecutive convolutions, at least 2: the first, the reversible ones, the last.
+        groups: number of groups of channels, at least 2; it must divide ``hidden_channels``.
+        reversible: False stores activations for the backward pass, like any other network. A step then takes about 60 %
+            of the time, with the same gradients.
 
     Raises:
-        ValueError: as its base class, or groups that do not fit.
+        ValueError: as its base class, or ``groups`` is not valid.
     """
 
     def __init__(
@@ -63,19 +63,20 @@ class RevGAT(AttentionTeacher):
         if self.training and self.dropout.p > 0 and self.blocks:
             mask = dropout(torch.ones_like(h), self.dropout.p)
         for block in self.blocks:
-            # What a block needs again in the backward pass goes in from outside: the seed, and not the edges it means.
+            # Blocks get everything random as arguments, for the recomputation in the backward pass. The seed replaces
+            # the dropped edges.
             h = block(h, edges, mask, draw_seed() if self.training and self.edge_dropout > 0 else None)
         return h
 
 
 class Block(nn.Module):
-    """``f`` of one group: norm, ReLU, dropout by a given mask, attention along the edges that a seed leaves.
+    """``f`` of one group: norm, ReLU, dropout with a given mask, and attention along the edges that a seed selects.
 
     Args:
         out_channels: width of each head; input and output are ``heads * out_channels`` wide.
         heads: attention heads.
         norm: ``"none"``, ``"batch"`` or ``"layer"``.
-        edge_dropout: probability with which an edge is left out.
+        edge_dropout: probability of dropping an edge.
     """
 
     def __init__(self, out_channels: int, heads: int, norm: str, edge_dropout: float) -> None:

@@ -1,4 +1,4 @@
-"""GraphSAGE with the "gcn" aggregator: a node and its in-neighbours count alike in one mean."""
+"""GraphSAGE with the "gcn" aggregator: one mean over a node and its in-neighbours, with equal weights."""
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,10 @@ from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
 
 
 class _MeanConv(SAGEConv):
-    """PyG's convolution over a row-normalised adjacency: a weighted sum there is the mean of the in-neighbours.
+    """PyG's convolution over a row-normalised adjacency, with which a weighted sum is the mean of the in-neighbours.
 
-    Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated, and sparse
-    rows are projected first. ``transform`` and ``transformation``: see :class:`rbm.teachers.labelled.Convolution`.
+    Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated. Sparse rows
+    are always projected first. ``transform`` and ``transformation``: see :class:`rbm.teachers.labelled.Convolution`.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -40,8 +40,8 @@ class _MeanConv(SAGEConv):
 class GraphSAGE(ConvTeacher):
     """``h_i' = W (h_i + sum_{j -> i} h_j) / (in-degree(i) + 1) + b``, then norm, ReLU, dropout; the last is plain.
 
-    Equal to PyG's ``SAGEConv(aggr="mean", root_weight=False)`` on edges with one more self-loop for each node (added
-    here), and to DGL's ``SAGEConv(aggregator_type="gcn")``. ``embed`` gives the last hidden layer before norm and ReLU.
+    Equal to PyG's ``SAGEConv(aggr="mean", root_weight=False)`` with one more self-loop per node (added here), and to
+    DGL's ``SAGEConv(aggregator_type="gcn")``. ``embed`` returns the last hidden layer before norm and ReLU.
     """
 
     @staticmethod

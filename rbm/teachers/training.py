@@ -1,4 +1,4 @@
-"""One epoch of a teacher: a step on the whole observed graph, or one for each batch of its training nodes."""
+"""Trainers of teachers: an epoch is one step on the whole observed graph, or one step per batch of training nodes."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
 
 
 class TeacherTrainer(Trainer):
-    """A teacher learns the hard labels of the observed graph, full batch."""
+    """Trains a teacher on the hard labels of the observed graph, full batch."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
         self.model, self.split, self.config = model, split, config
@@ -21,7 +21,7 @@ class TeacherTrainer(Trainer):
         self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
         self.full_x = features_for(model, split.full_rows)
         self.observed_x = features_for(model, split.observed_rows) if len(split.unseen_nodes) else self.full_x
-        # What their epochs share, where it can be shared.
+        # Results that epochs share, if the teacher allows it.
         self.observed = self.full = None
         if LabelledNodes.serves(model, self.observed_x, self.observed_edges):
             self.observed = LabelledNodes(model, self.observed_x, self.observed_edges, self.nodes_of_a_step())
@@ -29,7 +29,7 @@ class TeacherTrainer(Trainer):
             self.full = LabelledNodes(model, self.full_x, self.full_edges)
 
     def nodes_of_a_step(self) -> Tensor | None:
-        """The nodes, int64 ``[B]``, that a step on the whole observed graph trains on; None: no such step."""
+        """The training nodes of a step on the whole observed graph, int64 ``[B]``; None without such a step."""
         return self.split.observed.train_mask.nonzero().flatten()
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -44,7 +44,7 @@ class TeacherTrainer(Trainer):
         return loss.item()
 
     def loss(self) -> Tensor:
-        """Of one pass over the observed graph."""
+        """The loss of one pass over the observed graph."""
         graph = self.split.observed
         if self.observed:
             logits = self.observed.logits()
@@ -54,12 +54,12 @@ class TeacherTrainer(Trainer):
 
     @torch.no_grad()
     def logits(self) -> tuple[Tensor, Tensor]:
-        """Of the observed nodes, ``[N_observed, C]``, and of all, ``[N, C]``."""
+        """Logits of the observed nodes, ``[N_observed, C]``, and of all nodes, ``[N, C]``."""
         observed, full = self.observed, self.full
         logits = observed.all_logits() if observed else self.model(self.observed_x, self.observed_edges)
         if not len(self.split.unseen_nodes):
             return logits, logits
-        # Unseen nodes come with their edges, after training: only they need the full graph.
+        # Only unseen nodes, which come with their edges after training, need the full graph.
         return logits, full.all_logits() if full else self.model(self.full_x, self.full_edges)
 
     def evaluate(self) -> Accuracies:
@@ -67,7 +67,7 @@ class TeacherTrainer(Trainer):
 
 
 class SampledTrainer(TeacherTrainer):
-    """The same in batches of training nodes and neighbours drawn around them, an optimiser step each."""
+    """Trains in batches of training nodes with sampled neighbours, one optimiser step per batch."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
         super().__init__(model, split, config)
@@ -90,7 +90,7 @@ class SampledTrainer(TeacherTrainer):
 
 
 class AttentionTrainer(TeacherTrainer):
-    """The recipe of RevGAT and DRGAT: RMSprop with a warm-up, a loss that saturates, labels as input where asked."""
+    """The recipe of RevGAT and DRGAT: RMSprop with a warm-up, and optionally a saturating loss and labels as input."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         teacher = self.config.teacher
@@ -117,14 +117,14 @@ class NothingToTrain(TeacherTrainer):
     """Trainer of label propagation, which has no weights: an epoch evaluates it once."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD([torch.zeros(1)], lr=1.0)  # a checkpoint asks for one, and none may be empty
+        return torch.optim.SGD([torch.zeros(1)], lr=1.0)  # checkpoints need an optimiser, which cannot be empty
 
     def train_epoch(self, epoch: int) -> float:
         return 0.0
 
 
 def build_teacher_trainer(model: nn.Module, split: GraphSplit, config: Config) -> TeacherTrainer:
-    """The trainer of the teacher that the configuration names."""
+    """Build the trainer of the configuration's teacher."""
     if isinstance(model, LabelPropagation):
         return NothingToTrain(model, split, config)
     if config.sampling.batch_size > 0:

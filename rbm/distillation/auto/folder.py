@@ -1,10 +1,10 @@
-"""The files of a search in its run folder: its description and trials, so that it can be resumed, and its outcome.
+"""The files of a search in its run folder: description and trials, from which it can be resumed, and the result.
 
 ==================  ====================================================================
-``auto.yaml``       what is searched, and at the end what was chosen
-``auto.db``         the trials, as Optuna keeps them (SQLite)
-``auto.csv``        a row a trial
-``config.yaml``     the chosen configuration; the run then goes on as any other
+``auto.yaml``       description of the search and, when it has finished, the choice
+``auto.db``         Optuna's database of trials (SQLite)
+``auto.csv``        one row per trial
+``config.yaml``     the chosen configuration, with which the run continues
 ==================  ====================================================================
 """
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 _STUDY = "auto"
 BEGUN = "auto.yaml"
 _MAY_CHANGE = ("budget", "config.root", "halves")
-_HALVES = "paired"  # a former version drew other halves, and kept no answers
-# An SQLite database, and the file beside it that a kill may leave.
+_HALVES = "paired"  # an earlier version drew different halves and did not store answers
+# With the journal that SQLite may leave behind when the process is killed.
 _FILES = ("auto.db", "auto.db-journal", "auto.csv")
 
 
 class AutoFolder:
-    """The search of one run folder, which no other process may write to meanwhile.
+    """The search of one run folder. No other process may write to the folder at the same time.
 
     Attributes:
         path: the run folder.
-        description: what is searched.
-        chosen: as ``auto.yaml`` has it where the search is over, or None.
+        description: settings that define the search, see :func:`describe`.
+        chosen: the choice from ``auto.yaml``; None until the search has finished.
     """
 
     def __init__(self, path: Path, description: dict[str, Any], *, resume: bool) -> None:
@@ -67,16 +67,16 @@ class AutoFolder:
 
     @contextmanager
     def study(self) -> Iterator["Study"]:
-        """Optuna's trials."""
+        """Optuna's study with the stored trials."""
         with open_trials(self.path / "auto.db", "use another --out, or --overwrite") as storage:
             yield new_study(storage)
 
     def note(self, search: Search) -> None:
-        """Write ``auto.csv`` as of now."""
+        """Write the present state to ``auto.csv``."""
         write_csv(self.path / "auto.csv", rows(search))
 
     def end(self, config: Config, chosen: dict[str, Any]) -> None:
-        """The search is over: write what was chosen, and the configuration of the run that follows."""
+        """End the search: write the choice and the configuration of the run that follows."""
         self._write({"chosen": chosen})
         list_file(self.path / "config.yaml")
         write_text(self.path / "config.yaml", config.to_yaml())
@@ -88,11 +88,11 @@ class AutoFolder:
 
 @contextmanager
 def open_auto(path: Path, description: dict[str, Any], *, resume: bool, overwrite: bool) -> Iterator[AutoFolder]:
-    """The search of a run folder.
+    """Open the search of a run folder.
 
     Raises:
-        FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
-        ValueError: ``resume`` of another search than the folder holds.
+        FileExistsError, FileNotFoundError: the folder already contains a run, or there is none to resume.
+        ValueError: the search to resume differs from the search in the folder.
         BlockingIOError: another process has the folder open.
     """
     check_place(path, resume, overwrite, BEGUN)
@@ -102,7 +102,7 @@ def open_auto(path: Path, description: dict[str, Any], *, resume: bool, overwrit
 
 
 def new_study(storage: Any = None) -> "Study":
-    """A study of a storage, or in memory: its trials are given up by successive halving."""
+    """A study in a storage, or in memory, that prunes trials by successive halving."""
     optuna = import_optuna()
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
     verbosity = optuna.logging.get_verbosity()
@@ -124,8 +124,8 @@ def read_begun(path: Path | str) -> dict[str, Any]:
     """``auto.yaml`` of a run folder.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged.
     """
     file = Path(path) / BEGUN
     found = read_yaml("search", file)
@@ -135,7 +135,7 @@ def read_begun(path: Path | str) -> dict[str, Any]:
 
 
 def read_chosen(path: Path | str | None) -> dict[str, Any] | None:
-    """What the search of a run folder has chosen; None where there was none, or there is no folder."""
+    """The choice of the search of a run folder; None without a folder, a search or a choice."""
     return None if path is None or not (Path(path) / BEGUN).is_file() else read_begun(path).get("chosen")
 
 
@@ -145,16 +145,16 @@ def config_of(description: dict[str, Any]) -> Config:
 
 
 def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> dict[str, Any]:
-    """The settings that define a search; of these only :data:`_MAY_CHANGE` may differ where it is resumed.
+    """The settings that define a search. When it is resumed, only :data:`_MAY_CHANGE` may differ.
 
     Args:
-        space: what may be chosen.
-        run: methods that the run trains at its end.
+        space: search space.
+        run: methods that the run trains after the search.
         budget: seconds.
-        graph: a fingerprint of it.
+        graph: fingerprint of the graph.
     """
     what = {"halves": _HALVES, "methods": list(space.methods), "run": list(run), "teacher": space.teacher}
-    if space.features_only:  # searches of earlier versions lack it
+    if space.features_only:  # absent in searches of earlier versions
         what["features_only"] = True
     return {**what, "budget": budget, "graph": graph, "config": asdict(space.given)}
 

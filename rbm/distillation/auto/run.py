@@ -1,4 +1,4 @@
-"""The search before a run: from a graph and a budget of time to a configuration."""
+"""The search before a run, which finds a configuration for a graph within a time budget."""
 
 import copy
 import re
@@ -41,10 +41,10 @@ class Chosen:
     """Result of a search.
 
     Attributes:
-        config: the configuration that the run is to have.
-        told: the facts on the search that the verdict reports, see :func:`told`.
-        seconds: that all trainings of the search took.
-        rows: a dictionary a trial, as in ``auto.csv``; None where an earlier process has ended the search.
+        config: the chosen configuration of the run.
+        told: facts about the search for the verdict, see :func:`told`.
+        seconds: duration of all trainings of the search.
+        rows: one dictionary per trial, as in ``auto.csv``; None if the search was finished by an earlier process.
     """
 
     config: Config
@@ -55,14 +55,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Judge:
-    """Trains points on halves of a graph's validation nodes; the test set is not in it.
+    """Trains points on halves of a graph's validation nodes, without the test set.
 
     Attributes:
         train: :func:`rbm.distillation.distill.distill`.
-        observed: what training may see of the graph, labels of test nodes taken out.
+        observed: what training may see of the graph, without the labels of test nodes.
         classes: C.
-        space: gives the configuration of a point.
-        teacher: a trained module, or None for those that the points name.
+        space: search space, for the configuration of a point.
+        teacher: a trained module, or None to train the teachers of the points.
         cache: folder of trained teachers and encodings, or None.
     """
 
@@ -74,12 +74,12 @@ class Judge:
     cache: Path | None = None
 
     def __call__(self, point: Point, half: int) -> str:
-        """Which held-out nodes a student answers right, at the epoch that the other half chose: a character for each
-        validation node, ``1`` right, ``0`` wrong, ``-`` not held out. Empty where the values do not go together, the
-        loss does not stay finite, or memory does not suffice.
+        """Answers of the student on the held-out half, at the epoch that the other half selects: one character per
+        validation node, ``1`` correct, ``0`` wrong, ``-`` not held out. Empty if the values are not compatible, the
+        loss is not finite, or memory runs out.
         """
         try:
-            config = replace(self.space.config(point), evaluate_on="test")  # the held-out half stands for the test set
+            config = replace(self.space.config(point), evaluate_on="test")  # the held-out half is the test set
         except ValueError:
             return ""
         graph = self._half(config, half)
@@ -91,7 +91,7 @@ class Judge:
                 self.teacher,
                 config=config,
                 methods=[point["method"]],
-                labels_alone=trains_teacher and config.distill.source == "auto",  # which asks for that MLP
+                labels_alone=trains_teacher and config.distill.source == "auto",  # auto needs that MLP
                 cache=self.cache,
                 measure_latency=False,
                 console=None,
@@ -112,12 +112,13 @@ class Judge:
         return "".join("-01"[each] for each in right[validation].tolist())
 
     def _half(self, config: Config, half: int) -> Data:
-        """Halves come in pairs, one the rest of the other: two judge each validation node once, four twice."""
+        """Halves come in complementary pairs: two halves contain each validation node once, four twice."""
         return halved(self.observed, self.classes, config.seed + half // 2, other=half % 2 == 1)
 
     def _share_teacher(self, config: Config, half: int) -> None:
-        """In the transductive setting halves differ in which nodes choose the epoch and which judge: one training gives
-        the teachers of all. An unseen half is not in the graph, so that each of these has a training of its own.
+        """In the transductive setting, halves only differ in which nodes select the epoch and which are held out, so
+        one training gives the teachers of all halves. In the inductive setting, the held-out half is not in the graph,
+        so each half needs its own training.
         """
         untrained = self.teacher is not None or config.teacher.name in ("logits", "label_propagation")
         if self.cache is None or config.setting != "transductive" or untrained:
@@ -147,13 +148,14 @@ def choose(
 ) -> Chosen:
     """Search for a configuration within a budget of time.
 
-    ``train`` is :func:`rbm.distill` itself, which trains every trial. ``teacher`` is a trained module for all trials,
-    or None; ``teacher_name`` that of all trials, or None where it is to be chosen. ``methods`` are searched, and
-    ``run`` trained afterwards. ``budget`` is in seconds. The other arguments are those of :func:`rbm.distill`.
+    ``train`` is :func:`rbm.distill`, which trains every trial. ``teacher`` is a trained module for all trials, or None.
+    ``teacher_name`` is the name of the teacher of all trials, or None to search for it. ``methods`` are searched;
+    ``run`` are the methods trained afterwards. ``budget`` is in seconds. The other arguments are those of
+    :func:`rbm.distill`.
 
     Raises:
-        ValueError: Optuna is not installed, several processes train together, or the folder holds another search.
-        FileExistsError, FileNotFoundError: there is a run in the folder, or none to resume.
+        ValueError: Optuna is not installed, several processes train together, or the folder contains another search.
+        FileExistsError, FileNotFoundError: the folder already contains a run, or there is none to resume.
         BlockingIOError: another process has the folder open.
     """
     import_optuna()
@@ -203,13 +205,13 @@ def told(search: Search) -> dict[str, Any]:
     """The outcome of a search, as the verdict and ``summary.json`` report it.
 
     Returns:
-        ``budget`` in seconds; ``trials``, ``complete`` and ``given_up``; ``halves`` of a complete trial; ``choice``,
-        the point that was chosen, ``changed``, what of it differs from the start that it names, and its ``accuracy``;
-        ``given_accuracy``, the best of the configuration that the search started from; ``gain``, what the best trial is
-        ahead of it, and the ``error`` of that (:class:`rbm.distillation.auto.trials.Lead`); ``corrected``, the expected
-        gain without the optimism of choosing the best (:func:`rbm.distillation.auto.trials.corrected_gain`), by which
-        the search decides; ``tried``, how many other points there were. Accuracies are means over halves, and None
-        where no trial was complete.
+        ``budget`` in seconds; the numbers of ``trials``, and of those that are ``complete`` or ``given_up``;
+        ``halves`` of a complete trial; ``choice``, the chosen point, ``changed``, its values that differ from the
+        configuration it starts from, and its ``accuracy``; ``given_accuracy``, the best accuracy of the configuration
+        that the search started from; ``gain``, the lead of the best trial over it, and the ``error`` of the lead
+        (:class:`rbm.distillation.auto.trials.Lead`); ``corrected``, the expected gain corrected for selection bias
+        (:func:`rbm.distillation.auto.trials.corrected_gain`), which decides the choice; ``tried``, the number of other
+        points. Accuracies are means over halves, and None if no trial is complete.
     """
     best, given, lead = search.choice(), search.given(), search.lead(search.best())
     choice = {} if best is None else point_of(best)
@@ -234,16 +236,16 @@ def told(search: Search) -> dict[str, Any]:
 
 
 def searched_for(told: dict[str, Any] | None) -> str | None:
-    """The method that a search has found other settings for; None where it left them as they were."""
+    """The method for which a search has changed settings; None if it chose the given configuration."""
     choice = (told or {}).get("choice")
     return choice["method"] if choice and (choice["start"] != GIVEN or told["changed"]) else None
 
 
 def budget_in_seconds(auto: bool, budget: float | str | None, encodings: Sequence[Tensor]) -> float:
-    """The seconds of a run's budget, :data:`BUDGET` where none is given.
+    """The seconds of a run's budget, by default :data:`BUDGET`.
 
     Raises:
-        ValueError: it cannot be read, there is no search to have one, or the search is told its encodings.
+        ValueError: the budget cannot be parsed or is given without a search, or encodings are given with a search.
     """
     if budget is not None and not auto:
         raise ValueError(f"budget is {budget!r}, which only a search has; give auto as well (--auto), or leave it out")
@@ -256,7 +258,7 @@ def parse_budget(budget: float | str) -> float:
     """Seconds of ``90``, ``"90s"``, ``"10m"`` or ``"1.5h"``.
 
     Raises:
-        ValueError: something else, or no positive number.
+        ValueError: the format is unknown, or the number is not positive.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smh]?)\s*", str(budget), re.ASCII)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
@@ -266,14 +268,14 @@ def parse_budget(budget: float | str) -> float:
 
 
 def with_logits(data: Data, logits: Tensor) -> Data:
-    """The graph with a teacher's logits ``[N, C]``, which then go where its nodes go."""
+    """A copy of the graph with a teacher's logits ``[N, C]`` as a node attribute, which splits select like nodes."""
     graph = copy.copy(data)
     graph.teacher_logits = logits
     return graph
 
 
 def _observed(data: Data, config: Config, unseen_fraction: float | None) -> Data:
-    """What the run may see of the graph, without the labels of test nodes."""
+    """The part of the graph that the run may see, without the labels of test nodes."""
     if config.evaluate_on == "validation":
         data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
         unseen_fraction = None

@@ -1,11 +1,11 @@
 """The search loop: points are judged on halves of the validation nodes; Optuna proposes points and stops bad ones.
 
-A trial is a point. Its resource, of which successive halving gives more to what does well, is the number of halves that
-it is judged on: each is a training of its own, in which the other half of the validation nodes chooses the epoch. Of
-the trials that were judged on one half the better half goes on to two, of those the better half to four.
+Each trial judges one point. The resource that successive halving assigns is the number of halves of the validation
+nodes. Each half needs its own training, in which the other half selects the epoch. The better half of the trials that
+were judged on one half is judged on two, and the better half of those on four.
 
-The time that a trial took is kept with it, and time that was spent is the sum of these: a search that was killed goes
-on with what was left of its budget. A proposal depends on the trials before it and on the seed alone.
+The time of a trial is stored with it, and the time spent is their sum, so a killed search resumes with the rest of its
+budget. A proposal depends only on the earlier trials and the seed.
 """
 
 import statistics
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 MOST_HALVES = 4
-# The share of the budget that the starting points may take, estimated from their first halves.
+# Share of the budget that the starting points may take, estimated from their first halves.
 _FOR_STARTS = 0.6
-# The share of the budget that any training may take if it is not much slower than theirs.
+# Share of the budget that any other training may take at least, see :meth:`Search._longest`.
 _FOR_ONE = 1 / 8
-# After so many repeated proposals in a row there is hardly anything left to try.
+# After this many repeated proposals in a row, the search ends: there is hardly anything left to try.
 _MOST_REPEATED = 20
 _clock = time.perf_counter
 
@@ -46,13 +46,13 @@ class Search:
     """The loop that proposes and judges points until the budget is spent.
 
     Args:
-        space: what may be chosen.
-        judge: trains a point on one half, ``judge(point, half) -> answers``: a character for each validation node,
-            ``1`` right, ``0`` wrong, ``-`` not held out; empty where it cannot be trained.
-        study: Optuna's, empty or of the same search.
-        budget: seconds for all of it, and for the training of the choice after it.
-        seed: of the proposals.
-        note: told of the search and of the trial's number after each training.
+        space: search space.
+        judge: trains a point on one half, ``judge(point, half) -> answers``: one character per validation node, ``1``
+            correct, ``0`` wrong, ``-`` not held out; empty if the point cannot be trained.
+        study: Optuna's study, empty or of the same search.
+        budget: seconds for the whole search and the training of the choice after it.
+        seed: seed of the proposals.
+        note: called with the search and the number of the trial after each training.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Search:
         self.first = [*self.starts, *space.openings()]
 
     def run(self) -> None:
-        """Judge points until the budget is spent, or nothing new is proposed."""
+        """Judge points until the budget is spent or no new points are proposed."""
         in_a_row = 0
         while in_a_row < _MOST_REPEATED:
             trial = self._next()
@@ -88,7 +88,7 @@ class Search:
             self.note(self, trial.number)
 
     def trials(self) -> list["FrozenTrial"]:
-        """All trials, the unfinished one too."""
+        """All trials, including unfinished ones."""
         if self._known is None:  # reading them takes longer than everything else here
             self._known = self.study.get_trials(deepcopy=False)
         return self._known
@@ -99,15 +99,15 @@ class Search:
 
     @property
     def halves(self) -> int:
-        """How many a trial is judged on to its end; 1 until the starting points have shown how long that takes."""
+        """Number of halves of a complete trial; 1 until the times of the starting points are known."""
         return self._halves or 1
 
     def complete(self) -> list["FrozenTrial"]:
-        """Trials that were judged to their end, in their order."""
+        """Trials that were judged on all halves, in order."""
         return [trial for trial in self.trials() if trial.state.name == "COMPLETE"]
 
     def best(self, points: list[Point] | None = None) -> "FrozenTrial | None":
-        """The complete trial with the highest accuracy (of ``points`` alone), the earlier one of equals; or None."""
+        """The complete trial with the highest accuracy (of ``points``, if given), the earliest of equals; or None."""
         some = [trial for trial in self.complete() if points is None or point_of(trial) in points]
         return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
 
@@ -116,33 +116,32 @@ class Search:
         return self.best(self._given_points())
 
     def lead(self, trial: "FrozenTrial | None") -> Lead | None:
-        """What a complete trial is ahead of the given configuration; None where either is not complete."""
+        """Lead of a complete trial over the given configuration; None if either is not complete."""
         given = self.given()
         if trial is None or given is None or trial.state.name != "COMPLETE":
             return None
         return lead(answers(trial), answers(given))
 
     def corrected_gain(self) -> float | None:
-        """The expected gain of the best trial over the given configuration (:func:`~.trials.corrected_gain`); None
-        where the latter is not complete.
+        """The expected gain of the best trial over the given configuration (:func:`~.trials.corrected_gain`); None if
+        no trial of the given configuration is complete.
         """
         complete, points = self.complete(), self._given_points()
         given = [index for index, trial in enumerate(complete) if point_of(trial) in points]
         return corrected_gain([answers(trial) for trial in complete], given) if given else None
 
     def choice(self) -> "FrozenTrial | None":
-        """The best trial, if its expected gain over the given configuration is positive, or else the best trial of
-        that configuration; None where no trial is complete.
+        """The best trial if its expected gain over the given configuration is positive, otherwise the best trial of
+        that configuration; None if no trial is complete.
 
-        The trial with the highest accuracy owes a part of it to chance, the more the more trials there are. What is
-        left without that part decides.
+        The highest accuracy of many trials is partly due to chance, so the corrected gain decides.
         """
         gain = self.corrected_gain()
         return self.best() if gain is None or gain > 0 else self.given()
 
     @property
     def tried(self) -> int:
-        """How many points other than the given configuration were judged."""
+        """Number of points that were judged, without the given configuration."""
         points = [point_of(trial) for trial in self.trials() if answers(trial)]
         return len({tuple(point.items()) for point in points if point not in self._given_points()})
 
@@ -150,9 +149,7 @@ class Search:
         return [point for point in self.starts if point["start"] == GIVEN]
 
     def _next(self) -> "Trial":
-        """The trial to judge on one half more: every start on its first, then what is not judged to its end, then a new
-        one.
-        """
+        """The trial to judge on one more half: first all starts on one half, then unfinished trials, then a new one."""
         begun = self._begun()
         if len(begun) < len(self.starts):
             return self._resumed(begun[-1]) if begun and not accuracies(begun[-1]) else self._ask()
@@ -183,7 +180,7 @@ class Search:
         make = random_sampler if self._is_repeated(trial.number - 1) else sampler
 
         def choose(name: str, choices: tuple[Any, ...]) -> Any:
-            # Seeded anew for each value, so that a trial that was cut short while it was drawn becomes the same one.
+            # Seeded for each value, so that a trial that was interrupted while it was drawn gets the same point.
             seed = (1_000_003 * self.seed + 1_009 * trial.number + len(trial.params)) % 2**32
             self.study.sampler = make(seed)
             return trial.suggest_categorical(name, choices)
@@ -194,12 +191,12 @@ class Search:
         return point
 
     def _is_repeated(self, number: int) -> bool:
-        """Whether a trial has the point of one before it. On a few choices TPE soon proposes the best point alone."""
+        """Whether a trial repeats an earlier point. With few choices, TPE soon proposes only the best point."""
         before = [point_of(trial) for trial in self.trials()[: number + 1]]
         return bool(before) and before[-1] in before[:-1]
 
     def _settle(self, trial: "Trial") -> bool:
-        """Report a trial's mean so far; whether that was its end, because it has all halves or is given up."""
+        """Report a trial's mean so far. Returns whether the trial has ended: it has all halves, or it is pruned."""
         known = accuracies(trial)
         if not known:
             return False
@@ -219,7 +216,7 @@ class Search:
         return True
 
     def _train(self, trial: "Trial", point: Point) -> float:
-        """Judge a trial on its next half; the seconds that this took."""
+        """Judge a trial on its next half and return the seconds that this took."""
         half = len(accuracies(trial))
         found = self._judged_before(trial, point, half)
         if found is None:
@@ -231,14 +228,14 @@ class Search:
             except OutOfTimeError:
                 if limit == left:
                     raise
-                right = ""  # it is too slow to be what this budget asks for
+                right = ""  # too slow for this budget
             found = [right, _clock() - began]
         trial.set_user_attr(f"half {half}", found)
         self._known = None
         return found[1]
 
     def _judged_before(self, trial: "Trial", point: Point, half: int) -> list[Any] | None:
-        """The answers of an earlier trial of the same point, in no time."""
+        """The answers of an earlier trial of the same point, with zero seconds; None if there are none."""
         for other in self.trials()[: trial.number]:
             if point_of(other) == point and f"half {half}" in other.user_attrs:
                 return [other.user_attrs[f"half {half}"][0], 0.0]
@@ -251,21 +248,21 @@ class Search:
         return number
 
     def _is_time_for(self, point: Point) -> bool:
-        """Whether a training of the point, and then those of the run itself, are likely to fit into the budget."""
+        """Whether a training of the point and then the trainings of the run are likely to fit into the budget."""
         return not self.spent() or self._usual(point["method"]) <= self._left()
 
     def _left(self) -> float:
-        """Seconds for the search, when the run itself has had those that its students usually take."""
+        """Seconds left for the search, without the usual time of the run's students after it."""
         spent = self.spent()
         return self.budget - spent - (sum(map(self._usual, self.space.methods)) if spent else 0.0)
 
     def _longest(self) -> float:
-        """Seconds that a training other than the starts' may take: one slow teacher must not have the whole budget."""
+        """Limit in seconds for a training that is not of a start, so that one slow teacher cannot use up the budget."""
         starts = [trial for trial in self.trials() if point_of(trial) in self.starts]
         return max(_FOR_ONE * self.budget, 2 * max(taken for trial in starts for taken in seconds_of_halves(trial)))
 
     def _usual(self, method: str) -> float:
-        """Median seconds of a method's trainings; of all, where it has had none."""
+        """Median seconds of a method's trainings, or of all trainings if it has none yet."""
         by_method: dict[str, list[float]] = {}
         for trial in self.trials():
             times = [taken for taken in seconds_of_halves(trial) if taken]
@@ -275,17 +272,17 @@ class Search:
 
 
 def sampler(seed: int | None = None) -> "BaseSampler":
-    """Values are proposed one by one, and by finished trials alone, whatever a version of Optuna does by default."""
+    """TPE that proposes values one by one from finished trials only, whatever the defaults of Optuna's version are."""
     return import_optuna().samplers.TPESampler(seed=seed, multivariate=False, constant_liar=False)
 
 
 def random_sampler(seed: int) -> "BaseSampler":
-    """Values are drawn at random."""
+    """A sampler that draws values at random."""
     return import_optuna().samplers.RandomSampler(seed=seed)
 
 
 def rows(search: Search) -> list[dict[str, Any]]:
-    """A dictionary a trial, as ``auto.csv`` has it; ``gain`` and ``error`` are those of a complete one's lead."""
+    """One dictionary per trial, as in ``auto.csv``; ``gain`` and ``error`` are the lead of a complete trial."""
     settings = dict.fromkeys(name for known in search.space.settings.values() for name in known)
     columns = ("start", "method", "teacher", "encoding", *settings)
     found = []

@@ -1,7 +1,7 @@
-"""The space of a search. A *point* is one choice of everything: a name and a value for each part of it.
+"""The search space. A *point* is one complete choice, a dictionary from names to values.
 
-``configs/auto.yaml`` lists teachers, and for each method the settings that decide most. Every list is completed by the
-values of the configuration that the search starts from and by the defaults, so that both are points themselves.
+``configs/auto.yaml`` lists teachers and, for each method, the most important settings. Every list is extended by the
+value of the configuration that the search starts from and by the default, so both are points as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,21 +23,20 @@ GIVEN, DEFAULTS = "given", "defaults"
 MODULE = "module"
 # Name -> (random walks, label propagation), the switches of the section ``encoding``.
 ENCODINGS = {"none": (False, False), "walks": (True, False), "labels": (False, True), "both": (True, True)}
-# Settings that say which run it is, not how it learns.
+# Settings that identify the run and do not affect how it learns.
 _OF_THE_RUN = ("dataset", "root", "protocol", "evaluate_on", "sparse_features", "setting", "preset", "seed", "inflate")
 _OF_A_TEACHER = ("teacher", "attention")
 
 
 @dataclass(frozen=True)
 class Space:
-    """Everything that one search may choose.
+    """The space of one search.
 
     Attributes:
-        given: the configuration that it starts from: a preset's, or a user's own.
-        methods: students, of ``rbm.distillation.registry.METHODS``.
-        teacher: the one that all trials have, by its name (:data:`MODULE` for a trained module), or None where it is to
-            be chosen.
-        features_only: leaves encodings out of the choice: no student has any. ``given`` then has none either.
+        given: the configuration that the search starts from: a preset or the user's own.
+        methods: methods from ``rbm.distillation.registry.METHODS``.
+        teacher: name of the teacher of all trials (:data:`MODULE` for a trained module), or None to search for it.
+        features_only: students have no encodings, and encodings are not searched. ``given`` must not have any either.
     """
 
     given: Config
@@ -47,7 +46,7 @@ class Space:
 
     @cached_property
     def bases(self) -> dict[str, Config]:
-        """Where points start: the given configuration, and the defaults where they differ from it."""
+        """Configurations that points start from: the given one, and the defaults if they differ from it."""
         defaults = Config().updated(teacher_settings(self.given.teacher.name))
         defaults = replace(defaults, **{name: getattr(self.given, name) for name in _OF_THE_RUN})
         defaults = defaults.updated({"teacher": {"name": self.given.teacher.name}}).updated(nested(self._own))
@@ -57,23 +56,23 @@ class Space:
 
     @cached_property
     def teachers(self) -> tuple[str, ...]:
-        """Those that may be chosen; the given one first."""
+        """Teachers to choose from, the given one first."""
         if self.teacher is not None:
             return (self.teacher,)
         return tuple(dict.fromkeys([self.given.teacher.name, *filter(self._has_settings, _choices()["teachers"])]))
 
     @cached_property
     def encodings(self) -> tuple[str, ...]:
-        """Names of :data:`ENCODINGS`; the given ones first."""
+        """Names from :data:`ENCODINGS` to choose from, the given one first."""
         others = () if self.features_only else ENCODINGS
         return tuple(dict.fromkeys([encoding_of(self.given), *others]))
 
     @cached_property
     def settings(self) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """Method -> setting -> values; first that of the given configuration."""
+        """Method -> setting -> values, the value of the given configuration first."""
         found = {}
         for method in self.methods:
-            lists = _choices()["settings"].get(method, {})  # methods of plug-ins have none
+            lists = _choices()["settings"].get(method, {})  # none for methods of plug-ins
             found[method] = {
                 name: tuple(dict.fromkeys([*(_value(base, name) for base in self.bases.values()), *values]))
                 for name, values in lists.items()
@@ -81,7 +80,7 @@ class Space:
         return found
 
     def draw(self, choose: Callable[[str, tuple[Any, ...]], Any]) -> Point:
-        """A point, each part of it chosen by ``choose(name, choices)``; parts without a choice are not asked for."""
+        """A point with values from ``choose(name, choices)``, which is not called for a single choice."""
 
         def chosen(name: str, choices: Sequence[Any]) -> Any:
             return choices[0] if len(choices) == 1 else choose(name, tuple(choices))
@@ -97,8 +96,9 @@ class Space:
         return [self._as_it_is(start, method) for start in self.bases for method in self.methods]
 
     def openings(self) -> list[Point]:
-        """What is tried before the sampler proposes, with the first method: other encodings and other teachers in turn,
-        everything else as given. The MLP, which sees no edge, comes without encodings: what do features alone tell?
+        """Points that are tried after :meth:`starts`, before the sampler proposes any, with the first method:
+        alternately another encoding and another teacher, everything else as given. The teacher ``mlp``, which uses no
+        edges, is tried without encodings, to measure the features alone.
         """
         first = self._as_it_is(GIVEN, self.methods[0])
         teachers = [first | {"teacher": name} for name in self.teachers[1:]]
@@ -108,11 +108,11 @@ class Space:
         return [point for pair in zip_longest(encodings, teachers) for point in pair if point is not None]
 
     def config(self, point: Point) -> Config:
-        """The configuration of a point. Whose soft labels students learn (``distill.source``) is not searched: a point
-        is judged as a run with its settings would go.
+        """The configuration of a point. The source of soft labels (``distill.source``) is not searched: each trial
+        decides it as a run with the same settings does.
 
         Raises:
-            ValueError: values that do not go together.
+            ValueError: the values are not compatible.
         """
         base = self.bases[point["start"]]
         if point["teacher"] not in (base.teacher.name, MODULE):
@@ -131,16 +131,16 @@ class Space:
 
     @cached_property
     def _own(self) -> dict[str, Any]:
-        """What a user changed of the preset that the configuration started from; the defaults are changed so too."""
+        """Settings in which the given configuration differs from its preset; they are applied to the defaults too."""
         try:
             preset = flat(asdict(self._preset(self.given.teacher.name)))
-        except ValueError:  # the paper has no settings for it
+        except ValueError:  # the paper has no settings for this teacher
             return {}
         own = {name: value for name, value in flat(asdict(self.given)).items() if value != preset[name]}
         return {name: value for name, value in own.items() if name not in (*_OF_THE_RUN, "teacher.name")}
 
     def _teacher_sections(self, start: str, name: str) -> dict[str, Any]:
-        """The sections of another teacher: its preset's or its defaults, and what the user changed of them."""
+        """The sections of another teacher: its preset or its defaults, with the user's changes."""
         config = self._preset(name) if start == GIVEN else Config().updated(teacher_settings(name))
         own = {key: value for key, value in self._own.items() if key.split(".")[0] in _OF_A_TEACHER}
         config = config.updated(nested(own)).updated({"teacher": {"name": name}})
@@ -159,7 +159,7 @@ class Space:
 
 
 def encoding_of(config: Config) -> str:
-    """The name of its encodings in :data:`ENCODINGS`."""
+    """The name in :data:`ENCODINGS` of a configuration's encodings."""
     switches = (config.encoding.deepwalk, config.encoding.label_propagation)
     return next(name for name, known in ENCODINGS.items() if known == switches)
 

@@ -1,4 +1,7 @@
-"""Answers and seconds of a search's trials, which Optuna keeps as their attributes, and how trials compare."""
+"""Answers and seconds of a search's trials, stored as attributes of Optuna's trials, and comparisons of trials.
+
+An answer is a character per validation node and half: ``1`` correct, ``0`` wrong, ``-`` not held out.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ import numpy as np
 
 from rbm.distillation.auto.space import Point
 
-# Bootstrap samples. Of a gain of 2 points with a standard error of 2 their mean has an error of about 0.1 points.
+# Bootstrap samples. For a gain of 2 points with a standard error of 2, their mean has an error of about 0.1 points.
 _SAMPLES = 1000
 
 if TYPE_CHECKING:
@@ -16,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Lead(NamedTuple):
-    """Two complete trials on the same held-out nodes.
+    """Comparison of two complete trials on the same held-out nodes.
 
     Attributes:
-        gain: the first's share of right answers less the second's.
-        error: its standard error.
+        gain: accuracy of the first minus accuracy of the second.
+        error: standard error of the gain.
     """
 
     gain: float
@@ -28,26 +31,26 @@ class Lead(NamedTuple):
 
 
 def point_of(trial: "FrozenTrial | Trial") -> Point:
-    """What a trial tries; empty where a kill came before it was drawn."""
+    """The point of a trial; empty if the process was killed before it was drawn."""
     return trial.user_attrs.get("point", {})
 
 
 def answers(trial: "FrozenTrial | Trial") -> list[str]:
-    """On each half so far, as the judge gave them."""
+    """The judge's answers on each half so far."""
     return [found[0] for found in _found(trial)]
 
 
 def accuracies(trial: "FrozenTrial | Trial") -> list[float]:
-    """On each half so far; 0 where a point could not be trained."""
+    """Accuracy on each half so far; 0 if the point could not be trained."""
     return [each.count("1") / max(1, len(each) - each.count("-")) for each in answers(trial)]
 
 
 def lead(first: list[str], second: list[str]) -> Lead:
     """Compare the answers of two trials on the same halves.
 
-    A node that several halves ask counts once, with the sum of its differences, since its answers are alike; on one
+    A node in several halves counts once, with the sum of its differences, because its answers are correlated. For one
     half this is McNemar's standard error of a difference of paired shares. One node is added to either side, as in
-    :func:`rbm.distillation.verdict.compare`: one answer more must not be ahead by more than its error.
+    :func:`rbm.distillation.verdict.compare`, so that a lead of a single answer does not exceed its error.
     """
     (ours, theirs), asked = _by_node([first, second])
     sums = ours - theirs
@@ -57,21 +60,21 @@ def lead(first: list[str], second: list[str]) -> Lead:
 
 
 def corrected_gain(trials: list[list[str]], given: Sequence[int]) -> float:
-    """The expected gain of choosing the best trial, free of the optimism of having chosen it.
+    """The expected gain in accuracy from choosing the best trial, corrected for selection bias.
 
-    The best of many trials is ahead on the nodes that chose it by more than on other nodes. Each bootstrap sample of
-    the nodes chooses the best trial, and the best of the ``given`` ones, anew; the nodes that it left out, 37 % of
-    them, tell by how much the first is ahead of the second. The result is the mean over samples. This is the bootstrap
-    bias-corrected estimate of Tsamardinos, Greasidou and Borboudakis (Machine Learning 107, 2018), which needs no
-    further training, applied to a difference.
+    The lead of the best of many trials is larger on the nodes that selected it than on other nodes. For each bootstrap
+    sample of the nodes, the best trial and the best of the ``given`` trials are selected again, and their difference is
+    measured on the nodes outside the sample (37 % of all nodes). The result is the mean over samples. This is the
+    bootstrap bias-corrected estimate of Tsamardinos, Greasidou and Borboudakis (Machine Learning 107, 2018), which
+    needs no further training, applied to a difference.
 
     Args:
-        trials: answers of each trial on the same halves; of equals the earlier one is the best.
+        trials: answers of each trial on the same halves; among equal trials the earliest is the best.
         given: indices of the trials that the best one is compared with.
 
     Returns:
-        A share of right answers, negative where choosing is expected to lose; 0.0 without trials or nodes. The same
-        answers give the same number.
+        Gain as a share of nodes, negative if choosing is expected to lose accuracy; 0.0 without nodes or ``given``
+        trials. The result is deterministic.
     """
     right, asked = _by_node(trials)
     nodes = int((asked > 0).sum())
@@ -90,10 +93,10 @@ def corrected_gain(trials: list[list[str]], given: Sequence[int]) -> float:
 
 
 def _by_node(trials: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-    """How often each trial is right at each node ``[T, V]``, and how often a node is asked ``[V]``."""
+    """Number of correct answers of each trial for each node ``[T, V]``, and number of halves with each node ``[V]``."""
     halves = max(map(len, trials), default=0)
     nodes = max((len(half) for trial in trials for half in trial), default=0)
-    # A half on which a point could not be trained has no answers: it is wrong at all nodes that others were asked.
+    # A point that could not be trained on a half has no answers, which count as wrong for all nodes of the half.
     texts = "".join(half.ljust(nodes, "-") for trial in trials for half in trial)
     answered = np.frombuffer(texts.encode(), np.uint8).reshape(len(trials), halves, nodes)
     return (answered == ord("1")).sum(1), (answered != ord("-")).any(0).sum(0)
@@ -108,10 +111,10 @@ def _found(trial: "FrozenTrial | Trial") -> list[list[Any]]:
 
 
 def seconds_of_halves(trial: "FrozenTrial") -> list[float]:
-    """Seconds of the training for each half so far."""
+    """Seconds of training for each half so far."""
     return [each[1] for each in _found(trial)]
 
 
 def seconds_of(trial: "FrozenTrial") -> float:
-    """All of them."""
+    """Seconds of training for all halves so far."""
     return sum(seconds_of_halves(trial))

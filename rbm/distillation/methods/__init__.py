@@ -1,1 +1,1 @@
-"""One file for each distillation method."""
+"""The distillation methods, one file each."""

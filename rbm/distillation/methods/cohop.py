@@ -1,12 +1,12 @@
-r"""CoHOp: a student without a teacher, which sees the labels around a node as a histogram (Winter et al., Classifying
-Nodes in Graphs without GNNs, 2024).
+r"""CoHOp: a student without a teacher that gets a histogram of the labels near each node as input (Winter et al.,
+Classifying Nodes in Graphs without GNNs, 2024).
 
 .. math:: L = CE + \gamma \operatorname{mean}_v \operatorname{mean}_{u \to v} \Big( -\sum_c q_{vc} \log q_{uc} \Big)
 
-The input is the features beside ``H_i``, the classes of labelled nodes near ``i``, each weighed by ``r ^ distance``.
-Training goes in rounds, other than in the other methods: after a round predictions are smoothed along the edges, and
-nodes whose class is then sure enough are labels of the next round, beside the true ones.
-Validation chooses the smoothing and the round; neither smoothing nor edges are needed to predict.
+The input is the features and the histogram ``H_i``: the classes of labelled nodes near ``i``, weighted by
+``r ^ distance``. Unlike the other methods, CoHOp trains in rounds. After each round, predictions are smoothed along the
+edges. Nodes with a sufficiently confident class become pseudo-labels of the next round, in addition to the true labels.
+The smoothing and the round are selected on validation nodes. Prediction needs neither smoothing nor edges.
 """
 
 from dataclasses import replace
@@ -37,13 +37,13 @@ def label_histograms(
 ) -> Tensor:
     """Share of each class among the labelled nodes near a node, ``[N, C]`` in float32; rows sum to almost 1, or to 0.
 
-    ``H_i = sum_j r ^ dist(j, i) onehot(y_j)`` over labelled ``j`` at most ``config.hops`` edges away, itself among
-    them; divided by its sum. For large graphs powers of the random walk take the distances' place
+    ``H_i = sum_j r ^ dist(j, i) onehot(y_j)``, divided by its sum, over labelled ``j`` at most ``config.hops`` edges
+    away, including ``i`` itself. Large graphs use powers of the random walk instead of distances
     (:func:`rbm.datasets.encodings.label_propagation`, with one hop less).
 
     Args:
-        edge_index: int64 ``[2, M]``; self-loops count for nothing.
-        labels: int64 ``[N]``, read under ``train_mask`` alone.
+        edge_index: int64 ``[2, M]``; self-loops are ignored.
+        labels: int64 ``[N]``, read only under ``train_mask``.
         train_mask: bool ``[N]``.
         num_classes: C.
         config: ``smoothing_radius`` is ``r``.
@@ -66,8 +66,8 @@ def label_histograms(
 
 
 def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig) -> Encodings | None:
-    """Histograms of the observed nodes in the observed graph, of unseen nodes in the full one; the labels that count
-    are the observed training labels alone. None where the configuration wants none.
+    """Histograms of observed nodes in the observed graph and of unseen nodes in the full graph, both from the observed
+    training labels only. None if ``config.histogram`` is ``none``.
     """
     if config.histogram == "none":
         return None
@@ -87,7 +87,7 @@ def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig
 
 
 def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:
-    """Mean over nodes of the cross-entropy between a node's prediction and those of the nodes that point at it."""
+    """Mean over nodes of the mean cross-entropy between the predictions of a node and of its in-neighbours."""
     sources, targets = log_probabilities[graph.sources], log_probabilities[graph.targets]
     degrees = graph.crow.diff().clamp_min(1)
     crossed = -(targets.exp() * sources).sum(-1)
@@ -95,7 +95,7 @@ def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:
 
 
 class CoHOpTrainer(NodeTrainer):
-    """One round: the labels so far, and neighbours that shall agree. Full batch."""
+    """One round of training on the labels so far, with a contrast loss on neighbours. Full batch."""
 
     def __init__(
         self, model: CoHOpStudent, split: GraphSplit, config: CoHOpConfig, encodings: Encodings | None, labels: Tensor
@@ -118,7 +118,7 @@ class CoHOpTrainer(NodeTrainer):
 
     @torch.no_grad()
     def next_labels(self) -> Tensor:
-        """Pseudo-labels of the observed nodes, ``[N]``: -1 where the smoothed prediction is not sure enough."""
+        """Pseudo-labels of the observed nodes, ``[N]``; -1 if the smoothed prediction is not confident enough."""
         observed, graph = self.split.observed, self.graph
         predicted = self.model(self.observed_x).softmax(-1)
         truth = observed.y[self.train_nodes]
@@ -146,7 +146,7 @@ def train_cohop(task: DistillationTask) -> TrainedStudent:
     labels = torch.where(observed.train_mask, observed.y, -1)
     best, state, epochs, test_max = None, {}, 0, 0.0
     for number in range(config.rounds):
-        task.seed(1 + number)  # a round that is taken from the run folder has drawn nothing
+        task.seed(1 + number)  # a round that is loaded from the run folder draws no random numbers
         trainer = CoHOpTrainer(student, split, config, encodings, labels)
         result = task.fit(f"cohop-{number}", trainer, config)
         labels = trainer.next_labels()

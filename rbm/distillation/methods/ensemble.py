@@ -1,4 +1,4 @@
-"""An ensemble of plain students: as many parameters as a mixture, all of them used for every node."""
+"""An ensemble of plain students: as many parameters as a mixture, but every node uses all of them."""
 
 from dataclasses import asdict
 
@@ -13,9 +13,9 @@ from rbm.training.loop import Result, split_accuracies
 
 
 def train_ensemble(task: DistillationTask) -> TrainedStudent:
-    """Train members that differ in their seeds alone; each is selected by its own validation accuracy.
+    """Train members that differ only in their seeds. The epoch of each is selected by its own validation accuracy.
 
-    The whole has no epochs to take a maximum of, so ``test_max`` is its test accuracy.
+    The ensemble as a whole has no epochs, so ``test_max`` is its test accuracy.
     """
     config, split = task.config, task.split
     encodings = task.encode(config.encoding)

@@ -1,10 +1,10 @@
-r"""GLNN: an MLP that learns each node's soft label, by mini-batches (Zhang et al., Graph-less Neural Networks, ICLR
+r"""GLNN: an MLP that learns each node's soft label in mini-batches (Zhang et al., Graph-less Neural Networks, ICLR
 2022).
 
 .. math:: L = \lambda \, CE(q_v, y_v) + (1 - \lambda) \, KL(p_v \,\|\, q_v)
 
-Its schedule differs from RbM's: an epoch is a pass over the labelled nodes, then one over all observed nodes, each in
-shuffled batches with a step of the optimiser after every one.
+The schedule differs from RbM's: an epoch is a pass over the labelled nodes and then a pass over all observed nodes,
+both in shuffled batches with one optimiser step per batch.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from rbm.teachers.outputs import TeacherOutputs
 
 
 class GLNNTrainer(NodeTrainer):
-    """Two passes an epoch, a step a batch. A method with the same schedule has a :meth:`batch_loss` of its own."""
+    """Two passes per epoch, one step per batch. Methods with the same schedule override :meth:`batch_loss`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GLNNTrainer(NodeTrainer):
         return losses.soft_label_loss(logits, self.teacher_outputs.soft_labels[nodes])
 
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
-        """The loss of a batch, where ``target(logits, nodes)`` is :meth:`hard_loss` or :meth:`soft_loss`."""
+        """The loss of a batch; ``target(logits, nodes)`` is :meth:`hard_loss` or :meth:`soft_loss`."""
         return target(self.model(self.observed_x[nodes]), nodes)
 
     def _pass(self, nodes: Tensor, target, weight: float) -> Tensor:
@@ -66,14 +66,14 @@ class GLNNTrainer(NodeTrainer):
         return total / count
 
     def _batches(self, nodes: Tensor) -> Iterator[Tensor]:
-        """Shuffled batches of one size; what is left over waits for another epoch's order."""
+        """Shuffled batches of equal size; the remaining nodes are skipped in this epoch."""
         size = min(self.config.batch_size, len(nodes))
         order = nodes[torch.randperm(len(nodes), device=nodes.device)]
         return iter(order[: len(nodes) // size * size].split(size))
 
 
 def train_glnn(task: DistillationTask) -> TrainedStudent:
-    """Train an MLP on features alone."""
+    """Train an MLP on features only."""
     config = task.config.glnn
     student = task.new_student(MLPStudent, config)
     trainer = GLNNTrainer(student, task.split, task.teacher_outputs, config)

@@ -1,26 +1,26 @@
 r"""HGMD: an MLP whose hard nodes learn from more of their neighbours (Wu et al., Teach Harder, Learn Poorer: Rethinking
 Hard Sample Distillation for GNN-to-MLP Knowledge Distillation, CIKM 2024).
 
-Hardness is an entropy relative to the largest one: that of the teacher's soft label ``p`` (knowledge hardness ``H``),
-and that of the student's answer ``q`` after the last epoch (distillation hardness ``H'``). A node ``v`` takes its
-neighbour ``u`` into its subgraph with the probability of the paper's subgraph extraction,
+Hardness is the entropy divided by the largest entropy of all nodes: of the teacher's soft label ``p`` for knowledge
+hardness ``H``, of the student's prediction ``q`` after the last epoch for distillation hardness ``H'``. A node ``v``
+adds its neighbour ``u`` to its subgraph with the probability of the paper's subgraph extraction,
 
 .. math:: a_{vu} = 1 - \exp\Big(-\eta(t) \cos(p_v, p_u) \frac{\sqrt{H_v H'_v}}{H_u}\Big),
     \quad \eta(t) = \eta \, 100^{-t / (T - 1)}
 
-in epoch ``t`` of ``T``, and learns from the pairs that were drawn and from itself. HGMD-mixup mixes soft labels, with
+in epoch ``t`` of ``T``. It learns from the pairs that were drawn and from itself. HGMD-mixup mixes soft labels, with
 ``b`` drawn from Beta(beta, beta) for each pair,
 
 .. math:: L = \lambda \, CE(q_v, y_v) + (1 - \lambda) \operatorname{mean}_{(v, u)}
     KL\big((1 - b a_{vu}) p_v + b a_{vu} p_u \,\|\, q_v\big)
 
-and HGMD-weight weighs :math:`KL(p_u \| q_v)` by :math:`a_{vu} \cos(p_v, p_u)`, as shares of a node's pairs times their
-number. The first epoch takes all pairs with :math:`a = 1`, as the released code does. Nothing is learned beside the
-MLP; full batch, features alone.
+and HGMD-weight weights :math:`KL(p_u \| q_v)` by :math:`a_{vu} \cos(p_v, p_u)`. These weights are normalised over the
+pairs of each node and multiplied by their number. The first epoch uses all pairs with :math:`a = 1`, like the released
+code. Only the MLP has parameters. Full batch, features only.
 
-Different from the released code (LirongWu/HGMD): a class of probability zero adds nothing to a divergence, where the
-code adds 1e-6 to the labels of some graphs and none on others; and patience, epochs and selection are those of
-every method here. Its hyperparameters are for a GCN teacher alone; ours are the same under any teacher.
+Differences from the released code (LirongWu/HGMD): a class of probability zero adds nothing to a divergence, whereas
+the code adds 1e-6 to the labels of some graphs and nothing on others. Patience, epochs and selection are the same as
+for every method here. The published hyperparameters are for a GCN teacher only; ours are the same for any teacher.
 """
 
 from typing import Any
@@ -38,18 +38,18 @@ from rbm.nn import losses
 from rbm.nn.students import MLPStudent
 from rbm.teachers.outputs import TeacherOutputs
 
-_FALL = 100.0  # of the rate, from the first epoch to the last
-_LEAST = 1e-8  # of a relative entropy, which divides
+_FALL = 100.0  # factor by which the rate decays from the first epoch to the last
+_LEAST = 1e-8  # lower bound of a relative entropy, which is a divisor
 
 
 def hardness(logits: Tensor) -> Tensor:
-    """Entropy of each row's softmax relative to the largest one, ``[N]`` in (0, 1]."""
+    """Entropy of each row's softmax divided by the largest one, ``[N]`` in (0, 1]."""
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
     return (entropy / entropy.max().clamp_min(_LEAST)).clamp_min(_LEAST)
 
 
 class HGMDTrainer(NodeTrainer):
-    """One step an epoch, with one student forward a node: the pairs of a node share its aggregated target."""
+    """One step per epoch with one student forward per node: the pairs of a node share its aggregated target."""
 
     def __init__(
         self, model: MLPStudent, split: GraphSplit, teacher_outputs: TeacherOutputs, config: HGMDConfig
@@ -58,15 +58,15 @@ class HGMDTrainer(NodeTrainer):
         self.config = config
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
         soft = teacher_outputs.soft_labels
-        # Hardness and similarity are those of the labels as the teacher gives them; the temperature is the loss's.
+        # Hardness and similarity use the teacher's logits as they are; the temperature only applies to the loss.
         self.knowledge_hardness, self.teacher = hardness(soft), soft.softmax(-1)
         self.targets = losses.log_probabilities(soft, config.temperature).exp()
         v, u = self.graph.targets, self.graph.sources
         self.similarity = F.cosine_similarity(self.teacher[v], self.teacher[u], dim=-1)
-        self.answers: Tensor | None = None  # of the student after the last epoch
+        self.answers: Tensor | None = None  # logits of the student after the last epoch
 
     def probabilities(self, epoch: int) -> Tensor:
-        """How likely each edge of the graph is to be drawn, ``[M']`` in [0, 1]; one before the student has answered."""
+        """Probability of drawing each edge of the graph, ``[M']`` in [0, 1]; one in the first epoch."""
         if self.answers is None:
             return torch.ones_like(self.similarity)
         v, u = self.graph.targets, self.graph.sources
@@ -76,11 +76,11 @@ class HGMDTrainer(NodeTrainer):
         return -torch.expm1(-rate * self.similarity * ratio)
 
     def aggregate(self, drawn: Tensor, probability: Tensor, share: Tensor) -> SoftTargets:
-        """What the pairs that were ``drawn`` (positions of edges) and the nodes' own ask for, as a mean over pairs.
+        """Aggregated targets of the drawn pairs and of each node's pair with itself, as a mean over all these pairs.
 
         Args:
-            drawn: int64 ``[P]``.
-            probability: of each of them, ``[P]``.
+            drawn: int64 ``[P]``, positions of the drawn edges.
+            probability: probability of each drawn edge, ``[P]``.
             share: ``[P]``, the draws from Beta(beta, beta).
         """
         v, u = self.graph.targets[drawn], self.graph.sources[drawn]
@@ -92,7 +92,7 @@ class HGMDTrainer(NodeTrainer):
         else:
             labels, raw = p[u], probability * self.similarity[drawn]
             count = torch.bincount(v, minlength=len(p)) + 1
-            total = torch.zeros_like(p[:, 0]).index_add_(0, v, raw) + 1  # its own pair: probability and cosine are one
+            total = torch.zeros_like(p[:, 0]).index_add_(0, v, raw) + 1  # own pair: probability and cosine are one
             own = count / total
             weights = raw * own[v]
         mass = torch.zeros_like(p).index_add_(0, v, weights[:, None] * labels) + own[:, None] * p
@@ -129,7 +129,7 @@ class HGMDTrainer(NodeTrainer):
 
 
 def train_hgmd(task: DistillationTask) -> TrainedStudent:
-    """Train an MLP on features alone."""
+    """Train an MLP on features only."""
     config = task.config.hgmd
     student = task.new_student(MLPStudent, config)
     trainer = HGMDTrainer(student, task.split, task.teacher_outputs, config)

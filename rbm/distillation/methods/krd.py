@@ -3,9 +3,9 @@ Distillation into MLPs, ICML 2023).
 
 .. math:: L = \lambda \, CE(q_v, y_v) + (1 - \lambda) \, \operatorname{mean}_{(v, u)} KL(p_u \,\|\, q_v)
 
-The pairs are every node with itself and with its neighbours: all of them in the first epochs; later those that are
-drawn with probability ``1 - d_u ^ power``, anew each epoch (:mod:`rbm.distillation.reliability`). Full batch,
-features alone.
+The pairs are each node with itself and with its neighbours. The first epochs use all pairs; later epochs draw
+neighbours with probability ``1 - d_u ^ power``, anew in each epoch (:mod:`rbm.distillation.reliability`). Full batch,
+features only.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from rbm.teachers.outputs import TeacherOutputs
 
 
 class KRDTrainer(NodeTrainer):
-    """One step an epoch, with one student forward a node: pairs of a node share its aggregated target."""
+    """One step per epoch with one student forward per node: the pairs of a node share its aggregated target."""
 
     def __init__(self, model: MLPStudent, split: GraphSplit, teacher_outputs: TeacherOutputs, config: Config) -> None:
         super().__init__(model, split, config.krd, None)
@@ -67,7 +67,7 @@ class KRDTrainer(NodeTrainer):
 
 
 def train_krd(task: DistillationTask) -> TrainedStudent:
-    """Train an MLP on features alone."""
+    """Train an MLP on features only."""
     config: KRDConfig = task.config.krd
     student = task.new_student(MLPStudent, config)
     trainer = KRDTrainer(student, task.split, task.teacher_outputs, task.config)

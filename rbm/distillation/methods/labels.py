@@ -1,6 +1,6 @@
-"""An MLP that learns the true labels alone: the baseline without a graph and without a teacher.
+"""An MLP that learns only the true labels: the baseline without a graph and without a teacher.
 
-It has the teacher's shape and settings. A teacher that is not ahead of it has nothing to teach.
+It has the teacher's shape and settings. A teacher that does not outperform it has nothing to teach.
 """
 
 from dataclasses import fields, replace
@@ -21,11 +21,11 @@ from rbm.training.metrics import accuracy
 
 
 class LabelsTrainer(NodeTrainer):
-    """One step an epoch on the labelled nodes.
+    """One step per epoch on the labelled nodes.
 
-    On Amazon Photo these are 2 rows of 100, and answers for test nodes would take nearly all of its time. They are
-    asked for where validation is as good as ever, which is where an epoch may be selected. The test accuracy of another
-    epoch is that of the best one so far, and ``test_max`` is the maximum over these.
+    On Amazon Photo these are 2 % of all rows, and predictions for test nodes would take nearly all of the time. They
+    are computed only if the validation accuracy is at least the best so far, because only such an epoch can be
+    selected. Other epochs report the test accuracy of the best one so far, and ``test_max`` is the maximum over these.
     """
 
     def __init__(self, model: nn.Module, split: GraphSplit, network: Network) -> None:
@@ -35,7 +35,7 @@ class LabelsTrainer(NodeTrainer):
             self.observed_x[mask.nonzero().flatten()] for mask in (observed.train_mask, observed.val_mask)
         )
         self.train_y, self.val_y = observed.y[observed.train_mask], observed.y[observed.val_mask]
-        self.best: tuple[float, float] | None = None  # at validation and, of the same epoch, at test
+        self.best: tuple[float, float] | None = None  # validation and test accuracy of the same epoch
 
     def train_epoch(self, epoch: int) -> float:
         self.optimizer.zero_grad()
@@ -47,7 +47,7 @@ class LabelsTrainer(NodeTrainer):
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
         train, val = accuracy(self.model(self.train_x), self.train_y), accuracy(self.model(self.val_x), self.val_y)
-        # Without validation nodes every epoch is as good as the last.
+        # Without validation nodes the accuracy is NaN, and every epoch counts as best.
         if self.best is None or not val < self.best[0]:
             self.best = val, super().evaluate().test
         return Accuracies(train, val, self.best[1])
@@ -56,18 +56,18 @@ class LabelsTrainer(NodeTrainer):
         return {"best": self.best}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.best = state.get("best")  # a checkpoint of a former version has none
+        self.best = state.get("best")  # absent in checkpoints of earlier versions
 
 
 def train_labels(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on the features of the labelled nodes."""
-    network = replace(task.config.teacher, min_epochs=0)  # these are for soft labels, which are not taken from it
+    network = replace(task.config.teacher, min_epochs=0)  # min_epochs is for the soft labels of a teacher
     student = task.new_student(MLPStudent, network, hidden_channels=network.hidden_channels)
 
     def fit() -> dict[str, Any]:
         return task.fit("labels", LabelsTrainer(student, task.split, network), network)
 
-    if task.folder is not None:  # it has every epoch, which the cache has not
+    if task.folder is not None:  # the run folder has the metrics of every epoch, which the cache lacks
         return TrainedStudent(student, fit(), None)
     settings, inputs = _made_from(task, network)
     return TrainedStudent(
@@ -76,7 +76,7 @@ def train_labels(task: DistillationTask) -> TrainedStudent:
 
 
 def _made_from(task: DistillationTask, network: Network) -> tuple[dict[str, Any], list[Tensor]]:
-    """What the MLP depends on: of the teacher neither its name nor its edges, so that trials of many share it."""
+    """Everything that the MLP depends on: not the teacher's name and edges, so trials of many teachers share it."""
     settings = {item.name: getattr(network, item.name) for item in fields(Network)}
     graph, observed = task.split.graph, task.split.observed
     inputs = [graph.x, graph.y, task.split.observed_nodes, task.split.unseen_nodes]

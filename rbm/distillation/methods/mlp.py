@@ -1,4 +1,4 @@
-"""The plain student: RbM's recipe and, by default, its shape. The difference to RbM is the effect of the mixture."""
+"""The plain student: an MLP with RbM's recipe and, by default, its shape. It shows the effect of the mixture."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def train_mlp(task: DistillationTask) -> TrainedStudent:
 
 
 def shaped_like_rbm(config: Config) -> MLPConfig:
-    """The section ``mlp``, with the RbM student's shape where it has none of its own."""
+    """The section ``mlp``; shape settings that it leaves open are those of the RbM student."""
     mlp, shape = config.mlp, config.rbm
     return replace(
         mlp,

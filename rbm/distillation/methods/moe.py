@@ -1,4 +1,4 @@
-"""The mixture of experts with a learned router (:mod:`rbm.nn.moe`), trained by the recipe of the RbM student."""
+"""The mixture of experts with a learned router (:mod:`rbm.nn.moe`), trained with the recipe of the RbM student."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from rbm.teachers.outputs import TeacherOutputs
 
 
 class MoETrainer(StudentTrainer):
-    """RbM's recipe, with the balance of the experts as the loss inside."""
+    """RbM's recipe with the load balance of the experts as the auxiliary loss."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class MoETrainer(StudentTrainer):
 
 
 def train_moe(task: DistillationTask) -> TrainedStudent:
-    """Train a mixture with a learned router on what the RbM student learns from."""
+    """Train a mixture with a learned router on the same inputs and targets as the RbM student."""
     config: MoEConfig = task.config.moe
     encodings = task.encode(task.config.encoding)
     student = task.new_student(MoEStudent, config, encodings, top_k=config.top_k + config.extra_experts)

@@ -2,9 +2,10 @@ r"""NOSMOG: GLNN with positions, robustness and similarity (Tian et al., Learnin
 
 .. math:: L = L_{target}(x) + w_a L_{target}(x + \delta) + w_s \| E E^T - T T^T \|^2 / B^2
 
-The input is the features beside DeepWalk coordinates, ``delta`` a disturbance by projected gradient ascent, ``E`` a
-projection of the student's last hidden layer and ``T`` the teacher's hidden rows *of the same nodes* (its released code
-mixes rows up in the inductive setting). Both of GLNN's passes have this loss; the weight of the labels' pass is zero.
+The input is the features and DeepWalk coordinates, ``delta`` is a perturbation by projected gradient ascent, ``E`` a
+projection of the student's last hidden layer and ``T`` the teacher's hidden rows *of the same nodes* (the released code
+mixes up rows in the inductive setting). Both of GLNN's passes use this loss; the label pass has a weight of zero
+by default.
 """
 
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Routing-by-Memory, which this package is about: pretraining of one expert, then the whole mixture (section 4.2)."""
+"""Routing-by-Memory: pretraining of one expert, then training of the whole mixture (section 4.2 of the paper)."""
 
 from typing import Any
 
@@ -21,17 +21,17 @@ from rbm.utils.distributed import broadcast_from_rank0
 
 
 class RbMTrainer(StudentTrainer):
-    """An RbM student starts as its first experts alone (pretraining). Then these are cloned, the memory vectors are
-    placed by K-means, the optimiser starts anew, and routing begins (paper, section 4.2).
+    """Trainer of an RbM student. Pretraining only trains the first expert of each layer. Then the experts are cloned,
+    the memory vectors are initialised by K-means, the optimiser is reset, and routing begins (paper, section 4.2).
 
-    Where validation selects an epoch of pretraining, the student is the expert of that epoch, cloned: gates sum to one,
-    so that the mixture computes what the expert does.
+    If validation selects an epoch of pretraining, the student consists of clones of the expert of that epoch. Gates sum
+    to one, so the mixture computes the same as this expert.
 
     Attributes:
-        shared_expert: splits the experts from the first routed epoch on, where ``rbm.shared_expert`` asks for it.
-        best_pretraining: validation accuracy and state of the model after the best epoch of pretraining, where
-            ``rbm.route_from_best`` asks for it and until routing begins.
-        groups: of the observed nodes, int64 ``[N_observed]``, where ``rbm.memory_init`` asks for them.
+        shared_expert: splits the experts from the first routed epoch on, if ``rbm.shared_expert`` is set.
+        best_pretraining: validation accuracy and model state of the best epoch of pretraining, kept until routing
+            begins if ``rbm.route_from_best`` is set.
+        groups: group of each observed node, int64 ``[N_observed]``, or None if ``rbm.memory_init`` is ``kmeans``.
     """
 
     shared_expert: SharedExpert | None = None
@@ -81,7 +81,7 @@ class RbMTrainer(StudentTrainer):
     def evaluate(self) -> Accuracies:
         found = super().evaluate()
         remembers = self.config.rbm.route_from_best and self.model.pretraining
-        # Among equal ones the later epoch, as training selects.
+        # Of equal epochs the later one counts, as in the selection of training.
         if remembers and (self.best_pretraining is None or found.val >= self.best_pretraining[0]):
             state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             self.best_pretraining = (found.val, state)
@@ -91,7 +91,7 @@ class RbMTrainer(StudentTrainer):
         self.model.set_track_memory(not frozen)
 
     def resume_at(self, epoch: int) -> None:
-        # The optimiser's groups and the routing switch follow from the epoch; their states are loaded afterwards.
+        # The epoch determines the optimiser's groups and the routing switch; states are loaded afterwards.
         if epoch > self.config.rbm.pretraining:
             self.model.pretraining = False
 
@@ -133,7 +133,7 @@ class RbMTrainer(StudentTrainer):
 
     @torch.no_grad()
     def _reset_dead_experts(self) -> None:
-        """:func:`rbm.reset_dead_experts` with the observed nodes; of several ranks the first one's answer is all's."""
+        """:func:`rbm.reset_dead_experts` with the observed nodes. Rank 0 computes the result for all ranks."""
         for layer in self.model.layers:
             layer.update_memory()
         experts = [tensor for layer in self.model.layers for tensor in (layer.memory, *layer.expert_parameters())]
@@ -160,7 +160,7 @@ class RbMTrainer(StudentTrainer):
         return [memory.detach() for memory in self.model.memories()]
 
     def _groups(self) -> Tensor | None:
-        """The groups of nodes whose mean directions the memory starts at, ``[N_observed]``; None for K-means."""
+        """Groups of nodes, ``[N_observed]``, whose mean directions initialise the memory; None for K-means."""
         rbm = self.config.rbm
         if rbm.memory_init == "kmeans":
             return None
@@ -171,7 +171,7 @@ class RbMTrainer(StudentTrainer):
         return group_nodes(told_apart_by, rbm.num_experts, seed=self.config.seed)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Routed experts in a group of their own; where ``rbm.shared_expert`` is set, this splits them first."""
+        """Parameter groups with one for the routed experts; with ``rbm.shared_expert``, the experts are split first."""
         rbm = self.config.rbm
         if self.model.pretraining or not (rbm.shared_expert or rbm.routed_lr != 1):
             return super().parameter_groups()
@@ -191,14 +191,14 @@ class RbMTrainer(StudentTrainer):
         rbm = self.config.rbm
         if rbm.self_similarity_weight == 0:
             return []
-        # The self-similarity loss is the one that moves memory vectors by gradient. Adam rescales that gradient,
-        # so weight decay on it would steer the memory by itself: it stays off unless asked for.
+        # Only the self-similarity loss moves memory vectors by gradient. Adam rescales that gradient, so weight decay
+        # alone would steer the memory: it is off unless the configuration sets it.
         memories = [memory.requires_grad_() for memory in self.model.memories()]
         return [{"params": memories, "weight_decay": rbm.weight_decay if rbm.memory_weight_decay else 0.0}]
 
 
 def train_rbm(task: DistillationTask) -> TrainedStudent:
-    """Train the student: ``rbm.pretrain_epochs`` without routing, then all experts."""
+    """Train the student: ``rbm.pretrain_epochs`` epochs without routing, then all experts."""
     config = task.config
     encodings = task.encode(config.encoding)
     student = task.new_student(RbMStudent, config.rbm, encodings)
@@ -213,5 +213,5 @@ def train_rbm(task: DistillationTask) -> TrainedStudent:
 
 
 def annealed_decay(config: RbMConfig, epoch: int) -> float:
-    """Decay of the memory at an epoch: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 13)."""
+    """Decay of the memory at epoch ``t``: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 13)."""
     return min(1.0, config.decay + (1 - config.decay) * config.anneal_delta * epoch / config.anneal_steps)

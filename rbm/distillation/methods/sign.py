@@ -1,16 +1,16 @@
-r"""SIGN: an MLP on the features and on their means one, two, three hops away, computed once and stored (Frasca et al.,
-SIGN: Scalable Inception Graph Neural Networks, 2020); with one layer it is SGC on all its hops (Wu et al., Simplifying
-Graph Convolutional Networks, ICML 2019).
+r"""SIGN: an MLP on features and their means one, two, ... hops away, computed once and stored (Frasca et al., SIGN:
+Scalable Inception Graph Neural Networks, 2020). With one layer it is SGC on all hops (Wu et al., Simplifying Graph
+Convolutional Networks, ICML 2019).
 
 .. math:: q_v = MLP\big(x_v, (M x)_v, \dots, (M^K x)_v\big), \quad
     L = \lambda \, CE(q_v, y_v) + (1 - \lambda) \, KL(p_v \,\|\, q_v)
 
-It is no distilled student: by default it learns from labels alone (:math:`\lambda = 1`), and no GNN runs when it
-answers. What a row needs is the node's stored hops, and for a new node a mean over what its neighbours have stored
-(:mod:`rbm.datasets.encodings.hops`): edges of the new node are read, those of its neighbours are not.
+It is not a distilled student: by default it learns only from labels (:math:`\lambda = 1`). Prediction runs no GNN. A
+row needs the node's stored hops. For a new node these are means over the stored hops of its neighbours
+(:mod:`rbm.datasets.encodings.hops`), which reads the edges of the new node but not those of its neighbours.
 
-Different from the publication: one operator, the mean over neighbours, where SIGN also has powers of PageRank and of
-triangles; and the first layer is a sum of one linear map for each hop where SIGN puts their outputs side by side.
+Differences from the publication: the only operator is the mean over neighbours, whereas SIGN also uses powers of
+PageRank and triangles. The first layer is the sum of one linear map per hop, whereas SIGN concatenates their outputs.
 Neither publication has settings for these graphs and labels; the defaults are ours. Full batch.
 """
 
@@ -26,7 +26,7 @@ from rbm.teachers.outputs import TeacherOutputs
 
 
 class SIGNTrainer(NodeTrainer):
-    """One step an epoch: labels of the labelled nodes, and soft labels of all observed ones where they weigh."""
+    """One step per epoch on the labels and, if they have a weight, the soft labels of all observed nodes."""
 
     def __init__(
         self,

@@ -1,22 +1,22 @@
-r"""SimMLP: an MLP that agrees with its neighbourhood's view without any label, then a linear head (Wang et al.,
-Training MLPs on Graphs without Supervision, WSDM 2025).
+r"""SimMLP: an MLP that is aligned with its neighbourhood without labels, then a linear head (Wang et al., Training MLPs
+on Graphs without Supervision, WSDM 2025).
 
-A GNN whose propagation is all it has, a mean over the edges of GCN with a norm and PReLU after each step, sees the rows
-that the MLP ``f`` gives to the neighbours. Alignment of the two, of features ``x~`` and edges ``A~`` with some left
-out, and reconstruction of the features keep the MLP from answering the same for all nodes:
+A GNN propagates the rows that the MLP ``f`` computes: GCN's normalised adjacency, then PReLU and a norm in each step,
+without weight matrices. The loss aligns MLP and GNN on features ``x~`` and edges ``A~`` from which a random part is
+removed. Together with the reconstruction of the features, this keeps the MLP from mapping all nodes to the same row:
 
 .. math:: h_v = GNN\big(f(\tilde x), \tilde A\big)_v, \quad
     L = \operatorname{mean}_v \big(1 - \cos(\rho(f(\tilde x_v)), \operatorname{sg} h_v)\big)^\eta
     + \gamma \operatorname{mean}_v \operatorname{mean}_i \big(d(h_v) - x_v\big)_i^2
 
-with a predictor ``rho`` and a decoder ``d``, MLPs both, and no gradient through ``sg``. Of sparse features the second
-term is computed without the rows ``d(h)`` (:mod:`rbm.nn.reconstruction`). Then the MLP stands still, and
-a linear head learns the labels from its rows, which have length one. No teacher is asked; full batch, features alone.
+with a predictor ``rho`` and a decoder ``d``, both MLPs, and no gradient through ``sg``. For sparse features the second
+term is computed without the rows ``d(h)`` (:mod:`rbm.nn.reconstruction`). Then the MLP is frozen, and a linear head
+learns the labels from its rows, which have length one. No teacher is used. Full batch, features only.
 
-Different from the released code (Zehong-Wang/SimMLP), whose published figures are for a tenth of the nodes as labels
-(for Cora that is twice as many as here) and whose best epoch is the one with the best *test* accuracy among every
-hundredth: here the epoch of alignment is chosen by validation nodes, each going to the class whose labelled nodes'
-mean is nearest, and the head's epoch by its own validation accuracy. The released code also mixes views to more pairs,
+Differences from the released code (Zehong-Wang/SimMLP): its published figures use a tenth of the nodes as labels (for
+Cora twice as many as here), and it selects the epoch with the best *test* accuracy among every hundredth. Here the
+epoch of alignment is selected on validation nodes, each assigned to the class whose labelled nodes have the nearest
+mean, and the head's epoch by its own validation accuracy. The released code can also mix views into additional pairs,
 which its published settings do not use.
 """
 
@@ -42,7 +42,7 @@ from rbm.training.loop import Accuracies, split_accuracies
 
 
 def masked(rows: Rows, share: float) -> Rows:
-    """Rows with that share of their numbers, drawn one by one, set to zero; the others stay as they are."""
+    """Rows with each number set to zero with probability ``share``; the others are not rescaled."""
     if share == 0:
         return rows
     if isinstance(rows, SparseRows):
@@ -62,7 +62,7 @@ def alignment_loss(predicted: Tensor, seen: Tensor, power: float) -> Tensor:
 
 
 class Aggregator(nn.Module):
-    """Propagation with a norm and PReLU after each step, and nothing else to learn."""
+    """Propagation with PReLU and a norm after each step, without weight matrices."""
 
     def __init__(self, channels: int, num_layers: int, norm: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Aggregator(nn.Module):
 
 
 class AlignmentTrainer(NodeTrainer):
-    """One step an epoch on all observed nodes, without a label; labels only say which epoch is kept."""
+    """One step per epoch on all observed nodes without labels. Labels are only used to select the epoch."""
 
     def __init__(self, model: SimMLPStudent, split: GraphSplit, config: SimMLPConfig) -> None:
         super().__init__(model, split, config, None)
@@ -100,7 +100,7 @@ class AlignmentTrainer(NodeTrainer):
 
     @property
     def beside(self) -> nn.ModuleList:
-        """What learns beside the MLP, and is thrown away."""
+        """Modules that are trained together with the MLP and then discarded."""
         return nn.ModuleList([self.aggregator, self.predictor, *([] if self.decoder is None else [self.decoder])])
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -118,13 +118,13 @@ class AlignmentTrainer(NodeTrainer):
         return loss.item()
 
     def draw_edges(self) -> Tensor:
-        """The normalised adjacency of the edges that an epoch keeps."""
+        """The normalised adjacency of a random part of the edges."""
         observed = self.split.observed
         kept = torch.rand(observed.edge_index.shape[1], device=self.rows.device) >= self.config.edge_mask
         return GCN.adjacency(observed.edge_index[:, kept], observed.num_nodes, self.rows.dtype)
 
     def loss(self, rows: Rows, adjacency: Tensor) -> Tensor:
-        """Of masked rows ``[N, F]`` and the adjacency ``[N, N]`` of the edges that are left."""
+        """The loss on masked rows ``[N, F]`` and the adjacency ``[N, N]`` of the remaining edges."""
         own = self.model.encoder(rows)
         seen = self.aggregator(own, adjacency)
         loss = alignment_loss(self.predictor(own), seen, self.config.power)
@@ -133,7 +133,7 @@ class AlignmentTrainer(NodeTrainer):
         return loss
 
     def reconstruction_loss(self, seen: Tensor) -> Tensor:
-        """Mean squared difference of the decoder's unit rows, from ``seen`` ``[N, H]``, and the features."""
+        """Mean squared difference between the decoder's unit rows, computed from ``seen [N, H]``, and the features."""
         if self.target is None:
             return F.mse_loss(self.decoder(seen), self.features)
         return self.target.loss(self.decoder.before_last(seen), self.decoder.layers[-1])
@@ -156,7 +156,7 @@ class AlignmentTrainer(NodeTrainer):
 
 
 class HeadTrainer(NodeTrainer):
-    """One step an epoch of the head on the labelled nodes, whose rows stay as the MLP gives them."""
+    """Trains the head on the MLP's fixed rows of the labelled nodes, one step per epoch."""
 
     def __init__(self, model: SimMLPStudent, split: GraphSplit, config: SimMLPConfig) -> None:
         super().__init__(model, split, config, None)
@@ -191,7 +191,7 @@ def train_simmlp(task: DistillationTask) -> TrainedStudent:
     config = task.config.simmlp
     student = task.new_student(SimMLPStudent, config)
     aligned = task.fit("simmlp-alignment", AlignmentTrainer(student, task.split, config), config)
-    task.seed(1)  # alignment that is taken from the run folder has drawn nothing
+    task.seed(1)  # alignment that is loaded from the run folder draws no random numbers
     nn.init.xavier_uniform_(student.head.weight)
     nn.init.zeros_(student.head.bias)
     head = replace(config, max_epochs=config.head_epochs, patience=config.head_patience, min_epochs=0)

@@ -1,26 +1,28 @@
-r"""TINED: an MLP whose layers are the teacher's operations, one by one (Zhou et al., GNNs-to-MLPs by Teacher Injection
-and Dirichlet Energy Distillation, ICML 2025).
+r"""TINED: an MLP with one layer per operation of the teacher (Zhou et al., GNNs-to-MLPs by Teacher Injection and
+Dirichlet Energy Distillation, ICML 2025).
 
-A layer of the teacher is a feature transformation (FT, a linear map) and a propagation along edges (GP); the wider side
-is transformed first. The student has a linear layer for each: *teacher injection* copies the weights of FT and lets
-them learn ``injected_lr`` times as fast as the rest, and layers in the place of GP begin as the identity or at random.
-With the Dirichlet energy of rows on the edges and the root of the ratio of an operation's output to its input,
+A layer of the teacher is a feature transformation (FT, a linear map) and a propagation along edges (GP). FT comes first
+if its input is wider than its output, GP otherwise. The student has a linear layer for each. *Teacher injection* copies
+the weights of FT, whose learning rate is ``injected_lr`` times that of the rest. Layers for GP start as the identity or
+at random. With the Dirichlet energy of rows on the edges, and the root of the ratio of an operation's output energy to
+its input energy,
 
 .. math:: E(H) = \frac{1}{N} \sum_{(u, v)} \Big\| \frac{h_u}{\|h_u\|} - \frac{h_v}{\|h_v\|} \Big\|^2, \quad
     R = \sqrt{\frac{E(H_{out})}{E(H_{in})}}
 
-*Dirichlet energy distillation* asks each layer for its operation's ratio, beside labels and soft labels:
+*Dirichlet energy distillation* trains each layer to match the ratio of its operation, in addition to labels and soft
+labels:
 
 .. math:: L = \lambda \, CE + (1 - \lambda) \, KL + \beta \sum_{l} (\log R_l - \log R_l^{teacher})^2
 
-Labels and soft labels have GLNN's two passes, the energies a step of their own after them, as in the released code. No
-gradient flows through the norms. *TINED+* adds NOSMOG's parts (:mod:`rbm.distillation.methods.nosmog`): coordinates of
-walks beside the features, disturbed inputs, similarity to the teacher's hidden rows.
+Labels and soft labels use GLNN's two passes. The energies have a separate step after them, as in the released code. No
+gradient flows through the norms. *TINED+* adds the parts of NOSMOG (:mod:`rbm.distillation.methods.nosmog`): random
+walk coordinates as inputs, adversarial features and similarity to the teacher's hidden rows.
 
-Different from the released code (scottjiao/TINED_ICML25): the best epoch is that of the best validation accuracy, not
-of the lowest validation loss; an operation without energy before or after it asks for nothing, where the code takes a
-logarithm of one; and batches are shuffled. Teachers are ``sage``, ``gcn``, ``appnp`` and ``mlp``; the width and the
-number of layers are the teacher's, whatever ``inflate`` says.
+Differences from the released code (scottjiao/TINED_ICML25): the best epoch is that of the best validation accuracy, not
+of the lowest validation loss. An operation with zero energy before or after it is ignored, whereas the code takes a
+logarithm of one. Batches are shuffled. Teachers can be ``sage``, ``gcn``, ``appnp`` and ``mlp``. The student always has
+the width and the number of layers of the teacher, whatever ``inflate`` is.
 """
 
 from typing import Any
@@ -51,7 +53,7 @@ def feature_transformations(teacher: nn.Module | None) -> tuple[list[tuple[Tenso
     """Weight and bias of each layer of a teacher, and where it propagates: ``layers``, ``end`` or ``none``.
 
     Raises:
-        ValueError: it is no teacher whose layers are known.
+        ValueError: the layers of this teacher are not known.
     """
     if isinstance(teacher, GraphSAGE):
         return [(conv.lin_l.weight, conv.lin_l.bias) for conv in teacher.convs], "layers"
@@ -73,9 +75,9 @@ def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Te
     """Input and output of every transformation and propagation, in the order of :meth:`TINEDStudent.plan`.
 
     Args:
-        teacher: in eval mode.
+        teacher: teacher in eval mode.
         x: dense ``[N, F]``.
-        edges: as :func:`rbm.teachers.edges_for` gives them.
+        edges: result of :func:`rbm.teachers.edges_for`.
     """
     weights, place = feature_transformations(teacher)
     found, h = [], x
@@ -97,7 +99,7 @@ def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Te
 
 
 def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
-    """Squared distance of the unit rows that each edge of ``[2, M]`` joins, ``[M]``; a row of zeros stays one."""
+    """Squared distance of the unit rows at the ends of each edge of ``[2, M]``, ``[M]``; rows of zeros stay zero."""
     if isinstance(rows, SparseRows):
         parts = [_distances(*(rows[ends].to_dense() for ends in some)) for some in edges.split(_EDGES_AT_ONCE, dim=1)]
         return torch.cat(parts) if parts else rows.values.new_zeros(0)
@@ -107,10 +109,11 @@ def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
 
 
 class EdgeSum:
-    """Sum of :func:`edge_energies` over edges ``[2, M]`` of ``N`` nodes, with a gradient, by one sparse product.
+    """Differentiable sum of :func:`edge_energies` over edges ``[2, M]`` of ``N`` nodes by one sparse product.
 
-    With unit rows ``X``, the degrees ``d`` and the symmetric matrix ``S`` of the edges in both directions it is
-    ``x^T (diag(d) - S) x``. Gathering rows along edges is the same, and its derivative many times as slow.
+    With the degrees ``d`` and the symmetric matrix ``S`` of the edges in both directions, it is the sum over columns
+    ``x`` of the unit rows of ``x^T (diag(d) - S) x``. Gathering rows along edges gives the same sum, but its derivative
+    is many times slower.
     """
 
     def __init__(self, edges: Tensor, num_nodes: int) -> None:
@@ -124,7 +127,7 @@ class EdgeSum:
 
 
 class _EdgeSum(torch.autograd.Function):
-    """The derivative, ``2 (diag(d) - S) x`` over the norms of the rows, is made on the way to the sum."""
+    """The forward pass also yields the derivative: ``2 (diag(d) - S) x`` divided by the norms of the rows."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, degrees: Tensor, matrix: Tensor) -> Tensor:
@@ -151,7 +154,7 @@ def energy_loss(student: list[tuple[Tensor, Tensor]], teacher: list[tuple[float,
 
     Args:
         student: energy before and after each operation; scalars.
-        teacher: likewise. An operation with an energy of zero, in either, asks for nothing.
+        teacher: likewise. Operations with an energy of zero, in either, are ignored.
         log: compare logarithms.
     """
     total = student[0][1].new_zeros(())
@@ -163,7 +166,7 @@ def energy_loss(student: list[tuple[Tensor, Tensor]], teacher: list[tuple[float,
 
 
 class _EnergyDistillation:
-    """Mixin that adds the step on energies to the epochs of a trainer, its next base class."""
+    """Mixin that adds the step on energies to the epochs of the next base class, a trainer."""
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class _EnergyDistillation:
         self.edges, _ = remove_self_loops(split.observed.edge_index)
         self.num_nodes = split.observed.num_nodes
         self.whole = EdgeSum(self.edges, self.num_nodes)
-        # Else a row's operations do not depend on other rows, and the ends of the edges suffice.
+        # Without BatchNorm, a row's outputs do not depend on other rows, and the ends of the drawn edges suffice.
         self.normalizes_batches = any(isinstance(norm, nn.BatchNorm1d) for norm in model.norms)
         self.input_energies = edge_energies(in_single_precision(self.observed_x), self.edges)
         module, observed = teacher_outputs.module, split.observed
@@ -202,7 +205,7 @@ class _EnergyDistillation:
         return total + loss.item()
 
     def energies(self) -> Tensor:
-        """The loss on the energies of all edges, or of a share of them drawn anew."""
+        """The loss on the energies of all edges, or of a newly drawn share of them."""
         count, rows = self.edges.shape[1], self.observed_x
         drawn = torch.arange(count, device=self.edges.device)
         if self.config.energy_share < 1:
@@ -257,7 +260,7 @@ def injected_student(task: DistillationTask, config: TINEDConfig, encodings: Enc
 
 
 def train_tined(task: DistillationTask) -> TrainedStudent:
-    """Train the teacher's operations as layers, on features alone."""
+    """Train TINED on features only."""
     config = task.config.tined
     student = injected_student(task, config, None)
     trainer = TINEDTrainer(student, task.split, task.teacher_outputs, config)
@@ -265,7 +268,7 @@ def train_tined(task: DistillationTask) -> TrainedStudent:
 
 
 def train_tined_plus(task: DistillationTask) -> TrainedStudent:
-    """Train them on features and positions."""
+    """Train TINED+ on features and positions."""
     config = task.config.tined_plus
     encodings = task.encode(config.encoding)
     student = injected_student(task, config, encodings)

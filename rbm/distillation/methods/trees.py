@@ -1,10 +1,10 @@
-r"""Gradient-boosted trees on features and encodings: the usual baseline for tables.
+r"""Gradient-boosted trees on features and encodings: the usual baseline for tabular data.
 
-scikit-learn's HistGradientBoostingClassifier grows them (Friedman, Greedy Function Approximation, 2001, by histograms
-as in LightGBM, Ke et al., 2017), a round of one tree for each class at a time; validation chooses the number of rounds,
-as it chooses the epoch of other methods. They learn classes: the true ones of the labelled nodes and, with ``targets =
-"teacher"``, the teacher's most likely class of every other observed node. The model that stays is a module of standard
-operators (:class:`rbm.nn.trees.TreesStudent`), which needs scikit-learn no more. Settings are ours.
+scikit-learn's HistGradientBoostingClassifier grows them (Friedman, Greedy Function Approximation, 2001; histograms as
+in LightGBM, Ke et al., 2017). Each round adds one tree per class, and the number of rounds is selected on validation
+nodes like the epoch of other methods. The targets are the true classes of the labelled nodes and, with ``targets =
+"teacher"``, the teacher's most likely class of every other observed node. The resulting model consists of standard
+operators (:class:`rbm.nn.trees.TreesStudent`) and does not need scikit-learn. Settings are ours.
 """
 
 from typing import Any
@@ -23,12 +23,12 @@ from rbm.nn.trees import TreesStudent
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, Trainer, split_accuracies
 
-# Each call of scikit-learn sorts all features into bins again, which takes as long as several rounds.
+# Each call of scikit-learn bins all features again, which takes as long as several rounds.
 _ROUNDS_AT_ONCE = 10
 
 
 class TreesTrainer(Trainer):
-    """An epoch is a round of boosting."""
+    """Trainer of boosted trees; an epoch is a round of boosting."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TreesTrainer(Trainer):
             nodes=config.max_epochs * outputs * (2 * config.leaves - 1),
             depth=config.depth,
         ).to(self.full_x.device)
-        from sklearn.ensemble import HistGradientBoostingClassifier  # most of a second to import
+        from sklearn.ensemble import HistGradientBoostingClassifier  # takes most of a second to import
 
         self.boosting = HistGradientBoostingClassifier(
             learning_rate=config.lr,
@@ -77,7 +77,7 @@ class TreesTrainer(Trainer):
         self.scores: Tensor = self.full_x.new_zeros(len(self.full_x), outputs)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        # A checkpoint has the state of one; boosting has no other state than its trees.
+        # Checkpoints require an optimiser; the only state of boosting is its trees.
         return torch.optim.SGD([self.model.baseline], lr=0.0)
 
     def train_epoch(self, epoch: int) -> float:
@@ -92,7 +92,7 @@ class TreesTrainer(Trainer):
         return split_accuracies(logits[self.split.observed_nodes], logits, self.split)
 
     def resume_at(self, epoch: int) -> None:
-        # The trees of a checkpoint are grown again: scikit-learn's own state is in no file that could be read safely.
+        # The trees are grown again: scikit-learn has no file format for its own state that can be read safely.
         self._grow(epoch)
 
     def state(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class TreesTrainer(Trainer):
         return self.model.baseline + self.scores @ self.model.share
 
     def _grow(self, rounds: int) -> None:
-        """Have that many rounds, one after the other: each is the same, whether others came in the same process."""
+        """Grow trees up to this number of rounds. A round does not depend on which process grew the earlier ones."""
         while self.rounds < rounds and len(self.classes) > 1:
             if self.rounds % _ROUNDS_AT_ONCE == 0:
                 self.boosting.max_iter = min(self.rounds + _ROUNDS_AT_ONCE, self.config.max_epochs)
@@ -122,7 +122,7 @@ def train_trees(task: DistillationTask) -> TrainedStudent:
     seed = task.config.seed
     task.seed()
     trainer = TreesTrainer(task.split, task.teacher_outputs, config, encodings, classes=task.classes, seed=seed)
-    # Named otherwise than the method, whose file has the rounds that are kept alone.
+    # The phase is not called "trees": the file of that name stores only the rounds that are kept.
     result = task.fit("trees-rounds", trainer, config)
     student = trainer.model
     rounds = result["best_epoch"] + 1
@@ -130,7 +130,7 @@ def train_trees(task: DistillationTask) -> TrainedStudent:
 
 
 def _nodes_of(student: TreesStudent, rounds: int) -> int:
-    """How many nodes the first rounds have, from the roots of those that follow."""
+    """Number of nodes in the first rounds: the root of the next tree or, for the last round, the largest index."""
     trees = rounds * student.outputs
     later = student.roots[trees : trees + 1]
     if len(later) and int(later[0]) > 0:

@@ -1,31 +1,34 @@
-r"""VQGraph: an MLP that learns a GNN's soft labels and which code of a codebook a node's neighbourhood is like (Yang et
-al., VQGraph: Rethinking Graph Representation Space for Bridging GNNs and MLPs, ICLR 2024).
+r"""VQGraph: an MLP that learns a GNN's soft labels and the codebook codes of nodes (Yang et al., VQGraph: Rethinking
+Graph Representation Space for Bridging GNNs and MLPs, ICLR 2024).
 
-A *tokenizer* is trained first, and teaches in place of the run's teacher. A graph convolution gives rows ``h``; each
-is replaced by the code ``e`` with the largest cosine, from which nodes and edges shall be found again, and from which a
-second convolution and a linear map give classes ``q``. With ``z = d_e(e)``, the adjacency ``A`` with self-loops and
-:math:`\tilde G` the products ``z z^T`` brought to [0, 1],
+A *tokenizer* is trained first and replaces the run's teacher. A graph convolution computes rows ``h``. Each row is
+replaced by the code ``e`` with the largest cosine. Nodes and edges are reconstructed from the codes, and a second
+convolution and a linear map compute class logits ``q``. With ``z = d_e(e)``, the adjacency ``A`` with self-loops and
+:math:`\tilde G` the products ``z z^T`` scaled to [0, 1],
 
 .. math:: L_{tokenizer} = CE(q_v, y_v) + w_n \|h - d_n(e)\|^2 + w_e \sqrt{\|A - \tilde G\|^2}
     + w_c \|h - \operatorname{sg} e\|^2
 
-where norms are means over their entries. Gradients pass a code as if it were its row; codes follow the mean of the rows
-that took them. With soft assignments at temperature ``T``, and ``u`` a linear map of the student's last hidden rows,
+where norms are means over their entries. Gradients pass through a code to its row (straight-through), and codes follow
+the mean of the rows assigned to them. With soft assignments at temperature ``T``, and ``u`` a linear map of the
+student's last hidden rows,
 
 .. math:: a_v = \operatorname{softmax}(\cos(h_v, e) / T), \quad b_v = \operatorname{softmax}(\cos(u_v, e) / T), \quad
     L = \lambda \, CE + (1 - \lambda) \, KL(p_v \,\|\, q_v) + \beta T^2 \, KL(a_v \,\|\, b_v)
 
-Each term of the student has a pass of its own, codes first, then GLNN's two.
+Each term of the student's loss has its own pass: first the codes, then GLNN's two.
 
-These are the losses of the released code (YangLing0818/VQGraph). Different from it:
+These are the losses of the released code (YangLing0818/VQGraph), with these differences:
 
-- The best epoch is that of the best validation accuracy; the code's, for seen nodes, that of the best *test* accuracy.
-- Codes are as wide as ``code_channels`` says, in the code as the features. They start as rows of the graph, in the code
-  (``code_start="random"``) as random unit vectors, most of which are no row's nearest.
-- Both soft assignments are softmaxes of cosines, over the codes that some node takes. The code compares the student by
-  distances and the tokenizer by cosines, over all codes, and takes the tokenizer's probabilities for logarithms.
-- The smallest and the largest product are constants for the gradient.
-- The tokenizer sees the whole observed graph in every step, as the code's GCN does. There is none on drawn neighbours.
+- The best epoch has the best validation accuracy. The released code uses the best *test* accuracy for seen nodes.
+- Codes have ``code_channels`` columns; in the released code, as many as the features. They start as rows of the graph;
+  in the released code (``code_start="random"``) as random unit vectors, most of which are nearest to no row.
+- Both soft assignments are softmaxes of cosines over the codes that are assigned to some node. The released code uses
+  distances for the student and cosines for the tokenizer, both over all codes, and treats the tokenizer's
+  probabilities as logarithms.
+- No gradient flows through the smallest and the largest product.
+- The tokenizer sees the whole observed graph in every step, like the GCN of the released code. There is no version with
+  sampled neighbours.
 """
 
 from typing import Any, NamedTuple
@@ -54,13 +57,13 @@ _ROWS_AT_ONCE = 2**12
 
 
 class Codebook(nn.Module):
-    """Codes ``[K, D]`` on the unit sphere, which follow the rows that take them.
+    """Codes ``[K, D]``, initially on the unit sphere, that follow the rows assigned to them.
 
-    They start at random; :meth:`start_from` puts them where rows are.
+    They start at random; :meth:`start_from` initialises them with rows.
 
     Args:
         size, channels: K and D.
-        decay: what a code keeps of itself where rows took it; the rest comes from the mean of their unit rows.
+        decay: weight of a code in its moving average; the rest is the normalised mean of its assigned unit rows.
     """
 
     codes: Tensor
@@ -71,8 +74,8 @@ class Codebook(nn.Module):
         self.register_buffer("codes", F.normalize(nn.init.kaiming_uniform_(torch.empty(size, channels))))
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """For rows ``[N, D]`` the codes with the largest cosines, with the rows' gradients, and their indices ``[N]``.
-        In training the codes then move.
+        """The code with the largest cosine to each of the rows ``[N, D]``, with the row's gradient, and its index
+        ``[N]``. In training mode the codes are updated afterwards.
         """
         with torch.no_grad():
             unit, codes = F.normalize(rows), F.normalize(self.codes)
@@ -84,8 +87,8 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start_from(self, rows: Tensor) -> None:
-        """Codes become rows of ``[N, D]``, drawn at random and brought to length one. Rows of zeros are left out, and
-        where there are fewer rows than codes, the other codes stay as they are.
+        """Initialise codes with random rows of ``[N, D]``, scaled to length one. Rows of zeros are not used. If there
+        are fewer rows than codes, the other codes do not change.
         """
         rows = F.normalize(rows[rows.norm(dim=1) > 0])
         drawn = torch.randperm(len(rows), device=rows.device)[: len(self.codes)]
@@ -98,8 +101,8 @@ class Codebook(nn.Module):
 
 
 class Tokens(NamedTuple):
-    """Outputs of a tokenizer: rows ``[N, D]`` before codes, their codes ``[N, D]`` and indices ``[N]``, the codes
-    decoded for edges and for nodes, ``[N, D]`` each, and logits ``[N, C]``.
+    """Outputs of a tokenizer: rows ``[N, D]`` before quantisation, their codes ``[N, D]`` and code indices ``[N]``, the
+    codes decoded for edges and for nodes, ``[N, D]`` each, and logits ``[N, C]``.
     """
 
     rows: Tensor
@@ -111,11 +114,11 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer(nn.Module):
-    """Convolution, codebook, decoders, convolution, classes.
+    """Convolution, codebook, decoders, convolution and classifier.
 
     Args:
-        in_channels, out_channels: columns of the features, classes.
-        config: its section of the configuration.
+        in_channels, out_channels: number of features and of classes.
+        config: settings of the tokenizer.
     """
 
     def __init__(self, in_channels: int, out_channels: int, config: TokenizerConfig) -> None:
@@ -128,7 +131,7 @@ class Tokenizer(nn.Module):
         self.head = nn.Linear(config.hidden_channels, out_channels)
 
     def forward(self, x: Rows, adjacency: Tensor) -> Tokens:
-        """Of rows ``[N, F]`` and the adjacency ``[N, N]`` of :meth:`rbm.teachers.GCN.adjacency`."""
+        """Tokens of rows ``[N, F]``, with the adjacency ``[N, N]`` of :meth:`rbm.teachers.GCN.adjacency`."""
         rows = dropout(self.first(x, adjacency).relu(), self.dropout, self.training)
         codes, nearest = self.codebook(rows)
         for_edges = self.edge_decoder(codes)
@@ -137,15 +140,15 @@ class Tokenizer(nn.Module):
 
 
 class EdgeError:
-    r"""Root of the mean squared difference of ``A`` and ``G = Z Z^T`` brought to [0, 1], without a matrix ``[N, N]``.
+    r"""Root mean squared difference of ``A`` and ``G = Z Z^T`` scaled to [0, 1], without a matrix ``[N, N]``.
 
-    With ``l`` and ``r`` the smallest product and the span of all, ``M`` entries of ``A`` and ``N`` nodes,
+    With the smallest product ``l``, the range ``r`` of all products, ``M`` entries of ``A`` and ``N`` nodes,
 
     .. math:: \|A - (G - l) / r\|^2 = M - \tfrac{2}{r} \Big(\sum_{A_{uv} = 1} z_u z_v - l M\Big)
         + \tfrac{1}{r^2} \Big(\|Z^T Z\|^2 - 2 l \|\textstyle\sum_v z_v\|^2 + l^2 N^2\Big)
 
     Args:
-        edge_index: int64 ``[2, E]``; of an edge that stands there several times one counts, and every node has a loop.
+        edge_index: int64 ``[2, E]``; duplicate edges count once, and every node gets a self-loop.
         num_nodes: N.
     """
 
@@ -156,9 +159,9 @@ class EdgeError:
         self.matrix = sparse_adjacency(edges, torch.ones(self.count, device=edges.device), num_nodes)
 
     def __call__(self, rows: Tensor, nearest: Tensor) -> Tensor:
-        """Scalar, for ``Z`` as ``rows [N, D]``, of which those with one index ``nearest [N]`` are the same row."""
+        """The error, a scalar, for ``Z = rows [N, D]``. Rows with the same code index ``nearest [N]`` are equal."""
         low, span = self.range(rows.detach(), nearest)
-        if span <= 1e-6 * max(abs(low), 1e-30):  # all rows are one
+        if span <= 1e-6 * max(abs(low), 1e-30):  # all rows are equal
             return rows.new_tensor(self.count**0.5 / self.num_nodes)
         joined = (rows * (self.matrix @ rows)).sum().double()
         wide = rows.double()
@@ -169,7 +172,7 @@ class EdgeError:
 
     @staticmethod
     def range(rows: Tensor, nearest: Tensor) -> tuple[float, float]:
-        """The smallest of all products of two rows, and how far the largest is from it."""
+        """The smallest product of two rows, and the difference between the largest and the smallest one."""
         indices, inverse = nearest.unique(return_inverse=True)
         distinct = rows.new_zeros(len(indices), rows.shape[1])
         distinct[inverse] = rows
@@ -179,7 +182,7 @@ class EdgeError:
 
 
 class TokenizerTrainer(NodeTrainer):
-    """One step an epoch on the whole observed graph."""
+    """Trainer of a tokenizer; one step per epoch on the whole observed graph."""
 
     model: Tokenizer
 
@@ -204,7 +207,7 @@ class TokenizerTrainer(NodeTrainer):
         return loss.item()
 
     def loss(self, tokens: Tokens) -> Tensor:
-        """Classes of the labelled nodes, and what codes lose of nodes and edges."""
+        """Cross-entropy of the labelled nodes plus the reconstruction losses of nodes and edges and the commitment."""
         config = self.config
         loss = losses.hard_label_loss(tokens.logits[self.train_nodes], self.split.observed.y[self.train_nodes])
         loss = loss + config.node_weight * F.mse_loss(tokens.rows, tokens.for_nodes)
@@ -215,7 +218,7 @@ class TokenizerTrainer(NodeTrainer):
 
     @torch.no_grad()
     def tokens(self) -> tuple[Tokens, Tensor]:
-        """Of the observed nodes, and logits ``[N, C]`` of all."""
+        """Tokens of the observed nodes, and logits ``[N, C]`` of all nodes."""
         seen = self.model(self.rows, self.adjacency)
         if not len(self.split.unseen_nodes):
             return seen, seen.logits
@@ -227,14 +230,14 @@ class TokenizerTrainer(NodeTrainer):
 
 
 class VQGraphTrainer(GLNNTrainer):
-    """A pass on codes before GLNN's two.
+    """GLNN's two passes after a pass on codes.
 
     Args:
         model: the student.
         split: the graph, and what training may see of it.
         seen, logits: see :meth:`TokenizerTrainer.tokens`.
-        codes: ``[K, D]``, all of the codebook.
-        config: of the method.
+        codes: all codes of the codebook, ``[K, D]``.
+        config: settings of the method.
     """
 
     def __init__(
@@ -261,7 +264,7 @@ class VQGraphTrainer(GLNNTrainer):
         return self.code_loss(self.projection(hidden), nodes)
 
     def code_loss(self, rows: Tensor, nodes: Tensor) -> Tensor:
-        """``T^2 KL(a || b)`` as a mean over ``nodes [B]`` whose projected rows are ``[B, D]``."""
+        """Mean of ``T^2 KL(a || b)`` over ``nodes [B]`` with projected rows ``rows [B, D]``."""
         temperature = self.config.code_temperature
         ours, theirs = F.normalize(rows) @ self.codes.T, self.shown[nodes] @ self.codes.T
         return temperature**2 * losses.soft_label_loss(ours, theirs, temperature)
@@ -274,7 +277,7 @@ class VQGraphTrainer(GLNNTrainer):
 
 
 def train_vqgraph(task: DistillationTask) -> TrainedStudent:
-    """Train a tokenizer on the graph, then an MLP on its soft labels and codes, on features alone."""
+    """Train a tokenizer on the graph, then an MLP on its soft labels and codes, on features only."""
     config, split = task.config.vqgraph, task.split
     task.seed(1)
     tokenizer = Tokenizer(split.graph.num_features, task.classes, config.tokenizer).to(split.graph.x.device)

@@ -32,12 +32,12 @@ from rbm.distillation.report.svg import (
 )
 
 FEWEST = 5
-MOST_CELL_NUMBERS = 12  # classes or experts up to which a cell has its number printed
+MOST_CELL_NUMBERS = 12  # largest number of classes or experts for which cells show their numbers
 Look = Mapping[str, tuple[str, str, str]]  # model -> title, colour, marker
 
 
 def interval(right: int, nodes: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of right answers, in per cent."""
+    """Wilson's 95 % interval of an accuracy, in per cent."""
     found = binomtest(right, nodes).proportion_ci(0.95, method="wilson")
     return 100 * found.low, 100 * found.high
 
@@ -51,13 +51,13 @@ def looks(models: Sequence[str], kept: str, titles: Callable[[str], str]) -> dic
 
 
 def accuracy_chart(figures: Mapping[str, tuple[float, float, float]], look: Look, nodes: str, name: str) -> str:
-    """Test accuracy of each model with its interval, the best above.
+    """Test accuracy of each model with its interval, the best at the top.
 
     Args:
         figures: model -> accuracy and the ends of its interval, in per cent.
-        look: of the models.
-        nodes: of which the answers are.
-        name: of the picture.
+        look: look of the models.
+        nodes: description of the test nodes.
+        name: name of the picture.
     """
     order = sorted(figures, key=lambda model: figures[model][0])
     figure, axes = new_figure(1.0 + 0.36 * len(order))
@@ -82,7 +82,7 @@ def accuracy_chart(figures: Mapping[str, tuple[float, float, float]], look: Look
 def grid_chart(
     shares: Sequence[Sequence[float]], rows: str, columns: str, name: str, label: str, *, color: str = SERIES[0]
 ) -> str:
-    """A table of shares in [0, 1] as cells, the darker the larger; few rows and columns have numbers in per cent."""
+    """A table of shares in [0, 1] as cells; larger shares are darker. Small tables also show numbers in per cent."""
     values = np.asarray(shares, dtype=float)
     down, across = values.shape
     figure, axes = new_figure(grid_height(down))
@@ -175,7 +175,7 @@ def groups_chart(groups: dict[str, Any], models: Sequence[str], look: Look, xlab
         axes.plot(
             x, middle, color=color, linewidth=1.3, marker=marker, markersize=6.5, markeredgecolor=CARD, label=title
         )
-    if len(names) > 7:  # "33 to 64" beside "65 to 128" has no room
+    if len(names) > 7:  # no room for "33 to 64" next to "65 to 128"
         names = [each.replace(" to ", "\u2013") for each in names]
         axes.tick_params(axis="x", labelsize=8)
     axes.set_xticks(range(len(names)), [f"{each}\n{count:,}" for each, count in zip(names, nodes, strict=True)])
@@ -188,7 +188,7 @@ def groups_chart(groups: dict[str, Any], models: Sequence[str], look: Look, xlab
 
 
 def agreement_chart(found: dict[str, Any], name: str) -> str:
-    """One bar of all test nodes: both right, one of the two, neither."""
+    """One bar of all test nodes: both correct, only one of the two correct, both wrong."""
     parts = (
         ("both right", found["both_right"], GOOD, 0.75),
         ("student alone right", found["student_right"], SERIES[0], 0.9),
@@ -212,13 +212,13 @@ def agreement_chart(found: dict[str, Any], name: str) -> str:
 
 
 def grid_height(rows: int) -> float:
-    """Inches of a :func:`grid_chart`."""
+    """Height of a :func:`grid_chart` in inches."""
     return min(5.6, max(2.2, 1.0 + 0.32 * rows))
 
 
 def load_chart(layer: dict[str, Any], number: int, name: str) -> str:
-    """Share of the gates' mass that each expert of a layer carries, in per cent, beside the even share; as high as the
-    chart of its classes, which stands beside it.
+    """Each expert's share of the gate mass of a layer, in per cent, with a line for the even share. It is as high as
+    the chart of the layer's classes next to it.
     """
     load = [100 * share for share in layer["load"]]
     figure, axes = new_figure(grid_height(len(layer["by_class"])))
@@ -243,14 +243,14 @@ def load_chart(layer: dict[str, Any], number: int, name: str) -> str:
 
 
 def space_chart(space: dict[str, Any], by: str, name: str) -> str:
-    """The last router's inputs in a plane, by top expert (with the memories as stars) or by class."""
+    """The last router's inputs in a plane, by top expert (with the memory vectors as stars) or by class."""
     points = np.asarray([point[:2] for point in space["points"]], dtype=float)
     groups = np.asarray([point[2 if by == "expert" else 3] for point in space["points"]], dtype=int)
     palette = EXPERTS if by == "expert" else CLASSES
     figure, axes = new_figure(3.9)
     for place, group in enumerate(np.unique(groups)):
         own = points[groups == group]
-        # Experts begin with dots and classes with squares, so that shape tells them apart as colour does.
+        # Experts start with dots and classes with squares, so that shapes differ as well as colours.
         marker = MARKERS[(place // len(palette) + (0 if by == "expert" else 1)) % len(MARKERS)]
         color = palette[place % len(palette)]
         axes.scatter(*own.T, 22, color=color, marker=marker, edgecolors=CARD, linewidths=0.4, label=str(group))
@@ -270,7 +270,7 @@ def space_chart(space: dict[str, Any], by: str, name: str) -> str:
 
 
 def curves_chart(records: list[dict[str, Any]], key: str, look: Look, best: Mapping[str, int], name: str) -> str:
-    """Loss, or validation accuracy in per cent, of every phase over its epochs; a dot marks the chosen epoch."""
+    """Loss, or validation accuracy in per cent, of every phase over its epochs; a marker shows the selected epoch."""
     figure, axes = new_figure(3.3)
     scale = 1.0 if key == "loss" else 100.0
     everything: list[float] = []
@@ -308,7 +308,7 @@ def curves_chart(records: list[dict[str, Any]], key: str, look: Look, best: Mapp
 
 
 def _thinned(lines: list[dict[str, Any]], best: int | None, most: int = 400) -> list[dict[str, Any]]:
-    """At most so many points of a curve, and the chosen one."""
+    """At most ``most`` points of a curve, plus the selected epoch and the last one."""
     step = -(-len(lines) // most)
     return [line for i, line in enumerate(lines) if i % step == 0 or line["epoch"] == best or i == len(lines) - 1]
 
@@ -318,8 +318,8 @@ def latency_chart(points: Mapping[str, tuple[float, float, float, float]], look:
 
     Args:
         points: model -> milliseconds, accuracy and the ends of its interval in per cent.
-        look: of the models.
-        name: of the picture.
+        look: look of the models.
+        name: name of the picture.
     """
     figure, axes = new_figure(3.4)
     for model, (ms, middle, low, high) in points.items():

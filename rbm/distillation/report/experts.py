@@ -1,4 +1,4 @@
-"""The figures of a mixture in a report: load and classes of its experts, and the rows that its last router sees."""
+"""The figures of a mixture in a report: load and classes of its experts, and the inputs of its last router."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ MOST_POINTS = 600
 
 
 def mixture_of(result: Distillation) -> str | None:
-    """Of the run's mixtures the one that is kept, or else the RbM student, or else the last; None where none is."""
+    """The kept student if it is a mixture, otherwise the RbM student, otherwise the last mixture; None without one."""
     mixtures = [method for method, student in result.students.items() if isinstance(student, MixtureStudent)]
     if not mixtures:
         return None
@@ -27,7 +27,7 @@ def mixture_of(result: Distillation) -> str | None:
 
 @torch.no_grad()
 def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
-    """What a mixture's last router sees of all nodes, ``[N, H]``, and the expert it trusts most for each, ``[N]``."""
+    """Inputs of a mixture's last router for all nodes, ``[N, H]``, and the top expert of each node, ``[N]``."""
     student, x = result.students[method], result.student_inputs(method)
     with evaluating(student):
         *_, (_, rows) = student.router_inputs(x)
@@ -38,10 +38,10 @@ def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
-    """Each layer's load of the experts and its entropy, their shares of each class, and the experts that no node uses;
-    and the plane of the last router's inputs. None where no student is a mixture.
+    """For each layer, the load of the experts and its entropy, their shares of each class, and the dead experts; and
+    the last router's inputs in a plane. None if no student is a mixture.
 
-    At most :data:`MOST_NODES` nodes of the graph, drawn by the seed, are asked.
+    At most :data:`MOST_NODES` nodes of the graph, drawn with the seed, are used.
     """
     method = mixture_of(result)
     if method is None:
@@ -101,8 +101,8 @@ def _rounded(values: Tensor) -> list[float]:
 
 
 def _plane(seen: Tensor, top: Tensor, labels: Tensor, memory: Tensor | None, seed: int) -> dict[str, Any]:
-    """The rows of a router in the plane of their two principal components, each row at length one: the router compares
-    directions (cosines). The memories, which it compares them with, are projected into the same plane.
+    """The inputs of a router in the plane of their two principal components. Rows are scaled to length one, because
+    the router compares directions (cosines). The memory vectors are projected into the same plane.
     """
     from sklearn.decomposition import PCA
     from threadpoolctl import threadpool_limits

@@ -1,4 +1,4 @@
-"""A finished run, read from its folder: for a report of a run that was made without one."""
+"""Reads a finished run from its folder, to write a report for a run that has none."""
 
 from pathlib import Path
 
@@ -15,27 +15,27 @@ from rbm.utils.repeatable import deterministic
 
 
 def read_distillation(folder: Path | str, root: Path | str | None = None) -> Distillation:
-    """What :func:`rbm.distill` returned when it made a run folder.
+    """The result that :func:`rbm.distill` returned for a run folder.
 
     Args:
-        folder: of a finished run.
+        folder: folder of a finished run.
         root: folder of the dataset's raw files; by default that of the run.
 
     Returns:
-        The run. Its ``teacher_logits`` are None where the teacher was given and the graph holds no logits.
+        The result. Its ``teacher_logits`` are None if the teacher was given and the graph contains no logits.
 
     Raises:
-        FileNotFoundError: the run is not finished, or its graph is not there.
-        ValueError: a file is damaged, or the graph is another one.
+        FileNotFoundError: the run is not finished, or its graph does not exist.
+        ValueError: a file is damaged, or the graph is not that of the run.
     """
     folder = Path(folder)
-    find_student(folder)  # where there is none, it says so
+    find_student(folder)  # raises an error if there is none
     config, summary = Config.from_yaml(folder / "config.yaml"), read_json(folder / "summary.json")
     split, classes = split_of_run(folder, config, root)
     teacher = teacher_of_run(folder, config, split, classes)
     logits = split.graph.get("teacher_logits")
     if teacher is not None:
-        with deterministic(), fast_float32(split.graph.x.device):  # as the run asked it, to the last bit
+        with deterministic(), fast_float32(split.graph.x.device):  # bitwise the same as in the run
             logits = outputs_from_module(teacher, split, classes, summary["teacher"]).logits
     methods = [name for name in summary if (folder / f"{name}.safetensors").is_file() and name in _described(folder)]
     encodings: dict[str, Encodings | None] = {}

@@ -1,7 +1,7 @@
-"""The figures of a report: those of every model of a finished run on the test nodes, kept in ``report.json``.
+"""The figures of a report: results of every model of a finished run on the test nodes, stored in ``report.json``.
 
-Everything here is a report on test nodes; nothing of it chooses a student or a setting. The kept student, the settings
-and the verdict come from validation nodes (:mod:`rbm.distillation.verdict`).
+Figures on test nodes do not affect the choice of a student or a setting. The kept student, the settings and the verdict
+come from validation nodes (:mod:`rbm.distillation.verdict`).
 """
 
 import datetime
@@ -24,9 +24,9 @@ from rbm.nn.sparse_rows import Rows
 from rbm.training.metrics import evaluating
 
 FORMAT = 1
-MOST_NODES = 2**17  # test nodes that are looked at; of more, so many are drawn by the seed
-MOST_DISAGREEMENTS = 300  # rows of the list
-BINS = 10  # of the reliability curve
+MOST_NODES = 2**17  # maximum number of test nodes; of more, a random sample is used
+MOST_DISAGREEMENTS = 300  # maximum number of listed disagreements
+BINS = 10  # bins of the reliability curve
 PACKAGES = ("rbm-kernels", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "matplotlib")
 _CHUNK_ROWS = 2**15
 _TEACHER = "teacher"
@@ -37,12 +37,12 @@ def observe(result: Distillation) -> dict[str, Any]:
     """The figures of ``report.json``.
 
     Returns:
-        ``models``: the teacher (where its logits are known) and every student, each with its number of right answers,
-        macro F1, balanced accuracy, log loss, expected calibration error, reliability bins and confusion matrix (rows:
-        the class, columns: the answer); ``degree`` and ``homophily``: the same nodes in groups, with every model's
-        right answers; ``behind_kept``, for every other model the kept student's
-        :class:`~rbm.distillation.verdict.Comparison` with it; ``disagreements`` of the kept student with the teacher;
-        ``experts`` of a mixture, or None; and what it was made with.
+        ``models``: the teacher (if its logits are known) and every student, each with its number of correct
+        predictions, macro F1, balanced accuracy, log loss, expected calibration error, reliability bins and confusion
+        matrix (rows: true class, columns: predicted class); ``degree`` and ``homophily``: the same nodes in groups,
+        with the number of correct predictions of every model; ``behind_kept``: for every other model, the
+        :class:`~rbm.distillation.verdict.Comparison` of the kept student with it; ``disagreements``: of the kept
+        student with the teacher; ``experts``: figures of a mixture, or None; and ``made``: the software and hardware.
     """
     split, seed = result.split, result.config.seed
     nodes, of = _test_nodes(split, seed)
@@ -74,8 +74,8 @@ def observe(result: Distillation) -> dict[str, Any]:
 def figures(probabilities: np.ndarray, labels: np.ndarray, classes: int) -> dict[str, Any]:
     """Accuracy and calibration of a model.
 
-    The expected calibration error is Guo et al.'s (On calibration of modern neural networks, ICML 2017): over
-    :data:`BINS` bins of confidence of equal width, the mean distance of accuracy and confidence, weighted by nodes.
+    The expected calibration error is that of Guo et al. (On calibration of modern neural networks, ICML 2017): the mean
+    absolute difference of accuracy and confidence over :data:`BINS` confidence bins of equal width, weighted by nodes.
 
     Args:
         probabilities: float ``[n, C]``, rows sum to one.
@@ -109,7 +109,7 @@ def figures(probabilities: np.ndarray, labels: np.ndarray, classes: int) -> dict
 
 
 def _test_nodes(split: GraphSplit, seed: int) -> tuple[Tensor, int]:
-    """Nodes that test accuracy is of, at most :data:`MOST_NODES` of them, and how many there are in all."""
+    """At most :data:`MOST_NODES` of the nodes that define test accuracy, and the number of all of them."""
     unseen = split.unseen_nodes
     nodes = unseen.cpu() if len(unseen) else split.graph.test_mask.cpu().nonzero().flatten()
     nodes = nodes[split.graph.y.cpu()[nodes] >= 0]
@@ -130,8 +130,8 @@ def _answers(logits: Tensor) -> np.ndarray:
 
 
 def _neighborhoods(split: GraphSplit, nodes: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Degree of each node (edges that end at it, self-loops apart), int ``[n]``; and the share of these edges that
-    come from a node of its own class, float ``[n]``, NaN where no neighbour's label is known.
+    """In-degree of each node without self-loops, int ``[n]``; and the share of its in-neighbours with a known label
+    that have its class, float ``[n]``, NaN if no neighbour's label is known.
     """
     graph = split.graph
     sources, targets = graph.edge_index.cpu()
@@ -147,7 +147,7 @@ def _neighborhoods(split: GraphSplit, nodes: Tensor) -> tuple[np.ndarray, np.nda
 
 
 def _degree_group(degrees: np.ndarray) -> np.ndarray:
-    """0 to 4 by themselves, then 5 to 8, 9 to 16, ..."""
+    """Groups of degrees: 0 to 4 separately, then 5 to 8, 9 to 16, ..."""
     return np.where(degrees < 5, degrees, 3 + np.ceil(np.log2(np.maximum(degrees, 1)))).astype(int) - (degrees >= 5)
 
 
@@ -158,7 +158,7 @@ def _degree_name(group: int) -> str:
 
 
 def _homophily_group(share: np.ndarray) -> np.ndarray:
-    """Fifths of [0, 1), 1 by itself, and those without a known neighbour, -1, in none."""
+    """Groups of homophily: fifths of [0, 1), then 1 separately; -1 without a known neighbour."""
     return np.where(np.isnan(share), -1, np.floor(np.nan_to_num(share) * 5 + 1e-9)).astype(int)
 
 
@@ -190,7 +190,7 @@ def _disagreements(
     degrees: np.ndarray,
     homophily: np.ndarray,
 ) -> dict[str, Any] | None:
-    """Where the kept student and the teacher give two answers; those that the student is surest of come first."""
+    """Nodes on which the kept student and the teacher disagree, the most confident student predictions first."""
     if _TEACHER not in answers:
         return None
     theirs, ours = answers[_TEACHER].argmax(1), answers[kept].argmax(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class Chart:
-    """A picture of a section: heading, ``<svg>``, and a sentence that says what to see."""
+    """A picture of a section: heading, ``<svg>``, and a sentence that describes it."""
 
     title: str
     svg: str
@@ -21,7 +21,7 @@ class Grid:
     rows: list[list[tuple[str, Any]]]
     note: str = ""
     sortable: bool = False
-    strong: int | None = None  # a row
+    strong: int | None = None  # index of the emphasised row
 
 
 @dataclass

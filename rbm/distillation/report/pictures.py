@@ -1,6 +1,4 @@
-"""Plots of a run, written into its folder: training curves, the experts' load and, where asked for, what the router
-sees.
-"""
+"""Plots of a run, written to its folder: training curves, the experts' load and, on request, the router's inputs."""
 
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,11 @@ _PHASE_COLORS = {"teacher": figures.ORANGE, "mlp": figures.GREEN, "rbm": figures
 
 @torch.no_grad()
 def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Training curves; and of a mixture the experts' load. Which of several mixtures,
-    :func:`~rbm.distillation.report.experts.mixture_of` says.
+    """Plot the training curves and, for the mixture of :func:`~rbm.distillation.report.experts.mixture_of`, the
+    experts' load.
 
     Returns:
-        The files written: ``training.png``, ``expert_load.png``.
+        The files written: ``training.png`` and, if the run has a mixture, ``expert_load.png``.
     """
     files = [folder / "training.png"]
     list_file(files[0])
@@ -45,10 +43,10 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
 
 
 def write_representation(result: Distillation, folder: Path) -> Path:
-    """Write ``representation.png``: a t-SNE map of what the last router of a run's mixture sees.
+    """Write ``representation.png``: a t-SNE map of the inputs of the last router of a run's mixture.
 
-    It takes seconds, and the report has a map of the same rows in the plane of their principal components, so that only
-    ``rbm report RUN --tsne`` asks for it.
+    It takes seconds, and the report shows the same rows in the plane of their principal components, so only
+    ``rbm report RUN --tsne`` writes it.
 
     Raises:
         ValueError: the run has no mixture.
@@ -63,7 +61,7 @@ def write_representation(result: Distillation, folder: Path) -> Path:
 
 
 def plot_representation(result: Distillation, method: str, path: str | Path) -> None:
-    """:func:`plot_router_inputs` of the last router of a run's student ``method``."""
+    """Call :func:`plot_router_inputs` for the last router of a run's student ``method``."""
     rows, experts = last_router(result, method)
     name, layers = short_name(result.summary["dataset"]), len(result.students[method].layers)
     title = f"{name}, {ROWS.get(method, method)}: what the router of layer {layers} of {layers} sees"
@@ -77,14 +75,14 @@ def plot_training_curves(
     best_epochs: dict[str, int] | None = None,
     titles: dict[str, str] | None = None,
 ) -> None:
-    """Draw the loss, and validation and test accuracy, of every phase over its epochs; a dot marks the best validation.
+    """Plot loss, validation accuracy and test accuracy of every phase over its epochs; dots mark the selected epochs.
 
     Args:
         records: lines of ``metrics.jsonl``: ``phase`` (``"teacher"``, ``"mlp"``, ``"rbm"``, ...), ``epoch``, ``loss``,
             ``val_accuracy``, ``test_accuracy`` (accuracies in [0, 1]); other keys are ignored.
-        path: PNG file to write; its folder is made.
-        best_epochs: the epoch that each phase selected. For phases that it lacks, the last one that reaches the highest
-            validation accuracy, as in training (which does not select while pretraining).
+        path: PNG file to write; its folder is created.
+        best_epochs: the selected epoch of each phase. Other phases use the last epoch with the highest validation
+            accuracy.
         titles: names of the phases in the legend.
 
     Raises:
@@ -110,7 +108,7 @@ def plot_training_curves(
         label = f"{name}: test {test[best]:.1%} at epoch {epochs[best]:.0f}"
         accuracy_axes.plot(epochs, validation, color=color, linewidth=1.6, label=label)
         accuracy_axes.plot(epochs, test, color=color, linewidth=1.1, linestyle=(0, (3, 2)), alpha=0.8)
-        # The mark stands on the test curve too: that height is the accuracy reported.
+        # A dot on the test curve too: it is the reported accuracy.
         for curve in (validation, test):
             accuracy_axes.plot(
                 epochs[best], curve[best], "o", color=color, markersize=6, markeredgecolor="white", clip_on=False
@@ -124,7 +122,7 @@ def plot_training_curves(
     loss_axes.set_ylabel("loss")
     accuracy_axes.set_ylabel("accuracy")
     accuracies = [record[key] for record in records for key in ("val_accuracy", "test_accuracy")]
-    # The first epochs climb steeply; leaving their foot out leaves room for the differences that matter.
+    # Accuracy rises steeply in the first epochs; cutting off the bottom shows relevant differences more clearly.
     figures.in_percent(accuracy_axes.yaxis, float(np.quantile(accuracies, 0.1)) - 0.1, max(accuracies) + 0.01)
     for axes in (loss_axes, accuracy_axes):
         axes.set_xlabel("epoch")
@@ -147,12 +145,12 @@ def plot_training_curves(
 
 
 def plot_expert_load(loads: Tensor, path: str | Path, title: str | None = None) -> None:
-    """Draw the share of the rows' gate mass that each expert of each layer carries, beside the even share.
+    """Plot each expert's share of the gate mass in each layer, with a line for the even share.
 
     Args:
         loads: floating ``[L, E]``, rows sum to one.
-        path: PNG file to write; its folder is made.
-        title: heading; ``"Load of the experts"`` when omitted.
+        path: PNG file to write; its folder is created.
+        title: heading; by default ``"Load of the experts"``.
 
     Raises:
         ValueError: ``loads`` is not two-dimensional or is empty.
@@ -168,7 +166,7 @@ def plot_expert_load(loads: Tensor, path: str | Path, title: str | None = None) 
         even = {"color": figures.RED, "linewidth": 1.2, "linestyle": (0, (4, 2)), "label": "even share"}
         axes.axhline(1.0 / num_experts, zorder=3, **even)
         figures.in_percent(axes.yaxis, 0.0, top)
-        if num_experts <= 12:  # the shares stand below the axis, where no line crosses them
+        if num_experts <= 12:  # shares are below the axis, where no line crosses them
             names = [f"{expert}\n{100 * share:.1f}" for expert, share in enumerate(shares[layer])]
             axes.set_xticks(range(num_experts), names)
             axes.tick_params(axis="x", labelsize=8)
@@ -194,22 +192,22 @@ def plot_router_inputs(
     seed: int = 0,
     title: str = "What the router sees",
 ) -> None:
-    """Draw one t-SNE map of the router's inputs twice: coloured by the expert with the largest gate, and by class.
+    """Plot one t-SNE map of the router's inputs twice: coloured by the expert with the largest gate, and by class.
 
     Where the two pictures agree, experts have specialised in classes; the paper shows this for its last layer. Experts
-    have other colours and marks than classes.
+    and classes have different colours and markers.
 
     Args:
-        inputs: floating ``[N, D]``, the rows that the router saw.
+        inputs: floating ``[N, D]``, inputs of the router.
         top_expert: integer ``[N]``.
         labels: integer ``[N]``.
-        path: PNG file to write; its folder is made.
-        max_points: larger inputs are thinned to this many rows, drawn by ``seed``.
-        seed: seed of the thinning and of t-SNE.
-        title: heading; below it stands how many nodes are shown.
+        path: PNG file to write; its folder is created.
+        max_points: maximum number of points; of more rows, a random sample is drawn.
+        seed: seed of the sample and of t-SNE.
+        title: heading.
 
     Raises:
-        ValueError: shapes that do not fit together, or no rows.
+        ValueError: the shapes do not match, or there are no rows.
     """
     num_rows = inputs.size(0)
     if inputs.dim() != 2 or num_rows == 0:
@@ -235,29 +233,32 @@ def plot_router_inputs(
 
 
 def _embed_in_plane(rows: np.ndarray, seed: int) -> np.ndarray:
-    if len(rows) == 1:  # no neighbour, no map
+    if len(rows) == 1:  # t-SNE needs neighbours
         return np.zeros((1, 2))
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    if rows.shape[1] > 50:  # distances hardly change, and t-SNE's neighbour search becomes several times as fast
+    if rows.shape[1] > 50:  # distances hardly change, and t-SNE's neighbour search becomes several times faster
         rows = PCA(min(50, len(rows)), random_state=seed).fit_transform(rows)
     perplexity = min(30.0, (len(rows) - 1) / 3.0)
-    # One thread: the same picture every time, and two cores gain little while busy ones cost minutes of waiting.
+    # One thread makes the picture reproducible. Two cores gain little, and busy cores can cost minutes.
     with threadpool_limits(limits=1):
         # A random start: the PCA start divides by a standard deviation, which is zero when all rows are equal.
         return TSNE(perplexity=perplexity, init="random", random_state=seed).fit_transform(rows)
 
 
 def _scatter_groups(axes: Axes, points: np.ndarray, values: np.ndarray, *, is_expert: bool) -> None:
-    """One colour and mark a group: of experts both change with each, of classes the mark changes after ten colours."""
+    """Draw each group with its own colour and marker. Both change with each expert; for classes, the marker changes
+    after ten colours.
+    """
     size = float(np.clip(14000 / len(points), 9, 36))
     groups, marks = np.unique(values), len(figures.MARKERS)
     colors = figures.EXPERT_COLORS if is_expert else figures.GROUP_COLORS
     for position, group in enumerate(groups):
         chosen = points[values == group]
-        # Experts: seven colours and seven marks, which shift by one after seven; the circle is the classes'.
+        # Experts start with the square: seven colours and markers, shifted by one after seven. Classes start with the
+        # circle.
         turn = 1 + position + position // marks if is_expert else position // len(colors)
         axes.scatter(
             chosen[:, 0],

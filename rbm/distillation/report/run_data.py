@@ -1,4 +1,4 @@
-"""The files of a finished run that a report is made of."""
+"""The data of a finished run for a report."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ TEACHER = "teacher"
 
 
 class RunData:
-    """The files of a finished run that a report is made of.
+    """The contents of a run folder that a report uses.
 
     Args:
-        folder: of the run, with ``report.json`` in it.
-        key: begins the names of its pictures and sections, since a page may have several runs.
+        folder: run folder with a ``report.json``.
+        key: prefix for the names of pictures and sections, since a page may show several runs.
 
     Attributes:
         accuracy: model -> test accuracy and its 95 % interval, in per cent.
@@ -45,17 +45,17 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The name of the graph, and its setting."""
+        """The names of the graph and of the setting."""
         return f"{short_name(self.summary['dataset'])}, {self.summary['setting']}"
 
     @property
     def where(self) -> str:
-        """Which nodes test accuracy is of."""
+        """The kind of nodes that test accuracy is measured on."""
         return "unseen test nodes" if self.seen["unseen"] else "test nodes"
 
     @property
     def shown(self) -> list[str]:
-        """Models that charts with little room show: the teacher, the kept student, and at most two others."""
+        """Models in charts with little room: the teacher, the kept student and the best two others at most."""
         others = sorted(
             (m for m in self.seen["models"] if m not in (TEACHER, self.kept)), key=lambda m: -self.accuracy[m][0]
         )
@@ -63,9 +63,9 @@ class RunData:
 
     @property
     def pair(self) -> list[str]:
-        """The teacher, where its answers are known, and the kept student."""
+        """The teacher, if its predictions are known, and the kept student."""
         return [name for name in (TEACHER, self.kept) if name in self.seen["models"]]
 
     def milliseconds(self, model: str) -> float | None:
-        """That a model takes for one node, where it was timed."""
+        """Milliseconds of a model for one node; None if it was not timed."""
         return self.timings.get(model, {}).get("one_node_ms")

@@ -1,7 +1,7 @@
-"""Figures of Matplotlib as SVG that a page can style: text stays text, and every colour is a variable of the page.
+"""Matplotlib figures as SVG that a page can style: text stays text, and every colour is a CSS variable of the page.
 
-A figure is drawn once, in stand-in colours; the page's style sheet gives each of them a value for light and one for
-dark. Nothing of Matplotlib's global state is changed.
+A figure is drawn once in placeholder colours. The page's style sheet defines each colour for light and for dark mode.
+Matplotlib's global state is not changed.
 """
 
 import io
@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, MUTED, GRID, CARD = "#010101", "#020202", "#030303", "#040404"
 GOOD, BAD = "#050505", "#060606"
-# For models: the teacher, the kept student, and others.
+# For models: the kept student, the teacher, and others.
 SERIES = tuple(f"#0701{number:02x}" for number in range(1, 9))
 # Experts and classes have different colours, so that they are not confused.
 EXPERTS = tuple(f"#0801{number:02x}" for number in range(1, 11))
@@ -33,11 +33,11 @@ VARIABLES = {
     **{color: f"e{number}" for number, color in enumerate(EXPERTS, 1)},
     **{color: f"k{number}" for number, color in enumerate(CLASSES, 1)},
 }
-WIDTH = 5.0  # inches, 72 units of the picture each
+WIDTH = 5.0  # inches; one inch is 72 units of the picture
 
 _COLOR = re.compile("|".join(VARIABLES))
 _FONT = re.compile(r"font: ((?:\d+ )?[\d.]+px)[^;\"]*")
-_NUMBER = re.compile(r"-?\d+\.\d{3,}(?=[^<>]*>)")  # inside tags alone; texts stay as they are
+_NUMBER = re.compile(r"-?\d+\.\d{3,}(?=[^<>]*>)")  # only inside tags; texts do not change
 _HEAD = re.compile(r"<svg[^>]*?viewBox=\"([^\"]+)\"[^>]*>")
 _ID = re.compile(r"(?<=[\s(\"])(id=\"|xlink:href=\"#|url\(#)")
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
@@ -51,7 +51,7 @@ def new_figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
 
 
 def tidy(axes: Axes) -> Axes:
-    """Axes without a frame, on quiet lines."""
+    """Style axes: no frame, muted lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GRID)
     axes.tick_params(colors=MUTED, labelsize=9.5, length=0, pad=5)
@@ -62,19 +62,19 @@ def tidy(axes: Axes) -> Axes:
 
 
 def gridlines(axes: Axes, axis: str = "both") -> None:
-    """Quiet lines behind what is drawn."""
+    """Add muted grid lines behind the plot."""
     axes.grid(axis=axis, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
 def legend(axes: Axes, **options: object) -> None:
-    """A legend without a frame, above the axes."""
+    """Add a legend without a frame above the axes."""
     given = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 2, "fontsize": 9.5, "borderaxespad": 0.2}
     axes.legend(**{**given, "frameon": False, "labelcolor": INK, "handlelength": 1.6, "columnspacing": 1.4, **options})
 
 
 def percent_axis(axes: Axes, axis: str, low: float, high: float, *, ticks: int = 6) -> None:
-    """An axis in per cent that never leaves [0, 100], with ticks that are whole steps of 1, 2 or 5."""
+    """Set an axis in per cent to limits within [0, 100], with tick steps of 1, 2 or 5 times a power of ten."""
     low, high = max(0.0, low), min(100.0, high)
     chosen = axes.xaxis if axis == "x" else axes.yaxis
     (axes.set_xlim if axis == "x" else axes.set_ylim)(low, max(high, low + 1e-6))
@@ -83,7 +83,7 @@ def percent_axis(axes: Axes, axis: str, low: float, high: float, *, ticks: int =
 
 
 def around(values: Sequence[float], *, share: float = 0.12, least: float = 1.0) -> tuple[float, float]:
-    """Ends of an axis around values, with a margin of a share of their range."""
+    """Axis limits around values with a margin: a ``share`` of their range, or ``least`` if that is larger."""
     low, high = min(values), max(values)
     margin = max(share * (high - low), least)
     return low - margin, high + margin
@@ -93,13 +93,13 @@ def as_svg(figure: Figure, name: str, label: str) -> str:
     """A figure as the ``<svg>`` element of a page.
 
     Args:
-        figure: drawn in the colours of this module.
-        name: of the picture; its ids begin with it, since a page has several pictures.
-        label: what a reader who does not see it is told.
+        figure: figure in the colours of this module.
+        name: name of the picture and prefix of its ids, which must be unique on a page.
+        label: description for screen readers.
     """
     for axes in figure.axes:
         for artist in (*axes.collections, *axes.lines, *axes.patches, *axes.texts):
-            artist.set_in_layout(False)  # what is inside the axes makes no room, and takes half the time to measure
+            artist.set_in_layout(False)  # they are inside the axes, and measuring them takes half the time
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10}
     content = io.StringIO()
     with matplotlib.rc_context(settings):
