@@ -75,7 +75,7 @@ def export(
     run: Run,
     format_: Annotated[
         str, typer.Option("--format", help="torch-export, aoti (compiled for this machine's processor) or onnx.")
-    ],
+    ] = "torch-export",
     out: Annotated[
         Path | None, typer.Option(help="File to write (default: student.pt2 or student.onnx in RUN).")
     ] = None,

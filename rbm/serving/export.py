@@ -62,7 +62,7 @@ class Format:
 
 def export_student(
     student: nn.Module | Path | str,
-    format: str,  # noqa: A002
+    format: str = "torch-export",  # noqa: A002
     path: Path | str | None = None,
     *,
     method: str | None = None,

@@ -210,7 +210,7 @@ def test_a_new_run_takes_the_old_ones_files_away(tmp_path):
 
 
 def test_command(digits, command, tmp_path):
-    status, out, _ = command("export", digits[0], "--format", "torch-export", "--out", tmp_path / "s.pt2")
+    status, out, _ = command("export", digits[0], "--out", tmp_path / "s.pt2")  # torch-export is the default
     assert status == 0
     assert "s.pt2" in out.replace("\n", "")
     assert (tmp_path / "s.pt2").is_file()
