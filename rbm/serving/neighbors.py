@@ -40,7 +40,7 @@ class Neighbors:
     by piece; any other one, and a ``.csv``, is held and put in order in memory, 40 bytes an edge.
 
     Args:
-        path: ``.npy`` or ``.csv``.
+        path: ``.npy`` or ``.csv``, which may have a header.
         known: encodings of the training graph's nodes, floating ``[N, D]``.
         rows: how many rows of features there are, if that is known yet.
 
@@ -122,8 +122,8 @@ class Nodes:
     """Rows that are nodes of the training graph themselves, by a file of whole numbers ``[B]`` (or ``[B, 1]``).
 
     Args:
-        path: ``.npy`` or ``.csv``, for each row of the features its node; or :data:`ALL`, where the rows are all nodes
-            in their order.
+        path: ``.npy`` or ``.csv``, which may have a header, for each row of the features its node; or :data:`ALL`,
+            where the rows are all nodes in their order.
         known: encodings of the training graph's nodes, floating ``[N, D]``.
         rows: how many rows of features there are, if that is known yet.
         neighbors: gives the encodings of rows whose node is -1, which are new; None where there are none. What it
@@ -204,7 +204,7 @@ def _open_table(what: str, path: Path | str) -> tuple[np.ndarray | None, np.dtyp
     if not file.is_file():
         raise FileNotFoundError(f"{what} {path} does not exist")
     try:
-        held = read_table(file, np.int64) if file.suffix == ".csv" else None
+        held = read_table(file, np.int64, header=True) if file.suffix == ".csv" else None
         table = open_npy(file) if held is None else held
     except ValueError as error:
         raise ValueError(f"{what} {path} cannot be read ({error}); expected .npy or .csv") from error
