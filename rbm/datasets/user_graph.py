@@ -1,5 +1,6 @@
 """`load_graph`: a user's own graph, in the form that the rest of the package takes."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def load_graph(
 
     ``path`` is one of
 
-    * a PyG ``Data`` (or a dictionary of tensors) as ``torch.save`` wrote it, ``.pt`` or ``.pth``; opened with
-      ``weights_only=True``, so that nothing in it can run;
+    * a PyG ``Data`` (or a dictionary of tensors) as ``torch.save`` wrote it, ``.pt`` or ``.pth``, also a PyG dataset's
+      ``processed/data.pt`` of one graph; opened with ``weights_only=True``, so that nothing in it can run;
     * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one;
     * a folder with a file for each part: ``.npy`` (mapped into memory, not read), ``.npz`` (one array, or
       ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over; of pandas,
@@ -51,12 +52,12 @@ def load_graph(
     * ``train_mask``, ``val_mask`` and ``test_mask``, or ``train``, ``val`` and ``test``: true or false for each node,
       or the ids of nodes; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without any, 20 training and 30
       validation nodes are drawn of each class (:func:`rbm.datasets.splits.per_class_masks`) from the nodes with a
-      label.
+      label. Of a mask with a column for each of ``S`` splits, ``[N, S]``, seed ``s`` takes column ``s % S``.
     * ``teacher_logits`` or ``logits``: a teacher's answers ``[N, C]``, for ``rbm distill --teacher logits``.
 
     Args:
         path: the file or folder.
-        seed: seed of the split, where the files have none.
+        seed: seed of the split, where the files have none; or which one, where they have several.
         split_rng: its generator.
         small_classes: what to do there with a class of too few nodes, see :func:`rbm.datasets.splits.per_class_masks`.
         sparse_features: as for :func:`rbm.datasets.load_dataset`.
@@ -83,6 +84,7 @@ def load_graph(
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
         hint = "; is the first line of a .csv a header of pandas? write it with header=False" if _one_more(y, x) else ""
+        hint = "; one-hot rows become class numbers by y.argmax(1)" if y.dim() == 2 and len(y) == num_nodes else hint
         raise ValueError(
             f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node{hint}"
         )
@@ -90,7 +92,7 @@ def load_graph(
     if parts["num_classes"] is None:
         warn_of_absent_classes(f"dataset: {path}, y", y)
     data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"], num_nodes), y=y)
-    masks = _masks(path, parts, num_nodes)
+    masks = _masks(path, parts, num_nodes, seed)
     if masks is None:
         # A misspelt mask must not turn into a random split.
         if doubtful := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
@@ -125,8 +127,12 @@ def _seen(parts: dict[str, Any]) -> str:
 def _features(path: Path, x: Any) -> Tensor:
     x = as_tensor(x, f"{path}, x", sparse=True)
     if x.layout not in (torch.strided, torch.sparse_csr) or x.dim() != 2 or 0 in x.shape:
-        kind = f"shape {list(x.shape)}" if x.layout in (torch.strided, torch.sparse_csr) else f"layout {x.layout}"
-        raise ValueError(f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty")
+        known = x.layout in (torch.strided, torch.sparse_csr)
+        kind = f"shape {list(x.shape)}" if known else f"layout {x.layout}"
+        hint = "" if known else "; use x.to_sparse_csr()"
+        raise ValueError(
+            f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty{hint}"
+        )
     if x.layout == torch.strided and x.dtype == torch.float16 and path.is_dir() and x.numel() >= MIN_STORED_NUMEL:
         return x
     return x.to(torch.float32) if x.layout == torch.sparse_csr else x.to(torch.float32).contiguous()
@@ -137,11 +143,12 @@ def _whole(where: str, value: Any) -> Tensor:
     value = as_tensor(value, where)
     if value.is_floating_point():
         if not bool((value.isfinite() & (value == value.round())).all()):
-            raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones")
+            unknown = "; of a label, -1 says that it is unknown" if bool(value.isnan().any()) else ""
+            raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones{unknown}")
         if bool((value.abs() > _MOST_EXACT).any()):
             raise ValueError(f"dataset: {where} holds floating-point numbers beyond 2^53, which are not exact")
     elif value.dtype == torch.bool:
-        raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers")
+        raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers; astype(int) makes 0 and 1 of it")
     return value.to(torch.int64)
 
 
@@ -166,7 +173,7 @@ def _edges(path: Path, edges: Any, num_nodes: int) -> Tensor:
     return (edges if edges.size(0) == 2 else edges.t()).contiguous()
 
 
-def _masks(path: Path, parts: dict[str, Any], num_nodes: int) -> list[Tensor] | None:
+def _masks(path: Path, parts: dict[str, Any], num_nodes: int, seed: int) -> list[Tensor] | None:
     present = [name for name in MASKS if name in parts]
     if "masks" in parts:
         if present:
@@ -181,16 +188,30 @@ def _masks(path: Path, parts: dict[str, Any], num_nodes: int) -> list[Tensor] | 
         return None
     if absent := [name for name in MASKS if name not in parts]:
         raise ValueError(
-            f"dataset: {path} has {', '.join(present)} but lacks {', '.join(absent)}; expected all or none"
+            f"dataset: {path} has {', '.join(present)} but lacks {', '.join(absent)}; expected all or none: take nodes"
+            " of one for the other, or take all masks away for a split drawn by the seed"
         )
-    return [_mask(f"{path}, {name}", parts[name], num_nodes) for name in MASKS]
+    values = {name: as_tensor(parts[name], f"{path}, {name}") for name in MASKS}
+    counts = {name: value.size(1) for name, value in values.items() if value.dim() == 2 and len(value) == num_nodes}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        found = ", ".join(f"{name} [{num_nodes}, {count}]" for name, count in counts.items())
+        raise ValueError(f"dataset: {path} has {found}, expected a column for each split, as many in all")
+    for name, count in counts.items():
+        values[name] = values[name][:, seed % count]
+    if counts and (count := max(counts.values())) > 1:
+        logging.getLogger("rbm").warning(
+            "dataset: %s has masks of %d splits; seed %d takes number %d, counted from 0.",
+            *(path, count, seed, seed % count),
+        )
+    return [_mask(f"{path}, {name}", values[name], num_nodes) for name in MASKS]
 
 
 def _mask(where: str, value: Any, num_nodes: int) -> Tensor:
     value = as_tensor(value, where)
     if value.dim() != 1:
         raise ValueError(
-            f"dataset: {where} has shape {list(value.shape)}, expected [{num_nodes}] or a list of node ids"
+            f"dataset: {where} has shape {list(value.shape)}, expected [{num_nodes}], [{num_nodes}, splits] or a list"
+            " of node ids"
         )
     # Distinct ids of more than two nodes cannot all be 0 or 1, so such numbers are true and false.
     if value.dtype == torch.bool or (value.numel() == num_nodes > 2 and bool(((value == 0) | (value == 1)).all())):

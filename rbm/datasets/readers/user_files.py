@@ -52,7 +52,8 @@ def read_parts(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _read_folder(path)
     if not path.is_file():
-        raise FileNotFoundError(f"dataset: {path} does not exist; expected a file or folder that holds a graph")
+        begins = "" if path.is_absolute() else f"; its path begins at the current folder, {Path.cwd()}"
+        raise FileNotFoundError(f"dataset: {path} does not exist; expected a file or folder that holds a graph{begins}")
     if path.suffix in (".pt", ".pth"):
         return _named(path, _read_saved(path))
     if path.suffix == ".npz":
@@ -89,6 +90,11 @@ def _read_saved(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise ValueError(f"dataset: {path} is no file of torch.save: {error}") from error
+    if isinstance(saved, tuple) and len(saved) > 1 and isinstance(saved[0], Data | dict):
+        # What a dataset of PyG keeps in processed/: its graphs in one, where each begins, and the class that they have.
+        if saved[1] is not None:
+            raise ValueError(f"dataset: {path} holds several graphs, expected one: torch.save(DATASET[0], NEW)")
+        saved = saved[0]
     if isinstance(saved, Data):
         try:
             saved = saved.to_dict()

@@ -76,7 +76,7 @@ FAULTS = {
     "two masks": ({"test_mask": None}, "has train_mask, val_mask but lacks test_mask; expected all or none"),
     "mask misspelt": ({"val_mask": None, "val_msk": np.arange(2)}, "has train_mask, test_mask but lacks val_mask"),
     "mask short": ({"val_mask": np.ones(5, bool)}, "val_mask has 5 entries, expected one for each of 6 nodes"),
-    "mask of splits": ({"val_mask": np.ones((6, 10), bool)}, r"val_mask has shape \[6, 10\], expected \[6\] or a list"),
+    "mask turned": ({"val_mask": np.ones((10, 6), bool)}, r"val_mask has shape \[10, 6\], expected \[6\], \[6, sp"),
     "ids outside": ({"test_mask": np.array([4, 6])}, "test_mask holds node ids from 4 to 6, expected 0 to 5"),
     "ids negative": ({"test_mask": np.array([-1, 4])}, "test_mask holds node ids from -1 to 4, expected 0 to 5"),
     "ids not whole": ({"test_mask": np.array([4.5])}, "test_mask holds numbers that are not whole"),

@@ -1,0 +1,89 @@
+"""Graphs in the form in which public collections have them."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from rbm.datasets import load_graph
+
+NODES, SPLITS = 24, 10
+MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+def graph(**changes) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng(0)
+    edges = torch.from_numpy(rng.integers(NODES, size=(2, 60)))
+    return {
+        "x": torch.randn(NODES, 3),
+        "edge_index": torch.cat([edges, edges.flip(0)], dim=1),
+        "y": torch.arange(NODES) % 2,
+    } | changes
+
+
+def several_splits() -> dict[str, torch.Tensor]:
+    """Masks ``[N, 10]`` as those of WebKB, Actor and the Wikipedia networks are."""
+    parts = torch.stack([torch.randperm(NODES) % 3 for _ in range(SPLITS)], dim=1)
+    return {name: parts == number for number, name in enumerate(MASKS)}
+
+
+def save(path, saved):
+    torch.save(saved, path / "data.pt")
+    return path / "data.pt"
+
+
+@pytest.mark.parametrize("seed", [0, 3, 12])
+def test_a_seed_chooses_one_of_several_splits(tmp_path, caplog, seed):
+    masks = several_splits()
+    data = load_graph(save(tmp_path, Data(**graph(), **masks)), seed=seed)
+    for name in MASKS:
+        assert torch.equal(data[name], masks[name][:, seed % SPLITS])
+    assert f"has masks of 10 splits; seed {seed} takes number {seed % SPLITS}, counted from 0" in caplog.text
+
+
+def test_one_test_set_beside_several_splits(tmp_path):
+    masks = several_splits()
+    masks["train_mask"], masks["test_mask"] = masks["train_mask"] | masks["test_mask"], torch.arange(NODES) % 6 == 0
+    data = load_graph(save(tmp_path, Data(**graph(), **masks)), seed=4)  # as WikiCS has it
+    assert torch.equal(data.test_mask, masks["test_mask"])
+    assert torch.equal(data.val_mask, masks["val_mask"][:, 4])
+
+
+def test_splits_that_differ_in_number(tmp_path):
+    masks = several_splits()
+    masks["val_mask"] = masks["val_mask"][:, :7]
+    with pytest.raises(ValueError, match=r"train_mask \[24, 10\], val_mask \[24, 7\], .*a column for each split"):
+        load_graph(save(tmp_path, Data(**graph(), **masks)))
+
+
+def test_the_processed_file_of_a_dataset_of_one_graph(tmp_path):
+    parts = graph()
+    path = save(tmp_path, (Data(**parts).to_dict(), None, Data))  # as InMemoryDataset.save writes it
+    assert torch.equal(load_graph(path, small_classes="share").x, parts["x"])
+    path = save(tmp_path, (Data(**parts).to_dict(), {"x": torch.tensor([0, 9, NODES])}, Data))
+    with pytest.raises(ValueError, match=r"holds several graphs, expected one"):
+        load_graph(path)
+
+
+REMEDIES = {
+    "one-hot": ({"y": torch.eye(2, dtype=torch.int64)[torch.arange(NODES) % 2]}, r"class numbers by y\.argmax\(1\)"),
+    "flags": ({"y": torch.arange(NODES) % 2 == 1}, r"astype\(int\) makes 0 and 1 of it"),
+    "unknown": ({"y": torch.full((NODES,), float("nan"))}, r"-1 says that it is unknown"),
+    "coordinates": ({"x": torch.eye(NODES).to_sparse()}, r"layout torch\.sparse_coo, .*use x\.to_sparse_csr\(\)"),
+    "no validation": (
+        {name: torch.arange(NODES) % 2 == 0 for name in ("train_mask", "test_mask")},
+        r"lacks val_mask; expected all or none: take nodes of one for the other, or take all masks away",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REMEDIES.values(), ids=REMEDIES)
+def test_the_message_says_how_to_mend_it(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_graph(save(tmp_path, Data(**graph(**changes))))
+
+
+def test_a_relative_path_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"mine.pt does not exist; .*begins at the current folder, {tmp_path}"):
+        load_graph("mine.pt")
