@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import rbm
 from rbm.datasets import num_classes, validate_data
+from rbm.datasets.validation import warn_of_scale
 
 
 def graph(**changes) -> Data:
@@ -26,6 +28,29 @@ def test_a_directed_graph_with_an_unlabelled_node_outside_the_masks_is_fine():
     validate_data(graph())
     validate_data(graph(num_classes=3))
     validate_data(graph(edge_index=torch.empty(2, 0, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr"])
+def test_features_beyond_the_usual_size_are_told(caplog, layout):
+    x = torch.randn(50, 4)
+    x[:, 2] *= 1e6
+
+    def told(x) -> str:
+        caplog.clear()
+        warn_of_scale(x if layout == "dense" else x.to_sparse_csr())
+        return caplog.text
+
+    assert "1 of 4 features reach beyond 1000 (column 2), up to" in told(x)
+    assert "no feature is beyond" in told(torch.rand(50, 4) * 1e-4)
+    for usual in (torch.randn(50, 4) * 100, torch.eye(50, 4), torch.zeros(50, 4), torch.full((50, 4), 0.002)):
+        assert told(usual) == ""
+
+
+def test_a_run_tells_it_once(caplog, tmp_path):
+    few = {"max_epochs": 1}
+    config = rbm.Config().updated({"teacher": few, "mlp": few, "encoding": {"deepwalk": False}})
+    rbm.distill(graph(x=torch.full((6, 2), 1e4)), config=config, methods=["mlp"], folder=tmp_path / "run", plots=False)
+    assert caplog.text.count("2 of 2 features reach beyond 1000 (columns 0, 1), up to 1e+04") == 1
 
 
 def test_number_of_classes():
