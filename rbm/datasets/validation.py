@@ -14,7 +14,7 @@ from rbm.utils.chunks import row_chunks, rows_not_finite
 MASKS = ("train_mask", "val_mask", "test_mask")
 # Every graph gets a table [nodes, classes] and a layer of as many outputs, so a wrong label would take all memory.
 MOST_CLASSES = 2**16
-# Normal features times 1,000 cost students 15 points on a graph of 1,500 nodes; divided by 10,000, teachers learn nothing.
+# Normal features times 1,000 cost students 15 points on a graph of 1,500 nodes; a 10,000th, and teachers learn nothing.
 _SMALLEST, _LARGEST = 1e-3, 1000
 
 

@@ -1,5 +1,8 @@
 """Graphs in the form in which public collections have them."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +66,13 @@ def test_the_processed_file_of_a_dataset_of_one_graph(tmp_path):
     path = save(tmp_path, (Data(**parts).to_dict(), {"x": torch.tensor([0, 9, NODES])}, Data))
     with pytest.raises(ValueError, match=r"holds several graphs, expected one"):
         load_graph(path)
+
+
+def test_sparse_features_are_read_without_a_notice_of_pytorch(tmp_path):
+    path = save(tmp_path, Data(**graph(x=torch.eye(NODES).to_sparse_csr())))
+    code = f"import rbm; rbm.load_graph({str(path)!r}, small_classes='share')"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert "Sparse CSR tensor support" not in told
 
 
 REMEDIES = {
