@@ -8,6 +8,8 @@ from rbm.distillation.registry import METHODS
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
+_FOLLOWED = 0.1  # of the way from chance to all edges within a class: where one class is large, chance is high
+_FAR = 0.05  # what a teacher is ahead of every student, in accuracy, before something else is advised
 _ALONE = "; students learn no soft labels of neighbours (distill.neighbors)"
 
 
@@ -67,6 +69,8 @@ def _graph(found: dict[str, Any] | None) -> str:
     kind = "heterophilous, most edges join different classes"
     if found["share"] >= HETEROPHILOUS:
         kind = "homophilous" if found["share"] >= _HOMOPHILOUS else "weakly homophilous"
+        if found["share"] - found["chance"] < _FOLLOWED * (1 - found["chance"]):
+            kind = "edges hardly follow classes"
     return (
         f"Graph: {kind}; {found['share']:.0%} of the {found['edges']:,} edges between training and validation nodes"
         f" stay within a class, and {found['chance']:.0%} would by chance"
@@ -102,11 +106,21 @@ def _best(verdict: dict[str, Any]) -> str:
         if name != LABELS_ALONE:
             found = Comparison(**each)
             chance = "may be chance" if found.is_chance else "more than chance"
-            told.append(
-                f"{_title(name)}, {cost[name]:,} used, is {100 * found.difference:.2f} points behind"
-                f" ({_interval(found)}; {chance})"
-            )
-    return f"{'; '.join([first, *told])}."
+            place = f"{100 * found.difference:.2f} points behind" if found.difference else "level with it"
+            told.append(f"{_title(name)}, {cost[name]:,} used, is {place} ({_interval(found)}; {chance})")
+    return f"{'; '.join([first, *told, *_lead(verdict)])}."
+
+
+def _lead(verdict: dict[str, Any]) -> list[str]:
+    """How far the teacher is ahead of every student, where that is more than chance."""
+    if (lead := verdict.get("teacher_lead")) is None:  # of a former version
+        return []
+    found = Comparison(**lead)
+    if found.is_chance or found.difference <= 0:
+        return []
+    said = f"the teacher is {100 * found.difference:.2f} points ahead of every student ({_interval(found)})"
+    advice = "; try --method sign, whose rows hold what neighbours have, or --auto" if found.difference > _FAR else ""
+    return [f"{said}{advice}"]
 
 
 def _kept(verdict: dict[str, Any]) -> str:

@@ -93,9 +93,10 @@ def judge(
     Returns:
         ``homophily`` (its fields, or None where no edge tells it); ``nodes``, the validation nodes; ``accuracy`` of
         every model on them; ``teacher_gain``, the teacher's :class:`Comparison` with labels alone, or None; ``best`` of
-        the methods; ``behind``, for each other student the best one's :class:`Comparison` with it; ``kept``, and
-        whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the
-        columns of each student's rows, and ``beside``, what those behind the features are where these are stored hops;
+        the methods, and ``teacher_lead``, the teacher's :class:`Comparison` with it; ``behind``, for each other student
+        the best one's :class:`Comparison` with it; ``kept``, and whether it was ``asked_for``; ``cost``, the parameters
+        that a prediction of each student uses; ``needs``, the columns of each student's rows, and ``beside``, what
+        those behind the features are where these are stored hops;
         ``neighbors``, ``source`` and ``searched_for``, as given.
     """
     observed = split.observed
@@ -113,6 +114,7 @@ def judge(
         "accuracy": {name: count / len(right[name]) for name, count in counts.items()},
         "teacher_gain": None if gain is None else gain._asdict(),
         "best": best,
+        "teacher_lead": compare(right["teacher"], right[best])._asdict(),
         "behind": {method: each._asdict() for method, each in behind.items()},
         "kept": keep or kept_student(best, behind, methods, cost, searched_for),
         "asked_for": keep is not None,

@@ -245,6 +245,34 @@ def test_words_for_other_findings():
     assert "cheaper, and behind the best by no more than chance" in verdict_sentences({**FOUND, "kept": "rbm"})[3]
 
 
+def test_edges_that_follow_classes_no_more_than_chance_are_not_called_homophily():
+    for share, chance, follows in ((0.54, 0.53, False), (0.35, 0.5, False), (0.9, 0.52, True), (0.35, 0.1, True)):
+        graph = verdict_sentences({**FOUND, "homophily": {"share": share, "chance": chance, "edges": 900}})[0]
+        assert ("homophilous" in graph) == follows
+        assert ("edges hardly follow classes; " in graph) == (not follows)
+
+
+def test_a_teacher_far_ahead_of_every_student_is_told():
+    lead = {"difference": 0.26, "low": 0.2, "high": 0.3, "p": 0.0, "nodes": 200}
+    best = verdict_sentences({**FOUND, "teacher_lead": lead})[2]
+    assert "; the teacher is 26.00 points ahead of every student (95% interval +20.0 to +30.0 on the same" in best
+    assert best.endswith("; try --method sign, whose rows hold what neighbours have, or --auto.")
+    small = verdict_sentences({**FOUND, "teacher_lead": lead | {"difference": 0.02, "low": 0.01}})[2]
+    assert "2.00 points ahead of every student" in small
+    assert "try" not in small
+    for none in (lead | {"low": -0.1}, lead | {"difference": -0.26, "low": -0.3, "high": -0.2}):
+        assert "teacher" not in verdict_sentences({**FOUND, "teacher_lead": none})[2]
+    level = {"rbm": {"difference": 0.0, "low": -0.01, "high": 0.01, "p": 1.0, "nodes": 200}}
+    assert "RbM student, 5,000 used, is level with it (95%" in verdict_sentences({**FOUND, "behind": level})[2]
+
+
+def test_the_lead_of_a_teacher_is_that_on_validation_nodes(quick, small_graph):
+    few = quick.updated({"mlp": {"max_epochs": 1}})
+    found = rbm.distill(small_graph, config=few, methods=["mlp"], measure_latency=False).summary["verdict"]
+    accuracy = found["accuracy"]
+    assert found["teacher_lead"]["difference"] == pytest.approx(accuracy["teacher"] - accuracy["mlp"])
+
+
 def test_a_method_of_ones_own_has_its_name(monkeypatch):
     found = json.loads(json.dumps(FOUND).replace('"rbm"', '"copycat"'))
     assert "copycat, 5,000 used" in verdict_sentences(found)[2]
