@@ -8,6 +8,7 @@ from rbm.distillation.registry import METHODS
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
+_FEW = 3  # students besides the best that are compared at length
 _FOLLOWED = 0.1  # of the way from chance to all edges within a class: where one class is large, chance is high
 _FAR = 0.05  # what a teacher is ahead of every student, in accuracy, before something else is advised
 _ALONE = "; students learn no soft labels of neighbours (distill.neighbors)"
@@ -101,14 +102,20 @@ def _best(verdict: dict[str, Any]) -> str:
     first = (
         f"Best student: {_title(best)}, {verdict['accuracy'][best]:.2%} at validation, {cost[best]:,} parameters used"
     )
-    told = []
-    for name, each in verdict["behind"].items():
-        if name != LABELS_ALONE:
-            found = Comparison(**each)
-            chance = "may be chance" if found.is_chance else "more than chance"
-            place = f"{100 * found.difference:.2f} points behind" if found.difference else "level with it"
-            told.append(f"{_title(name)}, {cost[name]:,} used, is {place} ({_interval(found)}; {chance})")
+    others = {name: Comparison(**each) for name, each in verdict["behind"].items() if name != LABELS_ALONE}
+    if len(others) > _FEW:
+        gaps = ", ".join(f"{_title(name)} {100 * found.difference:.2f}" for name, found in others.items())
+        clear = [_title(name) for name, found in others.items() if not found.is_chance]
+        told = [f"points behind: {gaps}", f"{listed(clear)} by more than chance" if clear else "all may be chance"]
+    else:
+        told = [_behind(name, found, cost[name]) for name, found in others.items()]
     return f"{'; '.join([first, *told, *_lead(verdict)])}."
+
+
+def _behind(name: str, found: Comparison, cost: int) -> str:
+    chance = "may be chance" if found.is_chance else "more than chance"
+    place = f"{100 * found.difference:.2f} points behind" if found.difference else "level with it"
+    return f"{_title(name)}, {cost:,} used, is {place} ({_interval(found)}; {chance})"
 
 
 def _lead(verdict: dict[str, Any]) -> list[str]:
@@ -146,12 +153,13 @@ def _needs(needs: dict[str, dict[str, Any]]) -> str:
     for width, beside in dict.fromkeys(encoded.values()):
         names = [_title(name) for name, each in encoded.items() if each == (width, beside)]
         columns = "encodings of the node's place in the graph, for a new node those of its neighbours"
-        choice = "--features-only trains without, which may be better or worse"
-        if beside is None:
-            choice += ", and --auto chooses by validation"
-        else:
+        if beside is not None:
             columns = f"{beside}, for a new node one mean of what its neighbours have stored"
-        told.append(f"{listed(names)}: features and {width} {columns}; {choice}")
+        told.append(f"{listed(names)}: features and {width} {columns}")
+    if encoded:
+        searched = any(beside is None for _, beside in encoded.values())
+        choice = "--features-only trains without, which may be better or worse"
+        told.append(f"{choice}, and --auto chooses by validation" if searched else choice)
     return f"Rows to predict: {'; '.join(told)}."
 
 

@@ -266,6 +266,20 @@ def test_a_teacher_far_ahead_of_every_student_is_told():
     assert "RbM student, 5,000 used, is level with it (95%" in verdict_sentences({**FOUND, "behind": level})[2]
 
 
+def test_many_students_are_compared_in_brief():
+    gaps = {"glnn": (0.01, -0.01), "krd": (0.0, -0.01), "hgmd": (0.02, -0.01), "rbm": (0.08, 0.05)}
+    behind = {
+        name: {"difference": gap, "low": low, "high": 0.1, "p": 0.1, "nodes": 200} for name, (gap, low) in gaps.items()
+    }
+    found = FOUND | {"behind": behind, "cost": FOUND["cost"] | dict.fromkeys(gaps, 5000)}
+    best = verdict_sentences(found)[2]
+    assert best.endswith(
+        "; points behind: GLNN 1.00, KRD 0.00, HGMD 2.00, RbM student 8.00; RbM student by more than chance."
+    )
+    needs = {"mlp": {"features": 5, "encodings": 64}, "cohop": {"features": 5, "encodings": 4}}
+    assert verdict_sentences(found | {"needs": needs})[4].count("--features-only") == 1
+
+
 def test_the_lead_of_a_teacher_is_that_on_validation_nodes(quick, small_graph):
     few = quick.updated({"mlp": {"max_epochs": 1}})
     found = rbm.distill(small_graph, config=few, methods=["mlp"], measure_latency=False).summary["verdict"]
