@@ -101,11 +101,13 @@ def distill(
         distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
     named = None
+    # Of a search the folder's configuration is the one that it chose, and what is said is where it started.
+    resumed = out if resume and not (auto and _is_said(options)) else None
     if auto and resume and _is_begun(out, options):
         chosen, methods, named, budget, searched = _begun(out, methods, method, budget)
         features_only = features_only or searched
     else:
-        chosen = configuration(*options, resumed=out if resume else None)
+        chosen = configuration(*options, resumed=resumed)
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
             named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
@@ -143,12 +145,16 @@ def distill(
         _report(result, path)
 
 
-def _is_begun(out: Path | None, options) -> bool:
-    """Whether a search is resumed with nothing said of its settings."""
+def _is_said(options) -> bool:
+    """Whether any setting is given."""
     dataset, teacher, preset, given, config, set_ = options
     said = (dataset, teacher, preset, config, *given.values())
-    nothing = not set_ and all(value is None for value in said)
-    return nothing and out is not None and (out / "auto.yaml").is_file()
+    return bool(set_) or any(value is not None for value in said)
+
+
+def _is_begun(out: Path | None, options) -> bool:
+    """Whether a search is resumed with nothing said of its settings."""
+    return not _is_said(options) and out is not None and (out / "auto.yaml").is_file()
 
 
 def _begun(out: Path, methods: list[str], method: str, budget: str | None):

@@ -229,6 +229,12 @@ def test_resume_with_other_settings(rbm, run_folder):
     assert "was started with another configuration: seed (was 0, now 3)" in err
 
 
+def test_resume_tells_the_settings_that_differ_and_no_others(rbm, run_folder):
+    status, _, err = rbm("distill", "--out", run_folder[0], "--resume", "--set", "rbm.lr=0.5")
+    assert status == 2
+    assert re.search(r"another configuration: rbm\.lr \(was [\d.]+, now 0\.5\); resume without", err), err
+
+
 BAD_FEATURES = {
     "missing": (None, "x.npy does not exist"),
     "width": (
