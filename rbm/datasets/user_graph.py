@@ -17,6 +17,9 @@ from rbm.utils.files import with_home
 # Fewer features become float32 at once, which any code takes.
 MIN_STORED_NUMEL = 2**24
 _MOST_EXACT = 2.0**53
+# Of edges in both directions, where a list may have each undirected edge once: random graphs have a few by chance. More
+# edges are not compared, since that takes seconds and gigabytes.
+_MOST_RETURNED, _MOST_COMPARED = 0.05, 2**24
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
 
 
@@ -170,7 +173,25 @@ def _edges(path: Path, edges: Any, num_nodes: int) -> Tensor:
     if edges.dim() != 2 or 2 not in edges.shape:
         raise ValueError(f"dataset: {path}, edge_index has shape {list(edges.shape)}, expected [2, M] or [M, 2]")
     _check_ids(f"{path}, edge_index", edges, num_nodes)
-    return (edges if edges.size(0) == 2 else edges.t()).contiguous()
+    edges = (edges if edges.size(0) == 2 else edges.t()).contiguous()
+    _warn_of_single_directions(path, edges, num_nodes)
+    return edges
+
+
+def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int) -> None:
+    """Say where edges are in one direction each: a list of undirected edges has them so, and half would be lost."""
+    if edges.size(1) > _MOST_COMPARED:
+        return
+    sources, targets = edges[:, edges[0] != edges[1]]
+    keys = (sources * num_nodes + targets).unique()
+    returned = torch.isin(keys % num_nodes * num_nodes + keys // num_nodes, keys)
+    if keys.numel() and (share := float(returned.double().mean())) < _MOST_RETURNED:
+        logging.getLogger("rbm").warning(
+            "dataset: %s, edge_index has %s edges, and %s of them in the other direction as well. Messages flow from"
+            " the first node of an edge to the second. If edges have no direction, add each the other way around, as"
+            " numpy.concatenate([edges, edges[:, ::-1]]) does of edges [M, 2].",
+            *(path, f"{keys.numel():,}", f"{share:.1%}" if share else "none"),
+        )
 
 
 def _masks(path: Path, parts: dict[str, Any], num_nodes: int, seed: int) -> list[Tensor] | None:

@@ -68,6 +68,17 @@ def test_the_processed_file_of_a_dataset_of_one_graph(tmp_path):
         load_graph(path)
 
 
+def test_edges_in_one_direction_are_told(tmp_path, caplog):
+    ring = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
+    once = load_graph(save(tmp_path, Data(**graph(edge_index=ring))), small_classes="share")
+    assert torch.equal(once.edge_index, ring), "directed graphs stay as they are"
+    assert "has 24 edges, and none of them in the other direction as well" in caplog.text
+    caplog.clear()
+    for edges in (torch.cat([ring, ring.flip(0)], dim=1), torch.empty(2, 0, dtype=torch.int64)):
+        load_graph(save(tmp_path, Data(**graph(edge_index=edges))), small_classes="share")
+    assert "direction" not in caplog.text
+
+
 def test_sparse_features_are_read_without_a_notice_of_pytorch(tmp_path):
     path = save(tmp_path, Data(**graph(x=torch.eye(NODES).to_sparse_csr())))
     code = f"import rbm; rbm.load_graph({str(path)!r}, small_classes='share')"
