@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 HETEROPHILOUS = 0.3  # a share of edges within a class below it
+# Where classes dealt at random give that share already, as with one large class or with two, edges say something of
+# classes from here on, of the way from chance to all edges within a class.
+_FOLLOWED = 0.3
 
 
 class Homophily(NamedTuple):
@@ -20,6 +23,13 @@ class Homophily(NamedTuple):
     share: float
     chance: float
     edges: int
+
+    @property
+    def follows_classes(self) -> bool:
+        """Whether a neighbour's class says enough of a node's own for soft labels of neighbours to be learned."""
+        if self.share < HETEROPHILOUS:
+            return False
+        return self.chance <= HETEROPHILOUS or self.share - self.chance >= _FOLLOWED * (1 - self.chance)
 
 
 def edge_homophily(edge_index: Tensor, labels: Tensor, known: Tensor) -> Homophily | None:

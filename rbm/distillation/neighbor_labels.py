@@ -6,13 +6,13 @@ see that. Labels of training and validation nodes are read here, those of test n
 """
 
 from rbm.config import Config
-from rbm.datasets.homophily import HETEROPHILOUS, edge_homophily
+from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
 
 
 def uses_neighbor_labels(split: GraphSplit, config: Config) -> bool:
     """Whether students learn their neighbours' soft labels: ``distill.neighbors``; where that is ``auto``, unless the
-    graph is heterophilous.
+    graph is heterophilous or its edges follow classes little more than chance.
 
     A graph on which no edge joins two nodes of known class counts as homophilous.
 
@@ -24,4 +24,4 @@ def uses_neighbor_labels(split: GraphSplit, config: Config) -> bool:
         return config.distill.neighbors
     observed = split.observed
     found = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
-    return found is None or found.share >= HETEROPHILOUS
+    return found is None or found.follows_classes

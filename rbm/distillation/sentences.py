@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from rbm.datasets.homophily import HETEROPHILOUS
+from rbm.datasets.homophily import HETEROPHILOUS, Homophily
 from rbm.distillation.auto.space import GIVEN
 from rbm.distillation.registry import METHODS
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
 _FEW = 3  # students besides the best that are compared at length
-_FOLLOWED = 0.1  # of the way from chance to all edges within a class: where one class is large, chance is high
 _FAR = 0.05  # what a teacher is ahead of every student, in accuracy, before something else is advised
 _ALONE = "; students learn no soft labels of neighbours (distill.neighbors)"
 
@@ -70,8 +69,8 @@ def _graph(found: dict[str, Any] | None) -> str:
     kind = "heterophilous, most edges join different classes"
     if found["share"] >= HETEROPHILOUS:
         kind = "homophilous" if found["share"] >= _HOMOPHILOUS else "weakly homophilous"
-        if found["share"] - found["chance"] < _FOLLOWED * (1 - found["chance"]):
-            kind = "edges hardly follow classes"
+        if not Homophily(**found).follows_classes:
+            kind = "edges follow classes little more than chance"
     return (
         f"Graph: {kind}; {found['share']:.0%} of the {found['edges']:,} edges between training and validation nodes"
         f" stay within a class, and {found['chance']:.0%} would by chance"

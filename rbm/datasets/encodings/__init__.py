@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,6 +44,7 @@ def encode(
     seed: int,
     cache: Cache,
     extra: Sequence[Tensor] = (),
+    advance: Callable[[int], None] | None = None,
 ) -> Encodings | None:
     """All encodings that ``config`` asks for, side by side: DeepWalk, label propagation, then ``extra`` as they are.
 
@@ -63,6 +64,7 @@ def encode(
         cache: where positions and propagated labels are kept, by graph, settings and seed.
         extra: encodings of your own, floating ``[N, d]`` in the order of the full graph. That their rows of unseen
             nodes hold nothing that training must not see is not checked.
+        advance: is told of DeepWalk's progress, see :func:`rbm.datasets.encodings.deepwalk`.
 
     Returns:
         The encodings on the CPU, or None where there are none.
@@ -72,7 +74,7 @@ def encode(
     """
     parts = []
     if config.deepwalk:
-        parts.append(_positions(split, config, seed, cache))
+        parts.append(_positions(split, config, seed, cache, advance))
     if config.label_propagation:
         parts.append(_labels_nearby(split, config, num_classes, cache))
     if config.relative_norm > 0:
@@ -85,7 +87,9 @@ def encode(
     return Encodings(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
 
 
-def _positions(split: GraphSplit, config: EncodingConfig, seed: int, cache: Cache) -> Encodings:
+def _positions(
+    split: GraphSplit, config: EncodingConfig, seed: int, cache: Cache, advance: Callable[[int], None] | None
+) -> Encodings:
     graph, observed = split.graph, split.observed
     transductive = split.setting == "transductive"
 
@@ -108,7 +112,7 @@ def _positions(split: GraphSplit, config: EncodingConfig, seed: int, cache: Cach
         "deepwalk",
         {**settings, "num_nodes": num_nodes, "gensim": version("gensim")},
         [edges],
-        lambda: {"positions": deepwalk(edges, num_nodes, **settings)},
+        lambda: {"positions": deepwalk(edges, num_nodes, **settings, advance=advance)},
     )["positions"]
     if transductive:
         return Encodings(rows, rows)

@@ -1,7 +1,7 @@
 """DeepWalk (Perozzi et al., KDD 2014): a node's position in the graph, learned by skip-gram from random walks."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -72,6 +72,7 @@ def deepwalk(
     hierarchical_softmax: bool = True,
     workers: int = 1,
     seed: int = 0,
+    advance: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Positions of all nodes: skip-gram (gensim's Word2Vec) on :func:`random_walks`, where nodes are the words.
 
@@ -93,6 +94,7 @@ def deepwalk(
         workers: threads. With more than one the result differs from run to run; with one it is the same bits, whatever
             ``PYTHONHASHSEED``.
         seed: of walks and skip-gram.
+        advance: is told how many more walks have been read, of ``epochs * N * walks_per_node`` at most.
 
     Returns:
         float32 ``[N, dim]`` on the CPU.
@@ -134,7 +136,7 @@ def deepwalk(
     met = np.flatnonzero(counts)
     frequencies = {str(node): int(count) for node, count in zip(met, counts[met], strict=True)}
     model.build_vocab_from_freq(frequencies, corpus_count=walks.shape[0])
-    model.train(_Sentences(walks, num_nodes), total_examples=walks.shape[0], epochs=epochs)
+    model.train(_Sentences(walks, num_nodes, advance), total_examples=walks.shape[0], epochs=epochs)
     positions[met] = model.wv[list(frequencies)]
     return torch.from_numpy(positions)
 
@@ -145,8 +147,8 @@ class _Sentences:
     Words must be text: gensim takes an integer now for a word, now for a place in its vocabulary.
     """
 
-    def __init__(self, walks: np.ndarray, num_nodes: int) -> None:
-        self.walks = walks
+    def __init__(self, walks: np.ndarray, num_nodes: int, advance: Callable[[int], None] | None) -> None:
+        self.walks, self.advance = walks, advance
         self.words = [str(node) for node in range(num_nodes)]
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -156,6 +158,8 @@ class _Sentences:
             lengths = (chunk >= 0).sum(axis=1).tolist()
             for walk, length in zip(chunk.tolist(), lengths, strict=True):
                 yield [words[node] for node in walk[:length]]
+            if self.advance is not None:
+                self.advance(len(chunk))
 
 
 def _hash(word: str) -> int:

@@ -18,6 +18,7 @@ from rbm.distillation import verdict as judging
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.summary import results_table
 from rbm.distillation.verdict import Comparison, compare
+from rbm.utils import progress
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 60, "lr": 0.02},
@@ -190,7 +191,19 @@ def test_no_step_is_shown_for_encodings_that_nobody_asked_for(quick, small_graph
     rbm.distill(small_graph, config=few, methods=["mlp"], labels_alone=False, measure_latency=False, console=console)
     lines = console.file.getvalue().splitlines()
     assert any(line.startswith("mlp ") for line in lines)
-    assert "encodings" not in lines
+    assert not any(line.startswith("encodings") for line in lines)
+
+
+def test_the_walks_of_encodings_are_counted(quick, small_graph, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    few = {"teacher": {"max_epochs": 3}, "mlp": {"max_epochs": 3}, "encoding": {"deepwalk": True, "embedding_dim": 4}}
+    console, config = Console(file=StringIO()), quick.updated(few)
+    rbm.distill(small_graph, config=config, methods=["mlp"], labels_alone=False, measure_latency=False, console=console)
+    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("encodings")]
+    walks = 5 * small_graph.num_nodes
+    assert len(lines) > 1
+    assert all(f"/{walks}" in line for line in lines)
+    assert lines[-1].startswith(f"encodings  {walks}/{walks}")
 
 
 FOUND = {
@@ -246,10 +259,16 @@ def test_words_for_other_findings():
 
 
 def test_edges_that_follow_classes_no_more_than_chance_are_not_called_homophily():
-    for share, chance, follows in ((0.54, 0.53, False), (0.35, 0.5, False), (0.9, 0.52, True), (0.35, 0.1, True)):
+    for share, chance, follows in (
+        (0.54, 0.53, False),
+        (0.68, 0.56, False),
+        (0.35, 0.5, False),
+        (0.9, 0.52, True),
+        (0.35, 0.1, True),
+    ):
         graph = verdict_sentences({**FOUND, "homophily": {"share": share, "chance": chance, "edges": 900}})[0]
         assert ("homophilous" in graph) == follows
-        assert ("edges hardly follow classes; " in graph) == (not follows)
+        assert ("edges follow classes little more than chance; " in graph) == (not follows)
 
 
 def test_a_teacher_far_ahead_of_every_student_is_told():
