@@ -5,12 +5,14 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
 
 from rbm.datasets import load_graph
 
 NODES, SPLITS = 24, 10
+CSR = ("data", "indices", "indptr", "shape")
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 
@@ -84,6 +86,43 @@ def test_sparse_features_are_read_without_a_notice_of_pytorch(tmp_path):
     code = f"import rbm; rbm.load_graph({str(path)!r}, small_classes='share')"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     assert "Sparse CSR tensor support" not in told
+
+
+def test_a_file_of_the_gnn_benchmark(tmp_path):
+    parts = graph()
+    edges = np.unique(parts["edge_index"].numpy(), axis=1)
+    matrices = {
+        "adj": sp.csr_matrix((np.ones(edges.shape[1]), edges), shape=(NODES, NODES)),
+        "attr": sp.csr_matrix(parts["x"].numpy()),
+    }
+    arrays = {f"{name}_{part}": getattr(each, part) for name, each in matrices.items() for part in CSR}
+    np.savez(
+        tmp_path / "mine.npz", labels=parts["y"].numpy(), names=np.array([{"a": 1}]), **arrays
+    )  # the names pickled
+    data = load_graph(tmp_path / "mine.npz", small_classes="share")
+    assert torch.equal(data.x, parts["x"])
+    assert data.edge_index.tolist() == edges.tolist()
+    assert torch.equal(data.y, parts["y"])
+    arrays["adj_indices"] = arrays["adj_indices"] + NODES
+    np.savez(tmp_path / "bad.npz", labels=parts["y"].numpy(), **arrays)
+    with pytest.raises(ValueError, match=r"bad.npz holds no sound sparse matrix: indices range from"):
+        load_graph(tmp_path / "bad.npz")
+
+
+TABLES = {
+    "names of nodes": ("edges.csv", "from,to\na,b\n", r"line 2 is 'a,b', .*; a node is its row in x, counted from 0"),
+    "names of classes": ("y.csv", "label\ncat\n", r"line 2 is 'cat', .*numpy\.unique\(NAMES"),
+    "weights": ("edges.csv", "0,1,0.5\n", r"has 3 columns, expected two, .*weights of edges are not used"),
+    "a gap": ("x.csv", "a,b\n1,2\n3,\n", r"line 3 holds 1 numbers, expected 2; a field is empty"),
+    "flags": ("test.csv", "m\nTrue\nFalse\n", r"line 2 is 'True', .*; write true and false as 1 and 0"),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "message"), TABLES.values(), ids=TABLES)
+def test_a_table_says_how_to_mend_it(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_graph(tmp_path)
 
 
 REMEDIES = {
