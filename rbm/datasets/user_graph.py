@@ -37,8 +37,8 @@ def load_graph(
 
     * a PyG ``Data`` (or a dictionary of tensors) as ``torch.save`` wrote it, ``.pt`` or ``.pth``, also a PyG dataset's
       ``processed/data.pt`` of one graph; opened with ``weights_only=True``, so that nothing in it can run;
-    * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one; or a file
-      of the gnn-benchmark, ``adj_data`` and so on, ``attr_data`` and so on, and ``labels``;
+    * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one; or a
+      file of the gnn-benchmark, ``adj_data`` and so on, ``attr_data`` and so on, and ``labels``;
     * a folder with a file for each part: ``.npy`` (mapped into memory, not read), ``.npz`` (one array, or
       ``scipy.sparse.save_npz``), ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is passed over; of pandas,
       ``to_csv(FILE, index=False, header=False)``). Features in float16, 2^24 numbers or more, stay as they are:

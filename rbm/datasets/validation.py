@@ -75,6 +75,21 @@ def warn_of_scale(x: Tensor) -> None:
     )
 
 
+def warn_of_untaught_classes(data: Data) -> None:
+    """Say which classes no training node has, and where there is one class alone, so that every model is right."""
+    there, taught = data.y[data.y >= 0].unique(), data.y[data.train_mask]
+    logger = logging.getLogger("rbm")
+    if there.numel() == 1:
+        logger.warning(
+            "data.y: every node has class %d, so every model is right on all; is data.y what it should be?", there
+        )
+    elif (absent := there[~torch.isin(there, taught)]).numel():
+        logger.warning(
+            "data.train_mask: no training node has class %s, so no model learns to answer it; add nodes of it there.",
+            _first(absent),
+        )
+
+
 def validate_data(data: Data) -> None:
     """Check that ``data`` can be distilled; the first problem found is raised with the way to mend it.
 

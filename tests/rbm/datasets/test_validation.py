@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 
 import rbm
 from rbm.datasets import num_classes, validate_data
-from rbm.datasets.validation import warn_of_scale
+from rbm.datasets.validation import warn_of_scale, warn_of_untaught_classes
 
 
 def graph(**changes) -> Data:
@@ -46,11 +46,22 @@ def test_features_beyond_the_usual_size_are_told(caplog, layout):
         assert told(usual) == ""
 
 
+def test_classes_that_no_training_node_has_are_told(caplog):
+    warn_of_untaught_classes(graph())  # class 2 is that of a validation node
+    assert "no training node has class 2, so no model learns" in caplog.text
+    warn_of_untaught_classes(graph(y=torch.zeros(6, dtype=torch.int64)))
+    assert "every node has class 0" in caplog.text
+    caplog.clear()
+    warn_of_untaught_classes(graph(y=torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3))
+    assert not caplog.text
+
+
 def test_a_run_tells_it_once(caplog, tmp_path):
     few = {"max_epochs": 1}
     config = rbm.Config().updated({"teacher": few, "mlp": few, "encoding": {"deepwalk": False}})
     rbm.distill(graph(x=torch.full((6, 2), 1e4)), config=config, methods=["mlp"], folder=tmp_path / "run", plots=False)
     assert caplog.text.count("2 of 2 features reach beyond 1000 (columns 0, 1), up to 1e+04") == 1
+    assert caplog.text.count("no training node has class 2") == 1
 
 
 def test_number_of_classes():
