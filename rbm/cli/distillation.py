@@ -155,11 +155,13 @@ def distill(
         distill_seeds(seeds, methods, out, root, cache, jobs, options)
         return
     named = None
+    # A search stores the configuration that it chose, but options given here describe the one from which it started.
+    resumed = out if resume and not (auto and _is_said(options)) else None
     if auto and resume and _is_begun(out, options):
         chosen, methods, named, budget, searched = _begun(out, methods, method, budget)
         features_only = features_only or searched
     else:
-        chosen = configuration(*options, resumed=out if resume else None)
+        chosen = configuration(*options, resumed=resumed)
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
             named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
@@ -197,12 +199,16 @@ def distill(
         _report(result, path)
 
 
-def _is_begun(out: Path | None, options) -> bool:
-    """Whether a search is resumed without any option that changes its settings."""
+def _is_said(options) -> bool:
+    """Whether any setting is given on the command line."""
     dataset, teacher, preset, given, config, set_ = options
     said = (dataset, teacher, preset, config, *given.values())
-    nothing = not set_ and all(value is None for value in said)
-    return nothing and out is not None and (out / "auto.yaml").is_file()
+    return bool(set_) or any(value is not None for value in said)
+
+
+def _is_begun(out: Path | None, options) -> bool:
+    """Whether a search is resumed without any option that changes its settings."""
+    return not _is_said(options) and out is not None and (out / "auto.yaml").is_file()
 
 
 def _begun(out: Path, methods: list[str], method: str, budget: str | None):

@@ -56,19 +56,25 @@ Run = Annotated[Path, typer.Argument(help="Run folder of a finished rbm distill.
 
 
 def configuration(dataset, teacher, preset, given, config_file, assignments, *, resumed=None):
-    """The preset, changed by file, options and ``--set``; or the stored one if a run is resumed without options."""
+    """The preset, changed by the file, then by options and ``--set``. If a run is resumed, the stored configuration
+    replaces the preset.
+    """
     from rbm.config import Config, parse_assignments, read_changes
     from rbm.config.presets import preset_config
     from rbm.datasets import dataset_name
 
     given = {key: value for key, value in given.items() if value is not None}
-    if resumed is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
-        stored = Path(resumed) / "config.yaml"
-        if not stored.is_file():
-            raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
-        return Config.from_yaml(stored)
-
     changes = {} if config_file is None else read_changes(config_file)
+    stored = None if resumed is None else Path(resumed) / "config.yaml"
+    if stored is not None and stored.is_file():
+        names = {"dataset": None if dataset is None else dataset_name(dataset), "preset": preset}
+        said = {name: value for name, value in names.items() if value is not None}
+        said |= {} if teacher is None else {"teacher": {"name": teacher}}
+        begun = Config.from_yaml(stored).updated(changes).updated({**given, **said})
+        return begun.updated(parse_assignments(assignments or []))
+    if stored is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
+        raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
+
     dataset = dataset_name(changes.get("dataset", "digits") if dataset is None else dataset)
     preset = changes.get("preset", "clean") if preset is None else preset
     teacher = changes.get("teacher", {}).get("name", "sage") if teacher is None else teacher

@@ -12,10 +12,10 @@ class DistillConfig(Section):
     """How soft and hard labels are combined, and which soft labels a node learns from.
 
     ``label_weight`` is the weight of the true labels; the soft labels get the rest. ``neighbors`` adds the soft labels
-    of reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous
-    (:mod:`rbm.distillation.neighbor_labels`). ``source`` selects the soft labels: ``teacher``, or ``auto``, which uses
-    those of an MLP trained on the labels alone if it beats the teacher on validation nodes by more than chance
-    (:mod:`rbm.distillation.source`). ``mean`` and ``draw`` are explained at
+    of reliable neighbours (KRD); ``auto`` does so unless the graph is heterophilous or its edges follow classes little
+    more than by chance (:mod:`rbm.distillation.neighbor_labels`). ``source`` selects the soft labels: ``teacher``, or
+    ``auto``, which uses those of an MLP trained on the labels alone if it beats the teacher on validation nodes by more
+    than chance (:mod:`rbm.distillation.source`). ``mean`` and ``draw`` are explained at
     :func:`rbm.distillation.soft_targets.weigh_pairs`. ``forward`` is ``node`` (one student forward per node, against
     one aggregated target) or ``pair`` (one per pair).
 

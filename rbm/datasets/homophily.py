@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 
 HETEROPHILOUS = 0.3  # a graph is heterophilous if its share of edges within a class is below this
+# If chance alone gives a larger share than that, as with two classes or one large class, edges follow classes if their
+# share covers at least this part of the way from chance to 1.
+_FOLLOWED = 0.3
 
 
 class Homophily(NamedTuple):
@@ -20,6 +23,13 @@ class Homophily(NamedTuple):
     share: float
     chance: float
     edges: int
+
+    @property
+    def follows_classes(self) -> bool:
+        """Whether the class of a neighbour predicts a node's own class well enough to learn from its soft labels."""
+        if self.share < HETEROPHILOUS:
+            return False
+        return self.chance <= HETEROPHILOUS or self.share - self.chance >= _FOLLOWED * (1 - self.chance)
 
 
 def edge_homophily(edge_index: Tensor, labels: Tensor, known: Tensor) -> Homophily | None:

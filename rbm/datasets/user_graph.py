@@ -1,5 +1,6 @@
 """`load_graph`: load a user's own graph in the form that the rest of the package expects."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from rbm.utils.files import with_home
 # Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
 MIN_STORED_NUMEL = 2**24
 _MOST_EXACT = 2.0**53
+# If a smaller share of the edges has its reverse, the list may contain each undirected edge once. Random directed
+# graphs have a few reverse edges by chance. Longer lists are not checked, since that takes seconds and gigabytes.
+_MOST_RETURNED, _MOST_COMPARED = 0.05, 2**24
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
 
 
@@ -31,9 +35,11 @@ def load_graph(
 
     ``path`` is one of
 
-    * a PyG ``Data`` (or a dictionary of tensors) written by ``torch.save``, ``.pt`` or ``.pth``; it is opened with
-      ``weights_only=True``, so no code in it can run;
+    * a PyG ``Data`` (or a dictionary of tensors) written by ``torch.save``, ``.pt`` or ``.pth``, or the
+      ``processed/data.pt`` of a PyG dataset with one graph; it is opened with ``weights_only=True``, so no code in it
+      can run;
     * an ``.npz`` of arrays; features may be the four arrays of ``scipy.sparse.save_npz`` (CSR) instead of one;
+    * an ``.npz`` of the gnn-benchmark, with ``adj_data`` and so on, ``attr_data`` and so on, and ``labels``;
     * a folder with one file per part: ``.npy`` (memory-mapped), ``.npz`` (one array, or ``scipy.sparse.save_npz``),
       ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is skipped; with pandas, use
       ``to_csv(FILE, index=False, header=False)``). float16 features of at least 2^24 numbers stay as they are, and
@@ -50,12 +56,13 @@ def load_graph(
       classes and avoid the warning, add the number ``num_classes`` as a part.
     * ``train_mask``, ``val_mask`` and ``test_mask``, or ``train``, ``val`` and ``test``: true or false for each node,
       or node ids; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without masks, 20 training and 30 validation
-      nodes per class are drawn from the labelled nodes (:func:`rbm.datasets.splits.per_class_masks`).
+      nodes per class are drawn from the labelled nodes (:func:`rbm.datasets.splits.per_class_masks`). A mask may have
+      one column for each of ``S`` splits, ``[N, S]``; seed ``s`` uses column ``s % S``.
     * ``teacher_logits`` or ``logits``: a teacher's logits ``[N, C]``, for ``rbm distill --teacher logits``.
 
     Args:
         path: the file or folder.
-        seed: seed of the split, if the files have none.
+        seed: seed of the split if the files have none; selects the split if they have several.
         split_rng: its generator.
         small_classes: how to split a class with too few nodes, see :func:`rbm.datasets.splits.per_class_masks`.
         sparse_features: as for :func:`rbm.datasets.load_dataset`.
@@ -82,6 +89,7 @@ def load_graph(
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
         hint = "; is the first line of a .csv a header of pandas? write it with header=False" if _one_more(y, x) else ""
+        hint = "; for one-hot rows, use y.argmax(1)" if y.dim() == 2 and len(y) == num_nodes else hint
         raise ValueError(
             f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node{hint}"
         )
@@ -89,7 +97,7 @@ def load_graph(
     if parts["num_classes"] is None:
         warn_of_absent_classes(f"dataset: {path}, y", y)
     data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"], num_nodes), y=y)
-    masks = _masks(path, parts, num_nodes)
+    masks = _masks(path, parts, num_nodes, seed)
     if masks is None:
         # A misspelt mask must not turn into a random split.
         if doubtful := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
@@ -124,8 +132,12 @@ def _seen(parts: dict[str, Any]) -> str:
 def _features(path: Path, x: Any) -> Tensor:
     x = as_tensor(x, f"{path}, x", sparse=True)
     if x.layout not in (torch.strided, torch.sparse_csr) or x.dim() != 2 or 0 in x.shape:
-        kind = f"shape {list(x.shape)}" if x.layout in (torch.strided, torch.sparse_csr) else f"layout {x.layout}"
-        raise ValueError(f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty")
+        known = x.layout in (torch.strided, torch.sparse_csr)
+        kind = f"shape {list(x.shape)}" if known else f"layout {x.layout}"
+        hint = "" if known else "; use x.to_sparse_csr()"
+        raise ValueError(
+            f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty{hint}"
+        )
     if x.layout == torch.strided and x.dtype == torch.float16 and path.is_dir() and x.numel() >= MIN_STORED_NUMEL:
         return x
     return x.to(torch.float32) if x.layout == torch.sparse_csr else x.to(torch.float32).contiguous()
@@ -136,11 +148,12 @@ def _whole(where: str, value: Any) -> Tensor:
     value = as_tensor(value, where)
     if value.is_floating_point():
         if not bool((value.isfinite() & (value == value.round())).all()):
-            raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones")
+            unknown = "; for an unknown label, use -1" if bool(value.isnan().any()) else ""
+            raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones{unknown}")
         if bool((value.abs() > _MOST_EXACT).any()):
             raise ValueError(f"dataset: {where} holds floating-point numbers beyond 2^53, which are not exact")
     elif value.dtype == torch.bool:
-        raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers")
+        raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers; use astype(int) for 0 and 1")
     return value.to(torch.int64)
 
 
@@ -162,10 +175,28 @@ def _edges(path: Path, edges: Any, num_nodes: int) -> Tensor:
     if edges.dim() != 2 or 2 not in edges.shape:
         raise ValueError(f"dataset: {path}, edge_index has shape {list(edges.shape)}, expected [2, M] or [M, 2]")
     _check_ids(f"{path}, edge_index", edges, num_nodes)
-    return (edges if edges.size(0) == 2 else edges.t()).contiguous()
+    edges = (edges if edges.size(0) == 2 else edges.t()).contiguous()
+    _warn_of_single_directions(path, edges, num_nodes)
+    return edges
 
 
-def _masks(path: Path, parts: dict[str, Any], num_nodes: int) -> list[Tensor] | None:
+def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int) -> None:
+    """Warn if hardly any edge has its reverse, as in a list with each undirected edge once: half would be missing."""
+    if edges.size(1) > _MOST_COMPARED:
+        return
+    sources, targets = edges[:, edges[0] != edges[1]]
+    keys = (sources * num_nodes + targets).unique()
+    returned = torch.isin(keys % num_nodes * num_nodes + keys // num_nodes, keys)
+    if keys.numel() and (share := float(returned.double().mean())) < _MOST_RETURNED:
+        logging.getLogger("rbm").warning(
+            "dataset: %s, edge_index has %s edges; the reverse edge is present for %s of them. Messages flow from"
+            " the first node of an edge to the second. If the graph is undirected, add the reverse of each edge:"
+            " numpy.concatenate([edges, edges[:, ::-1]]) for edges [M, 2].",
+            *(path, f"{keys.numel():,}", f"{share:.1%}" if share else "none"),
+        )
+
+
+def _masks(path: Path, parts: dict[str, Any], num_nodes: int, seed: int) -> list[Tensor] | None:
     present = [name for name in MASKS if name in parts]
     if "masks" in parts:
         if present:
@@ -180,16 +211,30 @@ def _masks(path: Path, parts: dict[str, Any], num_nodes: int) -> list[Tensor] | 
         return None
     if absent := [name for name in MASKS if name not in parts]:
         raise ValueError(
-            f"dataset: {path} has {', '.join(present)} but lacks {', '.join(absent)}; expected all or none"
+            f"dataset: {path} has {', '.join(present)} but lacks {', '.join(absent)}; expected all or none: use some"
+            " nodes of another mask, or remove all masks for a split drawn by the seed"
         )
-    return [_mask(f"{path}, {name}", parts[name], num_nodes) for name in MASKS]
+    values = {name: as_tensor(parts[name], f"{path}, {name}") for name in MASKS}
+    counts = {name: value.size(1) for name, value in values.items() if value.dim() == 2 and len(value) == num_nodes}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        found = ", ".join(f"{name} [{num_nodes}, {count}]" for name, count in counts.items())
+        raise ValueError(f"dataset: {path} has {found}, expected one column per split, equally many in each mask")
+    for name, count in counts.items():
+        values[name] = values[name][:, seed % count]
+    if counts and (count := max(counts.values())) > 1:
+        logging.getLogger("rbm").warning(
+            "dataset: %s has masks for %d splits; seed %d uses split %d, counted from 0.",
+            *(path, count, seed, seed % count),
+        )
+    return [_mask(f"{path}, {name}", values[name], num_nodes) for name in MASKS]
 
 
 def _mask(where: str, value: Any, num_nodes: int) -> Tensor:
     value = as_tensor(value, where)
     if value.dim() != 1:
         raise ValueError(
-            f"dataset: {where} has shape {list(value.shape)}, expected [{num_nodes}] or a list of node ids"
+            f"dataset: {where} has shape {list(value.shape)}, expected [{num_nodes}], [{num_nodes}, splits] or a list"
+            " of node ids"
         )
     # Distinct ids of more than two nodes cannot all be 0 or 1, so such numbers mean true and false.
     if value.dtype == torch.bool or (value.numel() == num_nodes > 2 and bool(((value == 0) | (value == 1)).all())):

@@ -18,6 +18,7 @@ from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.splits import GraphSplit, split_for
+from rbm.datasets.validation import warn_of_scale, warn_of_untaught_classes
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.finish import draw_run, measure_latencies, summary_of, write_run, write_timings
@@ -143,6 +144,9 @@ def distill(
     if tensorboard:
         check_tensorboard(folder)
     validate_data(data)
+    if (folder is not None or console is not None) and is_main_process():  # once, not per trial of a search
+        warn_of_scale(data.x)
+        warn_of_untaught_classes(data)
     config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes)

@@ -6,22 +6,22 @@ the stability of a soft label. This module reads labels of training and validati
 """
 
 from rbm.config import Config
-from rbm.datasets.homophily import HETEROPHILOUS, edge_homophily
+from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
 
 
 def uses_neighbor_labels(split: GraphSplit, config: Config) -> bool:
-    """Whether students learn their neighbours' soft labels: the value of ``distill.neighbors`` or, if it is ``auto``,
-    whether the graph is homophilous.
+    """Whether students learn the soft labels of their neighbours.
 
-    A graph without edges between two nodes of known class counts as homophilous.
+    ``distill.neighbors`` decides this. With ``auto``, they do unless the graph is heterophilous or its edges follow
+    classes little more than by chance. A graph without an edge between two nodes of known class counts as homophilous.
 
     Args:
-        split: the graph, and what training may see of it.
-        config: configuration of the run.
+        split: the graph, and the part of it that training may see.
+        config: the configuration of the run.
     """
     if config.distill.neighbors != "auto":
         return config.distill.neighbors
     observed = split.observed
     found = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
-    return found is None or found.share >= HETEROPHILOUS
+    return found is None or found.follows_classes

@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from rbm.datasets.homophily import HETEROPHILOUS
+from rbm.datasets.homophily import HETEROPHILOUS, Homophily
 from rbm.distillation.auto.space import GIVEN
 from rbm.distillation.registry import METHODS
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
+_FEW = 3  # up to this number of other students, each is compared in full
+_FAR = 0.05  # lead of the teacher in accuracy above which another method is suggested
 _ALONE = "; students do not learn the soft labels of neighbours (distill.neighbors)"
 
 
@@ -68,6 +70,8 @@ def _graph(found: dict[str, Any] | None) -> str:
     kind = "heterophilous, most edges connect different classes"
     if found["share"] >= HETEROPHILOUS:
         kind = "homophilous" if found["share"] >= _HOMOPHILOUS else "weakly homophilous"
+        if not Homophily(**found).follows_classes:
+            kind = "edges follow classes little more than by chance"
     return (
         f"Graph: {kind}; {found['share']:.0%} of the {found['edges']:,} edges between training and validation nodes"
         f" connect nodes of the same class ({found['chance']:.0%} expected by chance)"
@@ -98,16 +102,32 @@ def _best(verdict: dict[str, Any]) -> str:
     first = (
         f"Best student: {_title(best)}, {verdict['accuracy'][best]:.2%} at validation, uses {cost[best]:,} parameters"
     )
-    told = []
-    for name, each in verdict["behind"].items():
-        if name != LABELS_ALONE:
-            found = Comparison(**each)
-            chance = "may be chance" if found.is_chance else "more than chance"
-            told.append(
-                f"{_title(name)} uses {cost[name]:,} and is {100 * found.difference:.2f} points behind"
-                f" ({_interval(found)}; {chance})"
-            )
-    return f"{'; '.join([first, *told])}."
+    others = {name: Comparison(**each) for name, each in verdict["behind"].items() if name != LABELS_ALONE}
+    if len(others) > _FEW:
+        gaps = ", ".join(f"{_title(name)} {100 * found.difference:.2f}" for name, found in others.items())
+        clear = [_title(name) for name, found in others.items() if not found.is_chance]
+        told = [f"points behind: {gaps}", f"more than chance for {listed(clear)}" if clear else "all may be chance"]
+    else:
+        told = [_behind(name, found, cost[name]) for name, found in others.items()]
+    return f"{'; '.join([first, *told, *_lead(verdict)])}."
+
+
+def _behind(name: str, found: Comparison, cost: int) -> str:
+    chance = "may be chance" if found.is_chance else "more than chance"
+    place = f"{100 * found.difference:.2f} points behind" if found.difference else "equally accurate"
+    return f"{_title(name)} uses {cost:,} and is {place} ({_interval(found)}; {chance})"
+
+
+def _lead(verdict: dict[str, Any]) -> list[str]:
+    """How far the teacher is ahead of the best student, if this is more than chance."""
+    if (lead := verdict.get("teacher_lead")) is None:  # verdicts of earlier versions
+        return []
+    found = Comparison(**lead)
+    if found.is_chance or found.difference <= 0:
+        return []
+    told = f"the teacher is {100 * found.difference:.2f} points ahead of the best student ({_interval(found)})"
+    advice = "; try --method sign, whose rows include features of neighbours, or --auto"
+    return [f"{told}{advice if found.difference > _FAR else ''}"]
 
 
 def _kept(verdict: dict[str, Any]) -> str:
@@ -133,12 +153,13 @@ def _needs(needs: dict[str, dict[str, Any]]) -> str:
     for width, beside in dict.fromkeys(encoded.values()):
         names = [_title(name) for name, each in encoded.items() if each == (width, beside)]
         columns = "encodings of the node's place in the graph (for a new node, from those of its neighbours)"
-        choice = "--features-only trains without them, which may be better or worse"
-        if beside is None:
-            choice += ", and --auto chooses by validation"
-        else:
+        if beside is not None:
             columns = f"{beside} (for a new node, one mean of what is stored for its neighbours)"
-        told.append(f"{listed(names)}: features and {width} {columns}; {choice}")
+        told.append(f"{listed(names)}: features and {width} {columns}")
+    if encoded:
+        searched = any(beside is None for _, beside in encoded.values())
+        choice = "--features-only trains without them, which may be better or worse"
+        told.append(f"{choice}, and --auto chooses by validation" if searched else choice)
     return f"Rows to predict: {'; '.join(told)}."
 
 

@@ -64,8 +64,25 @@ class Encoder:
     def _compute(self, section: EncodingConfig) -> Encodings | None:
         if not (section.deepwalk or section.label_propagation or self.extra):
             return None
-        with self.progress.step("encodings"), self.timings.measured("encodings"):
-            return encode(self.split, section, self.classes, seed=self.seed, cache=self.cache, extra=self.extra)
+        given = {"seed": self.seed, "cache": self.cache, "extra": self.extra}
+        with self.timings.measured("encodings"):
+            if not section.deepwalk:
+                with self.progress.step("encodings"):
+                    return encode(self.split, section, self.classes, **given)
+            # DeepWalk takes minutes on a large graph. If encodings are cached or a node has no edge, fewer walks are
+            # read, and the bar is filled at the end.
+            walks = section.epochs * section.walks_per_node * self.split.observed.num_nodes
+            with self.progress.count("encodings", walks) as advance:
+                left = walks
+
+                def read(more: int) -> None:
+                    nonlocal left
+                    left -= more
+                    advance(more)
+
+                found = encode(self.split, section, self.classes, **given, advance=read)
+                advance(left)
+            return found
 
 
 @dataclass

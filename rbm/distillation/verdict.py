@@ -95,10 +95,11 @@ def judge(
     Returns:
         ``homophily`` (its fields, or None if no edge has two known labels); ``nodes``, the number of validation nodes;
         ``accuracy`` of every model on them; ``teacher_gain``, the :class:`Comparison` of the teacher with labels alone,
-        or None; ``best`` of the methods; ``behind``, the :class:`Comparison` of the best student with each other
-        student; ``kept``, and whether it was ``asked_for``; ``cost``, the parameters that a prediction of each student
-        uses; ``needs``, the columns of each student's rows, with ``beside``, a description of the columns after the
-        features if these are stored hops; ``neighbors``, ``source`` and ``searched_for``, as given.
+        or None; ``best`` of the methods; ``teacher_lead``, the :class:`Comparison` of the teacher with the best
+        student; ``behind``, the :class:`Comparison` of the best student with each other student; ``kept``, and whether
+        it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the columns of
+        each student's rows, with ``beside``, a description of the columns after the features if these are stored hops;
+        ``neighbors``, ``source`` and ``searched_for``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
@@ -115,6 +116,7 @@ def judge(
         "accuracy": {name: count / len(right[name]) for name, count in counts.items()},
         "teacher_gain": None if gain is None else gain._asdict(),
         "best": best,
+        "teacher_lead": compare(right["teacher"], right[best])._asdict(),
         "behind": {method: each._asdict() for method, each in behind.items()},
         "kept": keep or kept_student(best, behind, methods, cost, searched_for),
         "asked_for": keep is not None,

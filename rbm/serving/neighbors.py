@@ -40,7 +40,7 @@ class Neighbors:
     in chunks. Any other ``.npy``, and a ``.csv``, is loaded and sorted in memory, 40 bytes per edge.
 
     Args:
-        path: ``.npy`` or ``.csv``.
+        path: ``.npy`` or ``.csv`` (which may have a header).
         known: encodings of the training graph's nodes, floating ``[N, D]``.
         rows: the number of rows of features, if known yet.
 
@@ -122,8 +122,8 @@ class Nodes:
     """Rows that are nodes of the training graph, given by a file of whole numbers ``[B]`` (or ``[B, 1]``).
 
     Args:
-        path: ``.npy`` or ``.csv`` with the node of each row of features; or :data:`ALL` if the rows are all nodes in
-            order.
+        path: ``.npy`` or ``.csv`` (which may have a header) with the node of each row of features; or :data:`ALL` if
+            the rows are all nodes in order.
         known: encodings of the training graph's nodes, floating ``[N, D]``.
         rows: the number of rows of features, if known yet.
         neighbors: provides the encodings of new rows, whose node is -1; None if there are no such rows. Its edges of
@@ -204,7 +204,7 @@ def _open_table(what: str, path: Path | str) -> tuple[np.ndarray | None, np.dtyp
     if not file.is_file():
         raise FileNotFoundError(f"{what} {path} does not exist")
     try:
-        held = read_table(file, np.int64) if file.suffix == ".csv" else None
+        held = read_table(file, np.int64, header=True) if file.suffix == ".csv" else None
         table = open_npy(file) if held is None else held
     except ValueError as error:
         raise ValueError(f"{what} {path} cannot be read ({error}); expected .npy or .csv") from error

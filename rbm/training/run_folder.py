@@ -9,13 +9,14 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rbm.config import Config
+from rbm.config import Config, flat
 from rbm.datasets.encodings import hops
 from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
@@ -312,12 +313,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def _check_same(stored: Config, given: Config, path: Path) -> None:
     if stored == given:
         return
-    changed = [
-        f"{old.split(':')[0].strip()} (was {old.split(':', 1)[1].strip()}, now {new.split(':', 1)[1].strip()})"
-        for old, new in zip(stored.to_yaml().splitlines(), given.to_yaml().splitlines(), strict=True)
-        if old != new
-    ]
+    was, now = flat(asdict(stored)), flat(asdict(given))
+    changed = [f"{name} (was {_shown(was[name])}, now {_shown(now[name])})" for name in was if was[name] != now[name]]
     raise ValueError(
         f"run folder {path} was started with another configuration: {'; '.join(changed)};"
         " resume without these changes, or use another --out"
     )
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,6 +7,7 @@ the checksum. Files of version 0.1.0 have no checksum and are accepted unchecked
 import hashlib
 import json
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -124,7 +125,8 @@ def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None
         # whatever size the pickle declares. Files of PyTorch before 1.6 do not support it.
         if archive := zipfile.is_zipfile(path):
             _check_archive(path)
-        with torch.serialization.safe_globals(list(allowed)):
+        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR")  # PyTorch's beta notice, no fault of the file
             return torch.load(path, map_location=device, weights_only=True, mmap=archive)
     except pickle.UnpicklingError as error:
         raise PicklesError(first_line(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,6 +44,7 @@ def encode(
     seed: int,
     cache: Cache,
     extra: Sequence[Tensor] = (),
+    advance: Callable[[int], None] | None = None,
 ) -> Encodings | None:
     """Concatenate all encodings that ``config`` enables: DeepWalk, label propagation, then ``extra`` unchanged.
 
@@ -64,6 +65,7 @@ def encode(
         cache: folder in which positions and propagated labels are cached, by graph, settings and seed.
         extra: encodings of your own, floating ``[N, d]`` in the order of the full graph. It is not checked whether
             they contain information that training must not see.
+        advance: called with DeepWalk's progress, see :func:`rbm.datasets.encodings.deepwalk`.
 
     Returns:
         The encodings on the CPU, or None if there are none.
@@ -73,7 +75,7 @@ def encode(
     """
     parts = []
     if config.deepwalk:
-        parts.append(_positions(split, config, seed, cache))
+        parts.append(_positions(split, config, seed, cache, advance))
     if config.label_propagation:
         parts.append(_labels_nearby(split, config, num_classes, cache))
     if config.relative_norm > 0:
@@ -86,7 +88,9 @@ def encode(
     return Encodings(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
 
 
-def _positions(split: GraphSplit, config: EncodingConfig, seed: int, cache: Cache) -> Encodings:
+def _positions(
+    split: GraphSplit, config: EncodingConfig, seed: int, cache: Cache, advance: Callable[[int], None] | None
+) -> Encodings:
     graph, observed = split.graph, split.observed
     transductive = split.setting == "transductive"
 
@@ -109,7 +113,7 @@ def _positions(split: GraphSplit, config: EncodingConfig, seed: int, cache: Cach
         "deepwalk",
         {**settings, "num_nodes": num_nodes, "gensim": version("gensim")},
         [edges],
-        lambda: {"positions": deepwalk(edges, num_nodes, **settings)},
+        lambda: {"positions": deepwalk(edges, num_nodes, **settings, advance=advance)},
     )["positions"]
     if transductive:
         return Encodings(rows, rows)

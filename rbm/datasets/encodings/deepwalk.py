@@ -1,7 +1,7 @@
 """DeepWalk (Perozzi et al., KDD 2014): positions of nodes in the graph, learned by skip-gram from random walks."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -72,6 +72,7 @@ def deepwalk(
     hierarchical_softmax: bool = True,
     workers: int = 1,
     seed: int = 0,
+    advance: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Positions of all nodes: skip-gram (gensim's Word2Vec) on :func:`random_walks`, with nodes as words.
 
@@ -93,6 +94,8 @@ def deepwalk(
         workers: threads. With one, the result is bitwise reproducible, whatever ``PYTHONHASHSEED``; with more, it
             differs from run to run.
         seed: seed of the walks and of skip-gram.
+        advance: called with the number of walks read since the last call, in total at most
+            ``epochs * N * walks_per_node``.
 
     Returns:
         float32 ``[N, dim]`` on the CPU.
@@ -134,7 +137,7 @@ def deepwalk(
     met = np.flatnonzero(counts)
     frequencies = {str(node): int(count) for node, count in zip(met, counts[met], strict=True)}
     model.build_vocab_from_freq(frequencies, corpus_count=walks.shape[0])
-    model.train(_Sentences(walks, num_nodes), total_examples=walks.shape[0], epochs=epochs)
+    model.train(_Sentences(walks, num_nodes, advance), total_examples=walks.shape[0], epochs=epochs)
     positions[met] = model.wv[list(frequencies)]
     return torch.from_numpy(positions)
 
@@ -145,8 +148,8 @@ class _Sentences:
     Words must be strings: gensim treats an integer sometimes as a word and sometimes as an index into its vocabulary.
     """
 
-    def __init__(self, walks: np.ndarray, num_nodes: int) -> None:
-        self.walks = walks
+    def __init__(self, walks: np.ndarray, num_nodes: int, advance: Callable[[int], None] | None) -> None:
+        self.walks, self.advance = walks, advance
         self.words = [str(node) for node in range(num_nodes)]
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -156,6 +159,8 @@ class _Sentences:
             lengths = (chunk >= 0).sum(axis=1).tolist()
             for walk, length in zip(chunk.tolist(), lengths, strict=True):
                 yield [words[node] for node in walk[:length]]
+            if self.advance is not None:
+                self.advance(len(chunk))
 
 
 def _hash(word: str) -> int:

@@ -138,7 +138,18 @@ def _odd_line(text: bytes, line: int) -> str:
     for number, fields in enumerate(text.split(b"\n"), line):
         if not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
             shown = ascii(fields.strip()[:60].decode("utf-8", "replace"))
-            return f"line {number} is {shown}, expected numbers between commas, blanks or tabs"
+            hint = "; write true and false as 1 and 0" if set(fields.lower().split(b",")) & {b"true", b"false"} else ""
+            return f"line {number} is {shown}, expected numbers between commas, blanks or tabs{hint}"
+    return ""
+
+
+def _short_line(text: bytes, columns: int, line: int) -> str:
+    """Describe the first line with more or fewer numbers than ``columns``, with a hint if a field is empty."""
+    for number, fields in enumerate(text.split(b"\n"), line):
+        if (found := len(fields.translate(_TO_SPACES).split())) != columns:
+            gap = any(not field.strip() for field in fields.split(b",")) and fields.count(b",") == columns - 1
+            hint = "; a field is empty: fill in the missing number" if gap else ""
+            return f"line {number} holds {found} numbers, expected {columns}{hint}"
     return ""
 
 
@@ -161,5 +172,6 @@ def _parse(text: bytes, dtype: type, columns: int, line: int) -> np.ndarray:
         single = columns == 1 and b" " not in text and b"\t" not in text
         even = single or all(len(fields.split()) == columns for fields in text.split(b"\n"))
     if not even or numbers.size != lines * columns:
-        raise ValueError(f"{where} do not all hold {columns} numbers")
+        short = _short_line(text, columns, line)
+        raise ValueError(f"{where} do not all hold {columns} numbers{f': {short}' if short else ''}")
     return numbers.reshape(lines, columns)

@@ -11,7 +11,8 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor
+from rbm.datasets.readers.features import csr_from_scipy
+from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor, scipy_csr
 from rbm.datasets.readers.parquet import check_columns
 from rbm.datasets.readers.text import read_table
 from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
@@ -36,6 +37,7 @@ _NUMBERS = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 _OF_NAMES = "; names become numbers by numpy.unique(NAMES, return_inverse=True)[1]"
+_OF_NODES = "; write a node as its row in x, counted from 0: MAP[NAME] with MAP = {name: row for row, name in ...}"
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -51,7 +53,8 @@ def read_parts(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _read_folder(path)
     if not path.is_file():
-        raise FileNotFoundError(f"dataset: {path} does not exist; expected a file or folder that holds a graph")
+        base = "" if path.is_absolute() else f"; the path is relative to the current folder, {Path.cwd()}"
+        raise FileNotFoundError(f"dataset: {path} does not exist; expected a file or folder that holds a graph{base}")
     if path.suffix in (".pt", ".pth"):
         return _named(path, _read_saved(path))
     if path.suffix == ".npz":
@@ -88,6 +91,13 @@ def _read_saved(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise ValueError(f"dataset: {path} is not a file written by torch.save: {error}") from error
+    if isinstance(saved, tuple) and len(saved) > 1 and isinstance(saved[0], Data | dict):
+        # The file in processed/ of a PyG dataset: the graphs in one, their slices (None for one graph), the class.
+        if saved[1] is not None:
+            raise ValueError(
+                f"dataset: {path} holds several graphs, expected one; save one by torch.save(DATASET[0], NEW)"
+            )
+        saved = saved[0]
     if isinstance(saved, Data):
         try:
             saved = saved.to_dict()
@@ -112,6 +122,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
         if pickled:
             raise ValueError(_unpickled(path, pickled)) from error
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
+    if {"adj_data", "adj_indices", "adj_indptr", "adj_shape"} <= set(names) and "edge_index" in lacks:
+        return _benchmark(path)
     if pickled and lacks:
         raise ValueError(_unpickled(path, pickled))
     if set(_SPARSE) <= set(names):
@@ -123,6 +135,21 @@ def _read_npz(path: Path) -> dict[str, Any]:
         found["x"] = _csr(path, found)
         names = ["x", *(name for name in names if name not in (*_SPARSE, "format"))]
     return {name: as_tensor(found[name], f"{path}, {name}", sparse=True) if _is_part(name) else None for name in names}
+
+
+def _benchmark(path: Path) -> dict[str, Any]:
+    """Read a file of the gnn-benchmark (Shchur et al. 2018): the arrays of two CSR matrices, and labels."""
+    names, found = read_npz(path, lambda name: name.startswith(("adj_", "attr_")) or name == "labels")
+    try:
+        adjacency = scipy_csr(found, "adj_").tocoo()
+        parts = {"edge_index": torch.from_numpy(np.stack([adjacency.row, adjacency.col]).astype(np.int64))}
+        if "attr_data" in found:
+            parts["x"] = csr_from_scipy(scipy_csr(found, "attr_"))
+    except ValueError as error:
+        raise ValueError(f"dataset: {path} holds no sound sparse matrix: {error}") from error
+    if "labels" in found:
+        parts["y"] = as_tensor(found["labels"], f"{path}, labels")
+    return {name: None for name in names if not name.startswith(("adj_", "attr_", "labels"))} | parts
 
 
 def _unpickled(path: Path, names: list[str]) -> str:
@@ -234,7 +261,9 @@ def _read_csv(path: Path) -> Tensor:
     try:
         table = read_table(path, np.float64, header=True)
     except ValueError as error:
-        raise ValueError(f"dataset: {error}") from error
+        remedies = {NAMES["y"]: _OF_NAMES, NAMES["edge_index"]: _OF_NODES}
+        hint = next((remedy for names, remedy in remedies.items() if path.stem in names), "")
+        raise ValueError(f"dataset: {error}{hint if 'expected numbers between' in str(error) else ''}") from error
     return _from_table(path, torch.from_numpy(table))
 
 
@@ -257,7 +286,9 @@ def _read_parquet(path: Path) -> Tensor:
             raise ValueError(f"dataset: {path} holds rows of unlike length, or no numbers: {error}") from error
     bad = [name for name, column in zip(table.column_names, columns, strict=True) if column.dtype.kind not in "biuf"]
     if bad:
-        remedy = _OF_NAMES if path.stem in NAMES["y"] else "; drop it"
+        remedy = (
+            _OF_NAMES if path.stem in NAMES["y"] else _OF_NODES if path.stem in NAMES["edge_index"] else "; drop it"
+        )
         raise ValueError(f"dataset: {path} has the column {bad[0]!r}, which holds no numbers{remedy}")
     return _from_table(path, as_tensor(np.column_stack(columns), str(path)))
 
@@ -266,7 +297,9 @@ def _from_table(path: Path, table: Tensor) -> Tensor:
     """Tables always have one edge per row; for two edges, the shape alone would be ambiguous."""
     if path.stem in NAMES["edge_index"] and table.numel():
         if table.size(1) != 2:
-            raise ValueError(f"dataset: {path} has {table.size(1)} columns, expected two, from and to")
+            raise ValueError(
+                f"dataset: {path} has {table.size(1)} columns, expected two, from and to; edge weights are not used"
+            )
         return table.t()
     return table[:, 0] if table.dim() == 2 and table.size(1) == 1 and path.stem not in NAMES["x"] else table
 

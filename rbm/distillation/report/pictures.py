@@ -91,7 +91,7 @@ def plot_training_curves(
     if not records:
         raise ValueError("records: got none, expected the lines of metrics.jsonl; train for at least one epoch first")
     figure, (loss_axes, accuracy_axes) = figures.new(10.5, 4.0, 2)
-    others = iter(figures.GROUP_COLORS * len(records))
+    others, marked = iter(figures.GROUP_COLORS * len(records)), []
     for phase in dict.fromkeys(record["phase"] for record in records):
         color = _PHASE_COLORS.get(phase) or next(others)
         name = (titles or {}).get(phase, phase)
@@ -108,7 +108,8 @@ def plot_training_curves(
         label = f"{name}: test {test[best]:.1%} at epoch {epochs[best]:.0f}"
         accuracy_axes.plot(epochs, validation, color=color, linewidth=1.6, label=label)
         accuracy_axes.plot(epochs, test, color=color, linewidth=1.1, linestyle=(0, (3, 2)), alpha=0.8)
-        # A dot on the test curve too: it is the reported accuracy.
+        # The test curve is marked too, since its value there is the reported accuracy.
+        marked += [validation[best], test[best]]
         for curve in (validation, test):
             accuracy_axes.plot(
                 epochs[best], curve[best], "o", color=color, markersize=6, markeredgecolor="white", clip_on=False
@@ -122,8 +123,10 @@ def plot_training_curves(
     loss_axes.set_ylabel("loss")
     accuracy_axes.set_ylabel("accuracy")
     accuracies = [record[key] for record in records for key in ("val_accuracy", "test_accuracy")]
-    # Accuracy rises steeply in the first epochs; cutting off the bottom shows relevant differences more clearly.
-    figures.in_percent(accuracy_axes.yaxis, float(np.quantile(accuracies, 0.1)) - 0.1, max(accuracies) + 0.01)
+    # Accuracy rises steeply in the first epochs; cutting off its start leaves room for the differences that matter. The
+    # axis includes every mark: marks are not clipped, and the layout would shrink the axes for one far below them.
+    lowest = min(float(np.quantile(accuracies, 0.1)) - 0.1, min(marked) - 0.01)
+    figures.in_percent(accuracy_axes.yaxis, lowest, max(accuracies) + 0.01)
     for axes in (loss_axes, accuracy_axes):
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))

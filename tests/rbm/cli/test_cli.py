@@ -129,8 +129,9 @@ def test_predict(rbm, run_folder, tmp_path):
     [
         ("0,1\n7,1\n", "line 1 names 7, expected 0 to 6, one of the 7 rows of features"),
         ("0,1797\n", "line 0 names 1797, expected 0 to 1796, one of the 1797 nodes of the training graph"),
-        ("0,1,2\n", r"shape \[1, 3\], expected whole numbers \[M, 2\]"),
-        ("a,b\n", "cannot be read"),
+        ("3,1,2\n", r"shape \[1, 3\], expected whole numbers \[M, 2\]"),
+        ("0,1\na,b\n", "cannot be read"),
+        ("a,b\n", r"shape \[0, 0\], expected whole numbers \[M, 2\]"),
     ],
 )
 def test_bad_neighbors(rbm, run_folder, lines, message):
@@ -227,6 +228,12 @@ def test_resume_with_other_settings(rbm, run_folder):
     status, _, err = rbm("distill", *QUICK, "--seed", 3, "--out", folder, "--resume")
     assert status == 2
     assert "was started with another configuration: seed (was 0, now 3)" in err
+
+
+def test_resume_tells_the_settings_that_differ_and_no_others(rbm, run_folder):
+    status, _, err = rbm("distill", "--out", run_folder[0], "--resume", "--set", "rbm.lr=0.5")
+    assert status == 2
+    assert re.search(r"another configuration: rbm\.lr \(was [\d.]+, now 0\.5\); resume without", err), err
 
 
 BAD_FEATURES = {

@@ -8,42 +8,15 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from faulty_graphs import MASKS, NODES, parts, write_folder, write_npz
 from intruder import Intruder
 from torch_geometric.data import Data
 
 from rbm.datasets import load_graph, validate_data
 
-NODES = 6
-MASKS = ("train_mask", "val_mask", "test_mask")
-
-
-def parts(**changes) -> dict[str, np.ndarray]:
-    """A valid graph except for ``changes``; None removes a part."""
-    place = np.arange(NODES)
-    sound = {
-        "x": np.ones((NODES, 2), np.float32),
-        "edge_index": np.array([[0, 1, 2], [1, 2, 0]]),
-        "y": place % 2,
-        "train_mask": place < 2,
-        "val_mask": (place >= 2) & (place < 4),
-        "test_mask": place >= 4,
-    }
-    return {name: value for name, value in (sound | changes).items() if value is not None}
-
 
 def unsplit(**changes) -> dict[str, np.ndarray]:
     return parts(**dict.fromkeys(MASKS), **changes)
-
-
-def write_npz(folder: Path, **changes) -> Path:
-    np.savez(folder / "graph.npz", **parts(**changes))
-    return folder / "graph.npz"
-
-
-def write_folder(folder: Path, **changes) -> Path:
-    for name, value in parts(**changes).items():
-        np.save(folder / f"{name}.npy", value)
-    return folder
 
 
 def write_pt(folder: Path, **changes) -> Path:
@@ -76,7 +49,7 @@ FAULTS = {
     "two masks": ({"test_mask": None}, "has train_mask, val_mask but lacks test_mask; expected all or none"),
     "mask misspelt": ({"val_mask": None, "val_msk": np.arange(2)}, "has train_mask, test_mask but lacks val_mask"),
     "mask short": ({"val_mask": np.ones(5, bool)}, "val_mask has 5 entries, expected one for each of 6 nodes"),
-    "mask of splits": ({"val_mask": np.ones((6, 10), bool)}, r"val_mask has shape \[6, 10\], expected \[6\] or a list"),
+    "mask turned": ({"val_mask": np.ones((10, 6), bool)}, r"val_mask has shape \[10, 6\], expected \[6\], \[6, sp"),
     "ids outside": ({"test_mask": np.array([4, 6])}, "test_mask holds node ids from 4 to 6, expected 0 to 5"),
     "ids negative": ({"test_mask": np.array([-1, 4])}, "test_mask holds node ids from -1 to 4, expected 0 to 5"),
     "ids not whole": ({"test_mask": np.array([4.5])}, "test_mask holds numbers that are not whole"),
@@ -144,6 +117,26 @@ def test_labels_that_no_class_can_have_fail_later(tmp_path):
     np.savez(tmp_path / "graph.npz", **unsplit(y=np.full(6, -1)))
     with pytest.raises(ValueError, match="labels: no node has one"):
         load_graph(tmp_path / "graph.npz")
+
+
+def test_classes_without_a_node_are_told(tmp_path, caplog):
+    gaps = np.array([0, 1, 5, 0, 1, 5])
+    data = load_graph(write_npz(tmp_path, y=gaps))
+    assert data.num_classes == 6
+    told = "no node has class 2, 3, 4, but classes are all numbers from 0 to 5, so these 3 count. "
+    assert f"graph.npz, y: {told}" in caplog.text
+    caplog.clear()
+    validate_data(data)  # does not warn again
+    assert "no node has class" not in caplog.text
+    del data.num_classes
+    validate_data(data)
+    assert f"data.y: {told}" in caplog.text
+    caplog.clear()
+    # Follow the advice in the warning.
+    assert load_graph(write_npz(tmp_path, y=np.unique(gaps, return_inverse=True)[1])).num_classes == 3
+    assert load_graph(write_npz(tmp_path, y=gaps, num_classes=np.array(6))).num_classes == 6
+    assert load_graph(write_npz(tmp_path, y=np.array([0, 1, 0, 1, 0, -1]))).num_classes == 2
+    assert "no node has class" not in caplog.text
 
 
 # Paths
@@ -314,131 +307,3 @@ def test_an_archive_of_several_arrays_is_no_part(tmp_path):
     np.savez(tmp_path / "y.npz", a=np.ones(6), b=np.ones(6))
     with pytest.raises(ValueError, match=r"y\.npz holds a, b, expected one array or a sparse matrix"):
         load_graph(tmp_path)
-
-
-# Tables
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("x.csv", "1,2\n3\n4,5,6\n7,8\n9,1\n2,3\n", "lines 1 to 6 do not all hold 2 numbers"),
-        ("edge_index.csv", "0 1\n2\n3 4 5\n", "lines 1 to 3 do not all hold 2 numbers"),
-        ("edge_index.csv", "0,1\n,2,\n", "lines 1 to 2 do not all hold 2 numbers"),
-        ("edge_index.csv", "from,to\n0,1\n\n2,3\n", "lines 2 to 4 do not all hold 2 numbers"),
-        ("edge_index.csv", "from,to\n0,one\n", "line 2 is '0,one', expected numbers between commas, blanks or"),
-        ("edge_index.csv", "0,1,1\n2,3,1\n", r"edge_index\.csv has 3 columns, expected two, from and to"),
-        ("y.csv", "0\n1 0\n\n1\n0\n1\n", "lines 1 to 6 do not all hold 1 numbers"),
-        ("y.csv", "y\n" + "True\n" * 6, "line 2 is 'True', expected numbers between commas, blanks or tabs"),
-        ("edge_index.csv", "0;1\n2;3\n", "line 2 is '2;3', expected numbers between commas, blanks or tabs"),
-        # As pandas writes tables by default: with an index, which would be read as a feature, and with numbered
-        # columns, which would be read as a node.
-        ("x.csv", ",a,b\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
-        ("x.csv", ",0,1\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
-        ("x.csv", "0,1,2\n" + "3,1,2\n" * 6, "line 1 counts 0, 1, 2 to 2, .* write the table with header=False"),
-        ("x.csv", "0,1\n" + "3.0,1.0\n" * 6, "line 1 counts 0, 1, as pandas .* write the table with header=False"),
-        (
-            "y.csv",
-            "0\n" + "1\n" * 6,
-            r"y has shape \[7\], expected \[6\], .*header of pandas\? write it with header=False",
-        ),
-    ],
-)
-def test_ragged_and_other_tables(tmp_path, name, text, message):
-    write_folder(tmp_path, **{name.removesuffix(".csv"): None})
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=rf"dataset: .*{re.escape(name)} .*{message}|{message}"):
-        load_graph(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text", ["0\r\n1\r\n0\r\n1\r\n0\r\n1", "\ufeff0\n1\n0\n1\n0\n1\n\n", "\ufeffy\n0\n1\n0\n1\n0\n1"]
-)
-def test_tables_as_spreadsheets_write_them(tmp_path, text):
-    write_folder(tmp_path, y=None)
-    (tmp_path / "y.csv").write_bytes(text.encode())
-    assert load_graph(tmp_path).y.tolist() == [0, 1] * 3
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"id": ["a"] * 6, "value": [1.0] * 6}, "has the column 'id', which holds no numbers; drop it"),
-        ({"x": [[1.0, 2.0]] * 5 + [[1.0]]}, "holds rows of unlike length, or no numbers"),
-        ({}, "has no columns"),
-        (
-            {f"f{i}": [1.0] * 6 for i in sorted(range(11), key=str)},
-            ".*its column 'f2' comes after 'f10', expected numbered columns in the order of their numbers",
-        ),
-        ({"2": [1.0] * 6, "1": [1.0] * 6}, ".*its column '1' comes after '2', expected numbered columns"),
-        (
-            {"a": [1.0] * 6, "__index_level_0__": range(6)},
-            ".*its column '__index_level_0__' is an index of rows, as pandas",
-        ),
-    ],
-)
-def test_bad_parquet(tmp_path, columns, message):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    write_folder(tmp_path, x=None)
-    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=rf"x\.parquet {message}"):
-        load_graph(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["x", "edge_index", "y"])
-def test_an_index_of_pandas_in_parquet_is_no_column(tmp_path, name):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    folder = write_folder(tmp_path, **{name: None})
-    value = parts()[name]
-    table = pandas.DataFrame(value.T if name == "edge_index" else value)
-    for changed, index in (
-        (table.iloc[[1, 0, *range(2, len(table))]], "__index_level_0__"),
-        (table.set_index(pandas.Index([7, 3, 5, 4, 6, 2][: len(table)], name="node")), "node"),
-    ):
-        changed.to_parquet(folder / f"{name}.parquet")
-        message = rf"{name}\.parquet .*its column '{index}' is an index of rows, .* write the table with index=False"
-        with pytest.raises(ValueError, match=message):
-            load_graph(folder)
-    # The numbered columns are not read as a row, and the range index is not read as a column.
-    table.to_parquet(folder / f"{name}.parquet")
-    assert np.array_equal(load_graph(folder)[name], value)
-
-
-def test_labels_as_names(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"y is <U1, expected an array of numbers; names become numbers by numpy\.unique"
-    ):
-        load_graph(write_npz(tmp_path, y=np.array(["a", "b"] * 3)))
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"y": ["a", "b"] * 3}), write_folder(tmp_path, y=None) / "y.parquet")
-    with pytest.raises(ValueError, match=r"column 'y', which holds no numbers; names become numbers by numpy\.unique"):
-        load_graph(tmp_path)
-
-
-def test_two_numbered_columns_of_whole_numbers_are_an_edge(tmp_path):
-    write_folder(tmp_path, edge_index=None)
-    (tmp_path / "edge_index.csv").write_text("0,1\n1,2\n")
-    assert load_graph(tmp_path).edge_index.tolist() == [[0, 1], [1, 2]]
-
-
-def test_classes_without_a_node_are_told(tmp_path, caplog):
-    gaps = np.array([0, 1, 5, 0, 1, 5])
-    data = load_graph(write_npz(tmp_path, y=gaps))
-    assert data.num_classes == 6
-    told = "no node has class 2, 3, 4, but classes are all numbers from 0 to 5, so these 3 count. "
-    assert f"graph.npz, y: {told}" in caplog.text
-    caplog.clear()
-    validate_data(data)  # does not warn again
-    assert not caplog.text
-    del data.num_classes
-    validate_data(data)
-    assert f"data.y: {told}" in caplog.text
-    caplog.clear()
-    # Follow the advice in the warning.
-    assert load_graph(write_npz(tmp_path, y=np.unique(gaps, return_inverse=True)[1])).num_classes == 3
-    assert load_graph(write_npz(tmp_path, y=gaps, num_classes=np.array(6))).num_classes == 6
-    assert load_graph(write_npz(tmp_path, y=np.array([0, 1, 0, 1, 0, -1]))).num_classes == 2
-    assert not caplog.text

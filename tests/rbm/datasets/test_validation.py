@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import rbm
 from rbm.datasets import num_classes, validate_data
+from rbm.datasets.validation import warn_of_scale, warn_of_untaught_classes
 
 
 def graph(**changes) -> Data:
@@ -26,6 +28,40 @@ def test_a_directed_graph_with_an_unlabelled_node_outside_the_masks_is_fine():
     validate_data(graph())
     validate_data(graph(num_classes=3))
     validate_data(graph(edge_index=torch.empty(2, 0, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr"])
+def test_features_beyond_the_usual_size_are_reported(caplog, layout):
+    x = torch.randn(50, 4)
+    x[:, 2] *= 1e6
+
+    def told(x) -> str:
+        caplog.clear()
+        warn_of_scale(x if layout == "dense" else x.to_sparse_csr())
+        return caplog.text
+
+    assert "1 of 4 features have absolute values above 1000 (column 2), up to" in told(x)
+    assert "no absolute value exceeds 0.0001" in told(torch.rand(50, 4) * 1e-4)
+    for usual in (torch.randn(50, 4) * 100, torch.eye(50, 4), torch.zeros(50, 4), torch.full((50, 4), 0.002)):
+        assert told(usual) == ""
+
+
+def test_classes_without_a_training_node_are_reported(caplog):
+    warn_of_untaught_classes(graph())  # only a validation node has class 2
+    assert "no training node has class 2, so no model learns to predict it" in caplog.text
+    warn_of_untaught_classes(graph(y=torch.zeros(6, dtype=torch.int64)))
+    assert "every labelled node has class 0" in caplog.text
+    caplog.clear()
+    warn_of_untaught_classes(graph(y=torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3))
+    assert not caplog.text
+
+
+def test_a_run_warns_once(caplog, tmp_path):
+    few = {"max_epochs": 1}
+    config = rbm.Config().updated({"teacher": few, "mlp": few, "encoding": {"deepwalk": False}})
+    rbm.distill(graph(x=torch.full((6, 2), 1e4)), config=config, methods=["mlp"], folder=tmp_path / "run", plots=False)
+    assert caplog.text.count("2 of 2 features have absolute values above 1000 (columns 0, 1), up to 1e+04") == 1
+    assert caplog.text.count("no training node has class 2") == 1
 
 
 def test_number_of_classes():

@@ -21,12 +21,20 @@ QUICK = Config().updated(
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
-@pytest.mark.parametrize(("homophily", "used"), [(0.1, False), (0.24, False), (0.36, True), (0.9, True)])
+@pytest.mark.parametrize(("homophily", "used"), [(0.1, False), (0.24, False), (0.45, False), (0.6, True), (0.9, True)])
 def test_a_heterophilous_graph_leaves_them_out(homophily, used, setting):
     split = split_graph(block_graph(homophily, degree=60), setting)
     assert uses_neighbor_labels(split, Config()) == used
     for asked in (True, False):
         assert uses_neighbor_labels(split, Config().updated({"distill": {"neighbors": asked}})) == asked
+
+
+def test_a_large_class_with_random_edges_leaves_them_out():
+    data = block_graph(0.9, degree=60)
+    assert uses_neighbor_labels(split_graph(data), Config())
+    data.y = torch.where(torch.rand(data.num_nodes) < 0.75, 0, data.y)  # over three quarters of the nodes
+    data.edge_index = torch.randint(data.num_nodes, data.edge_index.shape)
+    assert not uses_neighbor_labels(split_graph(data), Config())
 
 
 def test_test_labels_have_no_say():

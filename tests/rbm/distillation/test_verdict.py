@@ -18,6 +18,7 @@ from rbm.distillation import verdict as judging
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.summary import results_table
 from rbm.distillation.verdict import Comparison, compare
+from rbm.utils import progress
 
 QUICK = {
     "teacher": {"hidden_channels": 16, "max_epochs": 60, "lr": 0.02},
@@ -190,7 +191,19 @@ def test_no_step_is_shown_for_encodings_that_nobody_asked_for(quick, small_graph
     rbm.distill(small_graph, config=few, methods=["mlp"], labels_alone=False, measure_latency=False, console=console)
     lines = console.file.getvalue().splitlines()
     assert any(line.startswith("mlp ") for line in lines)
-    assert "encodings" not in lines
+    assert not any(line.startswith("encodings") for line in lines)
+
+
+def test_the_walks_of_encodings_are_counted(quick, small_graph, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    few = {"teacher": {"max_epochs": 3}, "mlp": {"max_epochs": 3}, "encoding": {"deepwalk": True, "embedding_dim": 4}}
+    console, config = Console(file=StringIO()), quick.updated(few)
+    rbm.distill(small_graph, config=config, methods=["mlp"], labels_alone=False, measure_latency=False, console=console)
+    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("encodings")]
+    walks = 5 * small_graph.num_nodes
+    assert len(lines) > 1
+    assert all(f"/{walks}" in line for line in lines)
+    assert lines[-1].startswith(f"encodings  {walks}/{walks}")
 
 
 FOUND = {
@@ -246,6 +259,54 @@ def test_words_for_other_findings():
         " keeps another."
     )
     assert "cheaper, and behind the best by no more than chance" in verdict_sentences({**FOUND, "kept": "rbm"})[3]
+
+
+def test_edges_that_follow_classes_no_more_than_chance_are_not_called_homophily():
+    for share, chance, follows in (
+        (0.54, 0.53, False),
+        (0.68, 0.56, False),
+        (0.35, 0.5, False),
+        (0.9, 0.52, True),
+        (0.35, 0.1, True),
+    ):
+        graph = verdict_sentences({**FOUND, "homophily": {"share": share, "chance": chance, "edges": 900}})[0]
+        assert ("homophilous" in graph) == follows
+        assert ("edges follow classes little more than by chance; " in graph) == (not follows)
+
+
+def test_a_teacher_far_ahead_of_every_student_is_reported():
+    lead = {"difference": 0.26, "low": 0.2, "high": 0.3, "p": 0.0, "nodes": 200}
+    best = verdict_sentences({**FOUND, "teacher_lead": lead})[2]
+    assert "; the teacher is 26.00 points ahead of the best student (95% interval +20.0 to +30.0 on the same" in best
+    assert best.endswith("; try --method sign, whose rows include features of neighbours, or --auto.")
+    small = verdict_sentences({**FOUND, "teacher_lead": lead | {"difference": 0.02, "low": 0.01}})[2]
+    assert "2.00 points ahead of the best student" in small
+    assert "try" not in small
+    for none in (lead | {"low": -0.1}, lead | {"difference": -0.26, "low": -0.3, "high": -0.2}):
+        assert "teacher" not in verdict_sentences({**FOUND, "teacher_lead": none})[2]
+    level = {"rbm": {"difference": 0.0, "low": -0.01, "high": 0.01, "p": 1.0, "nodes": 200}}
+    assert "RbM student uses 5,000 and is equally accurate (95%" in verdict_sentences({**FOUND, "behind": level})[2]
+
+
+def test_many_students_are_compared_in_brief():
+    gaps = {"glnn": (0.01, -0.01), "krd": (0.0, -0.01), "hgmd": (0.02, -0.01), "rbm": (0.08, 0.05)}
+    behind = {
+        name: {"difference": gap, "low": low, "high": 0.1, "p": 0.1, "nodes": 200} for name, (gap, low) in gaps.items()
+    }
+    found = FOUND | {"behind": behind, "cost": FOUND["cost"] | dict.fromkeys(gaps, 5000)}
+    best = verdict_sentences(found)[2]
+    assert best.endswith(
+        "; points behind: GLNN 1.00, KRD 0.00, HGMD 2.00, RbM student 8.00; more than chance for RbM student."
+    )
+    needs = {"mlp": {"features": 5, "encodings": 64}, "cohop": {"features": 5, "encodings": 4}}
+    assert verdict_sentences(found | {"needs": needs})[4].count("--features-only") == 1
+
+
+def test_the_lead_of_a_teacher_is_measured_on_validation_nodes(quick, small_graph):
+    few = quick.updated({"mlp": {"max_epochs": 1}})
+    found = rbm.distill(small_graph, config=few, methods=["mlp"], measure_latency=False).summary["verdict"]
+    accuracy = found["accuracy"]
+    assert found["teacher_lead"]["difference"] == pytest.approx(accuracy["teacher"] - accuracy["mlp"])
 
 
 def test_a_method_of_ones_own_has_its_name(monkeypatch):

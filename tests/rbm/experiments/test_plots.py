@@ -63,6 +63,15 @@ def test_a_steep_loss_is_drawn_on_a_logarithmic_axis(tmp_path, figures):
     assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log"]
 
 
+def test_a_model_far_below_the_others_is_drawn(tmp_path, figures, recwarn):
+    records = [record("labels", epoch, 1.0, 0.3, 0.2) for epoch in range(1, 4)]
+    records += [record("mlp", epoch, 1.0, 1.0, 1.0) for epoch in range(1, 101)]
+    pictures.plot_training_curves(records, tmp_path / "curves.png")
+    low, high = figures[0].axes[1].get_ylim()
+    assert low < 0.2 < 1.0 <= high
+    assert not [warning for warning in recwarn if "constrained_layout" in str(warning.message)]
+
+
 def test_bad_records(tmp_path):
     with pytest.raises(ValueError, match="records: got none"):
         pictures.plot_training_curves([], tmp_path / "none.png")

@@ -153,3 +153,19 @@ def test_a_missing_file_and_a_student_of_features_alone(run, tmp_path):
     save_students(tmp_path / "plain", "mlp", {"mlp": SavedStudent(student, None)})
     with pytest.raises(ValueError, match=r"nodes: got .*nodes\.npy, but the student of .*plain takes features alone"):
         predict_file(tmp_path / "plain", tmp_path / "x.npy", tmp_path / "out.npy", nodes=tmp_path / "nodes.npy")
+
+
+def test_tables_of_pandas(run, known, tmp_path):
+    nodes, edges = np.arange(ROWS), np.array([[0, 4], [0, 5], [2, 9]])
+    nodes[[0, 2]] = -1
+    x = save(tmp_path)
+    (tmp_path / "nodes.csv").write_text("node\n" + "".join(f"{node}\n" for node in nodes))
+    (tmp_path / "edges.csv").write_text("row,node\n" + "".join(f"{row},{node}\n" for row, node in edges))
+    files = {"nodes": tmp_path / "nodes.csv", "neighbors": tmp_path / "edges.csv"}
+    predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", **files)
+    wanted = known[np.maximum(nodes, 0)]
+    wanted[0], wanted[2] = (known[4] + known[5]) / 2, known[9]
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), answers(run, x, wanted), atol=1e-6)
+    (tmp_path / "edges.csv").write_text(",row,node\n0,0,4\n1,0,5\n")  # with the index
+    with pytest.raises(ValueError, match=r"neighbors file .* cannot be read .*write the table with index=False"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "other.npy", neighbors=tmp_path / "edges.csv")

@@ -67,6 +67,16 @@ def test_every_format_of_features_gives_the_same_predictions(run, x, tmp_path, n
     np.testing.assert_allclose(got, expected.numpy(), atol=1e-6)
 
 
+def test_columns_of_true_and_false_are_features_as_in_training(run, tmp_path):
+    pytest.importorskip("pyarrow")
+    x = np.random.default_rng(0).random((ROWS, F)) < 0.5
+    save_parquet(tmp_path / "x.parquet", x)
+    predict_file(run, tmp_path / "x.parquet", tmp_path / "out.npy")
+    with torch.inference_mode():
+        expected = rbm.load(run)(torch.from_numpy(x).float()).softmax(-1)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected.numpy(), atol=1e-6)
+
+
 def test_every_format_of_predictions_says_the_same(run, x, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     np.save(tmp_path / "x.npy", x)

@@ -1,0 +1,114 @@
+"""Users' graphs as tables (CSV and Parquet): faults have their own message, and valid variants are read."""
+
+import re
+
+import numpy as np
+import pytest
+from faulty_graphs import parts, write_folder, write_npz
+
+from rbm.datasets import load_graph
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "1,2\n3\n4,5,6\n7,8\n9,1\n2,3\n", "lines 1 to 6 do not all hold 2 numbers"),
+        ("edge_index.csv", "0 1\n2\n3 4 5\n", "lines 1 to 3 do not all hold 2 numbers"),
+        ("edge_index.csv", "0,1\n,2,\n", "lines 1 to 2 do not all hold 2 numbers"),
+        ("edge_index.csv", "from,to\n0,1\n\n2,3\n", "lines 2 to 4 do not all hold 2 numbers"),
+        ("edge_index.csv", "from,to\n0,one\n", "line 2 is '0,one', expected numbers between commas, blanks or"),
+        ("edge_index.csv", "0,1,1\n2,3,1\n", r"edge_index\.csv has 3 columns, expected two, from and to"),
+        ("y.csv", "0\n1 0\n\n1\n0\n1\n", "lines 1 to 6 do not all hold 1 numbers"),
+        ("y.csv", "y\n" + "True\n" * 6, "line 2 is 'True', expected numbers between commas, blanks or tabs"),
+        ("edge_index.csv", "0;1\n2;3\n", "line 2 is '2;3', expected numbers between commas, blanks or tabs"),
+        # As pandas writes tables by default: with an index, which would be read as a feature, and with numbered
+        # columns, which would be read as a node.
+        ("x.csv", ",a,b\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
+        ("x.csv", ",0,1\n" + "0,1,2\n" * 6, "line 1 begins with a comma, .* write the table with index=False"),
+        ("x.csv", "0,1,2\n" + "3,1,2\n" * 6, "line 1 counts 0, 1, 2 to 2, .* write the table with header=False"),
+        ("x.csv", "0,1\n" + "3.0,1.0\n" * 6, "line 1 counts 0, 1, as pandas .* write the table with header=False"),
+        (
+            "y.csv",
+            "0\n" + "1\n" * 6,
+            r"y has shape \[7\], expected \[6\], .*header of pandas\? write it with header=False",
+        ),
+    ],
+)
+def test_ragged_and_other_tables(tmp_path, name, text, message):
+    write_folder(tmp_path, **{name.removesuffix(".csv"): None})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"dataset: .*{re.escape(name)} .*{message}|{message}"):
+        load_graph(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["0\r\n1\r\n0\r\n1\r\n0\r\n1", "\ufeff0\n1\n0\n1\n0\n1\n\n", "\ufeffy\n0\n1\n0\n1\n0\n1"]
+)
+def test_tables_as_spreadsheets_write_them(tmp_path, text):
+    write_folder(tmp_path, y=None)
+    (tmp_path / "y.csv").write_bytes(text.encode())
+    assert load_graph(tmp_path).y.tolist() == [0, 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"id": ["a"] * 6, "value": [1.0] * 6}, "has the column 'id', which holds no numbers; drop it"),
+        ({"x": [[1.0, 2.0]] * 5 + [[1.0]]}, "holds rows of unlike length, or no numbers"),
+        ({}, "has no columns"),
+        (
+            {f"f{i}": [1.0] * 6 for i in sorted(range(11), key=str)},
+            ".*its column 'f2' comes after 'f10', expected numbered columns in the order of their numbers",
+        ),
+        ({"2": [1.0] * 6, "1": [1.0] * 6}, ".*its column '1' comes after '2', expected numbered columns"),
+        (
+            {"a": [1.0] * 6, "__index_level_0__": range(6)},
+            ".*its column '__index_level_0__' is an index of rows, as pandas",
+        ),
+    ],
+)
+def test_bad_parquet(tmp_path, columns, message):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_folder(tmp_path, x=None)
+    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=rf"x\.parquet {message}"):
+        load_graph(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x", "edge_index", "y"])
+def test_an_index_of_pandas_in_parquet_is_no_column(tmp_path, name):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    folder = write_folder(tmp_path, **{name: None})
+    value = parts()[name]
+    table = pandas.DataFrame(value.T if name == "edge_index" else value)
+    for changed, index in (
+        (table.iloc[[1, 0, *range(2, len(table))]], "__index_level_0__"),
+        (table.set_index(pandas.Index([7, 3, 5, 4, 6, 2][: len(table)], name="node")), "node"),
+    ):
+        changed.to_parquet(folder / f"{name}.parquet")
+        message = rf"{name}\.parquet .*its column '{index}' is an index of rows, .* write the table with index=False"
+        with pytest.raises(ValueError, match=message):
+            load_graph(folder)
+    # The numbered columns are not read as a row, and the range index is not read as a column.
+    table.to_parquet(folder / f"{name}.parquet")
+    assert np.array_equal(load_graph(folder)[name], value)
+
+
+def test_labels_as_names(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"y is <U1, expected an array of numbers; names become numbers by numpy\.unique"
+    ):
+        load_graph(write_npz(tmp_path, y=np.array(["a", "b"] * 3)))
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"y": ["a", "b"] * 3}), write_folder(tmp_path, y=None) / "y.parquet")
+    with pytest.raises(ValueError, match=r"column 'y', which holds no numbers; names become numbers by numpy\.unique"):
+        load_graph(tmp_path)
+
+
+def test_two_numbered_columns_of_whole_numbers_are_an_edge(tmp_path):
+    write_folder(tmp_path, edge_index=None)
+    (tmp_path / "edge_index.csv").write_text("0,1\n1,2\n")
+    assert load_graph(tmp_path).edge_index.tolist() == [[0, 1], [1, 2]]
