@@ -1,6 +1,5 @@
 """The main function: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -21,11 +20,11 @@ from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import warn_of_scale, warn_of_untaught_classes
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
-from rbm.distillation.finish import draw_run, measure_latencies, summary_of, write_run, write_timings
+from rbm.distillation.finish import finish, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.result import Distillation
-from rbm.distillation.run_graph import named_after_graph, save_graph
+from rbm.distillation.run_graph import named_after_graph
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.verdict import LABELS_ALONE, judge
@@ -212,20 +211,7 @@ def distill(
             config=config,
             trials=chosen.rows if chosen else None,
         )
-        if measure_latency and is_main_process():
-            with timings.measured("latency"):
-                measure_latencies(found)
-        if run:
-            with timings.measured("saving"):
-                save_graph(run, config, data, unseen_fraction, progress)
-                write_run(run, found, trained)
-            write_timings(run, timings)
-            if plots or (plots is None and os.environ.get("RBM_PLOTS") != "0"):
-                with timings.measured("report"):
-                    draw_run(run, found, progress)
-                write_timings(run, timings)
-        else:
-            timings.end()
+        finish(found, trained, run, data, unseen_fraction, latency=measure_latency, plots=plots, progress=progress)
     return found
 
 

@@ -1,6 +1,7 @@
 """The end of a run: summary, times of predictions, files, plots and report."""
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from rbm.config import Config
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.distillation.latency import student_latency, teacher_latency
 from rbm.distillation.result import Distillation
+from rbm.distillation.run_graph import save_graph
 from rbm.distillation.summary import results_markdown
 from rbm.distillation.task import TrainedStudent
 from rbm.distillation.verdict import LABELS_ALONE
 from rbm.nn.parameters import count_parameters
 from rbm.training.run_folder import RunFolder, SavedStudent, read_metrics, save_students
+from rbm.utils.distributed import is_main_process
 from rbm.utils.files import as_json, first_line
 from rbm.utils.progress import Progress
 from rbm.utils.timings import Timings
@@ -51,7 +54,39 @@ def _parameters(model: nn.Module | None) -> dict[str, Any]:
     return {"parameters": total, "active_parameters": active}
 
 
-def measure_latencies(found: Distillation) -> None:
+def finish(
+    found: Distillation,
+    trained: dict[str, TrainedStudent],
+    run: RunFolder | None,
+    data: Data,
+    unseen_fraction: float | None,
+    *,
+    latency: bool,
+    plots: bool | None,
+    progress: Progress,
+) -> None:
+    """Measure latencies and write the run folder; the arguments are those of :func:`rbm.distill` and its results.
+
+    On other ranks than the first there is no ``run``, and nothing is measured.
+    """
+    timings = found.timings
+    if latency and is_main_process():
+        with timings.measured("latency"):
+            _measure_latencies(found)
+    if run is None:
+        timings.end()
+        return
+    with timings.measured("saving"):
+        save_graph(run, found.config, data, unseen_fraction, progress)
+        _write_students(run, found, trained)
+    _write_timings(run, timings)
+    if plots or (plots is None and os.environ.get("RBM_PLOTS") != "0"):
+        with timings.measured("report"):
+            _draw(run, found, progress)
+        _write_timings(run, timings)
+
+
+def _measure_latencies(found: Distillation) -> None:
     """Add the latencies of predictions, in milliseconds, to the timings."""
     for method, student in found.students.items():
         one, every = student_latency(student, found.student_inputs(method))
@@ -62,7 +97,7 @@ def measure_latencies(found: Distillation) -> None:
         found.timings["teacher"] |= {"one_node_ms": one, "all_nodes_ms": every}
 
 
-def write_run(run: RunFolder, found: Distillation, trained: dict[str, TrainedStudent]) -> None:
+def _write_students(run: RunFolder, found: Distillation, trained: dict[str, TrainedStudent]) -> None:
     """Write all students, which of them is kept for predictions, and the results of the run."""
     saved, files = {}, {}
     for method, each in trained.items():
@@ -80,7 +115,7 @@ def write_run(run: RunFolder, found: Distillation, trained: dict[str, TrainedStu
     run.write_text("results.md", results_markdown(found.summary, found.timings))
 
 
-def write_timings(run: RunFolder, timings: Timings) -> None:
+def _write_timings(run: RunFolder, timings: Timings) -> None:
     """Write the times measured so far."""
     timings.end()
     run.write_text("timings.json", as_json(timings))
@@ -94,7 +129,7 @@ def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
         logging.getLogger("rbm").warning(text, folder, what, type(error).__name__, first_line(error))
 
 
-def draw_run(run: RunFolder, found: Distillation, progress: Progress) -> None:
+def _draw(run: RunFolder, found: Distillation, progress: Progress) -> None:
     """Write the plots and the report of a run. The run is complete without them, so errors are logged as warnings."""
     from rbm.distillation.report.pictures import write_plots  # Matplotlib takes a while to import
     from rbm.distillation.report.write import write_report
