@@ -18,7 +18,7 @@ from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, m
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
-    *(ROOT / "docs" / name for name in ("choose.md", "results.md", "experts.md", "verdict.md")),
+    *(ROOT / "docs" / name for name in ("auto.md", "choose.md", "results.md", "experts.md", "verdict.md")),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
@@ -238,6 +238,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "launches": launches,
     "accuracy": lambda: f"{accuracies.accuracy()}\n{accuracies.ahead()}",
     "ahead": accuracies.ahead,
+    "auto": accuracies.auto,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
     "students": accuracies.students,
