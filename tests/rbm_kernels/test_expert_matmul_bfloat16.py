@@ -72,7 +72,7 @@ def test_rows_and_weights_anywhere_in_memory(features):
 
 
 def test_what_is_not_finite_is_rounded_as_pytorch_rounds():
-    x, weight, bias, gates, experts, grad = problem((200, 32, 32, 3, 2), torch.bfloat16, device="cpu")
+    x, weight, bias, gates, experts, _ = problem((200, 32, 32, 3, 2), torch.bfloat16, device="cpu")
     x[0, 0], x[1, 0], weight[0] = float("nan"), float("inf"), 1.0
     experts[:2] = torch.tensor([0, 1], dtype=torch.int32)
     x[2], weight[1], experts[2] = 3e38, 1.0, torch.tensor([1, 0], dtype=torch.int32)
