@@ -39,7 +39,9 @@ def test_a_misled_teacher_is_not_learned_from(setting):
     data, settings = block_graph(0.1, nodes=300, degree=5), {"setting": setting}
     found = distilled(data, QUICK.updated(settings))
     assert found.summary["verdict"]["source"] == "labels"
-    assert found.verdict[1].endswith("; its soft labels mislead, so students learn that MLP's (distill.source).")
+    assert found.verdict[1].endswith(
+        "; its soft labels are misleading, so students learn those of the MLP instead (distill.source)."
+    )
     # The run hooks the last layer, so layers run one by one; the single operator rounds sums differently.
     found.students["labels"].layers[-1].register_forward_pre_hook(lambda *_: None)
     with torch.no_grad(), fast_float32("cpu"):

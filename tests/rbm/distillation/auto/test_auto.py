@@ -127,7 +127,7 @@ def test_a_run_after_a_search_is_continued_as_any_other(small_graph, start, tmp_
 def test_a_budget_below_one_trial_leaves_the_settings(budget, small_graph, start):
     found = distilled(small_graph, start, budget=budget)
     assert found.config == replace(start, dataset="own graph")
-    assert "ended before a trial was judged to its end; the run has the settings that" in found.verdict[0]
+    assert "ended before the first trial was complete; the run uses the settings that" in found.verdict[0]
     assert len(found.trials) == 1
 
 
