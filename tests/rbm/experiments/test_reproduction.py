@@ -154,7 +154,7 @@ def test_a_table_of_whatever_there_is():
 def test_outputs(tmp_path):
     page, picture = write_outputs(read_table("main"), ROWS, tmp_path / "results", "rbm reproduce main")
     text = page.read_text()
-    assert text.startswith("# The main table: every method from one GraphSAGE teacher.\n\n`rbm reproduce main`\n")
+    assert text.startswith("# The main table: every method with the same GraphSAGE teacher.\n\n`rbm reproduce main`\n")
     assert text.count("| cora, inductive |") == 2, "at the best validation, and the maximum over epochs"
     assert picture.stat().st_size > 10_000
     assert write_outputs(read_table("main"), [], tmp_path / "empty", "rbm")[0].is_file()
