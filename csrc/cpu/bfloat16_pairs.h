@@ -103,16 +103,26 @@ RBM_INLINE void pack_pairs_lanes(const Unpacked<BFloat16>& m, int64_t matrix, in
 }
 RBM_DISPATCH(pack_pairs)
 
-// All panels of all matrices, packed.
-inline std::unique_ptr<BFloat16Pair[]> pack_all_pairs(const Unpacked<BFloat16>& m) {
-  const PackedSizes sizes = PackedSizes::of<float>();
-  const int64_t panels = sizes.panels(m.columns), steps = operands_of<BFloat16Pair>(m.rows);
-  auto packed = scratch<BFloat16Pair>(m.matrices * steps * sizes.padded(m.columns));
-  const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, m.rows * sizes.width));
-  parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) pack_pairs(m, i / panels, i % panels, packed.get());
-  });
-  return packed;
+// All panels of all matrices, packed as operands of either type.
+template <typename Operand, typename T>
+std::unique_ptr<Operand[]> pack_operands(const Unpacked<T>& m) {
+  if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+    const int64_t steps = operands_of<BFloat16Pair>(m.rows);
+    auto packed = scratch<BFloat16Pair>(m.matrices * steps * PackedSizes::of<float>().padded(m.columns));
+    pack_panels(m, [&](int64_t matrix, int64_t panel) { pack_pairs(m, matrix, panel, packed.get()); });
+    return packed;
+  } else {
+    return pack_all<Operand>(m);
+  }
+}
+
+// Calls work(Operand{}) with the type of the operands that multiply rows of T on this processor.
+template <typename T, typename Work>
+void with_operand(const Work& work) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (has_bfloat16_products()) return work(BFloat16Pair{});
+  }
+  work(Accumulation<T>{});
 }
 
 #if defined(__x86_64__)

@@ -253,17 +253,13 @@ Unpacked<T> unpacked_weight(const Tensor& weight, bool for_gradient) {
       : Unpacked<T>{data<T>(weight), weight.size(0), features, outputs, outputs * features, 1, features};
 }
 
-// Packs the weights for this processor, and multiplies: `product` makes a Product of what was packed.
+// Packs the weights for this processor and multiplies; `product` makes a Product from the packed weights.
 template <typename T, typename Make>
 void pack_and_multiply(const Unpacked<T>& weight, const Make& product) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    if (has_bfloat16_products()) {
-      const auto packed = pack_all_pairs(weight);
-      return multiply(product(static_cast<const BFloat16Pair*>(packed.get())));
-    }
-  }
-  const auto packed = pack_all<Accumulation<T>>(weight);
-  multiply(product(static_cast<const Accumulation<T>*>(packed.get())));
+  with_operand<T>([&]<typename Operand>(Operand) {
+    const auto packed = pack_operands<Operand>(weight);
+    multiply(product(static_cast<const Operand*>(packed.get())));
+  });
 }
 
 template <typename T>

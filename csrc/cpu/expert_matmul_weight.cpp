@@ -206,11 +206,7 @@ std::tuple<Tensor, Tensor> backward_weight(
       .grad_weight = mutable_data<Acc>(grad_weight),
       .grad_bias = mutable_data<Acc>(grad_bias),
   };
-  if (std::is_same_v<T, BFloat16> && has_bfloat16_products()) {
-    if constexpr (std::is_same_v<T, BFloat16>) sum_experts<BFloat16Pair>(sums, num_experts);
-  } else {
-    sum_experts<Acc>(sums, num_experts);
-  }
+  with_operand<T>([&]<typename Operand>(Operand) { sum_experts<Operand>(sums, num_experts); });
   if (!with_bias) grad_bias = new_tensor(gates.scalar_type(), {0});
   return {grad_weight, grad_bias};
 }

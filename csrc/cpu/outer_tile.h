@@ -154,15 +154,21 @@ struct PackedSizes {
   int64_t panels(int64_t columns) const { return (padded(columns) + width - 1) / width; }
 };
 
-// All panels of all matrices, packed for this processor's vectors.
-template <typename T, typename Stored>
-void pack_into(const Unpacked<T>& m, const Bias<T>& bias, Stored* packed) {
+// Calls pack_panel(matrix, panel) for all panels of all matrices, in parallel.
+template <typename T, typename PackPanel>
+void pack_panels(const Unpacked<T>& m, const PackPanel& pack_panel) {
   const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
   const int64_t panels = sizes.panels(m.columns);
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / std::max<int64_t>(1, m.rows * sizes.width));
   parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) pack(m, i / panels, i % panels, bias, packed);
+    for (int64_t i = begin; i < end; ++i) pack_panel(i / panels, i % panels);
   });
+}
+
+// All panels of all matrices, packed for this processor's vectors.
+template <typename T, typename Stored>
+void pack_into(const Unpacked<T>& m, const Bias<T>& bias, Stored* packed) {
+  pack_panels(m, [&](int64_t matrix, int64_t panel) { pack(m, matrix, panel, bias, packed); });
 }
 
 template <typename Acc, typename T>

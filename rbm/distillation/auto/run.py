@@ -196,9 +196,9 @@ def _search(
         search.run()
     if place is not None:
         place.note(search)
-    best = search.choice()
-    config = judge.space.given if best is None else judge.space.config(point_of(best))
-    return Chosen(config, told(search), search.spent(), rows(search))
+    outcome = told(search)
+    config = judge.space.given if outcome["choice"] is None else judge.space.config(outcome["choice"])
+    return Chosen(config, outcome, search.spent(), rows(search))
 
 
 def told(search: Search) -> dict[str, Any]:
@@ -213,7 +213,8 @@ def told(search: Search) -> dict[str, Any]:
         (:func:`rbm.distillation.auto.trials.corrected_gain`), which decides the choice; ``tried``, the number of other
         points. Accuracies are means over halves, and None if no trial is complete.
     """
-    best, given, lead = search.choice(), search.given(), search.lead(search.best())
+    corrected = search.corrected_gain()
+    best, given, lead = search.choice(corrected), search.given(), search.lead(search.best())
     choice = {} if best is None else point_of(best)
     starts = {(point["start"], point["method"]): point for point in search.starts}
     before = starts[choice["start"], choice["method"]] if choice else {}
@@ -230,7 +231,7 @@ def told(search: Search) -> dict[str, Any]:
         "given_accuracy": None if given is None else given.value,
         "gain": None if lead is None else lead.gain,
         "error": None if lead is None else lead.error,
-        "corrected": search.corrected_gain(),
+        "corrected": corrected,
         "tried": search.tried,
     }
 

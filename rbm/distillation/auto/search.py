@@ -130,13 +130,14 @@ class Search:
         given = [index for index, trial in enumerate(complete) if point_of(trial) in points]
         return corrected_gain([answers(trial) for trial in complete], given) if given else None
 
-    def choice(self) -> "FrozenTrial | None":
+    def choice(self, gain: float | None = None) -> "FrozenTrial | None":
         """The best trial if its expected gain over the given configuration is positive, otherwise the best trial of
         that configuration; None if no trial is complete.
 
-        The highest accuracy of many trials is partly due to chance, so the corrected gain decides.
+        The highest accuracy of many trials is partly due to chance, so the corrected gain decides. ``gain`` is
+        :meth:`corrected_gain`, if it is known already.
         """
-        gain = self.corrected_gain()
+        gain = self.corrected_gain() if gain is None else gain
         return self.best() if gain is None or gain > 0 else self.given()
 
     @property
