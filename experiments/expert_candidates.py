@@ -28,6 +28,7 @@ from rbm.training.metrics import accuracy
 START = {"init_scale": 1.0, "init_attention": 1.0, "select_pretraining": True}
 WALKS = {"encoding": {"deepwalk": True}}
 RANK = 4
+MAX_NORM = 0.1
 
 
 class LowRankExperts:
@@ -255,6 +256,27 @@ def smoothed(soft_labels: Tensor, observed) -> Tensor:
     return (chance * soft_labels.softmax(-1) + (1 - chance) / soft_labels.shape[1]).clamp_min(1e-12).log()
 
 
+class MaximumTrainer(RbMTrainer):
+    """AMSGrad (Reddi, Kale and Kumar, ICLR 2018): a step is divided by the largest second moment so far. With Adam, a
+    moment that has shrunk during epochs of small gradients lets one large gradient throw the parameters far away.
+    """
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        groups = [*self.parameter_groups(), *self.further_groups()]
+        return torch.optim.Adam(
+            groups, lr=self.network.lr, weight_decay=self.network.weight_decay, amsgrad=True, fused=True
+        )
+
+
+class ClippedTrainer(RbMTrainer):
+    """The gradient of a routed step has a norm of at most :data:`MAX_NORM`."""
+
+    def optimizer_step(self) -> None:
+        if not self.model.pretraining:
+            nn.utils.clip_grad_norm_([each for each in self.model.parameters() if each.grad is not None], MAX_NORM)
+        super().optimizer_step()
+
+
 @dataclass(frozen=True)
 class Candidate:
     """What a student changes: settings, trainer, columns of the router, or soft labels."""
@@ -272,6 +294,8 @@ CANDIDATES = {
     "agreement": Candidate("chosen by agreement with the teacher", trainer=AgreementTrainer),
     "smoothed": Candidate("soft labels smoothed where the teacher is often wrong", smooths=True),
     "cut": Candidate("soft labels cut where the teacher is more often wrong", trainer=CutTrainer),
+    "amsgrad": Candidate("steps divided by the largest second moment", trainer=MaximumTrainer),
+    "clipped": Candidate(f"gradients of a norm up to {MAX_NORM}", trainer=ClippedTrainer),
     "walks": Candidate("random walks beside features", WALKS),
     "route_by_encodings": Candidate("router sees encodings, experts features", WALKS, routed_by="encodings"),
     "route_by_features": Candidate("router sees features, experts encodings", WALKS, routed_by="features"),
