@@ -21,6 +21,10 @@ struct __attribute__((packed, aligned(2))) BFloat16Pair {
   uint32_t bits;
 };
 
+// Only processors with AVX-512 multiply pairs.
+template <>
+inline constexpr int kVectorBytesFor<BFloat16Pair*> = 64;
+
 // Elements of the inner dimension per operand of a tile.
 template <typename Operand>
 constexpr int64_t kNumbersOf = std::is_same_v<Operand, BFloat16Pair> ? 2 : 1;

@@ -204,20 +204,6 @@ RBM_INLINE void multiply_panel_lanes(
 }
 RBM_DISPATCH(multiply_panel)
 
-// Only processors with AVX-512 multiply pairs of bfloat16.
-template <typename T, typename Operand>
-void multiply_any_panel(
-    const Product<T, Operand>& p, int64_t first_row, int64_t last_row, const PairsByExpert& by_expert,
-    Accumulation<T>* sums, Operand* converted) {
-  if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
-#if defined(__x86_64__)
-    multiply_panel_avx512(p, first_row, last_row, by_expert, sums, converted);
-#endif
-  } else {
-    multiply_panel(p, first_row, last_row, by_expert, sums, converted);
-  }
-}
-
 // Panels of equal height, the same number for every thread.
 int64_t count_panel_rows(int64_t rows, int64_t num_experts, int64_t top_k) {
   const int64_t most = std::max(kFewestPanelRows, kRowsOfExpert * num_experts / std::max<int64_t>(1, top_k));
@@ -239,7 +225,7 @@ void multiply(const Product<T, Operand>& p) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * panel_rows, last = std::min(first + panel_rows, p.count);
       pairs.list(p.experts, first, last);
-      multiply_any_panel(p, first, last, pairs, sums.get(), converted.get());
+      multiply_panel(p, first, last, pairs, sums.get(), converted.get());
     }
   });
 }

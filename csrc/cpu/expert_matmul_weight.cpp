@@ -174,13 +174,7 @@ void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
     const auto panels = scratch<Operand>(kPieceRows * (w.in_features + 64));
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task / num_experts * width, last = std::min(first + width, w.out_features);
-      if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
-#if defined(__x86_64__)
-        sum_expert_avx512(w, task % num_experts, first, last, gated.get(), panels.get());
-#endif
-      } else {
-        sum_expert(w, task % num_experts, first, last, gated.get(), panels.get());
-      }
+      sum_expert(w, task % num_experts, first, last, gated.get(), panels.get());
     }
   });
 }

@@ -1,6 +1,7 @@
 // Grouped matmul over CSR rows on the CPU, and the gradient of its gates. See sparse_rows.h.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "sparse_rows.h"
 
@@ -58,7 +59,7 @@ RBM_INLINE void multiply_row_in_place(const Problem<T>& p, int64_t row, int64_t 
 template <typename T>
 struct RowsJob {
   const Problem<T>& p;
-  const PairsByExpert& by_expert;
+  const PairsByExpert& pairs;
   int64_t begin, end;  // rows
   int64_t first;       // output
   T* block;            // [D, block width]
@@ -82,17 +83,17 @@ void begin_with_bias(const RowsJob<T>& job, int64_t width) {
 }
 
 template <typename T>
-RBM_INLINE void take_products(const RowsJob<T>& job, int64_t pair, int64_t width, const T* products) {
+RBM_INLINE void take_products(const RowsJob<T>& job, const Pair& pair, int64_t width, const T* products) {
   const Problem<T>& p = job.p;
-  const int64_t place = pair / p.top_k * p.outputs + job.first;
+  const int64_t place = pair.row * p.outputs + job.first;
   if (job.y != nullptr) {
-    for (int64_t i = 0; i < width; ++i) job.y[place + i] += p.gates[pair] * products[i];
+    for (int64_t i = 0; i < width; ++i) job.y[place + i] += p.gates[pair.index] * products[i];
     return;
   }
-  const T* const bias = p.bias ? p.bias + p.experts[pair] * p.outputs + job.first : nullptr;
+  const T* const bias = p.bias ? p.bias + p.experts[pair.index] * p.outputs + job.first : nullptr;
   T sum = 0;
   for (int64_t i = 0; i < width; ++i) sum += job.grad[place + i] * (bias ? products[i] + bias[i] : products[i]);
-  job.grad_gates[pair] = sum;
+  job.grad_gates[pair.index] = sum;
 }
 
 template <int kVectors, typename T>
@@ -103,17 +104,17 @@ RBM_INLINE void multiply_rows(const RowsJob<T>& job) {
   if (job.y != nullptr) begin_with_bias(job, width);
   alignas(kLaneBytes) T products[kWidth];
   for (int64_t e = 0; e < p.num_experts; ++e) {
-    const int32_t* const first = job.by_expert.first(e);
-    const int32_t* const last = job.by_expert.first(e + 1);
+    const Pair* const first = job.pairs.of(e);
+    const Pair* const last = first + job.pairs.count(e);
     int64_t entries = 0;
-    for (const int32_t* pair = first; pair != last; ++pair) entries += p.entries_of(*pair / p.top_k);
+    for (const Pair* pair = first; pair != last; ++pair) entries += p.entries_of(pair->row);
     const bool in_place = entries * kLineCost < p.features;
     if (!in_place) pack<kWidth>(p, e, job.first, job.block);
-    for (const int32_t* pair = first; pair != last; ++pair) {
+    for (const Pair* pair = first; pair != last; ++pair) {
       if (in_place) {
-        multiply_row_in_place<kWidth>(p, *pair / p.top_k, e, job.first, products);
+        multiply_row_in_place<kWidth>(p, pair->row, e, job.first, products);
       } else {
-        multiply_row<kVectors>(p, *pair / p.top_k, job.block, products);
+        multiply_row<kVectors>(p, pair->row, job.block, products);
       }
       take_products(job, *pair, width, products);
     }
@@ -129,15 +130,15 @@ void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
   const int64_t width = vectors * Lanes<T>::kCount, blocks = ceil_div(p.outputs, width);
   if (blocks == 0) return;  // no outputs
   const int64_t multiplications = p.entries * p.top_k * p.outputs;
-  const int64_t threads = multiplications < kGrainMultiplications ? 1 : torch::stable::get_num_threads();
+  const int64_t threads = multiplications < kFewMultiplications ? 1 : torch::stable::get_num_threads();
   // Every chunk transposes the weights that it needs, so there are no more chunks than threads without a block. The
   // sums do not depend on the chunks.
   const int64_t chunks = std::clamp<int64_t>(threads / blocks, 1, std::max<int64_t>(1, p.rows));
   const int64_t chunk_rows = ceil_div(p.rows, chunks);
-  std::vector<PairsByExpert> by_expert;
+  std::vector<PairsByExpert> pairs;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t begin = std::min(chunk * chunk_rows, p.rows), end = std::min(begin + chunk_rows, p.rows);
-    by_expert.emplace_back(p.experts, begin * p.top_k, end * p.top_k, p.num_experts);
+    pairs.emplace_back(end - begin, p.top_k, p.num_experts).list(p.experts, begin, end);
   }
   parallel_for(0, chunks * blocks, threads > 1 ? 1 : chunks * blocks, [&](int64_t first, int64_t last) {
     const auto block = aligned_block<T>(p.features * width);
@@ -145,7 +146,7 @@ void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
       const int64_t chunk = task / blocks;
       const RowsJob<T> job{
           .p = p,
-          .by_expert = by_expert[chunk],
+          .pairs = pairs[chunk],
           .begin = std::min(chunk * chunk_rows, p.rows),
           .end = std::min((chunk + 1) * chunk_rows, p.rows),
           .first = task % blocks * width,
@@ -163,7 +164,7 @@ template <typename T>
 void differentiate_gates(const Problem<T>& p, const Tensor& grad, const Tensor& grad_gates) {
   const int64_t pairs = p.rows * p.top_k, width = vectors_of_block<T>(p.outputs) * Lanes<T>::kCount,
                 blocks = ceil_div(p.outputs, width);
-  const auto partials = std::make_unique_for_overwrite<T[]>(blocks * pairs);
+  const auto partials = scratch<T>(blocks * pairs);
   run_rows<T>(p, nullptr, static_cast<const T*>(grad.const_data_ptr()), partials.get());
   T* const sums = mutable_data<T>(grad_gates);
   std::fill_n(sums, pairs, T(0));
@@ -181,9 +182,9 @@ Tensor sparse_expert_matmul(
   const sparse::Arguments arguments("sparse_expert_matmul", crow, col, values, weight, bias, scale, gates, experts);
   Tensor y = torch::stable::new_empty(values, {gates.size(0), weight.size(1)});
   if (values.scalar_type() == ScalarType::Double) {
-    sparse::run_rows<double>(arguments.problem<double>(), sparse::mutable_data<double>(y), nullptr, nullptr);
+    sparse::run_rows<double>(arguments.problem<double>(), mutable_data<double>(y), nullptr, nullptr);
   } else {
-    sparse::run_rows<float>(arguments.problem<float>(), sparse::mutable_data<float>(y), nullptr, nullptr);
+    sparse::run_rows<float>(arguments.problem<float>(), mutable_data<float>(y), nullptr, nullptr);
   }
   return y;
 }

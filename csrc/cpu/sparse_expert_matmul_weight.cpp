@@ -12,7 +12,7 @@ namespace {
 template <typename T>
 struct WeightJob {
   const Problem<T>& p;
-  const PairsByExpert& by_expert;
+  const PairsByExpert& pairs;
   int64_t expert;
   int64_t first;    // output
   const T* grad;    // [B, N]
@@ -29,10 +29,11 @@ RBM_INLINE void sum_products(const WeightJob<T>& job, int64_t width) {
   const Problem<T>& p = job.p;
   alignas(kLaneBytes) T padded[kWidth] = {};
   std::fill_n(job.block, p.features * kWidth, T(0));
-  for (const int32_t* pair = job.by_expert.first(job.expert); pair != job.by_expert.first(job.expert + 1); ++pair) {
-    const int64_t row = *pair / p.top_k;
+  const Pair* const pairs = job.pairs.of(job.expert);
+  for (int64_t n = 0; n < job.pairs.count(job.expert); ++n) {
+    const auto [row, index] = pairs[n];
     const T* const source = job.grad + row * p.outputs + job.first;
-    for (int64_t i = 0; i < width; ++i) padded[i] = p.gates[*pair] * source[i];
+    for (int64_t i = 0; i < width; ++i) padded[i] = p.gates[index] * source[i];
     typename L::Vector gated[kVectors];
     std::memcpy(gated, padded, sizeof(gated));
     for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
@@ -75,16 +76,17 @@ template <typename T>
 void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_weight, const Tensor& grad_scale) {
   const int vectors = vectors_of_block<T>(p.outputs);
   const int64_t width = vectors * Lanes<T>::kCount, blocks = ceil_div(p.outputs, width);
-  const PairsByExpert by_expert(p.experts, 0, p.rows * p.top_k, p.num_experts);
+  PairsByExpert pairs(p.rows, p.top_k, p.num_experts);
+  pairs.list(p.experts, 0, p.rows);
   const int64_t scales = p.scale ? p.num_experts * p.features : 0;
-  const auto partials = std::make_unique_for_overwrite<T[]>(blocks * scales);
+  const auto partials = scratch<T>(blocks * scales);
   parallel_for(0, p.num_experts * blocks, 1, [&](int64_t first, int64_t last) {
     const auto block = aligned_block<T>(p.features * width);
     for (int64_t task = first; task < last; ++task) {
       const int64_t expert = task / blocks;
       const WeightJob<T> job{
           .p = p,
-          .by_expert = by_expert,
+          .pairs = pairs,
           .expert = expert,
           .first = task % blocks * width,
           .grad = static_cast<const T*>(grad.const_data_ptr()),

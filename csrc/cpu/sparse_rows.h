@@ -12,10 +12,10 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "../sparse_expert_matmul.h"
-#include "threads.h"
+#include "pairs.h"
+#include "rows.h"
 #include "vectors.h"
 
 namespace rbm::cpu::sparse {
@@ -30,8 +30,8 @@ constexpr int64_t kTileFeatures = 16;
 // Transposing an expert's weights touches N * D numbers in order; using them in place fetches a cache line for each of
 // entries * N. So the weights are used in place if there are few entries.
 constexpr int64_t kLineCost = 8;
-// Work with fewer multiplications than this is not worth a second thread.
-constexpr int64_t kGrainMultiplications = 65536;
+// Products with fewer multiplications than this use one thread, because every thread transposes weights.
+constexpr int64_t kFewMultiplications = 65536;
 
 constexpr int64_t kBlockAlignment = 4096;
 
@@ -59,22 +59,6 @@ struct Problem {
   int64_t rows, entries, features, outputs, num_experts, top_k;
 
   int64_t entries_of(int64_t row) const { return crow[row + 1] - crow[row]; }
-};
-
-// The pairs (row, choice) of each expert, rows ascending: pair b * k + j is in pairs[start[e]:start[e + 1]].
-struct PairsByExpert {
-  std::vector<int32_t> pairs;
-  std::vector<int64_t> start;
-
-  PairsByExpert(const int32_t* experts, int64_t first_pair, int64_t last_pair, int64_t num_experts)
-      : pairs(last_pair - first_pair), start(num_experts + 1) {
-    for (int64_t p = first_pair; p < last_pair; ++p) ++start[experts[p] + 1];
-    for (int64_t e = 0; e < num_experts; ++e) start[e + 1] += start[e];
-    std::vector<int64_t> next(start.begin(), start.end() - 1);
-    for (int64_t p = first_pair; p < last_pair; ++p) pairs[next[experts[p]]++] = static_cast<int32_t>(p);
-  }
-
-  const int32_t* first(int64_t expert) const { return pairs.data() + start[expert]; }
 };
 
 struct Free {
@@ -134,12 +118,10 @@ inline void check_indices(
     return count > 0 && most >= limit ? std::optional<int32_t>(most) : std::nullopt;
   };
   if (const auto bad = outside(col, features)) check.fail("col holds ", *bad, ", expected between 0 and ", features - 1);
-  if (const auto bad = outside(experts, num_experts)) {
-    check.fail("experts holds ", *bad, ", expected between 0 and ", num_experts - 1);
-  }
+  check_experts(check, experts, num_experts);
 }
 
-inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+using cpu::dense;
 
 inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
   return tensor ? std::optional<Tensor>(dense(*tensor)) : std::nullopt;
@@ -192,11 +174,6 @@ struct Arguments {
     };
   }
 };
-
-template <typename T>
-T* mutable_data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.mutable_data_ptr());
-}
 
 inline Tensor checked_grad(const char* op, const Tensor& grad, const Arguments& arguments) {
   const Checks check(op);

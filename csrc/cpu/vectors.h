@@ -58,6 +58,10 @@ constexpr int kOnlyVectorBytes = RBM_MOST_VECTOR_BYTES;
 constexpr int kOnlyVectorBytes = 0;
 #endif
 
+// The only vector size for which functions with an argument of type T are compiled; 0 for all.
+template <typename T>
+constexpr int kVectorBytesFor = kOnlyVectorBytes;
+
 // RBM_DISPATCH(name) defines name(arguments...) for a function template name_lanes<kBytes>(arguments...).
 #if defined(__x86_64__)
 #define RBM_DISPATCH(name)                                        \
@@ -71,11 +75,12 @@ constexpr int kOnlyVectorBytes = 0;
   }                                                               \
   template <typename... Args>                                     \
   void name(const Args&... args) {                                \
-    if constexpr (kOnlyVectorBytes == 64) {                       \
+    constexpr int kBytes = std::max({kVectorBytesFor<Args>...});  \
+    if constexpr (kBytes == 64) {                                 \
       name##_avx512(args...);                                     \
-    } else if constexpr (kOnlyVectorBytes == 32) {                \
+    } else if constexpr (kBytes == 32) {                          \
       name##_avx2(args...);                                       \
-    } else if constexpr (kOnlyVectorBytes == 16) {                \
+    } else if constexpr (kBytes == 16) {                          \
       name##_lanes<16>(args...);                                  \
     } else {                                                      \
       switch (vector_bytes()) {                                   \

@@ -163,7 +163,7 @@ def with_entry(value):
 BAD = {
     "col": (changed(1, with_entry(70)), RuntimeError, "col holds 70, expected between 0 and 69"),
     "negative col": (changed(1, with_entry(-1)), RuntimeError, "col holds -1"),
-    "experts": (changed(7, with_entry(8)), RuntimeError, "experts holds 8, expected between 0 and 7"),
+    "experts": (changed(7, with_entry(8)), RuntimeError, "experts holds 8 in row 0, expected between 0 and 7"),
     "crow": (changed(0, with_entry(10_000)), RuntimeError, "crow does not rise from 0 to the number of entries"),
     "long col": (changed(1, lambda t: t.long()), (RuntimeError, TypeError), "col has dtype int64, expected int32"),
     "dtype": (changed(3, lambda t: t.float()), (RuntimeError, TypeError), "weight has dtype float32, expected float64"),

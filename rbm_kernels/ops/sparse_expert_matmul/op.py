@@ -131,7 +131,7 @@ def _check_indices(crow, col, values, weight, experts) -> None:
     if crow.device.type == "cpu" and (crow[0] != 0 or crow[-1] != values.shape[0] or (crow.diff() < 0).any()):
         raise RuntimeError(f"rbm::{op}: crow does not rise from 0 to the number of entries, {values.shape[0]}")
     checks.check_indices(op, "col", col, weight.shape[2])
-    checks.check_indices(op, "experts", experts.flatten(), weight.shape[0])
+    checks.check_indices(op, "experts", experts, weight.shape[0])
 
 
 @implement_everywhere("sparse_expert_matmul")
