@@ -18,7 +18,7 @@ from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, m
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
-    *(ROOT / "docs" / name for name in ("auto.md", "choose.md", "results.md", "experts.md", "verdict.md")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("auto", "choose", "results", "experts", "experts-evidence", "verdict")),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
