@@ -190,6 +190,38 @@ class ApartStudent(RbMStudent):
             yield layer, layer.for_router(rows) if isinstance(layer, ApartLayer) else rows
 
 
+class FadingLayer(FusedRbMLayer):
+    """A layer whose gates fade to zero where a row changes its experts, so that its output is continuous in the row.
+
+    The gates of the ``k`` nearest experts are ``exp(c_j / T) - exp(c_{k+1} / T)``, divided by their sum, where
+    ``c_{k+1}`` is the cosine of the next expert. With the softmax, an expert has at least a ``k``-th of the nearest
+    one's gate whenever cosines are alike, and a row that changes it gets an output that differs by as much.
+    """
+
+    def forward(self, h: Features, *, return_routing: bool = False):
+        return self._forward(as_rows(h), return_routing)
+
+    def network_layer(self) -> None:
+        return None
+
+    def _nearest(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        if self.top_k == self.num_experts:
+            return super()._nearest(rows)
+        gates, experts, cosines = cosine_topk(
+            rows, self.memory.detach(), self.top_k + 1, temperature=self.gate_temperature
+        )
+        nearest, next_ = gates.split([self.top_k, 1], dim=-1)
+        faded = nearest - next_ + torch.finfo(gates.dtype).eps  # some gates remain if all cosines are equal
+        kept = (each[..., : self.top_k].contiguous() for each in (experts, cosines))
+        return faded / faded.sum(-1, keepdim=True), *kept
+
+
+class FadingStudent(RbMStudent):
+    """An RbM student of :class:`FadingLayer`."""
+
+    layer_type = FadingLayer
+
+
 class AgreementTrainer(RbMTrainer):
     """Selects epochs and stops training by the student's agreement with the teacher instead of its accuracy.
 
@@ -284,6 +316,7 @@ class Candidate:
     about: str
     changes: dict[str, Any] = field(default_factory=dict)
     trainer: type[RbMTrainer] = RbMTrainer
+    student: type[RbMStudent] = RbMStudent
     routed_by: str = ""
     smooths: bool = False
 
@@ -294,6 +327,7 @@ CANDIDATES = {
     "agreement": Candidate("chosen by agreement with the teacher", trainer=AgreementTrainer),
     "smoothed": Candidate("soft labels smoothed where the teacher is often wrong", smooths=True),
     "cut": Candidate("soft labels cut where the teacher is more often wrong", trainer=CutTrainer),
+    "fading": Candidate("gates that fade to zero where a row changes its experts", student=FadingStudent),
     "amsgrad": Candidate("steps divided by the largest second moment", trainer=MaximumTrainer),
     "clipped": Candidate(f"gradients of a norm up to {MAX_NORM}", trainer=ClippedTrainer),
     "walks": Candidate("random walks beside features", WALKS),
@@ -307,7 +341,7 @@ def train(name: str, task: DistillationTask) -> TrainedStudent:
     candidate = CANDIDATES[name]
     config = task.config.updated({"rbm": START}).updated(candidate.changes)
     encodings, outputs = task.encode(config.encoding), task.teacher_outputs
-    kind, further = RbMStudent, {}
+    kind, further = candidate.student, {}
     if candidate.routed_by:
         kind, further = ApartStudent, {"encoded": encodings.full.shape[1], "routed_by": candidate.routed_by}
     if candidate.smooths:

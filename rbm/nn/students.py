@@ -292,7 +292,7 @@ class RbMStudent(MixtureStudent):
         check_flags(dropout_first_layer=dropout_first_layer)
         sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
         layers = (
-            FusedRbMLayer(
+            self.layer_type(
                 *size,
                 num_experts,
                 top_k,
