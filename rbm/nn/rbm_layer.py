@@ -161,7 +161,7 @@ class FusedRbMLayer(MemoryRouter):
         return [p for p in (self.weight, self.bias, self.attention) if p is not None]
 
     def train(self, mode: bool = True) -> "FusedRbMLayer":
-        """Like :meth:`torch.nn.Module.train`; leaving training mode applies the last recorded forward to the memory.
+        """Like :meth:`torch.nn.Module.train`; ``eval()`` applies the last recorded forward to the memory.
 
         In both modes, the folded copy of the experts is dropped.
         """
