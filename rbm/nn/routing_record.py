@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rbm.nn.memory_router import MemoryRouter, Routing, routed_layers
 from rbm.nn.repeated_forward import is_recomputing
-from rbm.nn.sparse_rows import Rows, SparseRows, as_rows
+from rbm.nn.sparse_rows import Rows, as_rows
 
 # Active records, the innermost last.
 _open: list["RoutingRecord"] = []
@@ -151,8 +151,7 @@ def visit_router_inputs(model: nn.Module, inputs: Any, visit: Callable[[str, Mem
         def before(layer: MemoryRouter, args: tuple, kwargs: dict) -> None:
             if name not in seen:
                 seen.add(name)
-                rows = as_rows(args[0] if args else kwargs["h"])
-                visit(name, layer, rows if isinstance(rows, SparseRows) else rows.reshape(-1, layer.in_features))
+                visit(name, layer, layer._rows(as_rows(args[0] if args else kwargs["h"])))
 
         return before
 
