@@ -60,7 +60,8 @@ class RoutingRecord(Mapping[str, Routing]):
 def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
     """Record the routing of every layer of a model inside the block, in training and in eval mode.
 
-    Layers are found at any depth, also under ``torch.compile`` or DDP. The outputs of the model do not change. Gates
+    Layers are found at any depth, also under ``torch.compile`` or DDP. The outputs of the model do not change. The
+    routing is that of the rows that a layer is called with, also if a subclass changes them in its ``forward``. Gates
     and cosines keep their gradients and thus the graph of the forward, so leave the block after each training step, or
     record under ``torch.no_grad()``. A forward that activation checkpointing repeats is recorded once. Compiled models
     run eagerly inside the block and need no recompilation after it. There is no overhead outside the block.

@@ -181,6 +181,24 @@ def test_activation_checkpointing_gives_equal_gradients_and_memory(use_reentrant
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.parametrize("kind", [FusedRbMLayer, rbm.RbMFeedForward])
+def test_a_checkpointed_layer_that_is_called_several_times_inside_accumulate_memory(kind):
+    plain = kind(6, 6, num_experts=5, top_k=1, dtype=torch.float64, decay=0.1)
+    twin = copy.deepcopy(plain)
+    for _ in range(2):
+        x, gradients = torch.randn(9, 6, dtype=torch.float64), []
+        for layer in (plain, twin):
+            layer.zero_grad()
+            with layer.accumulate_memory():
+                y = x
+                for _ in range(3):
+                    y = y + (layer(y) if layer is plain else checkpoint(layer, y, use_reentrant=False))
+                y.square().sum().backward()
+            gradients.append([p.grad for p in layer.parameters() if p.grad is not None])
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert torch.equal(plain.eval().memory, twin.eval().memory)
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("outside", [True, False], ids=["of a compiled block", "inside a compiled model"])
 def test_checkpointing_and_compilation_together_move_the_memory_once(outside):
