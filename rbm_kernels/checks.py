@@ -17,7 +17,10 @@ def check_dtype(op: str, name: str, tensor: Tensor, expected: tuple[torch.dtype,
     """Raise TypeError unless the dtype of ``tensor`` is one of ``expected``."""
     if tensor.dtype not in expected:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in expected)
-        raise TypeError(f"rbm::{op}: {name} has dtype {str(tensor.dtype).removeprefix('torch.')}, expected {names}")
+        remedy = f"; use {name}.to({expected[0]})" if len(expected) == 1 else ""
+        raise TypeError(
+            f"rbm::{op}: {name} has dtype {str(tensor.dtype).removeprefix('torch.')}, expected {names}{remedy}"
+        )
 
 
 def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, ...], why: str) -> None:

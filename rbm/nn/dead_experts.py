@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm.nn.memory_router import MemoryRouter
+from rbm.nn.memory_router import MemoryRouter, routed_layers
 from rbm.nn.routing_record import visit_router_inputs
 from rbm.nn.sparse_rows import Rows, SparseRows, cosine_topk
 from rbm.utils.arguments import check_probability
@@ -29,7 +29,7 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
     Args:
         model: a layer that routes by memory, or any module that contains such layers.
         inputs: input of the model: one value, a tuple of arguments, or a mapping of keyword arguments, with enough rows
-            to determine which experts are dead.
+            to determine which experts are dead. In a distributed process group, the same on all ranks.
         min_share: an expert is dead if it receives fewer rows than this share of an even load, ``B * k / E``, in
             [0, 1); 0 means no row at all.
 
@@ -41,7 +41,7 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
         ValueError: ``min_share`` is out of range, or the model has no layer that routes by memory.
     """
     check_probability("min_share", min_share)
-    found: dict[str, list[int]] = {}
+    sources: dict[str, list[int]] = {}
 
     def visit(name: str, layer: MemoryRouter, rows: Rows) -> None:
         experts = layer.route(rows).experts.flatten()
@@ -49,23 +49,54 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
         even = rows.shape[0] * layer.top_k / layer.num_experts
         dead = (counts == 0) | (counts < min_share * even)
         if dead.any() and not dead.all():
-            renewed = _renew(layer, rows, dead)
-            if renewed:
-                found[name] = renewed
+            sources[name] = _renew(layer, rows, dead)
+            _copy_experts(layer, sources[name])
 
     visit_router_inputs(model, inputs, visit)
-    return found
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        _copy_sharded(model, sources)
+    found = {name: [e for e, source in enumerate(chosen) if source != e] for name, chosen in sources.items()}
+    return {name: renewed for name, renewed in found.items() if renewed}
+
+
+@torch.no_grad()
+def _copy_experts(layer: MemoryRouter, sources: list[int]) -> None:
+    """Make expert ``i`` a copy of the expert ``sources[i]``."""
+    if sources == list(range(layer.num_experts)):
+        return
+    for parameter in layer.expert_parameters():
+        # Written as a whole, because an assignment to one expert of a sharded parameter has no effect.
+        parameter.copy_(torch.stack([parameter[source] for source in sources]))
+
+
+def _copy_sharded(model: nn.Module, sources: dict[str, list[int]]) -> None:
+    """Copy the experts again if FSDP2 shards the model: during the forward, a layer that is sharded together with
+    others has temporary parameters.
+    """
+    from torch.distributed.fsdp import FSDPModule  # imported here because only models of several ranks need it
+
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.reshard()
+    if sharded:
+        layers = routed_layers(model)
+        for name, chosen in sources.items():
+            _copy_experts(layers[name], chosen)
 
 
 def _renew(layer: MemoryRouter, rows: Rows, dead: Tensor) -> list[int]:
-    """Reset the experts of the mask ``dead [E]`` while there are rows far from all others; return the reset ones."""
+    """Move the memory vectors of the mask ``dead [E]`` while there are rows far from all others.
+
+    Returns:
+        For each expert, the one that it must become a copy of: itself, or for a moved one a living expert.
+    """
     living = (~dead).nonzero().flatten()
     _, nearest, cosines = cosine_topk(rows, layer.memory[living], 1)
     served, closeness = living[nearest[:, 0].long()], cosines[:, 0]
     norms = rows.squared_norms() if isinstance(rows, SparseRows) else rows.to(layer.memory.dtype).square().sum(-1)
     # Rows without a direction, and those that are not finite, are not candidates.
     closeness = torch.where((norms > 0) & closeness.isfinite(), closeness, torch.inf)
-    renewed = []
+    sources = list(range(layer.num_experts))
     for expert in dead.nonzero().flatten().tolist():
         row = int(closeness.argmin())
         if not closeness[row] < _SAME:
@@ -74,8 +105,6 @@ def _renew(layer: MemoryRouter, rows: Rows, dead: Tensor) -> list[int]:
         chosen = chosen.to_dense() if isinstance(chosen, SparseRows) else chosen
         direction = F.normalize(chosen.to(layer.memory.dtype), dim=-1)
         layer.memory[expert] = direction[0]
-        for parameter in layer.expert_parameters():
-            parameter[expert] = parameter[served[row]]
+        sources[expert] = int(served[row])
         closeness = torch.fmax(closeness, cosine_topk(rows, direction, 1)[2][:, 0])
-        renewed.append(expert)
-    return renewed
+    return sources

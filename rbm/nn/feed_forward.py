@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
+from rbm.nn.sparse_rows import refuse_nested
 from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm_kernels import expert_matmul
@@ -134,9 +135,11 @@ class RbMFeedForward(MemoryRouter):
             TypeError: ``h`` is not dense, or ``h`` and the parameters differ in dtype, outside autocast.
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
-        if not isinstance(h, Tensor) or h.layout is not torch.strided:
-            kind = h.layout if isinstance(h, Tensor) else type(h).__name__
-            raise TypeError(f"input is {kind}, expected a dense tensor; use .to_dense()")
+        if not isinstance(h, Tensor):
+            raise TypeError(f"input is a {type(h).__name__}, expected a dense tensor")
+        refuse_nested(h)
+        if h.layout is not torch.strided:
+            raise TypeError(f"input is {h.layout}, expected a dense tensor; use .to_dense()")
         return self._forward(h, return_routing)
 
     def expert_parameters(self) -> list[nn.Parameter]:

@@ -109,7 +109,7 @@ def initialize_memory(
     Args:
         model: a student, or any module that contains layers that route by memory.
         inputs: input of the model: one value (for a student, rows ``[B, F]``, dense or sparse), a tuple of positional
-            arguments, or a mapping of keyword arguments.
+            arguments, or a mapping of keyword arguments. In a distributed process group, the same on all ranks.
         seed: of K-means and of the random draw.
         max_rows: use only this many entries of the first dimension of the inputs, drawn at random once. If a layer sees
             this many rows or more, mini-batch K-means is fitted on this many of them. All by default.

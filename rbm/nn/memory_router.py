@@ -158,8 +158,11 @@ class MemoryRouter(nn.Module):
         self.usage.zero_()
 
     def train(self, mode: bool = True) -> "MemoryRouter":
-        """Like :meth:`torch.nn.Module.train`; leaving training mode applies the recorded statistics to the memory."""
-        if self.training and not mode:
+        """Like :meth:`torch.nn.Module.train`; ``train(False)``, and thus ``eval()``, applies the recorded statistics to
+        the memory.
+        """
+        # In eval mode too: an average of models, for example, copies the buffers of a model that trains.
+        if not mode and (self.training or not self.memory.is_inference()):
             self.update_memory()
         return super().train(mode)
 
@@ -266,6 +269,9 @@ class MemoryRouter(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
+        if self.memory.dtype != wide:  # assign=True, from a state_dict in another precision
+            self.memory = self.memory.to(wide)
         # The recorded statistics belong to the memory that has just been replaced. Clear them in place if possible: a
         # new tensor made under torch.inference_mode() could not be written to in training.
         if (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):

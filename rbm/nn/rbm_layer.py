@@ -24,10 +24,12 @@ class FusedRbMLayer(MemoryRouter):
     The memory vectors follow the rows by a moving average, without an extra call, like the running statistics of
     BatchNorm. A training forward only *records* its statistics; the memory moves at the next training forward, on
     ``eval()``, on ``state_dict()`` or in :meth:`update_memory`. A forward that activation checkpointing repeats during
-    the backward pass therefore sees the same memory and counts once, compiled or not (for a layer that is called once
-    between two backward passes). In a distributed process group, even one initialised after the layer, the statistics
-    are summed over the ranks when they are recorded. All ranks must therefore run the forward, even without rows, and
-    all hold the same memory. The layer works with DDP and FSDP2 (``fully_shard``).
+    the backward pass therefore sees the same memory and counts once, compiled or not. A checkpointed layer that is
+    called several times before a backward pass must run inside :meth:`accumulate_memory`: otherwise the memory moves
+    before the repetition, and gradients are wrong. In a distributed process group (the default one), even one
+    initialised after the layer, the statistics are summed over the ranks when they are recorded. All ranks must
+    therefore run the forward, even without rows, and memories that start equal stay equal. DDP makes them equal at the
+    start; with FSDP2 (``fully_shard``), use one seed on all ranks or load one ``state_dict``.
 
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. It uses a second
     copy of the experts, with ``exp(a)`` and ``exp(s)`` folded in and, on a CPU, packed for its vector units. The copy
@@ -161,7 +163,7 @@ class FusedRbMLayer(MemoryRouter):
         return [p for p in (self.weight, self.bias, self.attention) if p is not None]
 
     def train(self, mode: bool = True) -> "FusedRbMLayer":
-        """Like :meth:`torch.nn.Module.train`; leaving training mode applies the last recorded forward to the memory.
+        """Like :meth:`torch.nn.Module.train`; ``eval()`` applies the last recorded forward to the memory.
 
         In both modes, the folded copy of the experts is dropped.
         """

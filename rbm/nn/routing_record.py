@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rbm.nn.memory_router import MemoryRouter, Routing, routed_layers
 from rbm.nn.repeated_forward import is_recomputing
-from rbm.nn.sparse_rows import Rows, SparseRows, as_rows
+from rbm.nn.sparse_rows import Rows, as_rows
 
 # Active records, the innermost last.
 _open: list["RoutingRecord"] = []
@@ -60,7 +60,8 @@ class RoutingRecord(Mapping[str, Routing]):
 def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
     """Record the routing of every layer of a model inside the block, in training and in eval mode.
 
-    Layers are found at any depth, also under ``torch.compile`` or DDP. The outputs of the model do not change. Gates
+    Layers are found at any depth, also under ``torch.compile`` or DDP. The outputs of the model do not change. The
+    routing is that of the rows that a layer is called with, also if a subclass changes them in its ``forward``. Gates
     and cosines keep their gradients and thus the graph of the forward, so leave the block after each training step, or
     record under ``torch.no_grad()``. A forward that activation checkpointing repeats is recorded once. Compiled models
     run eagerly inside the block and need no recompilation after it. There is no overhead outside the block.
@@ -151,8 +152,7 @@ def visit_router_inputs(model: nn.Module, inputs: Any, visit: Callable[[str, Mem
         def before(layer: MemoryRouter, args: tuple, kwargs: dict) -> None:
             if name not in seen:
                 seen.add(name)
-                rows = as_rows(args[0] if args else kwargs["h"])
-                visit(name, layer, rows if isinstance(rows, SparseRows) else rows.reshape(-1, layer.in_features))
+                visit(name, layer, layer._rows(as_rows(args[0] if args else kwargs["h"])))
 
         return before
 

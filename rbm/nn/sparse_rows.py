@@ -123,6 +123,7 @@ def as_rows(features: Features) -> Rows:
         ValueError: :class:`SparseRows` does not accept the sparse rows, or a tuple does not have two tensors.
     """
     if isinstance(features, Tensor):
+        refuse_nested(features)
         return features if features.layout == torch.strided else SparseRows(features)
     if isinstance(features, SparseRows):
         return features
@@ -137,6 +138,16 @@ def as_rows(features: Features) -> Rows:
     raise TypeError(
         f"features are {given}, expected a dense or CSR tensor, or the pair (CSR columns, dense columns){hint}"
     )
+
+
+def refuse_nested(features: Tensor) -> None:
+    """Raise TypeError if ``features`` is a nested tensor."""
+    if features.is_nested:
+        raise TypeError(
+            "features are a nested tensor, expected a dense one; pass the rows of one with layout=torch.jagged,"
+            " features.values(), and build the output by torch.nested.nested_tensor_from_jagged(output,"
+            " features.offsets())"
+        )
 
 
 def in_single_precision(features: Features) -> Rows:

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.multiprocessing as mp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch_geometric.data import Data
@@ -139,8 +139,33 @@ def run_cases(start: Callable[[], None], cases: Iterable[str] = CASES) -> dict[s
 
 
 def run_all(start: Callable[[], None], folder: Path) -> dict[str, Any]:
-    """The cases, then whole runs, then a layer under FSDP2."""
-    return {"cases": run_cases(start), "run": run_distillations(folder), "sharded": train_layer(fully_shard)}
+    """The cases, then whole runs, then layers under FSDP2."""
+    return {
+        "cases": run_cases(start),
+        "run": run_distillations(folder),
+        "sharded": train_layer(fully_shard),
+        "reset": [reset_experts(shard_each), reset_experts(fully_shard)],
+    }
+
+
+def shard_each(model: nn.Sequential) -> None:
+    """FSDP2 for each module and for the whole, as its documentation recommends."""
+    for module in model:
+        fully_shard(module)
+    fully_shard(model)
+
+
+def reset_experts(wrap: Callable[[nn.Sequential], Any]) -> dict[str, Any]:
+    """State of a model after its dead experts were reset, and which these were."""
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(6, 6), FusedRbMLayer(6, 4, 5, 1), rbm.RbMFeedForward(4, 8, 5, 1))
+    for layer in model[1:]:
+        layer.memory[1:] = -layer.memory[0] + 1e-3 * torch.randn_like(layer.memory[1:])
+        layer.memory[4] = layer.memory[0]
+    wrap(model)
+    found = rbm.reset_dead_experts(model, torch.randn(200, 6))
+    state = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in model.state_dict().items()}
+    return {**state, "found": found}
 
 
 def train_layer(wrap: Callable[[FusedRbMLayer], Any]) -> dict[str, Tensor]:

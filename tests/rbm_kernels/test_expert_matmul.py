@@ -123,7 +123,7 @@ def test_opcheck():
         (3, torch.rand(5, 2), ValueError, r"gates has shape \[5, 2\], expected \[4, \*\]"),
         (3, torch.rand(4, 2).half(), TypeError, "gates has dtype float16, expected float32"),
         (4, torch.zeros(4, 3, dtype=torch.int32), ValueError, r"experts has shape \[4, 3\], expected \[4, 2\]"),
-        (4, torch.zeros(4, 2), TypeError, "experts has dtype float32, expected int32"),
+        (4, torch.zeros(4, 2).long(), TypeError, r"experts has dtype int64, expected int32; use experts.to\("),
     ],
 )
 def test_bad_arguments(position, value, error, message):

@@ -1,5 +1,7 @@
 """Many experts in several passes over the rows: the kernels against the float64 reference, and the rule."""
 
+import math
+
 import pytest
 import torch
 from matmul_problems import DEVICE, check_error, in_float64, problem, serving_kernels
@@ -231,6 +233,22 @@ def test_the_rule():
     assert {config.passes(rows, 64, k) for rows in (0, 1, 64, 1000) for k in (1, 3, 8)} == {1}
     assert {config.passes(2**power, 64, 1) for power in range(25)} == {1}
     assert max(config.passes(2**power, 512, 3) for power in range(25)) == 3
+
+
+@pytest.mark.parametrize(("experts", "k"), [(128, 16), (256, 12), (512, 10), (1024, 8), (1024, 16), (4096, 64)])
+def test_sets_of_every_pass_can_be_ranked(experts, k):
+    """Few rows of many experts: one pass would be cheapest, but there are more than 2^63 sets."""
+    assert math.comb(experts, k) * experts >= 2**63
+    for power in range(25):
+        size = -(-k // config.passes(2**power, experts, k))
+        assert max(math.comb(experts, chosen) for chosen in range(size + 1)) * experts < 2**63
+
+
+@pytest.mark.usefixtures("kernels_serve")
+def test_more_sets_than_64_bits_count():
+    x, weight, bias, gates, experts, _ = problem((20, 3, 4, 128, 16))
+    want = reference.expert_matmul(*(t.double() for t in (x, weight, bias, gates)), experts)
+    torch.testing.assert_close(expert_matmul(x, weight, bias, gates, experts).double(), want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "experts", "size"), [(5000, 16, 1), (5000, 16, 2), (5000, 16, 3), (5000, 32, 3)])

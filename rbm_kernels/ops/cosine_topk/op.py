@@ -41,8 +41,9 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
 
     Returns:
         ``gates`` (each row sums to one), ``experts`` (int32, best first) and ``cosines``, each ``[B, k]``. Gates and
-        cosines are float32 (float64 for float64 arguments). Ties go to the lower expert. A zero row has cosine 0 with
-        every expert. ``h`` gets a gradient through gates and cosines; the gradient of a zero row is zero.
+        cosines are float32 (float64 for float64 arguments). Ties go to the lower expert; cosines with memory vectors
+        of one direction but different lengths may differ by rounding. A zero row has cosine 0 with every expert. ``h``
+        gets a gradient through gates and cosines; the gradient of a zero row is zero.
 
     Raises:
         TypeError: a dtype that is not listed above.

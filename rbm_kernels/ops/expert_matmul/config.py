@@ -17,6 +17,7 @@ import torch
 
 from rbm_kernels._launching import prepared
 from rbm_kernels.ops.expert_order import pass_columns
+from rbm_kernels.ops.expert_order.op import ranks_fit
 
 # Features of the bias that the backward kernel multiplies at once: the minimum tile size of a matrix instruction.
 UNION_BLOCK = 16
@@ -188,19 +189,29 @@ def passes(rows: int, num_experts: int, k: int) -> int:
     A pass orders the rows by its own columns of the experts. There are fewer such sets, so unions shrink, down to one
     expert per tile with k passes. Each additional pass costs as much as ``_PASS_COST`` more experts in every tile's
     union, plus its launches. Ties go to the fewest passes. README.md has the counted unions on which this is based.
+
+    Sets of one pass's experts must have ranks of 64 bits, so 16 of 1,024 experts take at least three passes.
     """
     num_experts, k = index(num_experts), index(k)  # binomials do not work with the compiler's symbols
 
     extra = _PASS_COST * rows + _PASS_LAUNCHES
-    best, least = 1, rows_times_union(rows, num_experts, k)
-    if least <= k * rows + extra:  # nothing to gain: the usual case, on every forward pass
+    fewest = 1
+    while not ranks_fit(num_experts, -(-k // fewest)):
+        fewest += 1
+    best, least = fewest, _cost_of_passes(rows, num_experts, k, fewest, extra)
+    if fewest == 1 and least <= k * rows + extra:  # nothing to gain: the usual case, on every forward pass
         return best
-    for number in range(2, k + 1):
-        unions = sum(rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
-        cost = unions + (number - 1) * extra
+    for number in range(fewest + 1, k + 1):
+        cost = _cost_of_passes(rows, num_experts, k, number, extra)
         if cost < least:
             best, least = number, cost
     return best
+
+
+def _cost_of_passes(rows: int, num_experts: int, k: int, number: int, extra: int) -> int:
+    """``rows`` times the sum of the passes' unions, and ``extra`` for each pass after the first."""
+    unions = sum(rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, number))
+    return unions + (number - 1) * extra
 
 
 def rows_times_union(rows: int, num_experts: int, size: int) -> int:

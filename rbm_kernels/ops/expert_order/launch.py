@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rbm_kernels._launching import launcher, machine_of, prepared
 from rbm_kernels.ops.expert_order import kernels
+from rbm_kernels.ops.expert_order.op import ranks_fit, widest_number
 
 # Groups of rows that one program handles together when it sorts by a digit.
 GROUPS = 16
@@ -37,12 +38,7 @@ def path(rows: int, block_m: int) -> Literal["select", "count"]:
 @prepared
 def fits(num_experts: int, k: int) -> bool:
     """Whether the kernels support these shapes: ranks fit in 64 bits, and a tile's experts in registers."""
-    return _widest(num_experts, k) < 2**63 and num_experts <= 2048
-
-
-def _widest(num_experts: int, k: int) -> int:
-    """The largest number in the computation of a rank: the sum of at most k binomials, or one before its division."""
-    return max(comb(num_experts, size) for size in range(k + 1)) * num_experts
+    return ranks_fit(num_experts, k) and num_experts <= 2048
 
 
 class _Digit(NamedTuple):
@@ -103,7 +99,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tenso
 def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors: int) -> _Launches:
     sets = comb(num_experts, k)
     bits = max(1, (sets - 1).bit_length())
-    wide = _widest(num_experts, k) >= 2**31
+    wide = widest_number(num_experts, k) >= 2**31
     of_sets = {"SETS": sets, "K": k, "WIDE": wide}
     block_e = triton.next_power_of_2(num_experts)
     of_tiles = {

@@ -35,6 +35,16 @@ def pass_columns(k: int, passes: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(ends)]
 
 
+def widest_number(num_experts: int, k: int) -> int:
+    """The largest number in the computation of a rank: the sum of at most k binomials, or one before its division."""
+    return max(comb(num_experts, size) for size in range(k + 1)) * num_experts
+
+
+def ranks_fit(num_experts: int, k: int) -> bool:
+    """Whether the kernels can rank the sets of ``k`` of ``num_experts`` experts in 64 bits."""
+    return widest_number(num_experts, k) < 2**63
+
+
 def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: int = 1) -> ExpertOrder:
     """Order rows so that rows with the same *set* of experts are adjacent.
 
@@ -57,6 +67,8 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
         TypeError: ``experts`` is not int32.
         ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, ``block_m < 1``, or
             ``passes`` is not between 1 and k.
+        RuntimeError: there are more than 2^63 sets of the experts of one pass, too many to rank; on the CPU, an expert
+            is out of range.
     """
     try:
         return _in_passes(experts, num_experts, block_m, passes)
@@ -97,7 +109,8 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
     top_k = experts.shape[1]
     if max(comb(num_experts, size) for size in range(top_k + 1)) > 2**63 - 1:
         raise RuntimeError(
-            f"rbm::expert_order: there are more than 2^63 sets of {top_k} of {num_experts} experts, too many to rank"
+            f"rbm::expert_order: there are more than 2^63 sets of {top_k} of {num_experts} experts, too many to rank:"
+            " order them in several passes"
         )
     return reference.expert_order(experts, num_experts, block_m)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from student_ranks import CASES, CASES_OF_THREE, run_all, run_cases, spawn, train_layer
+from student_ranks import CASES, CASES_OF_THREE, reset_experts, run_all, run_cases, spawn, train_layer
 
 from rbm import FusedRbMLayer
 from rbm.cli.distillation import distill_seeds
@@ -95,6 +95,17 @@ def test_a_layer_whose_parameters_are_sharded(two):
         assert result["sharded"].keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(result["sharded"][name], value, msg=name)
+
+
+def test_dead_experts_of_sharded_layers_are_reset(two):
+    """An assignment to one expert of a sharded parameter, or to the gathered parameter of a forward, has no effect."""
+    _, ranks = two
+    expected = reset_experts(lambda model: model)
+    assert expected["found"].keys() == {"1", "2"}
+    for state in (state for result in ranks for state in result["reset"]):
+        assert state["found"] == expected["found"]
+        for name in expected.keys() - {"found"}:
+            torch.testing.assert_close(state[name], expected[name], msg=name)
 
 
 def test_a_scale_saved_as_a_scalar_is_loaded():

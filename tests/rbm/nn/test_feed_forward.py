@@ -168,6 +168,17 @@ def test_bad_input():
         layer(torch.randn(3, 6).to_sparse_csr())
     with pytest.raises(TypeError, match=r"input has dtype torch.float64, expected torch.float32"):
         layer(torch.randn(3, 6).double())
+    with pytest.raises(TypeError, match=r"input is a ndarray, expected a dense tensor$"):
+        layer(torch.randn(3, 6).numpy())
+
+
+@pytest.mark.parametrize("layer", [RbMFeedForward(6, 8, 5, 3), FusedRbMLayer(6, 4, 5, 3)], ids=["network", "linear"])
+def test_nested_rows_are_passed_by_their_values(layer):
+    nested = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(1, 6)], layout=torch.jagged)
+    with pytest.raises(TypeError, match=r"features are a nested tensor, expected a dense one; .* features.values\(\)"):
+        layer(nested)
+    output = torch.nested.nested_tensor_from_jagged(layer(nested.values()), nested.offsets())
+    assert [len(part) for part in output.unbind()] == [3, 1]
 
 
 def test_memory_is_placed_in_any_model_and_dead_experts_start_anew():
@@ -239,3 +250,13 @@ def test_inputs_of_several_arguments_are_sampled_alike():
 
     with pytest.raises(ValueError, match="forward of the Idle calls none of its layers layer"):
         rbm.initialize_memory(Idle(), x)
+
+
+@pytest.mark.parametrize("function", [rbm.initialize_memory, rbm.reset_dead_experts])
+@pytest.mark.parametrize("features", [7, 12])
+def test_rows_that_the_layer_does_not_take(function, features):
+    layer = FusedRbMLayer(6, 2, 3, 1)
+    before = layer.memory.clone()
+    with pytest.raises(ValueError, match=rf"input has shape \[40, {features}\], expected \[\.\.\., 6\]"):
+        function(layer, torch.randn(40, features))
+    assert torch.equal(layer.memory, before)

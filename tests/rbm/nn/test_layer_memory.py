@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 from ranks import train_rank
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import rbm
@@ -96,6 +97,51 @@ def test_expert_without_rows_and_bad_rows():
     torch.testing.assert_close(twin.memory, layer.memory)
 
 
+@pytest.mark.parametrize("make_layer", [lambda: FusedRbMLayer(6, 4, 5, 2), lambda: rbm.RbMFeedForward(6, 4, 5, 2)])
+def test_eval_of_an_average_of_models_ends_at_the_memory_of_the_model(make_layer):
+    """AveragedModel copies buffers: the recorded statistics of a model that trains come to one in eval mode."""
+    model = make_layer()
+    average = AveragedModel(model).eval()
+    for _ in range(3):
+        model(torch.randn(9, 6))
+        average.update_parameters(model)
+    average.eval()
+    assert torch.equal(average.module.memory, model.eval().memory)
+    before = average.module.memory.clone()
+    assert torch.equal(average.state_dict()["module.memory"], before), "nothing is left to apply"
+
+
+def test_eval_of_a_layer_that_was_made_for_inference():
+    with torch.inference_mode():
+        layer = make().eval()
+    before = layer.memory.clone()
+    assert torch.equal(layer.eval().memory, before), "no write to a tensor of inference mode"
+
+
+@pytest.mark.parametrize("make_layer", [lambda: FusedRbMLayer(6, 4, 5, 2), lambda: rbm.RbMFeedForward(6, 4, 5, 2)])
+@pytest.mark.parametrize(
+    ("saved", "memory"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)],
+)
+def test_assigning_a_state_in_another_precision_keeps_a_memory_that_moves(make_layer, saved, memory):
+    state = {name: value.to(saved) for name, value in make_layer().state_dict().items()}
+    layer = make_layer()
+    layer.load_state_dict(state, assign=True)
+    assert layer.memory.dtype == layer.pending_sum.dtype == memory
+    assert torch.equal(layer.memory, state["memory"].to(memory))
+    rows = torch.randn(9, 6, dtype=saved)
+    layer(rows).sum().backward()
+    with torch.no_grad():
+        assert layer.eval()(rows).isfinite().all()
+
+
+def test_assigning_a_memory_of_float64_beside_weights_of_float32():
+    layer = FusedRbMLayer(6, 4, 5, 2)
+    state = layer.state_dict()
+    layer.load_state_dict(state | {"memory": state["memory"].double()}, assign=True)
+    assert layer(torch.randn(9, 6)).dtype == layer.memory.dtype == torch.float32
+
+
 def test_loading_forgets_what_was_recorded():
     layer = make()
     saved = copy.deepcopy(layer.state_dict())
@@ -133,6 +179,24 @@ def test_activation_checkpointing_gives_equal_gradients_and_memory(use_reentrant
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     a, b = plain.state_dict(), twin.state_dict()
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("kind", [FusedRbMLayer, rbm.RbMFeedForward])
+def test_a_checkpointed_layer_that_is_called_several_times_inside_accumulate_memory(kind):
+    plain = kind(6, 6, num_experts=5, top_k=1, dtype=torch.float64, decay=0.1)
+    twin = copy.deepcopy(plain)
+    for _ in range(2):
+        x, gradients = torch.randn(9, 6, dtype=torch.float64), []
+        for layer in (plain, twin):
+            layer.zero_grad()
+            with layer.accumulate_memory():
+                y = x
+                for _ in range(3):
+                    y = y + (layer(y) if layer is plain else checkpoint(layer, y, use_reentrant=False))
+                y.square().sum().backward()
+            gradients.append([p.grad for p in layer.parameters() if p.grad is not None])
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert torch.equal(plain.eval().memory, twin.eval().memory)
 
 
 @pytest.mark.compiler
