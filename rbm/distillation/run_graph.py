@@ -9,6 +9,7 @@ from torch_geometric.data import Data
 
 from rbm.config import Config
 from rbm.datasets import load_dataset, num_classes
+from rbm.datasets.readers.node_ids import FILE
 from rbm.datasets.registry import absolute_name, find_dataset, is_path
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import MASKS
@@ -47,7 +48,12 @@ def named_after_graph(config: Config, data: Data, resumed: Path | str | None) ->
 
 
 def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: float | None, progress: Progress) -> None:
-    """Save a graph in its run folder if :func:`rbm.load_dataset` cannot find it by name and it is not too large."""
+    """Save a graph in its run folder if :func:`rbm.load_dataset` cannot find it by name and it is not too large.
+
+    The ids of its nodes are always saved.
+    """
+    if (ids := data.get("node_ids")) is not None:
+        run.write_text(FILE, ids.to_csv())
     if _is_found_by_name(config.dataset):
         return
     tensors = {name: data[name] for name in _PARTS if isinstance(data.get(name), Tensor)}
