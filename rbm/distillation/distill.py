@@ -90,7 +90,8 @@ def distill(
             nodes (:mod:`rbm.distillation.auto`). The search starts from ``config``; a given ``teacher``, ``methods``
             and ``keep`` restrict it. The run then uses the configuration that was chosen.
         budget: time for the search and the run after it, in seconds or as ``"90s"``, ``"10m"``, ``"1.5h"``; by default
-            ten minutes. If it is too small for a single trial, ``config`` is used as it is.
+            ten minutes. If it is too small for the starting points of the search and for the run, ``config`` is used as
+            it is, and the run may take longer.
         encodings: further columns of a student's input, ``[N, D]`` each, in addition to those of the ``encoding``
             section. Methods that use only features do not get them.
         features_only: train students whose input is only the features, whatever encodings ``config`` selects; with
