@@ -1,13 +1,14 @@
 """Graphs whose nodes have ids: edges, labels, masks and logits in tables refer to nodes by these."""
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
-from pyarrow import parquet
 
 import rbm
 from rbm.datasets.readers.node_ids import NodeIds
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 NAMES = ["paper_31336", "ü 2", "user_17", "7", "e"]
 X = [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0], [8.0, 9.0]]
