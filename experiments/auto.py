@@ -33,7 +33,7 @@ from rbm.distillation.auto.folder import new_study
 from rbm.distillation.auto.space import Space
 from rbm.distillation.verdict import Comparison, kept_student
 from rbm.experiments.results import made_by
-from rbm.training import loop
+from rbm.training import time_limit
 from rbm.utils.files import as_json, read_csv, write_csv, write_text
 from rbm.utils.studies import open_trials
 
@@ -88,7 +88,7 @@ class SharedJudge(auto_run.Judge):
         (answers, seconds), before = SharedJudge.known.get(json.dumps([point, half], sort_keys=True), train)
         if before:
             CLOCK.replayed += seconds
-            loop.check_time("replayed", 0)  # the known training may exceed this budget
+            time_limit.current_limit().check("replayed")  # the known training may exceed this budget
         return answers
 
 
@@ -205,7 +205,7 @@ def _percent(share: float | None) -> str:
 
 
 def main(root: str, out: str, *what: str) -> None:
-    auto_run.Judge, search._clock, loop._clock = SharedJudge, CLOCK, CLOCK
+    auto_run.Judge, search._clock, time_limit._clock = SharedJudge, CLOCK, CLOCK
     table = Path(out) / "runs.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
     rows = read_csv(table, missing_ok=True)

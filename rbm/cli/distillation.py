@@ -237,6 +237,7 @@ def _report(result, path) -> None:
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
     from rbm.experiments.experiment import Experiment, parse_seeds
+    from rbm.experiments.seeds import seeds_report
     from rbm.utils.distributed import launched
 
     if launched() > 1:
@@ -255,4 +256,5 @@ def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
         teacher=chosen.teacher.name,
         changes={**lasting_changes(*options[-2:]), "inflate": chosen.inflate},
     )
-    run_and_show(run, out or Path("runs") / f"{run_name(chosen)}.csv", root or chosen.root or None, cache, jobs)
+    table = out or Path("runs") / f"{run_name(chosen)}.csv"
+    run_and_show(run, table, root or chosen.root or None, cache, jobs, show=seeds_report)

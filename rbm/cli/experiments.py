@@ -100,7 +100,12 @@ def reproduce(
 
 def table(
     file: Annotated[Path, typer.Argument(help="CSV file of an experiment.")],
-    methods: Annotated[bool, typer.Option("--methods", help="One column per method, with median scores.")] = False,
+    methods: Annotated[
+        bool,
+        typer.Option(
+            "--methods", help="One column per method; Score: (accuracy - worst) / (best - worst) on each graph."
+        ),
+    ] = False,
     variants: Annotated[bool, typer.Option("--variants", help="One column per variant of the RbM student.")] = False,
     column: Annotated[
         str,
@@ -138,13 +143,16 @@ def table(
         plot_variants(tables.variants(rows, column=column), plot, ylabel=column.replace("_", " "))
 
 
-def run_and_show(chosen, out, root, cache, jobs) -> None:
-    """Run an experiment and print its results as a table."""
+def run_and_show(chosen, out, root, cache, jobs, show=None) -> None:
+    """Run an experiment and print ``show(chosen, rows)``, by default a table of its results."""
     from rbm.experiments.paper_tables import render, table_of
     from rbm.experiments.runner import run_experiment
     from rbm.experiments.tables import main_table
 
     with goes_on_by(THE_SAME):
         rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
-    print(main_table(rows, chosen.methods) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
+    if show is not None:
+        print(show(chosen, rows), end="")
+    else:
+        print(main_table(rows, chosen.methods) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
     console.print(f"rows: {out}", highlight=False)

@@ -25,8 +25,8 @@ def predict(
     nodes: Annotated[
         Path | None,
         typer.Option(
-            help=".npy or .csv file [B]: for each row, its node in the training graph; or the word all, if the rows are"
-            " all nodes in order."
+            help=".npy or .csv file [B]: for each row, its node in the training graph (in a .csv, its id if nodes have"
+            " ids); or the word all, if the rows are all nodes in order."
         ),
     ] = None,
     neighbors: Annotated[

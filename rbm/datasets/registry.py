@@ -8,6 +8,7 @@ from pathlib import Path
 from torch_geometric.data import Data
 
 from rbm.config import PROTOCOLS
+from rbm.utils.files import absolute
 
 # Share of the test nodes that the inductive setting hides, except for Planetoid's graphs.
 UNSEEN_FRACTION = 0.2
@@ -180,6 +181,14 @@ def dataset_name(dataset: str | Path) -> str:
         TypeError, ValueError: it is neither, as for :func:`find_dataset`.
     """
     return str(dataset) if is_path(dataset) else find_dataset(dataset).name
+
+
+def absolute_name(dataset: str) -> str:
+    """The name of a dataset, or the absolute path of an existing file or folder, valid in any working directory."""
+    if not is_path(dataset):
+        return dataset
+    path = absolute("dataset", dataset)
+    return path if Path(path).exists() else dataset
 
 
 def short_name(dataset: str) -> str:

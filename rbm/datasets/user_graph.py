@@ -60,6 +60,12 @@ def load_graph(
       one column for each of ``S`` splits, ``[N, S]``; seed ``s`` uses column ``s % S``.
     * ``teacher_logits`` or ``logits``: a teacher's logits ``[N, C]``, for ``rbm distill --teacher logits``.
 
+    In a folder, a column ``id`` or ``node_id`` of ``x.csv`` or ``x.parquet`` names the nodes, by strings or numbers
+    (needs ``pyarrow``). Edges in a table are then pairs of ids; edges with an unknown id are left out, with a warning.
+    Tables of labels, masks and logits may have such a column too, and then their rows may come in any order. A node
+    that a table of labels lacks has no label, and one that a mask lacks is not in the set. A mask may also be a list
+    of ids.
+
     Args:
         path: the file or folder.
         seed: seed of the split if the files have none; selects the split if they have several.
@@ -68,7 +74,8 @@ def load_graph(
         sparse_features: as for :func:`rbm.datasets.load_dataset`.
 
     Returns:
-        As :func:`rbm.datasets.load_dataset`, plus ``teacher_logits`` float32 ``[N, C]`` if the files have them.
+        As :func:`rbm.datasets.load_dataset`, plus ``teacher_logits`` float32 ``[N, C]`` and ``node_ids``
+        (:class:`rbm.datasets.readers.node_ids.NodeIds`) if the files have them.
 
     Raises:
         FileNotFoundError: ``path`` does not exist.
@@ -118,6 +125,8 @@ def load_graph(
         data.teacher_logits = logits.to(torch.float32)
         classes = logits.size(1)
     data.num_classes, data.name = classes, str(path)
+    if parts.get("node_ids") is not None:
+        data.node_ids = parts["node_ids"]
     return data
 
 

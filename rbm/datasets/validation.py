@@ -92,6 +92,16 @@ def warn_of_untaught_classes(data: Data) -> None:
         )
 
 
+def warn_of_missing_edges(data: Data) -> None:
+    """Warn of a graph in which no edge joins two nodes: a teacher then knows no more than an MLP."""
+    if not bool((data.edge_index[0] != data.edge_index[1]).any()):
+        logging.getLogger("rbm").warning(
+            "data.edge_index: no edge joins two nodes, so a teacher sees no more than an MLP, and encodings say nothing"
+            " about a node. If the graph has edges, check where they are read from; otherwise, train students on"
+            " features alone (--features-only)."
+        )
+
+
 def validate_data(data: Data) -> None:
     """Check that ``data`` can be distilled; the first problem is raised with a way to fix it.
 

@@ -17,10 +17,10 @@ from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.splits import GraphSplit, split_for
-from rbm.datasets.validation import warn_of_scale, warn_of_untaught_classes
+from rbm.datasets.validation import warn_of_missing_edges, warn_of_scale, warn_of_untaught_classes
 from rbm.distillation.auto.folder import read_chosen
-from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
-from rbm.distillation.finish import finish, summary_of
+from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, shared_cache, with_logits
+from rbm.distillation.finish import REPORT_SECONDS, draws, finish, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
 from rbm.distillation.result import Distillation
@@ -90,7 +90,8 @@ def distill(
             nodes (:mod:`rbm.distillation.auto`). The search starts from ``config``; a given ``teacher``, ``methods``
             and ``keep`` restrict it. The run then uses the configuration that was chosen.
         budget: time for the search and the run after it, in seconds or as ``"90s"``, ``"10m"``, ``"1.5h"``; by default
-            ten minutes. If it is too small for a single trial, ``config`` is used as it is.
+            ten minutes. If it is too small for the starting points of the search and for the run, ``config`` is used as
+            it is, and the run may take longer.
         encodings: further columns of a student's input, ``[N, D]`` each, in addition to those of the ``encoding``
             section. Methods that use only features do not get them.
         features_only: train students whose input is only the features, whatever encodings ``config`` selects; with
@@ -146,39 +147,41 @@ def distill(
     if (folder is not None or console is not None) and is_main_process():  # once, not per trial of a search
         warn_of_scale(data.x)
         warn_of_untaught_classes(data)
+        warn_of_missing_edges(data)
     config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes)
     _check_experts(config, methods, split.observed.num_nodes)
     chosen: Chosen | None = None
-    if auto:
-        if isinstance(given, Tensor):
-            data, teacher, named = with_logits(data, given), None, "logits"
-        config = config.updated({"teacher": {"name": named}}) if named else config
-        chosen = choose(
-            distill,
-            data,
-            teacher,
-            config,
-            teacher_name=named,
-            methods=(keep,) if keep in asked_for else asked_for,
-            run=asked_for,
-            budget=seconds,
-            folder=folder,
-            resume=resume,
-            overwrite=overwrite,
-            cache=cache,
-            unseen_fraction=unseen_fraction,
-            console=console,
-            features_only=features_only,
-        )
-        config, resume, overwrite = chosen.config, folder is not None, False
-        given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes)
-    teacher = given
-    kept, progress = Cache(cache), Progress(console if is_main_process() else None)
-    if chosen:
-        timings["search"] = {"seconds": round(chosen.seconds, 3)}
     with ExitStack() as opened:
+        if auto:
+            if isinstance(given, Tensor):
+                data, teacher, named = with_logits(data, given), None, "logits"
+            config = config.updated({"teacher": {"name": named}}) if named else config
+            cache = opened.enter_context(shared_cache(cache))  # the run reuses encodings of the search
+            chosen = choose(
+                distill,
+                data,
+                teacher,
+                config,
+                teacher_name=named,
+                methods=(keep,) if keep in asked_for else asked_for,
+                run=asked_for,
+                budget=seconds,
+                folder=folder,
+                resume=resume,
+                overwrite=overwrite,
+                cache=cache,
+                unseen_fraction=unseen_fraction,
+                console=console,
+                features_only=features_only,
+                reserve=REPORT_SECONDS if folder is not None and draws(plots) else 0.0,
+            )
+            config, resume, overwrite = chosen.config, folder is not None, False
+            given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes)
+            timings["search"] = {"seconds": round(chosen.seconds, 3)}
+        teacher = given
+        kept, progress = Cache(cache), Progress(console if is_main_process() else None)
         run = None
         if folder is not None:
             place = open_run(folder, config, resume=resume, overwrite=overwrite)

@@ -24,6 +24,14 @@ from rbm.utils.files import as_json, first_line
 from rbm.utils.progress import Progress
 from rbm.utils.timings import Timings
 
+# Usual time for plots and the report, which hardly depends on the graph.
+REPORT_SECONDS = 3.0
+
+
+def draws(plots: bool | None) -> bool:
+    """Whether a run with this argument ``plots`` and a folder writes plots and a report."""
+    return plots or (plots is None and os.environ.get("RBM_PLOTS") != "0")
+
 
 def summary_of(
     config: Config,
@@ -80,7 +88,7 @@ def finish(
         save_graph(run, found.config, data, unseen_fraction, progress)
         _write_students(run, found, trained)
     _write_timings(run, timings)
-    if plots or (plots is None and os.environ.get("RBM_PLOTS") != "0"):
+    if draws(plots):
         with timings.measured("report"):
             _draw(run, found, progress)
         _write_timings(run, timings)

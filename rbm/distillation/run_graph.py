@@ -9,12 +9,13 @@ from torch_geometric.data import Data
 
 from rbm.config import Config
 from rbm.datasets import load_dataset, num_classes
-from rbm.datasets.registry import find_dataset, is_path
+from rbm.datasets.readers.node_ids import FILE
+from rbm.datasets.registry import absolute_name, find_dataset, is_path
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import MASKS
 from rbm.teachers.prepare import build_configured_teacher
 from rbm.training.run_folder import RunFolder, load_weights
-from rbm.utils.files import read_json
+from rbm.utils.files import absolute, read_json
 from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import read_sealed
 
@@ -27,24 +28,32 @@ _CSR = ("x_crow", "x_col", "x_values")
 
 
 def named_after_graph(config: Config, data: Data, resumed: Path | str | None) -> Config:
-    """The configuration with the name of the given graph if its ``dataset`` is the default.
+    """The configuration with the name of the given graph if its ``dataset`` is the default. Paths of existing files
+    become absolute, so that a run folder can be used from any working directory.
 
     Args:
         config: configuration of the run.
         data: the graph; ``data.name`` is its name, if present.
         resumed: folder of the run that is resumed. Earlier versions gave every graph the default name.
     """
-    if config.dataset != Config().dataset:
-        return config
-    name = data.get("name")
-    name = name if isinstance(name, str) and name else OWN_GRAPH
-    if name == OWN_GRAPH and resumed is not None and (stored := Path(resumed) / "config.yaml").is_file():
-        name = Config.from_yaml(stored).dataset
-    return config.updated({"dataset": name})
+    name = config.dataset
+    if name == Config().dataset:
+        given = data.get("name")
+        name = given if isinstance(given, str) and given else OWN_GRAPH
+        if name == OWN_GRAPH and resumed is not None and (stored := Path(resumed) / "config.yaml").is_file():
+            name = Config.from_yaml(stored).dataset
+    name = name if name == OWN_GRAPH else absolute_name(name)
+    root = absolute("root", config.root) if config.root else ""
+    return config.updated({"dataset": name, "root": root})
 
 
 def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: float | None, progress: Progress) -> None:
-    """Save a graph in its run folder if :func:`rbm.load_dataset` cannot find it by name and it is not too large."""
+    """Save a graph in its run folder if :func:`rbm.load_dataset` cannot find it by name and it is not too large.
+
+    The ids of its nodes are always saved.
+    """
+    if (ids := data.get("node_ids")) is not None:
+        run.write_text(FILE, ids.to_csv())
     if _is_found_by_name(config.dataset):
         return
     tensors = {name: data[name] for name in _PARTS if isinstance(data.get(name), Tensor)}

@@ -1,5 +1,6 @@
 """The verdict of a run (:mod:`rbm.distillation.verdict`) in sentences, for terminal, report and ``results.md``."""
 
+import math
 from typing import Any
 
 from rbm.datasets.homophily import HETEROPHILOUS, Homophily
@@ -17,18 +18,30 @@ def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
     """One sentence each on the search (if there was one), the graph, the teacher, the best student, the kept student
     and the rows that the students take.
     """
+    graph = f"{_graph(verdict['homophily'])}{'' if verdict.get('neighbors', True) else _ALONE}."
     return [
-        *([_search(verdict["search"])] if "search" in verdict else []),
-        f"{_graph(verdict['homophily'])}{'' if verdict.get('neighbors', True) else _ALONE}.",
+        *([search_sentence(verdict["search"])] if "search" in verdict else []),
+        graph if _has_edges(verdict) else "Graph: no edge joins two nodes, so the features are all that there is.",
         *([] if verdict["teacher_gain"] is None else [_teacher(verdict)]),
         _best(verdict),
         _kept(verdict),
-        _needs(verdict["needs"]),
+        _needs(verdict["needs"], _has_edges(verdict)),
     ]
 
 
-def _search(found: dict[str, Any]) -> str:
+def _has_edges(verdict: dict[str, Any]) -> bool:
+    return verdict.get("has_edges", True)  # absent in verdicts of earlier versions
+
+
+def search_sentence(found: dict[str, Any]) -> str:
+    """One sentence on the outcome of a search, from :func:`rbm.distillation.auto.run.told`."""
     budget, trials = _time(found["budget"]), found["trials"]
+    if found["choice"] is None and found.get("needed"):
+        return (
+            f"Search: the budget of {budget} is too small for this graph: the trainings of the starting points and of"
+            f" the run need at least {_time(_rounded(found['needed']))}, judging by the epochs so far; the run uses"
+            " the settings that the search started from."
+        )
     if found["choice"] is None:
         return (
             f"Search: the budget of {budget} ended before the first trial was complete; the run uses the settings that"
@@ -64,6 +77,12 @@ def _time(seconds: float) -> str:
     return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
 
 
+def _rounded(seconds: float) -> float:
+    """Seconds or, from two minutes on, minutes, rounded up."""
+    unit = 1 if seconds < 119 else 60
+    return math.ceil(seconds / unit) * unit
+
+
 def _graph(found: dict[str, Any] | None) -> str:
     if found is None:
         return "Graph: no edge connects two training or validation nodes, so its homophily is unknown"
@@ -84,17 +103,20 @@ def _teacher(verdict: dict[str, Any]) -> str:
         f"Teacher: {accuracy['teacher']:.2%} at validation, compared with {accuracy[LABELS_ALONE]:.2%} for an MLP"
         f" trained on the labels alone ({100 * gain.difference:+.2f} points, {_interval(gain)})"
     )
-    if gain.difference > 0 and not gain.is_chance:
-        return f"{both}; the graph helps."
     if verdict.get("source") == LABELS_ALONE:
         return f"{both}; its soft labels are misleading, so students learn those of the MLP instead (distill.source)."
+    keep = ""
+    if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
+        keep = f"; the MLP is better than every student, and --keep {LABELS_ALONE} keeps it"
+    if not _has_edges(verdict):
+        return f"{both}; without edges, it is an MLP of another shape{keep}."
+    if gain.difference > 0 and not gain.is_chance:
+        return f"{both}; the graph helps."
     told = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
     advice = "try --teacher mlp or another, distill.label_weight=0.8 or distill.neighbors=false"
     if not verdict.get("neighbors", True):
         advice = "try --teacher mlp or another, or distill.label_weight=0.8"
-    if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
-        advice += f"; the MLP is better than every student, and --keep {LABELS_ALONE} keeps it"
-    return f"{both}; {told}; {advice}."
+    return f"{both}; {told}; {advice}{keep}."
 
 
 def _best(verdict: dict[str, Any]) -> str:
@@ -127,7 +149,7 @@ def _lead(verdict: dict[str, Any]) -> list[str]:
         return []
     told = f"the teacher is {100 * found.difference:.2f} points ahead of the best student ({_interval(found)})"
     advice = "; try --method sign, whose rows include features of neighbours, or --auto"
-    return [f"{told}{advice if found.difference > _FAR else ''}"]
+    return [f"{told}{advice if found.difference > _FAR and _has_edges(verdict) else ''}"]
 
 
 def _kept(verdict: dict[str, Any]) -> str:
@@ -146,17 +168,22 @@ def _kept(verdict: dict[str, Any]) -> str:
     return f"Kept: {_title(kept)}, {reason}{choice}."
 
 
-def _needs(needs: dict[str, dict[str, Any]]) -> str:
+def _needs(needs: dict[str, dict[str, Any]], has_edges: bool) -> str:
     alone = [_title(name) for name, each in needs.items() if not each["encodings"]]
     told = [f"{listed(alone)}: features alone"] if alone else []
     encoded = {name: (each["encodings"], each.get("beside")) for name, each in needs.items() if each["encodings"]}
     for width, beside in dict.fromkeys(encoded.values()):
         names = [_title(name) for name, each in encoded.items() if each == (width, beside)]
+        if not has_edges:
+            told.append(f"{listed(names)}: features and {width} further columns, which say nothing without edges")
+            continue
         columns = "encodings of the node's place in the graph (for a new node, from those of its neighbours)"
         if beside is not None:
             columns = f"{beside} (for a new node, one mean of what is stored for its neighbours)"
         told.append(f"{listed(names)}: features and {width} {columns}")
-    if encoded:
+    if encoded and not has_edges:
+        told.append("--features-only trains without them")
+    elif encoded:
         searched = any(beside is None for _, beside in encoded.values())
         choice = "--features-only trains without them, which may be better or worse"
         told.append(f"{choice}, and --auto chooses by validation" if searched else choice)

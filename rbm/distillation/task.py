@@ -14,6 +14,7 @@ from rbm.nn.pretrained import HubMixin
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Trainer, fit_phase
 from rbm.training.run_folder import RunFolder
+from rbm.training.time_limit import current_limit
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import once
 from rbm.utils.progress import Progress
@@ -73,12 +74,18 @@ class Encoder:
             # read, and the bar is filled at the end.
             walks = section.epochs * section.walks_per_node * self.split.observed.num_nodes
             with self.progress.count("encodings", walks) as advance:
-                left = walks
+                left, limit, began = walks, current_limit(), 0.0
+                # A run after a search takes these encodings from the cache, unless its graph has further nodes.
+                reused = self.cache.folder is not None and self.split.setting == "transductive"
 
                 def read(more: int) -> None:
-                    nonlocal left
+                    nonlocal left, began
+                    # The first call also waited for gensim's import and for the walks.
+                    began, rest = began or limit.passed(), walks - left
                     left -= more
                     advance(more)
+                    passed = limit.passed() - began
+                    limit.check("encodings", passed * left / rest if rest else 0.0, reused=reused)
 
                 found = encode(self.split, section, self.classes, **given, advance=read)
                 advance(left)

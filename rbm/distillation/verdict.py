@@ -93,13 +93,14 @@ def judge(
         searched_for: the method for which a search has chosen the settings, or None.
 
     Returns:
-        ``homophily`` (its fields, or None if no edge has two known labels); ``nodes``, the number of validation nodes;
-        ``accuracy`` of every model on them; ``teacher_gain``, the :class:`Comparison` of the teacher with labels alone,
-        or None; ``best`` of the methods; ``teacher_lead``, the :class:`Comparison` of the teacher with the best
-        student; ``behind``, the :class:`Comparison` of the best student with each other student; ``kept``, and whether
-        it was ``asked_for``; ``cost``, the parameters that a prediction of each student uses; ``needs``, the columns of
-        each student's rows, with ``beside``, a description of the columns after the features if these are stored hops;
-        ``neighbors``, ``source`` and ``searched_for``, as given.
+        ``homophily`` (its fields, or None if no edge has two known labels); ``has_edges``, whether an edge of the
+        observed graph joins two nodes; ``nodes``, the number of validation nodes; ``accuracy`` of every model on them;
+        ``teacher_gain``, the :class:`Comparison` of the teacher with labels alone, or None; ``best`` of the methods;
+        ``teacher_lead``, the :class:`Comparison` of the teacher with the best student; ``behind``, the
+        :class:`Comparison` of the best student with each other student; ``kept``, and whether it was ``asked_for``;
+        ``cost``, the parameters that a prediction of each student uses; ``needs``, the columns of each student's rows,
+        with ``beside``, a description of the columns after the features if these are stored hops; ``neighbors``,
+        ``source`` and ``searched_for``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
@@ -112,6 +113,7 @@ def judge(
     gain = compare(right["teacher"], right[LABELS_ALONE]) if LABELS_ALONE in trained else None
     return {
         "homophily": None if known is None else known._asdict(),
+        "has_edges": bool((observed.edge_index[0] != observed.edge_index[1]).any()),
         "nodes": int(observed.val_mask.sum()),
         "accuracy": {name: count / len(right[name]) for name, count in counts.items()},
         "teacher_gain": None if gain is None else gain._asdict(),

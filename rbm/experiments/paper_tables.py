@@ -193,7 +193,7 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
         lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
     for setting in sorted(table.settings):
         blocks = [{title: s.mean for title, s in line.ours.items()} for line in found if line.setting == setting]
-        scores = median_scores(blocks)
+        scores = median_scores(blocks) if len(blocks) > 1 else {}  # of one graph, it would repeat its order
         if scores:
             cells = [f"{scores[title]:.2f}" if title in scores else "" for title in titles]
             lines.append(f"| median Score, {setting} | | {' | '.join(cells)} |")

@@ -74,7 +74,7 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
             continue
         teachers = groups.get(group._replace(variant=""), {}).get("teacher", {})
         teachers = {seed: row for seed, row in teachers.items() if seed in rbm}
-        published = _published(group)
+        paper = published(group)
         others = {method: groups[group].get(method, {}) for method in methods if method != "rbm"}
         difference, p = _difference(rbm, mlp)
         lines.append(
@@ -82,7 +82,7 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
                 "dataset": f"{group.graph} {group.variant}".strip(),
                 "setting": group.setting,
                 "seeds": str(len(rbm)),
-                "paper's RbM": "" if published is None else f"{published[0]:.2f} ± {published[1]:.2f}",
+                "paper's RbM": "" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
                 "RbM, best test": _cell(percent(rbm, "test_max")),
                 "**RbM, test**": f"**{_cell(percent(rbm, 'test_at_best_val'))}**",
                 **{f"{_short(name)}, test": _cell(percent(runs, "test_at_best_val")) for name, runs in others.items()},
@@ -125,7 +125,7 @@ def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str 
     return "\n".join(lines) + "\n"
 
 
-def _published(group: Group) -> list[float] | None:
+def published(group: Group) -> list[float] | None:
     """Mean and standard deviation of the paper's RbM with the same teacher and protocol."""
     printed = {"sage": "sage_distillation", "gcn": "gcn_distillation"}.get(group.teacher)
     if printed is None or group.protocol != "rbm":

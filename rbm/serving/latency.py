@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.config import Config
+from rbm.datasets.registry import short_name
 from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import METHODS
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
@@ -111,7 +112,7 @@ def measure_run(
             figures = {f"p{p}_ms": round(float(np.percentile(times, p)), 5) for p in PERCENTILES}
             rows.append({"model": name, "title": title, "batch_size": batch, "calls": len(times), **figures})
     found = {
-        "dataset": config.dataset,
+        "dataset": short_name(config.dataset),
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "teacher": config.teacher.name if teacher is not None else None,

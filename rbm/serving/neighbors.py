@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rbm.datasets.encodings import transfer
+from rbm.datasets.readers.node_ids import NodeIds, read_nodes
 from rbm.datasets.readers.text import read_table
 from rbm.utils.arrays import open_npy
 from rbm.utils.files import check_ending
@@ -43,6 +44,7 @@ class Neighbors:
         path: ``.npy`` or ``.csv`` (which may have a header).
         known: encodings of the training graph's nodes, floating ``[N, D]``.
         rows: the number of rows of features, if known yet.
+        ids: ids of the training graph's nodes, which a ``.csv`` then names; or None.
 
     Attributes:
         missing: the number of rows so far that have no edge in the file; their encodings are zeros.
@@ -53,10 +55,10 @@ class Neighbors:
         ValueError: not readable, not whole numbers of that shape, or a number out of range.
     """
 
-    def __init__(self, path: Path | str, known: Tensor, rows: int | None) -> None:
+    def __init__(self, path: Path | str, known: Tensor, rows: int | None, ids: NodeIds | None = None) -> None:
         self.path, self.known, self._order = Path(path), known, None
         self.missing, self.first_missing = 0, []
-        self._edges, kind, shape = _open_table("neighbors file", path)
+        self._edges, kind, shape = _open_table("neighbors file", path, ids)
         if len(shape) != 2 or shape[1] != 2 or kind.kind not in "iu":
             raise ValueError(f"neighbors file {path} holds {kind} of shape {shape}, expected whole numbers [M, 2]")
         self.count, self._place = shape[0], 0
@@ -124,8 +126,9 @@ class Nodes:
     Args:
         path: ``.npy`` or ``.csv`` (which may have a header) with the node of each row of features; or :data:`ALL` if
             the rows are all nodes in order.
-        known: encodings of the training graph's nodes, floating ``[N, D]``.
+        known: encodings of the training graph's nodes, floating ``[N, D]``; None if the student takes none.
         rows: the number of rows of features, if known yet.
+        ids: ids of the training graph's nodes, which a ``.csv`` then names; or None.
         neighbors: provides the encodings of new rows, whose node is -1; None if there are no such rows. Its edges of
             other rows are not used.
 
@@ -134,13 +137,21 @@ class Nodes:
         ValueError: not readable, not whole numbers of that shape, a number out of range, or not one per row.
     """
 
-    def __init__(self, path: Path | str, known: Tensor, rows: int | None, neighbors: Neighbors | None = None) -> None:
-        self.path, self.known, self.neighbors = Path(path), known, neighbors
+    def __init__(
+        self,
+        path: Path | str,
+        known: Tensor | None,
+        rows: int | None,
+        neighbors: Neighbors | None = None,
+        ids: NodeIds | None = None,
+    ) -> None:
+        self.path, self.known, self.neighbors, self.ids = Path(path), known, neighbors, ids
         self._in_order, self._nodes = str(path) == ALL, None
+        self._total = len(ids) if known is None else len(known)
         if self._in_order:
-            self.count = len(known)
+            self.count = self._total
         else:
-            self._nodes, kind, shape = _open_table("nodes file", path)
+            self._nodes, kind, shape = _open_table("nodes file", path, ids)
             if kind.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
                 raise ValueError(f"nodes file {path} holds {kind} of shape {shape}, expected whole numbers [B]")
             self.count = shape[0]
@@ -160,6 +171,10 @@ class Nodes:
             others = self.neighbors.encodings(start, stop, new)
             found[torch.from_numpy(new)] = others[torch.from_numpy(new)]
         return found
+
+    def names(self, start: int, stop: int) -> list[str]:
+        """The ids of rows ``start`` to ``stop - 1``, empty for new rows; only if there are ids."""
+        return self.ids.of(self._of(start, stop))
 
     def check_rows(self, rows: int) -> None:
         """Raise ValueError unless there is one node per row, for ``rows`` rows."""
@@ -188,24 +203,29 @@ class Nodes:
         return np.array(nodes[start:stop], dtype=np.int64).reshape(-1)
 
     def _check(self, nodes: np.ndarray, start: int) -> None:
-        bad = np.flatnonzero((nodes < (0 if self.neighbors is None else -1)) | (nodes >= len(self.known)))
+        bad = np.flatnonzero((nodes < (0 if self.neighbors is None else -1)) | (nodes >= self._total))
         if not bad.size:
             return
         new = "-1 for a new node with --neighbors" if self.neighbors is None else "-1 for a new node"
         raise ValueError(
             f"nodes file {self.path}: line {start + bad[0]} names {nodes[bad[0]]}, expected 0 to"
-            f" {len(self.known) - 1}, one of the {len(self.known)} nodes of the training graph, or {new}"
+            f" {self._total - 1}, one of the {self._total} nodes of the training graph, or {new}"
         )
 
 
-def _open_table(what: str, path: Path | str) -> tuple[np.ndarray | None, np.dtype, list[int]]:
-    """Open a file of whole numbers: its content (None for a ``.npy``, which is mapped), dtype and shape."""
+def _open_table(what: str, path: Path | str, ids: NodeIds | None) -> tuple[np.ndarray | None, np.dtype, list[int]]:
+    """Open a file of whole numbers: its content (None for a ``.npy``, which is mapped), dtype and shape.
+
+    With ``ids``, the last column of a ``.csv`` holds ids, and the content has the numbers of these nodes.
+    """
     file = check_ending(what, path, (".npy", ".csv"))
     if not file.is_file():
         raise FileNotFoundError(f"{what} {path} does not exist")
     try:
-        held = read_table(file, np.int64, header=True) if file.suffix == ".csv" else None
-        table = open_npy(file) if held is None else held
+        if file.suffix == ".npy":
+            held, table = None, open_npy(file)
+        else:
+            held = table = read_nodes(file, ids) if ids is not None else read_table(file, np.int64, header=True)
     except ValueError as error:
         raise ValueError(f"{what} {path} cannot be read ({error}); expected .npy or .csv") from error
     return held, table.dtype, list(table.shape)

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from rbm.datasets.readers.node_ids import NodeIds
 from rbm.nn.newer import SIGNStudent
 from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
 from rbm.serving.feature_files import FeatureFile, open_features
@@ -42,7 +43,8 @@ def predict_file(
         features: rows ``[B, F]``, see :func:`rbm.serving.feature_files.open_features`. They contain only the features
             if ``nodes`` or ``neighbors`` are given or the student takes no encodings, else features and encodings.
         out: file to write: ``.npy`` (all probabilities, float32 ``[B, C]``), or ``.csv`` or ``.parquet`` (row, class,
-            and its probability). It is written under a temporary name and renamed when complete.
+            and its probability; with ``nodes``, also the id of the node, if the graph has ids). It is written under a
+            temporary name and renamed when complete.
         nodes: the node of the training graph that each row is, see :class:`rbm.serving.neighbors.Nodes`.
         neighbors: the neighbours of new rows in the training graph, see :class:`rbm.serving.neighbors.Neighbors`.
         method: the method of the student; by default the student that the run keeps.
@@ -76,6 +78,7 @@ class Predictor:
         student: the module, in eval mode.
         known: encodings of the training graph's nodes, ``[N, D]``, or None for a student of features alone.
         given: what these nodes pass on to a new neighbour: their encodings, except for a student of stored hops.
+        ids: ids of these nodes, or None if the graph has none.
     """
 
     def __init__(self, run: Path | str, method: str | None = None, quantize: str | None = None) -> None:
@@ -83,6 +86,7 @@ class Predictor:
         self.student, self.known = load(run, method, quantize=quantize, quiet=True), load_encodings(run, method)
         stores_hops = isinstance(self.student, SIGNStudent)
         self.given = load_encodings(run, method, passed_on=True) if stores_hops else self.known
+        self.ids = NodeIds.of_run(run)
 
     def predict(
         self,
@@ -106,7 +110,7 @@ class Predictor:
                 f"predictions file {out}: folder {out.parent} does not exist; make it, or name another"
             )
         width = self.student.in_channels
-        source, joined = _open(self.run, features, width, nodes, neighbors, self.known, self.given)
+        source, joined = _open(self.run, features, width, nodes, neighbors, self.known, self.given, self.ids)
         for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
             if given is not None and same_file(out, given):
                 raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
@@ -114,9 +118,10 @@ class Predictor:
 
         def write(partial: Path) -> None:
             nonlocal total
-            with _WRITE[out.suffix](partial) as add, progress.count("rows", source.rows) as advance:
+            names = joined.names if self.ids is not None and isinstance(joined, Nodes) else None
+            with _WRITE[out.suffix](partial, names) as add, progress.count("rows", source.rows) as advance:
                 for rows in source.pieces():
-                    if joined is not None:
+                    if joined is not None and self.known is not None:
                         rows = concat_columns(rows, joined.encodings(total, total + rows.shape[0]))
                     add(total, predict_probabilities(self.student, rows).numpy())
                     total += rows.shape[0]
@@ -139,11 +144,17 @@ def _open(
     neighbors: Path | str | None,
     known: Tensor | None,
     given: Tensor | None,
+    ids: NodeIds | None,
 ) -> tuple[FeatureFile, Nodes | Neighbors | None]:
     """Open the features for a student with ``width`` inputs, and the source of the encodings that they lack.
 
     ``known`` and ``given`` are the encodings of the training graph's nodes, and what they pass on to new neighbours.
+    ``ids`` are the ids of these nodes, if they have any. A student of features alone then takes ``nodes`` for its
+    output.
     """
+    if known is None and ids is not None and nodes is not None and neighbors is None:
+        source = open_features(path, width)
+        return source, Nodes(nodes, None, source.rows, ids=ids)
     if known is None:
         for name, file in (("nodes", nodes), ("neighbors", neighbors)):
             if file is not None:
@@ -157,8 +168,8 @@ def _open(
         )
     if nodes is not None or neighbors is not None:
         source = open_features(path, alone)
-        joined = None if neighbors is None else Neighbors(neighbors, given, source.rows)
-        return source, joined if nodes is None else Nodes(nodes, known, source.rows, joined)
+        joined = None if neighbors is None else Neighbors(neighbors, given, source.rows, ids)
+        return source, joined if nodes is None else Nodes(nodes, known, source.rows, joined, ids)
     meaning = (
         f"{alone} features and {known.shape[1]} encodings; or pass the {alone} features alone: for nodes of the"
         f" training graph with --nodes FILE, which says which of its {len(known)} nodes each row is (--nodes all: all"
@@ -176,26 +187,29 @@ def predict_probabilities(student: nn.Module, x: Features, *, batch_size: int = 
     return torch.cat([torch.softmax(student(rows[start : start + batch_size]), dim=-1) for start in starts])
 
 
-# Each yields a function add(first row, probabilities [b, C]), to be called in order.
+# Each yields a function add(first row, probabilities [b, C]), to be called in order. names(start, stop), if given,
+# returns the ids of rows, for a column of their own.
 _Add = Callable[[int, np.ndarray], None]
+_Names = Callable[[int, int], list[str]]
 
 
 @contextmanager
-def _write_csv(path: Path) -> Iterator[_Add]:
+def _write_csv(path: Path, names: _Names | None) -> Iterator[_Add]:
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["row", "class", "probability"])
+        writer.writerow(["row", *(["id"] if names else []), "class", "probability"])
 
         def add(first: int, probabilities: np.ndarray) -> None:
             classes, shares = probabilities.argmax(axis=1).tolist(), probabilities.max(axis=1).tolist()
-            numbered = enumerate(zip(classes, shares, strict=True), first)
-            writer.writerows([row, label, f"{share:.6f}"] for row, (label, share) in numbered)
+            rows = range(first, first + len(classes))
+            ids = [names(rows.start, rows.stop)] if names else []
+            writer.writerows(zip(rows, *ids, classes, [f"{share:.6f}" for share in shares], strict=True))
 
         yield add
 
 
 @contextmanager
-def _write_npy(path: Path) -> Iterator[_Add]:
+def _write_npy(path: Path, names: _Names | None) -> Iterator[_Add]:
     with open(path, "wb") as file:
         shape = None
 
@@ -219,16 +233,18 @@ def _write_npy(path: Path) -> Iterator[_Add]:
 
 
 @contextmanager
-def _write_parquet(path: Path) -> Iterator[_Add]:
+def _write_parquet(path: Path, names: _Names | None) -> Iterator[_Add]:
     import pyarrow
     from pyarrow import parquet
 
-    schema = pyarrow.schema([("row", pyarrow.int64()), ("class", pyarrow.int32()), ("probability", pyarrow.float32())])
+    fields = [("row", pyarrow.int64()), ("class", pyarrow.int32()), ("probability", pyarrow.float32())]
+    schema = pyarrow.schema([fields[0], *([("id", pyarrow.string())] if names else []), *fields[1:]])
     with parquet.ParquetWriter(path, schema) as writer:
 
         def add(first: int, probabilities: np.ndarray) -> None:
             rows = np.arange(first, first + len(probabilities))
-            columns = [rows, probabilities.argmax(axis=1).astype(np.int32), probabilities.max(axis=1)]
+            ids = [names(first, first + len(rows))] if names else []
+            columns = [rows, *ids, probabilities.argmax(axis=1).astype(np.int32), probabilities.max(axis=1)]
             writer.write_table(pyarrow.table(columns, schema=schema))
 
         yield add

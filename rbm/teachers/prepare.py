@@ -14,8 +14,9 @@ from rbm.teachers import LabelInput, LabelPropagation, Teacher, build_teacher
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 from rbm.teachers.training import build_teacher_trainer
 from rbm.training.cached import cached_phase
-from rbm.training.loop import Selection, check_time, fit_phase, split_accuracies, train_epoch
+from rbm.training.loop import Selection, fit_phase, split_accuracies, train_epoch
 from rbm.training.run_folder import RunFolder
+from rbm.training.time_limit import current_limit
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process
 from rbm.utils.progress import Progress
@@ -117,7 +118,7 @@ def share_training(
 
     Raises:
         FloatingPointError: the loss is no longer finite.
-        OutOfTimeError: a :func:`rbm.training.loop.time_limit` has passed.
+        OutOfTimeError: the training cannot end within its :func:`rbm.training.time_limit.time_limit`.
     """
     if cache.holds("teacher", *_made_from(splits[wanted], config)):
         return
@@ -127,7 +128,9 @@ def share_training(
     trainer = build_teacher_trainer(teacher, splits[wanted], config)
     selections, first = [Selection() for _ in splits], min(network.min_epochs, network.max_epochs - 1)
     training = list(zip(splits, selections, strict=True))
+    limit, fastest, last = current_limit(), float("inf"), network.max_epochs - 1
     for epoch in range(network.max_epochs):
+        began = limit.passed()
         train_epoch("teacher", trainer, epoch)
         logits = trainer.logits()
         for split, selection in training:
@@ -135,7 +138,9 @@ def share_training(
         training = [pair for pair in training if not pair[1].is_over(epoch, first, network.patience)]
         if not training:
             break
-        check_time("teacher", epoch)
+        fastest = min(fastest, limit.passed() - began)
+        left = max(selection.least_left(epoch, first, last, network.patience) for _, selection in training)
+        limit.check("teacher", fastest * left)
     for split, selection in zip(splits, selections, strict=True):
         teacher.load_state_dict(selection.state)
         cached_teacher(teacher, split, config, cache, partial(asdict, selection.result), progress)

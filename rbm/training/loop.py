@@ -3,9 +3,7 @@
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,27 +15,12 @@ from rbm.config import Network
 from rbm.datasets.splits import GraphSplit
 from rbm.training.metrics import accuracy
 from rbm.training.run_folder import RunFolder
+from rbm.training.time_limit import current_limit
 from rbm.utils.distributed import broadcast_from_rank0, world_size
 from rbm.utils.progress import Progress
 from rbm.utils.timings import part_of_phase
 
 CHECKPOINT_SECONDS = 10.0
-_clock = time.monotonic
-_ends: ContextVar[float] = ContextVar("ends", default=float("inf"))
-
-
-class OutOfTimeError(TimeoutError):
-    """A training did not end within its :func:`time_limit`."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Inside the block, trainings raise :class:`OutOfTimeError` after the epoch in which the time runs out."""
-    token = _ends.set(_clock() + seconds)
-    try:
-        yield
-    finally:
-        _ends.reset(token)
 
 
 class Accuracies(NamedTuple):
@@ -141,7 +124,14 @@ class Selection:
 
         If the best epoch is in the warmup, they are counted from the end of the warmup.
         """
-        return epoch >= first and epoch - max(self.result.best_epoch, warmup - 1) >= patience
+        return epoch >= self._earliest_end(first, patience, warmup)
+
+    def least_left(self, epoch: int, first: int, last: int, patience: int, warmup: int = 0) -> int:
+        """Number of epochs that follow at least, even if the validation accuracy does not improve any more."""
+        return max(0, min(last, self._earliest_end(first, patience, warmup)) - epoch)
+
+    def _earliest_end(self, first: int, patience: int, warmup: int) -> int:
+        return max(first, max(self.result.best_epoch, warmup - 1) + patience)
 
 
 def fit(
@@ -174,7 +164,7 @@ def fit(
 
     Raises:
         FloatingPointError: the loss is no longer finite.
-        OutOfTimeError: a :func:`time_limit` has run out.
+        OutOfTimeError: the training cannot end within its :func:`rbm.training.time_limit.time_limit`.
     """
     selection, start = Selection(), 0
     last = warmup + max_epochs - 1
@@ -190,15 +180,15 @@ def fit(
     if folder:
         folder.keep_metrics(phase, start)
 
-    saved_at = time.monotonic()
+    saved_at, limit, fastest = time.monotonic(), current_limit(), float("inf")
     with progress.phase(phase, last + 1) as bar:
         for epoch in range(start, last + 1):
-            started = time.perf_counter()
+            started, began = time.perf_counter(), limit.passed()
             loss = train_epoch(phase, trainer, epoch)
             with part_of_phase("evaluation"):
                 accuracies = trainer.evaluate()
             selection.see(epoch, accuracies, trainer.model, epoch >= first)
-            seconds = time.perf_counter() - started
+            seconds, took = time.perf_counter() - started, limit.passed() - began
 
             bar.update(epoch + 1, f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}")
             if folder:
@@ -209,7 +199,8 @@ def fit(
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     folder.save_checkpoint(_snapshot(phase, epoch + 1, trainer, selection))
                     saved_at = time.monotonic()
-            check_time(phase, epoch)
+            fastest = min(fastest, took)
+            limit.check(phase, fastest * selection.least_left(epoch, first, last, patience, warmup))
             if selection.is_over(epoch, first, patience, warmup):
                 break
         result = selection.result
@@ -237,12 +228,6 @@ def train_epoch(phase: str, trainer: Trainer, epoch: int) -> float:
         )
     trainer.model.eval()
     return loss
-
-
-def check_time(phase: str, epoch: int) -> None:
-    """Raise :class:`OutOfTimeError` if a :func:`time_limit` has run out."""
-    if _clock() > _ends.get():
-        raise OutOfTimeError(f"phase {phase!r} was cut short in epoch {epoch} by its limit of time")
 
 
 def fit_phase(

@@ -22,7 +22,7 @@ from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.saved_student import STUDENT, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
-from rbm.utils.files import disk_errors, read_text, write_bytes, write_json
+from rbm.utils.files import absolute, disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import is_free, only_process
 from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed
 
@@ -311,10 +311,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _check_same(stored: Config, given: Config, path: Path) -> None:
-    if stored == given:
-        return
     was, now = flat(asdict(stored)), flat(asdict(given))
+    for name in ("dataset", "root"):  # earlier versions stored paths as they were given
+        if was[name] and now[name] and absolute(name, was[name]) == now[name]:
+            was[name] = now[name]
     changed = [f"{name} (was {_shown(was[name])}, now {_shown(now[name])})" for name in was if was[name] != now[name]]
+    if not changed:
+        return
     raise ValueError(
         f"run folder {path} was started with another configuration: {'; '.join(changed)};"
         " resume without these changes, or use another --out"

@@ -40,6 +40,11 @@ def with_home(what: str, path: Path | str) -> Path:
         ) from None
 
 
+def absolute(what: str, path: Path | str) -> str:
+    """The absolute form of a path, without ``~`` and ``..``; ValueError as :func:`with_home`."""
+    return os.path.abspath(with_home(what, path))
+
+
 def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> str:
     """Read a UTF-8 text file.
 

@@ -95,7 +95,7 @@ def deepwalk(
             differs from run to run.
         seed: seed of the walks and of skip-gram.
         advance: called with the number of walks read since the last call, in total at most
-            ``epochs * N * walks_per_node``.
+            ``epochs * N * walks_per_node``. If it raises an exception, the training ends early with this exception.
 
     Returns:
         float32 ``[N, dim]`` on the CPU.
@@ -137,7 +137,10 @@ def deepwalk(
     met = np.flatnonzero(counts)
     frequencies = {str(node): int(count) for node, count in zip(met, counts[met], strict=True)}
     model.build_vocab_from_freq(frequencies, corpus_count=walks.shape[0])
-    model.train(_Sentences(walks, num_nodes, advance), total_examples=walks.shape[0], epochs=epochs)
+    sentences = _Sentences(walks, num_nodes, advance)
+    model.train(sentences, total_examples=walks.shape[0], epochs=epochs)
+    if sentences.error is not None:
+        raise sentences.error
     positions[met] = model.wv[list(frequencies)]
     return torch.from_numpy(positions)
 
@@ -146,21 +149,32 @@ class _Sentences:
     """An iterable of walks for gensim, which reads them in each epoch; they are never all held as Python objects.
 
     Words must be strings: gensim treats an integer sometimes as a word and sometimes as an index into its vocabulary.
+
+    Attributes:
+        error: exception of ``advance``, which ends the iteration. gensim iterates in a thread of its own, in which an
+            exception would be lost and leave the other threads waiting.
     """
 
     def __init__(self, walks: np.ndarray, num_nodes: int, advance: Callable[[int], None] | None) -> None:
         self.walks, self.advance = walks, advance
         self.words = [str(node) for node in range(num_nodes)]
+        self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[list[str]]:
         words = self.words
+        if self.error is not None:  # in an earlier epoch
+            return
         for begin in range(0, len(self.walks), _CHUNK):
             chunk = self.walks[begin : begin + _CHUNK]
             lengths = (chunk >= 0).sum(axis=1).tolist()
             for walk, length in zip(chunk.tolist(), lengths, strict=True):
                 yield [words[node] for node in walk[:length]]
-            if self.advance is not None:
-                self.advance(len(chunk))
+            try:
+                if self.advance is not None:
+                    self.advance(len(chunk))
+            except Exception as error:
+                self.error = error
+                return
 
 
 def _hash(word: str) -> int:

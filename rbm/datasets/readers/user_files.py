@@ -13,6 +13,14 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 
 from rbm.datasets.readers.features import csr_from_scipy
 from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor, scipy_csr
+from rbm.datasets.readers.node_ids import (
+    NodeIds,
+    id_column,
+    read_by_ids,
+    read_edges,
+    read_mask,
+    read_named_rows,
+)
 from rbm.datasets.readers.parquet import check_columns
 from rbm.datasets.readers.text import read_table
 from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
@@ -30,6 +38,7 @@ NAMES = {
     "val_mask": ("val_mask", "val", "valid"),
     "test_mask": ("test_mask", "test"),
 }
+_MASKS = ("train_mask", "val_mask", "test_mask")
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
 _LARGEST = 2**63 - 1
 _NUMBERS = (
@@ -37,7 +46,8 @@ _NUMBERS = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 _OF_NAMES = "; names become numbers by numpy.unique(NAMES, return_inverse=True)[1]"
-_OF_NODES = "; write a node as its row in x, counted from 0: MAP[NAME] with MAP = {name: row for row, name in ...}"
+_OF_NODES = "; nodes are rows of x, counted from 0; to use names, write the name of each row into a column 'id' of x"
+_OF_FEATURES = "; drop it, or call it 'id' if it names the nodes"
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -216,20 +226,49 @@ def _check_tensor(value: Tensor, where: str, sparse: bool) -> None:
 
 def _read_folder(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.suffix not in _READERS or not path.is_file() or not _is_part(path.stem):
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    parts = [path for path in paths if path.suffix in _READERS and path.is_file() and _is_part(path.stem)]
+    named = [path for path in parts if path.stem in NAMES["x"] and id_column(path)]
+    ids = x = None
+    if len(named) == 1:
+        names, x = _checked(read_named_rows, named[0])
+        ids = _checked(NodeIds, names, named[0])
+        if x is None:
+            raise ValueError(f"dataset: {named[0]} has ids and no other column, expected features beside them")
+    for path in paths:
+        if path not in parts:
             found[f"./{path.name}"] = None  # mentioned in the message if a part is missing
             continue
         if path.stem in found:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
-        found[path.stem] = _READERS[path.suffix](path)
+        found[path.stem] = _READERS[path.suffix](path) if ids is None else x if path in named else _by_id(path, ids)
     if not any(_is_part(name) for name in found):
         raise ValueError(
             f"dataset: {folder} holds no part of a graph, expected {_EXPECTED}, each as one of {', '.join(_READERS)}"
         )
-    return _named(folder, found)
+    return _named(folder, found) | {"node_ids": ids}
+
+
+def _by_id(path: Path, ids: NodeIds) -> Tensor:
+    """A part of a graph whose nodes have ids; ``.npy`` and ``.npz`` files use row numbers."""
+    if path.suffix in (".csv", ".parquet"):
+        if path.stem in NAMES["edge_index"]:
+            return _checked(read_edges, path, ids)
+        if id_column(path):
+            lacking = {NAMES["y"]: -1.0} | {NAMES[name]: 0.0 for name in _MASKS}
+            found = next((number for names, number in lacking.items() if path.stem in names), None)
+            return _from_table(path, _checked(read_by_ids, path, ids, lacking=found))
+        if any(path.stem in NAMES[name] for name in _MASKS):
+            nodes = _checked(read_mask, path, ids)
+            return _READERS[path.suffix](path) if nodes is None else nodes
+    return _READERS[path.suffix](path)
+
+
+def _checked(read: Callable, *arguments: Any, **options: Any) -> Any:
+    try:
+        return read(*arguments, **options)
+    except ValueError as error:
+        raise ValueError(f"dataset: {error}") from error
 
 
 def _read_npy(path: Path) -> Tensor:
@@ -287,7 +326,7 @@ def _read_parquet(path: Path) -> Tensor:
     bad = [name for name, column in zip(table.column_names, columns, strict=True) if column.dtype.kind not in "biuf"]
     if bad:
         remedy = (
-            _OF_NAMES if path.stem in NAMES["y"] else _OF_NODES if path.stem in NAMES["edge_index"] else "; drop it"
+            _OF_NAMES if path.stem in NAMES["y"] else _OF_NODES if path.stem in NAMES["edge_index"] else _OF_FEATURES
         )
         raise ValueError(f"dataset: {path} has the column {bad[0]!r}, which holds no numbers{remedy}")
     return _from_table(path, as_tensor(np.column_stack(columns), str(path)))

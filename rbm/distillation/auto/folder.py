@@ -72,8 +72,9 @@ class AutoFolder:
             yield new_study(storage)
 
     def note(self, search: Search) -> None:
-        """Write the present state to ``auto.csv``."""
-        write_csv(self.path / "auto.csv", rows(search))
+        """Write the present state to ``auto.csv``, once there is a trial."""
+        if found := rows(search):
+            write_csv(self.path / "auto.csv", found)
 
     def end(self, config: Config, chosen: dict[str, Any]) -> None:
         """End the search: write the choice and the configuration of the run that follows."""

@@ -21,6 +21,7 @@ from rbm.distillation.auto.folder import AutoFolder, describe, new_study, open_a
 from rbm.distillation.auto.search import MOST_HALVES, Search, point_of, rows
 from rbm.distillation.auto.space import GIVEN, MODULE, Point, Space
 from rbm.distillation.result import Distillation
+from rbm.distillation.sentences import search_sentence
 from rbm.distillation.verdict import rows_of
 from rbm.nn.students import predict
 from rbm.teachers.prepare import share_training
@@ -43,7 +44,7 @@ class Chosen:
     Attributes:
         config: the chosen configuration of the run.
         told: facts about the search for the verdict, see :func:`told`.
-        seconds: duration of all trainings of the search.
+        seconds: duration of the search.
         rows: one dictionary per trial, as in ``auto.csv``; None if the search was finished by an earlier process.
     """
 
@@ -145,13 +146,14 @@ def choose(
     unseen_fraction: float | None,
     console: Console | None,
     features_only: bool = False,
+    reserve: float = 0.0,
 ) -> Chosen:
     """Search for a configuration within a budget of time.
 
     ``train`` is :func:`rbm.distill`, which trains every trial. ``teacher`` is a trained module for all trials, or None.
     ``teacher_name`` is the name of the teacher of all trials, or None to search for it. ``methods`` are searched;
-    ``run`` are the methods trained afterwards. ``budget`` is in seconds. The other arguments are those of
-    :func:`rbm.distill`.
+    ``run`` are the methods trained afterwards. ``budget`` is in seconds; ``reserve`` seconds of it are for the end of
+    the run, after its trainings. The other arguments are those of :func:`rbm.distill`.
 
     Raises:
         ValueError: Optuna is not installed, several processes train together, or the folder contains another search.
@@ -168,23 +170,29 @@ def choose(
     observed = _observed(data, config, unseen_fraction)
     judge = Judge(train, observed, num_classes(data), space, teacher)
     progress = Progress(console)
+    options = {"budget": budget, "run": run, "reserve": reserve}
     if folder is None:
-        return _search(judge, new_study(), None, budget, cache, console)
+        return _search(judge, new_study(), None, cache, console, options)
     description = describe(space, run, budget, _graph_name(observed))
     with open_auto(Path(folder), description, resume=resume, overwrite=overwrite) as place:
         if place.chosen is not None:
             progress.say(f"search: finished before, taken from {place.path}")
             return Chosen(Config.from_yaml(place.path / "config.yaml"), place.chosen, 0.0, None)
         with place.study() as study:
-            found = _search(judge, study, place, budget, cache, console)
+            found = _search(judge, study, place, cache, console, options)
         place.end(found.config, found.told)
         return found
 
 
 def _search(
-    judge: Judge, study: Any, place: AutoFolder | None, budget: float, cache: Path | str | None, console: Console | None
+    judge: Judge,
+    study: Any,
+    place: AutoFolder | None,
+    cache: Path | str | None,
+    console: Console | None,
+    options: dict[str, Any],
 ) -> Chosen:
-    with _shared(cache) as shared, count_runs(console, "search, seconds", round(budget)) as bar:
+    with shared_cache(cache) as shared, count_runs(console, "search, seconds", round(options["budget"])) as bar:
 
         def note(search: Search, trial: int) -> None:
             if place is not None:
@@ -192,26 +200,29 @@ def _search(
             bar.update(round(search.spent()), _status(search, trial))
 
         judge = replace(judge, cache=shared)
-        search = Search(judge.space, judge, study, budget=budget, seed=judge.space.given.seed, note=note)
+        search = Search(judge.space, judge, study, seed=judge.space.given.seed, note=note, **options)
         search.run()
     if place is not None:
         place.note(search)
     outcome = told(search)
+    if search.needed is not None:  # before the run, which may take longer than the budget
+        Progress(console).say(search_sentence(outcome))
     config = judge.space.given if outcome["choice"] is None else judge.space.config(outcome["choice"])
-    return Chosen(config, outcome, search.spent(), rows(search))
+    return Chosen(config, outcome, search.spent() + search.stopped, rows(search))
 
 
 def told(search: Search) -> dict[str, Any]:
     """The outcome of a search, as the verdict and ``summary.json`` report it.
 
     Returns:
-        ``budget`` in seconds; the numbers of ``trials``, and of those that are ``complete`` or ``given_up``;
-        ``halves`` of a complete trial; ``choice``, the chosen point, ``changed``, its values that differ from the
-        configuration it starts from, and its ``accuracy``; ``given_accuracy``, the best accuracy of the configuration
-        that the search started from; ``gain``, the lead of the best trial over it, and the ``error`` of the lead
-        (:class:`rbm.distillation.auto.trials.Lead`); ``corrected``, the expected gain corrected for selection bias
-        (:func:`rbm.distillation.auto.trials.corrected_gain`), which decides the choice; ``tried``, the number of other
-        points. Accuracies are means over halves, and None if no trial is complete.
+        ``budget`` in seconds; ``needed``, the seconds that a search and its run need at least if the budget is too
+        small for the starting points, or None; the numbers of ``trials``, and of those that are ``complete`` or
+        ``given_up``; ``halves`` of a complete trial; ``choice``, the chosen point, ``changed``, its values that differ
+        from the configuration it starts from, and its ``accuracy``; ``given_accuracy``, the best accuracy of the
+        configuration that the search started from; ``gain``, the lead of the best trial over it, and the ``error`` of
+        the lead (:class:`rbm.distillation.auto.trials.Lead`); ``corrected``, the expected gain corrected for selection
+        bias (:func:`rbm.distillation.auto.trials.corrected_gain`), which decides the choice; ``tried``, the number of
+        other points. Accuracies are means over halves, and None if no trial is complete.
     """
     corrected = search.corrected_gain()
     best, given, lead = search.choice(corrected), search.given(), search.lead(search.best())
@@ -221,6 +232,7 @@ def told(search: Search) -> dict[str, Any]:
     states = [trial.state.name for trial in search.trials()]
     return {
         "budget": search.budget,
+        "needed": search.needed,
         "trials": len(rows(search)),
         "complete": states.count("COMPLETE"),
         "given_up": states.count("PRUNED"),
@@ -303,6 +315,7 @@ def _status(search: Search, trial: int) -> str:
 
 
 @contextmanager
-def _shared(cache: Path | str | None) -> Iterator[Path]:
+def shared_cache(cache: Path | str | None) -> Iterator[Path]:
+    """The folder of a cache, or a temporary one if there is none."""
     with nullcontext(cache) if cache is not None else TemporaryDirectory(prefix="rbm-") as folder:
         yield Path(folder)

@@ -6,6 +6,9 @@ were judged on one half is judged on two, and the better half of those on four.
 
 The time of a trial is stored with it, and the time spent is their sum, so a killed search resumes with the rest of its
 budget. A proposal depends only on the earlier trials and the seed.
+
+The budget includes the run after the search. Its time is estimated from the trials. A training that would leave too
+little is stopped as soon as its first epochs show this (:mod:`rbm.training.time_limit`).
 """
 
 import statistics
@@ -21,10 +24,11 @@ from rbm.distillation.auto.trials import (
     corrected_gain,
     lead,
     point_of,
+    repeated_seconds,
     seconds_of,
     seconds_of_halves,
 )
-from rbm.training.loop import OutOfTimeError, time_limit
+from rbm.training.time_limit import OutOfTimeError, time_limit
 from rbm.utils.studies import import_optuna
 
 if TYPE_CHECKING:
@@ -50,9 +54,16 @@ class Search:
         judge: trains a point on one half, ``judge(point, half) -> answers``: one character per validation node, ``1``
             correct, ``0`` wrong, ``-`` not held out; empty if the point cannot be trained.
         study: Optuna's study, empty or of the same search.
-        budget: seconds for the whole search and the training of the choice after it.
+        budget: seconds for the whole search and the run after it.
         seed: seed of the proposals.
         note: called with the search and the number of the trial after each training.
+        run: methods that the run trains; by default those of the space.
+        reserve: seconds of the budget for the end of the run, after its trainings.
+
+    Attributes:
+        needed: seconds that the starting points and the run need at least, if the search ended because the budget is
+            smaller; None otherwise.
+        stopped: seconds of the training that was stopped at the end of the budget.
     """
 
     def __init__(
@@ -64,9 +75,14 @@ class Search:
         budget: float,
         seed: int,
         note: Callable[["Search", int], None],
+        run: tuple[str, ...] | None = None,
+        reserve: float = 0.0,
     ) -> None:
         self.space, self.judge, self.study = space, judge, study
         self.budget, self.seed, self.note = budget, seed, note
+        self._methods, self._reserve = space.methods if run is None else run, reserve
+        self.needed: float | None = None
+        self.stopped = self._since = 0.0
         self._halves: int | None = study.user_attrs.get("halves")
         self._known: list[FrozenTrial] | None = None
         self.starts = space.starts()
@@ -74,15 +90,18 @@ class Search:
 
     def run(self) -> None:
         """Judge points until the budget is spent or no new points are proposed."""
-        in_a_row = 0
+        in_a_row, self._since = 0, _clock()
         while in_a_row < _MOST_REPEATED:
             trial = self._next()
             point = self._draw(trial)
             if not self._is_time_for(point):
+                self._note_needed(point, 0.0)
                 return
             try:
                 in_a_row = 0 if self._train(trial, point) else in_a_row + 1
-            except OutOfTimeError:
+            except OutOfTimeError as error:
+                self.stopped = self._lap()
+                self._note_needed(point, error.needed)
                 return
             self._settle(trial)
             self.note(self, trial.number)
@@ -217,59 +236,94 @@ class Search:
         return True
 
     def _train(self, trial: "Trial", point: Point) -> float:
-        """Judge a trial on its next half and return the seconds that this took."""
+        """Judge a trial on its next half and return the seconds that this took, with those of its proposal."""
         half = len(accuracies(trial))
         found = self._judged_before(trial, point, half)
         if found is None:
-            left, began = self._left(), _clock()
-            limit = left if point in self.starts else min(left, self._longest())
+            left = limit = self._left()
+            # The time of this method in the run is not known yet, and it will be about the same.
+            repeated = point["method"] not in self._usual()
+            if point not in self.starts:
+                limit = min(left, self._longest())
+            reused = 0.0
             try:
-                with time_limit(limit):
+                with time_limit(limit, repeated=repeated) as given:
                     right = self.judge(point, half)
+                    reused = given.reused
             except OutOfTimeError:
                 if limit == left:
                     raise
                 right = ""  # too slow for this budget
-            found = [right, _clock() - began]
+            found = [right, self._lap(), reused]
         trial.set_user_attr(f"half {half}", found)
         self._known = None
         return found[1]
 
+    def _note_needed(self, point: Point, further: float) -> None:
+        """Note a budget that is too small for the starting points; the training of one takes ``further`` seconds."""
+        if point in self.starts and self._halves is None:
+            self.needed = self.budget - self._left() + further
+
+    def _lap(self) -> float:
+        """Seconds since the last call, or since the search began or was resumed."""
+        last, self._since = self._since, _clock()
+        return self._since - last
+
     def _judged_before(self, trial: "Trial", point: Point, half: int) -> list[Any] | None:
-        """The answers of an earlier trial of the same point, with zero seconds; None if there are none."""
+        """What :meth:`_train` stores if an earlier trial of the same point was judged on this half, otherwise None."""
         for other in self.trials()[: trial.number]:
             if point_of(other) == point and f"half {half}" in other.user_attrs:
-                return [other.user_attrs[f"half {half}"][0], 0.0]
+                return [answers(other)[half], 0.0, 0.0]
         return None
 
     def _affordable_halves(self) -> int:
+        most = min(_FOR_STARTS * self.budget, self.budget - self._of_run() - self._reserve)
         number = 1
-        while number < MOST_HALVES and 2 * number * self.spent() <= _FOR_STARTS * self.budget:
+        while number < MOST_HALVES and 2 * number * self.spent() <= most:
             number *= 2
         return number
 
     def _is_time_for(self, point: Point) -> bool:
-        """Whether a training of the point and then the trainings of the run are likely to fit into the budget."""
-        return not self.spent() or self._usual(point["method"]) <= self._left()
+        """Whether a training of the point is likely to fit into the rest of the budget. Starting points are always
+        tried while there is a rest, because without them nothing can be chosen.
+        """
+        left = self._left()
+        return left > 0 if point in self.starts else self._usual()[point["method"]] <= left
 
     def _left(self) -> float:
-        """Seconds left for the search, without the usual time of the run's students after it."""
-        spent = self.spent()
-        return self.budget - spent - (sum(map(self._usual, self.space.methods)) if spent else 0.0)
+        """Seconds left for the search, without those of the run after it."""
+        return self.budget - self.spent() - self._of_run() - self._reserve
 
     def _longest(self) -> float:
         """Limit in seconds for a training that is not of a start, so that one slow teacher cannot use up the budget."""
         starts = [trial for trial in self.trials() if point_of(trial) in self.starts]
         return max(_FOR_ONE * self.budget, 2 * max(taken for trial in starts for taken in seconds_of_halves(trial)))
 
-    def _usual(self, method: str) -> float:
-        """Median seconds of a method's trainings, or of all trainings if it has none yet."""
+    def _of_run(self) -> float:
+        """Estimated seconds of the trainings of the run: the usual time of each of its methods, and what the best or
+        the given trial took beyond that, mainly for its teacher. Methods that were not trained yet count as nothing if
+        a trial will train them, otherwise as the median of the others.
+        """
+        usual = self._usual()
+        if not usual:
+            return 0.0
+        unknown = statistics.median(usual.values())
+        students = [usual.get(method, 0.0 if method in self.space.methods else unknown) for method in self._methods]
+        likely = [trial for trial in (self.best(), self.given()) if trial is not None] or self.trials()
+        teachers = {(point["start"], point["teacher"]) for point in map(point_of, likely) if point}
+        further = [0.0]
+        for trial in self.trials():
+            point = point_of(trial)
+            if point and (point["start"], point["teacher"]) in teachers:
+                further += [taken - usual[point["method"]] for taken in repeated_seconds(trial)]
+        return sum(students) + max(further)
+
+    def _usual(self) -> dict[str, float]:
+        """Method -> median seconds of its trainings, without what the run after the search reuses."""
         by_method: dict[str, list[float]] = {}
         for trial in self.trials():
-            times = [taken for taken in seconds_of_halves(trial) if taken]
-            by_method.setdefault(point_of(trial).get("method", ""), []).extend(times)
-        known = by_method.get(method) or [taken for times in by_method.values() for taken in times]
-        return statistics.median(known)
+            by_method.setdefault(point_of(trial).get("method", ""), []).extend(repeated_seconds(trial))
+        return {method: statistics.median(times) for method, times in by_method.items() if times}
 
 
 def sampler(seed: int | None = None) -> "BaseSampler":

@@ -103,7 +103,7 @@ def _by_node(trials: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _found(trial: "FrozenTrial | Trial") -> list[list[Any]]:
-    """Answers and seconds on each half so far."""
+    """Answers, seconds, and seconds of reused work (absent in searches of earlier versions) on each half so far."""
     attributes, found = trial.user_attrs, []
     while f"half {len(found)}" in attributes:
         found.append(attributes[f"half {len(found)}"])
@@ -113,6 +113,13 @@ def _found(trial: "FrozenTrial | Trial") -> list[list[Any]]:
 def seconds_of_halves(trial: "FrozenTrial") -> list[float]:
     """Seconds of training for each half so far."""
     return [each[1] for each in _found(trial)]
+
+
+def repeated_seconds(trial: "FrozenTrial") -> list[float]:
+    """Seconds for each half so far that the run after the search needs again: without encodings that it reuses. Halves
+    that were judged before are left out.
+    """
+    return [seconds - sum(reused) for _, seconds, *reused in _found(trial) if seconds]
 
 
 def seconds_of(trial: "FrozenTrial") -> float:

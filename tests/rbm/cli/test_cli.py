@@ -176,7 +176,8 @@ def test_distill_over_seeds(rbm, tmp_path):
     quick = [*QUICK, "--set", "encoding.deepwalk=false"]
     status, out, _ = rbm("distill", *quick, "--seeds", "0-1", "--setting", "inductive")
     assert status == 0
-    assert "| digits | inductive | 2 |" in out
+    assert out.startswith("digits, inductive, sage teacher, mean ± standard deviation over 2 seeds\n\n| | Test | Val |")
+    assert "\nBest student at validation: " in out
     assert len((tmp_path / "runs" / "digits-inductive-clean.csv").read_text().splitlines()) == 1 + 2 * 3
 
 
@@ -263,3 +264,29 @@ def test_bad_predictions_file(rbm, run_folder):
     status, _, err = rbm("predict", run_folder[0], "x.npy", "--out", "p.xlsx")
     assert status == 2
     assert "predictions file p.xlsx ends in '.xlsx', expected one of .csv, .npy, .parquet" in err
+
+
+def test_a_run_is_used_from_any_folder(rbm, small_graph, tmp_path, monkeypatch):
+    (tmp_path / "graphs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    torch.save(small_graph, tmp_path / "graphs" / "mine.pt")
+    status, _, err = rbm("distill", "--dataset", "graphs/mine.pt", *QUICK, "--no-plots", "--out", "run")
+    assert status == 0, err
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    status, out, err = rbm("latency", "../run", "--repeats", "2", "--batch-sizes", "1")
+    assert status == 0, err
+    assert "Latency: mine, 60 nodes" in out
+    assert rbm("distill", "--resume", "--out", "../run", "--no-plots")[0] == 0
+    same = ("distill", "--dataset", "../graphs/mine.pt", *QUICK, "--resume", "--out", "../run", "--no-plots")
+    assert rbm(*same)[0] == 0
+
+
+def test_a_run_of_an_earlier_version_keeps_its_relative_path(rbm, small_graph, tmp_path, monkeypatch):
+    torch.save(small_graph, "mine.pt")
+    assert rbm("distill", "--dataset", "mine.pt", *QUICK, "--no-plots", "--out", "run")[0] == 0
+    stored = tmp_path / "run" / "config.yaml"
+    text = stored.read_text()
+    assert f"dataset: {tmp_path}/mine.pt" in text
+    stored.write_text(text.replace(f"{tmp_path}/mine.pt", "mine.pt"))
+    assert rbm("distill", "--resume", "--out", "run", "--no-plots")[0] == 0
+    assert "dataset: mine.pt" in stored.read_text()

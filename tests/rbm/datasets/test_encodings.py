@@ -151,6 +151,19 @@ class TestDeepWalk:
         assert set(printed[0].stdout.strip()) != {"0"}
         assert printed[0].stdout == printed[1].stdout
 
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_an_error_of_its_reader_ends_it(self, workers):
+        """Gensim reads walks in a thread of its own, in which an exception would be lost."""
+        calls = []
+
+        def advance(more):
+            calls.append(more)
+            raise TimeoutError("no time left")
+
+        with pytest.raises(TimeoutError, match="no time left"):
+            deepwalk(cliques(), 24, walks_per_node=200, walk_length=5, epochs=3, workers=workers, advance=advance)
+        assert len(calls) == 1, "later epochs read nothing either"
+
     def test_several_workers_train_as_well(self):
         positions = deepwalk(random_edges(), NODES, dim=4, workers=2)
         assert (positions[:28] != 0).any(dim=1).sum() >= 25

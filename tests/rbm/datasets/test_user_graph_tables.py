@@ -53,7 +53,7 @@ def test_tables_as_spreadsheets_write_them(tmp_path, text):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": ["a"] * 6, "value": [1.0] * 6}, "has the column 'id', which holds no numbers; drop it"),
+        ({"name": ["a"] * 6, "value": [1.0] * 6}, "has the column 'name', which holds no numbers; drop it"),
         ({"x": [[1.0, 2.0]] * 5 + [[1.0]]}, "holds rows of unlike length, or no numbers"),
         ({}, "has no columns"),
         (

@@ -243,6 +243,44 @@ def test_words():
     assert needs == "Rows to predict: MLP student and RbM student: features alone."
 
 
+def test_words_without_edges():
+    """Nothing is said about edges, and nothing is advised that needs some."""
+    lead = {"difference": 0.2, "low": 0.1, "high": 0.3, "p": 0.001, "nodes": 200}
+    needs = {
+        "mlp": {"features": 5, "encodings": 8},
+        "rbm": {"features": 5, "encodings": 8},
+        "labels": {"features": 5, "encodings": 0},
+    }
+    found = {**FOUND, "homophily": None, "has_edges": False, "teacher_lead": lead, "needs": needs}
+    graph, teacher, best, _, rows = verdict_sentences(found)
+    assert graph == "Graph: no edge joins two nodes, so the features are all that there is."
+    assert teacher.endswith(
+        "; without edges, it is an MLP of another shape; the MLP is better than every student, and --keep labels keeps"
+        " it."
+    )
+    assert "the graph helps" not in verdict_sentences({**found, "teacher_gain": lead})[1]
+    assert best.endswith(
+        "the teacher is 20.00 points ahead of the best student (95% interval +10.0 to +30.0 on the same 200 nodes)."
+    )
+    assert rows == (
+        "Rows to predict: MLP on labels: features alone; MLP student and RbM student: features and 8 further columns,"
+        " which say nothing without edges; --features-only trains without them."
+    )
+
+
+@pytest.mark.parametrize("edges", [torch.empty(2, 0, dtype=torch.int64), torch.arange(60).expand(2, -1)])
+def test_a_run_without_edges_warns_once_and_says_so(small_graph, edges, tmp_path, caplog):
+    small_graph.edge_index = edges.contiguous()
+    few = {"max_epochs": 2, "min_epochs": 0}
+    config = rbm.Config().updated({"teacher": few, "mlp": few, "rbm": few})
+    found = rbm.distill(small_graph, config=config, folder=tmp_path, measure_latency=False)
+    told = [record.getMessage() for record in caplog.records if record.name == "rbm" and "edge" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("data.edge_index: no edge joins two nodes, so a teacher sees no more than an MLP")
+    assert found.verdict[0].startswith("Graph: no edge joins two nodes")
+    assert float(found.encodings["mlp"].full.abs().sum()) == 0
+
+
 def test_words_for_other_findings():
     gain = {"difference": 0.01, "low": -0.01, "high": 0.03, "p": 0.4, "nodes": 200}
     graph, teacher, *_ = verdict_sentences({**FOUND, "homophily": None, "teacher_gain": gain})

@@ -1,6 +1,7 @@
 """``rbm.distill(auto=True)``: the nodes that it reads, the files that it writes, and resuming after a kill."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -13,14 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from torch import nn
 
 import rbm
 from rbm.config import Config
 from rbm.config.presets import features_only
+from rbm.datasets import encodings
 from rbm.datasets.splits import split_graph
 from rbm.distillation.auto import run, search
-from rbm.training.loop import OutOfTimeError, time_limit
+from rbm.training.time_limit import OutOfTimeError, time_limit
 
 pytest.importorskip("optuna")
 
@@ -127,7 +130,8 @@ def test_a_run_after_a_search_is_continued_as_any_other(small_graph, start, tmp_
 def test_a_budget_below_one_trial_leaves_the_settings(budget, small_graph, start):
     found = distilled(small_graph, start, budget=budget)
     assert found.config == replace(start, dataset="own graph")
-    assert "ended before the first trial was complete; the run uses the settings that" in found.verdict[0]
+    assert "is too small for this graph" in found.verdict[0]
+    assert "at least 2 s, judging by the epochs so far; the run uses the settings that" in found.verdict[0]
     assert len(found.trials) == 1
 
 
@@ -152,11 +156,11 @@ def test_what_an_error_cut_short_goes_on(at, small_graph, start, tmp_path, monke
 
 
 KILLED = """
-import contextlib, itertools, sys, torch, rbm
+import contextlib, itertools, sys, types, torch, rbm
 from rbm.config import Config
 from rbm.distillation.auto import search
 search._clock = itertools.count().__next__
-search.time_limit = contextlib.nullcontext
+search.time_limit = lambda *_, **__: contextlib.nullcontext(types.SimpleNamespace(reused=0.0))
 torch.set_num_threads(1)
 graph = torch.load(sys.argv[1], weights_only=False)
 rbm.distill(graph, config=Config.from_yaml(sys.argv[2]), auto=True, budget=int(sys.argv[4]), measure_latency=False,
@@ -268,6 +272,34 @@ def test_a_training_beyond_the_budget_is_cut_short(small_graph, start):
     assert run.told(cut)["trials"] == 0
 
 
+def test_a_budget_below_one_training_is_told_before_the_run(small_graph, start, tmp_path):
+    """The first epoch shows that the teacher takes longer. The run then keeps the settings, and the folder is whole."""
+    start = start.updated({"teacher": {"max_epochs": 2000, "patience": 2000, "hidden_channels": 8}})
+    console = Console(file=io.StringIO(), width=500)
+    began = time.monotonic()
+    found = distilled(small_graph, start, budget=0.2, folder=tmp_path / "run", console=console)
+    searched = found.timings["search"]["seconds"]
+    assert searched < (time.monotonic() - began) / 2, "the search stops at once"
+    told = console.file.getvalue()
+    assert found.verdict[0] in told
+    assert told.index("the budget of 0.2 s is too small for this graph") < told.index("teacher  2000/2000")
+    assert found.config == replace(start, dataset="own graph")
+    assert found.trials == []
+    assert not (tmp_path / "run" / "auto.csv").exists()
+    assert yaml.safe_load((tmp_path / "run" / "auto.yaml").read_text())["chosen"]["needed"] > 0.2
+    again = distilled(small_graph, start, folder=tmp_path / "run", resume=True)
+    assert again.verdict == found.verdict
+
+
+@pytest.mark.usefixtures("clock")
+def test_without_a_cache_the_run_reuses_encodings_of_the_search(small_graph, start, monkeypatch):
+    computed, real = [], encodings.deepwalk
+    monkeypatch.setattr(encodings, "deepwalk", lambda *args, **options: computed.append(1) or real(*args, **options))
+    start = start.updated({"encoding": {"deepwalk": True}})
+    distilled(small_graph, start, budget=3, cache=None)
+    assert len(computed) == 1
+
+
 @pytest.mark.usefixtures("clock")
 def test_a_folder_holds_one_search(small_graph, start, tmp_path):
     def dies(search, trial):
@@ -334,7 +366,7 @@ def test_command(small_graph, tmp_path, monkeypatch, command):
     assert status == 0, err
     assert "Search: " in " ".join(out.split())
     config = Config.from_yaml(tmp_path / "run" / "config.yaml")
-    assert (config.dataset, config.seed, config.mlp.max_epochs) == ("graph.pt", 1, 6)
+    assert (config.dataset, config.seed, config.mlp.max_epochs) == (str(tmp_path / "graph.pt"), 1, 6)
     assert yaml.safe_load((tmp_path / "run" / "auto.yaml").read_text())["search"]["budget"] == 12
     assert command("distill", "--resume", "--out", "run", "--keep", "rbm", "--no-plots")[0] == 0
     assert rbm.load("run").layers[0].num_experts

@@ -16,7 +16,7 @@ from rbm.distillation.auto.run import told as told_of
 from rbm.distillation.auto.search import Search, point_of, rows
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, Space
 from rbm.distillation.auto.trials import corrected_gain, lead
-from rbm.training.loop import OutOfTimeError
+from rbm.training.time_limit import OutOfTimeError, TimeLimit
 from rbm.utils.studies import open_trials
 
 Trial = pytest.importorskip("optuna").trial.Trial
@@ -153,7 +153,7 @@ def test_the_corrected_gain_counts_a_node_of_several_halves_once():
 def test_the_verdict_tells_the_corrected_gain(corrected, told):
     search = search_of(budget=12.0)
     search.run()
-    sentence = sentences._search(told_of(search) | {"gain": 0.09, "error": 0.025, "corrected": corrected})
+    sentence = sentences.search_sentence(told_of(search) | {"gain": 0.09, "error": 0.025, "corrected": corrected})
     assert sentence.endswith(told)
 
 
@@ -191,6 +191,82 @@ def test_a_budget_below_one_training():
     search.run()
     assert len(rows(search)) == 1
     assert search.best() is None
+
+
+def timed(seconds, monkeypatch):
+    """A judge whose trainings take these seconds for each method, and the limits of its trainings. A training beyond
+    its limit is stopped at once.
+    """
+    now, limits = [0.0], []
+
+    @contextmanager
+    def limited(limit, *, repeated):
+        limits.append((limit, repeated))
+        yield TimeLimit()
+
+    def judge(point, half):
+        (limit, repeated), taken = limits[-1], seconds[point["method"]]
+        needed = 2 * taken if repeated else taken
+        if needed > limit:
+            now[0] += 0.25
+            raise OutOfTimeError("teacher", needed, limit)
+        now[0] += taken
+        return quality(point, half)
+
+    monkeypatch.setattr(search_module, "_clock", lambda: now[0])
+    monkeypatch.setattr(search_module, "time_limit", limited)
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("seconds", "needed", "trials"),
+    [
+        ({"mlp": 31.0, "rbm": 5.0}, 62.0, 0),
+        ({"mlp": 5.0, "rbm": 30.0}, 5.0 + 5.0 + 60.0, 1),
+        ({"mlp": 29.0, "rbm": 5.0}, 29.0 + 29.0 + 10.0, 1),
+    ],
+)
+def test_a_budget_below_the_starting_points_and_the_run_is_told_at_once(seconds, needed, trials, monkeypatch):
+    search = search_of(timed(seconds, monkeypatch), budget=60.0)
+    search.run()
+    assert len(rows(search)) == trials
+    assert search.choice() is None
+    assert search.needed == needed
+    assert search.stopped == 0.25
+    sentence = sentences.search_sentence(told_of(search))
+    assert "the budget of 60 s is too small for this graph" in sentence
+    assert f"need at least {needed:g} s, judging by the epochs so far; the run uses the settings that" in sentence
+
+
+@pytest.mark.parametrize("budget", [40.0, 60.0, 120.0, 300.0])
+@pytest.mark.parametrize("reserve", [0.0, 6.0])
+def test_search_and_run_fit_into_the_budget(budget, reserve, monkeypatch):
+    seconds = {"mlp": 5.0, "rbm": 8.0}
+    search = search_of(timed(seconds, monkeypatch), budget=budget)
+    search._reserve = reserve
+    search.run()
+    assert search.needed is None
+    assert search.choice() is not None
+    whole = search.spent() + search.stopped + sum(seconds.values()) + reserve
+    assert budget - 10.0 < whole <= budget + 0.5
+
+
+def test_the_time_of_the_run_includes_the_teacher_of_the_best_trial_and_methods_that_are_not_searched():
+    seconds = {"sage": 1.0, "appnp": 20.0}
+    search = search_of(budget=1000.0)
+    search._methods = ("mlp", "rbm", "glnn")
+    for number, teacher in enumerate(("sage", "sage", "appnp")):
+        trial = search._ask()
+        point = search.space.starts()[number % 2] | {"teacher": teacher}
+        trial.set_user_attr("point", point)
+        answers = quality(point, 0)
+        trial.set_user_attr("half 0", [answers, 3.0 + seconds[teacher], 2.0])
+        search.study.tell(trial, answers.count("1") / 1000)
+        search._known = None
+    usual = {"mlp": 11.5, "rbm": 2.0}
+    assert search._usual() == usual, "two seconds are for encodings, which the run reuses"
+    assert point_of(search.best())["teacher"] == "appnp"
+    assert search._of_run() == 11.5 + 2.0 + (11.5 + 2.0) / 2 + (21.0 - 11.5)
 
 
 def test_a_larger_budget_goes_on_with_the_same_trials():
@@ -261,20 +337,21 @@ def test_a_slow_teacher_does_not_have_the_whole_budget(monkeypatch):
     limits = []
 
     @contextmanager
-    def limited(seconds):
-        limits.append(seconds)
-        yield
+    def limited(seconds, *, repeated):
+        limits.append((seconds, repeated))
+        yield TimeLimit()
 
     def judge(point, half):
         if point["teacher"] == "gat":
-            raise OutOfTimeError
+            raise OutOfTimeError("teacher", 99.0, 10.0)
         return quality(point, half)
 
     monkeypatch.setattr(search_module, "time_limit", limited)
     search = search_of(judge, budget=80)
     search.run()
-    assert limits[:2] == [80, 77], "the starts may take what there is, but for the run itself"
-    assert limits[10] == 10
+    assert limits[:2] == [(80, True), (78, True)], "the run takes as long again as the first training of each method"
+    assert limits[2] == (76, False), "both methods are known"
+    assert limits[10] == (10, False)
     assert {row["accuracy"] for row in rows(search) if row["teacher"] == "gat"} == {"0.00000"}
     assert len(rows(search)) > 10, "it goes on"
 

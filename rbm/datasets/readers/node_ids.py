@@ -1,0 +1,287 @@
+"""Ids of nodes in tables: strings or numbers that stand for rows of the features.
+
+A column called ``id`` or ``node_id`` in the table of features names its rows. Edges, and tables of labels, masks and
+logits with such a column, then refer to nodes by these ids. Ids are compared as text.
+"""
+
+import codecs
+import csv
+import io
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rbm.datasets.readers.parquet import check_columns
+from rbm.utils.files import optional
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS = ("id", "node_id")
+FILE = "node_ids.csv"  # in a run folder
+NEW = -1  # a row that is no node
+_NAMED = 5
+_LONGEST_LINE = 2**28
+_FLAGS = {"0", "1", "0.0", "1.0", "true", "false"}
+
+
+class NodeIds:
+    """The ids of all nodes.
+
+    Args:
+        names: distinct ids, in the order of the nodes.
+        source: where they come from, for messages.
+
+    Raises:
+        ValueError: an id is empty or occurs twice.
+    """
+
+    def __init__(self, names: "pyarrow.Array", source: Path) -> None:
+        self.names, self.source = names, source
+        compute = _compute(source)
+        if names.null_count or compute.any(compute.equal(names, "")).as_py():
+            raise ValueError(f"{source} has an empty id, expected one for each row")
+        counts = compute.value_counts(names)
+        twice = counts.filter(compute.greater(counts.field("counts"), 1)).field("values")
+        if len(twice):
+            raise ValueError(
+                f"{source} holds {_listed(twice)} more than once, expected distinct ids; keep one row for each node"
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"NodeIds({len(self)})"
+
+    def rows(self, ids: "pyarrow.Array") -> np.ndarray:
+        """The node of each id, int64 ``[n]``; :data:`NEW` if there is none."""
+        found = _compute(self.source).index_in(ids, value_set=self.names)
+        return found.fill_null(NEW).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def of(self, nodes: np.ndarray) -> list[str]:
+        """The ids of nodes, int64 ``[n]``; empty for :data:`NEW`."""
+        import pyarrow
+
+        return self.names.take(pyarrow.array(nodes, mask=nodes < 0)).fill_null("").to_pylist()
+
+    def to_csv(self) -> str:
+        """The content of :data:`FILE`: a header, then one id per line, in the order of the nodes."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([COLUMNS[0]])
+        writer.writerows([name] for name in self.names.to_pylist())
+        return text.getvalue()
+
+    @classmethod
+    def of_run(cls, run: Path | str) -> "NodeIds | None":
+        """The ids in a run folder, or None if its graph has none."""
+        path = Path(run) / FILE
+        return cls(_texts(path, header=True)[0], path) if path.is_file() else None
+
+
+def id_column(path: Path) -> str | None:
+    """The name of the column of ids in a ``.csv`` or ``.parquet`` table; None without one or in another format."""
+    return next((name for name in _column_names(path) if name.strip().lower() in COLUMNS), None)
+
+
+def read_named_rows(path: Path) -> tuple["pyarrow.Array", Tensor | None]:
+    """Ids and numbers ``[N, columns]`` of a table with a column of ids; None if it has no other column.
+
+    Raises:
+        ValueError: a column does not hold numbers, or a field is empty.
+    """
+    name = id_column(path)
+    table = _read(path, texts=[name], header=True)
+    ids, rest = _as_text(table[name]), table.drop_columns([name])
+    try:
+        check_columns(rest.schema)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    columns = []
+    for other, column in zip(rest.column_names, rest.columns, strict=True):
+        if column.null_count:
+            raise ValueError(f"{path} has {column.null_count} empty fields in its column {other!r}")
+        columns.append(column.to_numpy())
+        if columns[-1].dtype.kind not in "biuf":
+            raise ValueError(f"{path} has the column {other!r}, which holds no numbers; drop it")
+    return ids, torch.from_numpy(np.column_stack(columns).astype(np.float64)) if columns else None
+
+
+def read_by_ids(path: Path, ids: NodeIds, *, lacking: float | None = None) -> Tensor:
+    """The rows of a table with a column of ids, in the order of the nodes; nodes of a table of ids alone.
+
+    Args:
+        path: the table.
+        ids: the ids of the graph.
+        lacking: the number for nodes that the table lacks; None if it must have all.
+
+    Raises:
+        ValueError: an id is unknown or occurs twice, or a node is lacking.
+    """
+    names, values = read_named_rows(path)
+    rows = _known(NodeIds(names, path).names, ids, path)
+    if values is None:
+        return torch.from_numpy(rows)
+    if len(rows) < len(ids) and lacking is None:
+        absent = ids.of(np.setdiff1d(np.arange(len(ids)), rows))
+        raise ValueError(
+            f"{path} lacks {_listed(absent)}, expected a row for each of the {len(ids)} nodes in {ids.source}"
+        )
+    ordered = torch.full((len(ids), values.size(1)), 0.0 if lacking is None else lacking, dtype=torch.float64)
+    ordered[torch.from_numpy(rows)] = values
+    return ordered
+
+
+def read_edges(path: Path, ids: NodeIds) -> Tensor:
+    """Edges ``[2, M]`` from a table of two columns of ids. Edges with an unknown id are left out, with a warning.
+
+    Raises:
+        ValueError: another number of columns, or most edges have an unknown id.
+    """
+    columns = _texts(path)
+    if len(columns) != 2:
+        raise ValueError(f"{path} has {len(columns)} columns, expected two, from and to; edge weights are not used")
+    edges = np.stack([ids.rows(column) for column in columns])
+    # Without quotes, names of columns look like ids. They are no edge if neither is one.
+    header = int(path.suffix == ".csv" and edges.shape[1] > 0 and bool((edges[:, 0] < 0).all()))
+    edges, texts = edges[:, header:], [column[header:] for column in columns]
+    if (unknown := (edges < 0).any(axis=0)).any():
+        names = [text.filter(_mask(each < 0)) for text, each in zip(texts, edges, strict=True)]
+        told = (
+            f"{path}: {int(unknown.sum()):,} of {unknown.size:,} edges name nodes that {ids.source} lacks:"
+            f" {_listed([name for each in names for name in each.to_pylist()])}"
+        )
+        if 2 * unknown.sum() > unknown.size:
+            raise ValueError(f"{told}; expected values of its column {id_column(ids.source)!r}")
+        logging.getLogger("rbm").warning("dataset: %s; these edges are left out.", told)
+    return torch.from_numpy(edges[:, ~unknown])
+
+
+def read_mask(path: Path, ids: NodeIds) -> Tensor | None:
+    """The nodes in a table of one column of ids; None if the table has other columns, or a flag for each node."""
+    columns = _texts(path)
+    if len(columns) != 1:
+        return None
+    texts = columns[0]
+    without = texts[int(_is_header(path, texts, ids)) :]
+    if len(without) == len(ids) and {text.lower() for text in without.unique().to_pylist()} <= _FLAGS:
+        return None
+    return torch.from_numpy(_known(without, ids, path))
+
+
+def read_nodes(path: Path, ids: NodeIds) -> np.ndarray:
+    """Whole numbers ``[B, columns]`` from a ``.csv`` file whose last column holds ids. An id that is the number -1, for
+    a new node, stays -1.
+
+    Raises:
+        ValueError: an id is unknown, or another column holds something else than whole numbers.
+    """
+    *others, last = _texts(path)
+    if _is_header(path, last, ids):
+        others, last = [column[1:] for column in others], last[1:]
+    new = _compute(path).equal(last, str(NEW)).to_numpy(zero_copy_only=False)
+    rows = np.full(len(last), NEW, dtype=np.int64)
+    rows[~new] = _known(last.filter(_mask(~new)), ids, path)
+    try:
+        numbers = [np.array(column.to_pylist(), dtype=np.int64) for column in others]
+    except ValueError as error:
+        raise ValueError(f"{path} holds something else than whole numbers before its ids: {error}") from error
+    return np.column_stack([*numbers, rows])
+
+
+def _is_header(path: Path, column: "pyarrow.Array", ids: NodeIds) -> bool:
+    """Whether the first value of a column of ids is the name of the column: a usual one, and no node has it."""
+    if path.suffix != ".csv" or not len(column) or ids.rows(column[:1])[0] >= 0:
+        return False
+    return column[0].as_py().lower() in (*COLUMNS, "node", "nodes", path.stem.lower())
+
+
+def _known(names: "pyarrow.Array", ids: NodeIds, path: Path) -> np.ndarray:
+    rows = ids.rows(names)
+    if (rows < 0).any():
+        unknown = names.filter(_mask(rows < 0))
+        raise ValueError(f"{path} names {_listed(unknown)}, expected ids of nodes in {ids.source}")
+    return rows
+
+
+def _listed(names: Any) -> str:
+    distinct = list(dict.fromkeys(str(name) for name in names))
+    more = f" and {len(distinct) - _NAMED:,} more" if len(distinct) > _NAMED else ""
+    return ", ".join(map(repr, distinct[:_NAMED])) + more
+
+
+def _column_names(path: Path) -> list[str]:
+    if path.suffix == ".parquet":
+        optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
+        from pyarrow import parquet
+
+        try:
+            return parquet.read_schema(path).names
+        except Exception:  # its reader tells what is wrong with the file
+            return []
+    if path.suffix != ".csv":
+        return []
+    line = _first_line(path)
+    return [name.strip() for name in next(csv.reader([line], delimiter=_separator(line)), [])]
+
+
+def _first_line(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.readline(_LONGEST_LINE).removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _separator(line: str) -> str:
+    return "\t" if "\t" in line and "," not in line else ","  # ids may have blanks
+
+
+def _texts(path: Path, *, header: bool = False) -> list["pyarrow.Array"]:
+    """The columns of a table as text; all lines of a ``.csv`` without ``header``."""
+    return [_as_text(column) for column in _read(path, header=header).columns]
+
+
+def _read(path: Path, *, texts: list[str] | None = None, header: bool) -> "pyarrow.Table":
+    """A table; columns of a ``.csv`` named in ``texts`` are text, by default all. ``header`` is about ``.csv`` only."""
+    pyarrow = optional("pyarrow", "files", f"{path} with ids of nodes", "or number the nodes from 0")
+    from pyarrow import csv as tables
+    from pyarrow import parquet
+
+    try:
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        names = _column_names(path) if header else [f"column {i}" for i in range(len(_column_names(path)))]
+        types = dict.fromkeys(names if texts is None else texts, pyarrow.string())
+        return tables.read_csv(
+            path,
+            read_options=tables.ReadOptions(column_names=names, skip_rows=int(header)),
+            parse_options=tables.ParseOptions(delimiter=_separator(_first_line(path))),
+            convert_options=tables.ConvertOptions(column_types=types),
+        )
+    except Exception as error:  # a damaged file raises nearly anything
+        raise ValueError(f"{path} is no table: {error}") from error
+
+
+def _as_text(column: "pyarrow.ChunkedArray") -> "pyarrow.Array":
+    import pyarrow
+    from pyarrow import compute
+
+    whole = column.cast(pyarrow.string()).combine_chunks()
+    whole = pyarrow.concat_arrays(whole.chunks) if isinstance(whole, pyarrow.ChunkedArray) else whole
+    return compute.utf8_trim_whitespace(whole)
+
+
+def _mask(flags: np.ndarray) -> "pyarrow.Array":
+    import pyarrow
+
+    return pyarrow.array(flags)
+
+
+def _compute(path: Path) -> Any:
+    optional("pyarrow", "files", f"{path} with ids of nodes", "or number the nodes from 0")
+    from pyarrow import compute
+
+    return compute

@@ -1,0 +1,191 @@
+"""Graphs whose nodes have ids: edges, labels, masks and logits in tables refer to nodes by these."""
+
+import numpy as np
+import pytest
+import torch
+
+import rbm
+from rbm.datasets.readers.node_ids import NodeIds
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+NAMES = ["paper_31336", "ü 2", "user_17", "7", "e"]
+X = [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0], [8.0, 9.0]]
+EDGES = [("user_17", "e"), ("e", "user_17"), ("7", "ü 2"), ("ü 2", "7")]
+
+
+@pytest.fixture
+def graph(tmp_path):
+    """A folder with ids in tables; labels are in another order than features."""
+    write(tmp_path, x=["id,f0,f1", *(f"{name},{a},{b}" for name, (a, b) in zip(NAMES, X, strict=True))])
+    write(tmp_path, edges=["source,target", *map(",".join, EDGES)])
+    write(tmp_path, y=["node_id,label", "e,1", "7,0", "ü 2,1", "user_17,0", "paper_31336,0"])
+    write(tmp_path, train=["e", "7"], val=["id", "user_17"], test=["ü 2", "paper_31336"])
+    return tmp_path
+
+
+def write(folder, **tables):
+    for name, lines in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_parts_refer_to_nodes_by_ids(graph):
+    data = rbm.load_graph(graph)
+    assert data.x.tolist() == X
+    assert data.node_ids.names.to_pylist() == NAMES
+    assert data.edge_index.tolist() == [[2, 4, 3, 1], [4, 2, 1, 3]]
+    assert data.y.tolist() == [0, 1, 0, 0, 1]
+    assert data.train_mask.nonzero().flatten().tolist() == [3, 4]
+    assert data.val_mask.nonzero().flatten().tolist() == [2]
+    assert data.test_mask.nonzero().flatten().tolist() == [0, 1]
+
+
+def test_parquet_and_numbers_as_ids(graph):
+    """Ids of Cora's papers are large numbers; those of a Parquet table may be integers."""
+    for path in graph.iterdir():
+        path.unlink()
+    names = [31336, 1061127, 1106406]
+    parquet.write_table(pyarrow.table({"a": [1.0, 2.0, 3.0], "id": names}), graph / "x.parquet")
+    write(graph, edges=["31336\t1106406", "1106406\t31336"], y=["0", "1", "0"], train=["1", "0", "0"])
+    parquet.write_table(pyarrow.table({"id": names[::-1], "in": [1, 0, 0]}), graph / "val.parquet")
+    parquet.write_table(pyarrow.table({"node": [1061127]}), graph / "test.parquet")
+    write(graph, logits=["id,a,b", "1106406,0,1", "31336,2,3", "1061127,4,5"])
+    data = rbm.load_graph(graph)
+    assert data.x.tolist() == [[1.0], [2.0], [3.0]]
+    assert data.edge_index.tolist() == [[0, 2], [2, 0]], "the first line has no names of columns"
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.int().argmax(0).tolist() == [0, 2, 1]
+    assert data.teacher_logits.tolist() == [[2, 3], [4, 5], [0, 1]]
+
+
+def test_without_a_column_of_ids_nothing_changes(graph):
+    write(graph, x=["f0,f1", *(f"{a},{b}" for a, b in X)])
+    with pytest.raises(ValueError, match=r"edges.csv .*; to use names, write the name of each row into a column 'id'"):
+        rbm.load_graph(graph)
+    write(graph, edges=["0,1", "1,0"], y=["0", "1", "0", "0", "1"], train=["0"], val=["1"], test=["2"])
+    assert "node_ids" not in rbm.load_graph(graph)
+
+
+def test_nodes_without_a_label_or_a_flag(graph):
+    write(graph, y=["id,label", "e,1", "7,0", "user_17,0"], test=["id,test", "user_17,1"], val=["id,val", "e,1"])
+    write(graph, train=["7"])
+    data = rbm.load_graph(graph)
+    assert data.y.tolist() == [-1, -1, 0, 0, 1]
+    assert data.val_mask.tolist() == [False, False, False, False, True]
+
+
+def test_edges_to_unknown_nodes_are_counted_named_and_left_out(graph, caplog):
+    ghosts = [f"ghost {number},e" for number in range(3)]
+    write(graph, edges=["from,to", *map(",".join, EDGES), *ghosts])
+    data = rbm.load_graph(graph)
+    assert data.edge_index.size(1) == 4
+    (told,) = [record.getMessage() for record in caplog.records if "edges" in record.getMessage()]
+    assert "3 of 7 edges name nodes that" in told
+    assert told.endswith("x.csv lacks: 'ghost 0', 'ghost 1', 'ghost 2'; these edges are left out.")
+    write(graph, edges=["from,to", *map(",".join, EDGES), *[f"ghost {number},e" for number in range(9)]])
+    with pytest.raises(ValueError, match=r"9 of 13 edges .* 'ghost 4' and 4 more; expected values of its column 'id'"):
+        rbm.load_graph(graph)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"x": ["id,f", "a,1", "b,2", "a,3"]}, r"x\.csv holds 'a' more than once, expected distinct ids"),
+        ({"x": ["id,f", "a,1", ",2"]}, r"x\.csv has an empty id"),
+        ({"x": ["id", "a", "b"]}, r"x\.csv has ids and no other column, expected features"),
+        ({"x": ["id,f,g", "a,1,red"]}, r"x\.csv has the column 'g', which holds no numbers"),
+        ({"x": ["id,f,g", "a,1,"]}, r"x\.csv has 1 empty fields in its column 'g'"),
+        ({"x": ["id,f,g", "a,1,2,3"]}, r"x\.csv is no table: "),
+        ({"edges": ["e,7,1"]}, r"edges\.csv has 3 columns, expected two, from and to; edge weights are not used"),
+        ({"y": ["id,label", "e,1", "e,0"]}, r"y\.csv holds 'e' more than once"),
+        ({"y": ["id,label", "nobody,1"]}, r"y\.csv names 'nobody', expected ids of nodes in .*x\.csv"),
+        ({"train": ["e", "nobody"]}, r"train\.csv names 'nobody', expected ids of nodes in .*x\.csv"),
+        ({"logits": ["id,a,b", "e,1,2"]}, r"logits\.csv lacks 'paper_31336', 'ü 2', .* a row for each of the 5 nodes"),
+    ],
+)
+def test_faults(graph, tables, message):
+    write(graph, **tables)
+    with pytest.raises(ValueError, match=f"^dataset: .*{message}"):
+        rbm.load_graph(graph)
+
+
+def test_a_column_of_names_is_pointed_out(tmp_path):
+    parquet.write_table(pyarrow.table({"paper": ["a", "b"], "f": [1.0, 2.0]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match="'paper', which holds no numbers; drop it, or call it 'id' if it names"):
+        rbm.load_graph(tmp_path)
+
+
+def test_ids_of_a_run(tmp_path):
+    ids = NodeIds(pyarrow.array([*NAMES, 'with "quotes", and commas']), tmp_path)
+    (tmp_path / "node_ids.csv").write_text(ids.to_csv(), encoding="utf-8")
+    again = NodeIds.of_run(tmp_path)
+    assert again.names.equals(ids.names)
+    assert again.rows(pyarrow.array(["7", "nobody"])).tolist() == [3, -1]
+    assert again.of(np.array([4, -1])) == ["e", ""]
+    assert NodeIds.of_run(tmp_path / "elsewhere") is None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on a graph with ids; its folder, and the features of all nodes."""
+    folder = tmp_path_factory.mktemp("ids")
+    x, y = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32), np.arange(300) % 2
+    (folder / "graph").mkdir()
+    write(folder / "graph", x=["id,a,b,c,d", *(f"user_{node},{','.join(map(str, row))}" for node, row in enumerate(x))])
+    write(
+        folder / "graph", edges=[f"user_{node},user_{(node + step) % 300}" for node in range(300) for step in (2, 298)]
+    )
+    write(folder / "graph", y=map(str, y))
+    few = {"max_epochs": 2, "min_epochs": 0}
+    config = rbm.Config().updated({"teacher": few, "mlp": few})
+    data = rbm.load_graph(folder / "graph")
+    for name, only in (("encoded", False), ("alone", True)):
+        options = {"setting": "inductive", "folder": folder / name, "features_only": only, "measure_latency": False}
+        rbm.distill(data, config=config.updated({"setting": options.pop("setting")}), methods=["mlp"], **options)
+    np.save(folder / "x.npy", x)
+    return folder, x
+
+
+def lines(path):
+    return [line.split(",") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("student", ["encoded", "alone"])
+def test_predictions_by_id(run, student, tmp_path, command):
+    folder, x = run
+    np.save(tmp_path / "some.npy", x[[7, 0, 299]])
+    write(tmp_path, nodes=["id", "user_7", "user_0", "user_299"])
+    arguments = ("predict", folder / student, tmp_path / "some.npy", "--nodes", tmp_path / "nodes.csv", "--out")
+    assert command(*arguments, tmp_path / "some.csv")[0] == 0
+    assert (
+        command("predict", folder / student, folder / "x.npy", "--nodes", "all", "--out", tmp_path / "all.csv")[0] == 0
+    )
+    header, *some = lines(tmp_path / "some.csv")
+    every = {name: answer for _, name, *answer in lines(tmp_path / "all.csv")[1:]}
+    assert header == ["row", "id", "class", "probability"]
+    assert [each[1] for each in some] == ["user_7", "user_0", "user_299"]
+    assert len(every) == 300
+    for _, name, number, share in some:
+        assert (number, float(share)) == (every[name][0], pytest.approx(float(every[name][1]), abs=1e-5))
+    assert command(*arguments, tmp_path / "some.parquet")[0] == 0
+    assert parquet.read_table(tmp_path / "some.parquet")["id"].to_pylist() == ["user_7", "user_0", "user_299"]
+
+
+def test_new_nodes_by_the_ids_of_their_neighbors(run, tmp_path, command):
+    folder, x = run
+    np.save(tmp_path / "new.npy", x[:3])
+    write(tmp_path, neighbors=["row,node", "0,user_7", "1,user_9", "0,user_11"], nodes=["-1", "-1", "user_2"])
+    out = tmp_path / "by_id.csv"
+    arguments = ("predict", folder / "encoded", tmp_path / "new.npy", "--neighbors")
+    assert command(*arguments, tmp_path / "neighbors.csv", "--nodes", tmp_path / "nodes.csv", "--out", out)[0] == 0
+    np.save(tmp_path / "neighbors.npy", [[0, 7], [1, 9], [0, 11]])
+    np.save(tmp_path / "nodes.npy", [-1, -1, 2])
+    other = tmp_path / "by_row.csv"
+    assert command(*arguments, tmp_path / "neighbors.npy", "--nodes", tmp_path / "nodes.npy", "--out", other)[0] == 0
+    assert lines(out) == lines(other)
+    assert [each[1] for each in lines(out)] == ["id", "", "", "user_2"]
+    write(tmp_path, neighbors=["0,nobody"])
+    status, _, err = command(*arguments, tmp_path / "neighbors.csv", "--out", out)
+    assert status == 2
+    assert "neighbors.csv names 'nobody', expected ids of nodes in" in err

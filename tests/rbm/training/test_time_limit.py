@@ -1,0 +1,94 @@
+"""Limits of time: a training that cannot end in time stops early, and says what it needs."""
+
+import time
+
+import pytest
+from torch import nn
+
+from rbm.training import time_limit as module
+from rbm.training.loop import Accuracies, Result, Selection, fit
+from rbm.training.time_limit import OutOfTimeError, TimeLimit, current_limit, time_limit
+from rbm.utils.progress import Progress
+
+
+class Slow:
+    """A trainer whose epochs take a hundredth of a second; the first one has the best accuracy."""
+
+    def __init__(self):
+        self.model, self.epochs = nn.Linear(1, 1), 0
+
+    def train_epoch(self, epoch):
+        time.sleep(0.01)
+        self.epochs += 1
+        return 1.0
+
+    def evaluate(self):
+        return Accuracies(1.0, 1.0 / self.epochs, 0.0)
+
+    def expert_loads(self):
+        return None
+
+    def at_best_epoch(self, epoch):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets."""
+    now = [0.0]
+    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    return now
+
+
+def test_a_training_that_cannot_end_in_time_stops_at_its_first_epoch():
+    trainer = Slow()
+    with pytest.raises(OutOfTimeError, match="phase 'mlp' was cut short") as raised, time_limit(5.0):
+        fit("mlp", trainer, max_epochs=10**6, patience=10**4, progress=Progress(None))
+    assert trainer.epochs == 1
+    assert raised.value.needed > 100, "ten thousand epochs without a better one must follow"
+
+
+def test_a_training_that_may_end_in_time_goes_on():
+    trainer = Slow()
+    with time_limit(60.0):
+        result = fit("mlp", trainer, max_epochs=10**6, patience=5, progress=Progress(None))
+    assert result.epochs == 6
+    assert current_limit().seconds == float("inf"), "the limit ends with its block"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "best", "options", "left"),
+    [
+        (0, 0, {}, 10),
+        (7, 6, {}, 9),
+        (3, 0, {"first": 30}, 27),
+        (3, 0, {"last": 5}, 2),
+        (3, 0, {"warmup": 21}, 27),
+        (40, 0, {}, 0),
+    ],
+)
+def test_epochs_that_follow_at_least(epoch, best, options, left):
+    selection = Selection(Result(best_epoch=best))
+    assert selection.least_left(epoch, **{"first": 0, "last": 99, "patience": 10, **options}) == left
+
+
+def test_work_that_is_repeated_has_to_fit_twice(clock):
+    limit = TimeLimit(100.0, repeated=True)
+    clock[0] = 20.0
+    limit.check("encodings", 30.0, reused=True)  # 50 once
+    clock[0] = 50.0
+    limit.check("encodings", reused=True)
+    assert limit.reused == 50.0
+    clock[0] = 60.0
+    limit.check("mlp", 15.0)  # 50 once, 25 twice
+    with pytest.raises(OutOfTimeError) as raised:
+        limit.check("mlp", 15.5)
+    assert raised.value.needed == 101.0
+
+
+def test_work_that_is_not_repeated_has_to_fit_once(clock):
+    limit = TimeLimit(100.0)
+    clock[0] = 60.0
+    limit.check("mlp", 40.0)
+    with pytest.raises(OutOfTimeError):
+        limit.check("mlp", 40.5)
