@@ -257,6 +257,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "made-graphs": accuracies.made_graphs,
     "experts-untried-mlp": partial(gains, "mlp", "experts_untried"),
     "experts-untried-start": partial(gains, "start_1", "experts_untried"),
+    "experts-steady": partial(gains, "start_1", "experts_steady"),
     "experts-bar": accuracies.bar,
     "experts-used": accuracies.experts_used,
 }
