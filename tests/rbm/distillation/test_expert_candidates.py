@@ -179,3 +179,41 @@ def test_what_is_done_to_a_trained_student():
         _, routed = student.layers[0](x, return_routing=True)
         _, moved = used.with_other_experts(student).layers[0](x, return_routing=True)
     assert torch.equal(moved.experts, (routed.experts + 1) % 4)
+
+
+def test_fading_gates_are_continuous_where_a_row_changes_its_experts(plugin):
+    torch.manual_seed(0)
+    plain, fading = (kind(6, 4, num_experts=4, top_k=2) for kind in (rbm.FusedRbMLayer, plugin.FadingLayer))
+    fading.load_state_dict(plain.state_dict())
+    x, memory = torch.randn(6), plain.memory
+    # Between these two rows, the second and the third expert of the row change places.
+    at = torch.nn.functional.cosine_similarity(x, memory, dim=-1).argsort(descending=True)
+    apart = torch.nn.functional.normalize(memory[at[1]] - memory[at[2]], dim=0)
+    tied = x - apart * (x @ apart)
+    rows = torch.stack([tied + 1e-4 * apart, tied - 1e-4 * apart])
+    chosen = plain.route(rows).experts.sort(dim=-1).values
+    assert not torch.equal(*chosen), "the rows have different experts"
+    jump = {layer: torch.diff(layer(rows), dim=0).norm().item() for layer in (plain, fading)}
+    assert jump[fading] < 0.01 * jump[plain]
+    gates = fading.route(torch.randn(20, 6)).gates
+    torch.testing.assert_close(gates.sum(-1), torch.ones(20))
+    assert (gates >= 0).all()
+
+
+def test_with_all_experts_gates_do_not_fade(plugin):
+    layer = plugin.FadingLayer(6, 4, num_experts=3, top_k=3)
+    rows = torch.randn(5, 6)
+    torch.testing.assert_close(layer.route(rows).gates, layer.route(rows).cosines.softmax(-1))
+
+
+def test_clipped_gradients_and_amsgrad(plugin, small_graph, quick):
+    clipped = trained(small_graph, quick, 4, plugin.ClippedTrainer)
+    clipped.train_epoch(4)
+    for parameter in clipped.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    clipped.optimizer_step()
+    norms = torch.stack([parameter.grad.norm() for parameter in clipped.model.parameters()])
+    torch.testing.assert_close(norms.norm(), torch.tensor(plugin.MAX_NORM))
+    largest = trained(small_graph, quick, 4, plugin.MaximumTrainer)
+    largest.train_epoch(4)
+    assert all("max_exp_avg_sq" in state for state in largest.optimizer.state.values())
