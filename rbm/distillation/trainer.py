@@ -21,7 +21,7 @@ from rbm.nn import losses
 from rbm.nn.dropout import dropout
 from rbm.nn.first_layer import FirstLayer
 from rbm.nn.half_rows import HalfPrecisionRows
-from rbm.nn.sparse_rows import Features, Rows, concat_columns
+from rbm.nn.sparse_rows import Features, Rows, concat_columns, to_dense
 from rbm.nn.students import MixtureStudent, Trace, predict
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
@@ -288,10 +288,9 @@ class StudentTrainer(NodeTrainer):
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
         """Add the gradients of the same batch with adversarially perturbed inputs."""
         distill = self.config.distill
-        x = rows if isinstance(rows, Tensor) else rows.to_dense()
         self.freeze_memory(not distill.update_memory_on_adversarial)
         harder = pgd_perturb(
-            x,
+            to_dense(rows),
             # Only the gradient of the input is used, so there is nothing to average over ranks.
             lambda x: self._batch_loss(batch, self.model, x),
             eps=distill.adversarial_eps,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from rbm.nn.pretrained import HubMixin
-from rbm.nn.sparse_rows import Features, SparseRows, as_rows
+from rbm.nn.sparse_rows import Features, as_rows, to_dense
 
 _TREES_AT_ONCE = 64  # bounds the memory of a forward: one number per row and tree
 _NEVER = -30.0  # logit of a class without labels
@@ -57,7 +57,7 @@ class TreesStudent(HubMixin, nn.Module):
                 f"rows of x hold {rows.shape[-1]} numbers (shape {list(rows.shape)}), expected {self.in_channels}:"
                 f" {self.row}"
             )
-        rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
+        rows = to_dense(rows)
         total = rows.new_zeros(rows.shape[0], self.outputs)
         step = max(1, _TREES_AT_ONCE // self.outputs)
         for start in range(first, last, step):

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 
 from rbm.config import ReliabilityConfig
 from rbm.datasets.splits import GraphSplit
-from rbm.nn.sparse_rows import SparseRows, in_single_precision
+from rbm.nn.sparse_rows import in_single_precision, to_dense
 from rbm.teachers import edges_for, features_for
 from rbm.training.loop import Result, split_accuracies
 from rbm.training.metrics import evaluating
@@ -91,8 +91,7 @@ def entropy_change(
     Returns:
         ``[N]`` in [0, 1] on the graph's device; all zeros if no entropy changes.
     """
-    rows = in_single_precision(graph.x)
-    x = rows.to_dense() if isinstance(rows, SparseRows) else rows
+    x = to_dense(in_single_precision(graph.x))
     edges = edges_for(teacher, graph)
     generator = torch.Generator().manual_seed(seed)
     change = torch.zeros(x.shape[0], device=x.device)

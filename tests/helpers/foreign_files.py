@@ -16,15 +16,14 @@ _MEMORY = 6 * 2**30
 def said(path: Path) -> str:
     """The message with which a graph (``.pt``, ``graph.npz``, a folder) or features are refused, else ``"taken"``."""
     from rbm.datasets import load_graph, validate_data
-    from rbm.nn.sparse_rows import SparseRows
+    from rbm.nn.sparse_rows import to_dense
     from rbm.serving.feature_files import open_features
 
     try:
         if path.is_dir() or path.suffix == ".pt" or path.name == "graph.npz":
             validate_data(load_graph(path))
         else:
-            pieces = list(open_features(path, WIDTH).pieces())
-            torch.cat([rows.to_dense() if isinstance(rows, SparseRows) else rows for rows in pieces])
+            torch.cat([to_dense(rows) for rows in open_features(path, WIDTH).pieces()])
     except (ValueError, TypeError) as error:
         return str(error)
     return "taken"

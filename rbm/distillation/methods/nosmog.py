@@ -18,7 +18,7 @@ from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
-from rbm.nn.sparse_rows import SparseRows
+from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MLPStudent
 from rbm.teachers.outputs import TeacherOutputs
 
@@ -47,9 +47,8 @@ class NOSMOGTrainer(GLNNTrainer):
         logits, trace = self.model(rows, return_trace=True)
         loss = target(logits, nodes)
         if config.adversarial_weight > 0:
-            x = rows.to_dense() if isinstance(rows, SparseRows) else rows
             harder = pgd_perturb(
-                x,
+                to_dense(rows),
                 lambda x: target(self.model(x), nodes),
                 eps=config.adversarial_eps,
                 steps=config.adversarial_steps,

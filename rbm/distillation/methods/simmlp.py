@@ -35,7 +35,7 @@ from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.newer import NormalizedMLP, PReLU, SimMLPStudent
 from rbm.nn.reconstruction import SparseTarget
-from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision
+from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision, to_dense
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
 from rbm.training.loop import Accuracies, split_accuracies
@@ -50,10 +50,6 @@ def masked(rows: Rows, share: float) -> Rows:
         dense = None if rows.dense is None else masked(rows.dense, share)
         return rows._with(values=rows.values * kept, dense=dense)
     return rows * (torch.rand_like(rows) >= share)
-
-
-def _dense(rows: Rows) -> Tensor:
-    return rows.to_dense() if isinstance(rows, SparseRows) else rows
 
 
 def alignment_loss(predicted: Tensor, seen: Tensor, power: float) -> Tensor:
@@ -96,7 +92,7 @@ class AlignmentTrainer(NodeTrainer):
             self.decoder = NormalizedMLP([(width, width), (width, self.rows.shape[1])]).to(device)
             is_sparse = isinstance(self.rows, SparseRows) and self.rows.dense is None
             self.target = SparseTarget(self.rows) if is_sparse else None
-            self.features = None if is_sparse else _dense(self.rows)
+            self.features = None if is_sparse else to_dense(self.rows)
 
     @property
     def beside(self) -> nn.ModuleList:

@@ -40,7 +40,7 @@ from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.methods.nosmog import NOSMOGTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn.newer import TINEDStudent
-from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision
+from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision, to_dense
 from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
@@ -186,9 +186,7 @@ class _EnergyDistillation:
         module, observed = teacher_outputs.module, split.observed
         x = in_single_precision(observed.x)
         with evaluating(module):
-            operations = teacher_operations(
-                module, x.to_dense() if isinstance(x, SparseRows) else x, edges_for(module, observed)
-            )
+            operations = teacher_operations(module, to_dense(x), edges_for(module, observed))
         self.targets = [
             tuple(float(edge_energies(rows, self.edges).sum()) for rows in operation) for operation in operations
         ]

@@ -18,7 +18,7 @@ from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import student_inputs
-from rbm.nn.sparse_rows import Rows, SparseRows
+from rbm.nn.sparse_rows import to_dense
 from rbm.nn.trees import TreesStudent
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, Trainer, split_accuracies
@@ -42,13 +42,13 @@ class TreesTrainer(Trainer):
     ) -> None:
         self.split, self.config = split, config
         observed_x, full_x = student_inputs(split, encodings)
-        self.full_x = _dense(full_x)
+        self.full_x = to_dense(full_x).float()
         labels = split.observed.y
         nodes = split.observed.train_mask.nonzero().flatten()
         if config.targets == "teacher":
             labels = torch.where(split.observed.train_mask, labels, teacher_outputs.soft_labels.argmax(-1))
             nodes = torch.arange(len(labels), device=labels.device)
-        self.x = _dense(observed_x[nodes]).cpu().numpy()
+        self.x = to_dense(observed_x[nodes]).float().cpu().numpy()
         self.y = labels[nodes].cpu().numpy()
         self.classes = np.unique(self.y)
         outputs = len(self.classes) if len(self.classes) > 2 else 1
@@ -138,8 +138,3 @@ def _nodes_of(student: TreesStudent, rounds: int) -> int:
     last = int(student.roots[trees - 1])
     reached = torch.cat([student.left[last:], student.right[last:]])
     return max(int(reached.max()) + 1, last + 1)
-
-
-def _dense(rows: Rows) -> Tensor:
-    rows = rows.to_dense() if not isinstance(rows, Tensor) or isinstance(rows, SparseRows) else rows
-    return rows.float()
