@@ -72,6 +72,10 @@ class NodeTrainer(Trainer):
         """Logits of all nodes, ``[N, C]``, without gradients."""
         return all_gather_rows(predict(self.model, self.full_x, local_slice(self.full_x.shape[0])))
 
+    def labelled_loss(self, logits: Tensor) -> Tensor:
+        """Cross-entropy of the labelled nodes, from the logits of the observed nodes, ``[N_observed, C]``."""
+        return losses.hard_label_loss(logits[self.train_nodes], self.split.observed.y[self.train_nodes])
+
     def expert_loads(self) -> list[list[float]] | None:
         if not isinstance(self.model, MixtureStudent) or self.model.pretraining:
             return None

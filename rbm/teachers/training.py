@@ -36,15 +36,7 @@ class TeacherTrainer(Trainer):
         teacher = self.config.teacher
         return build_adam(self.model.parameters(), lr=teacher.lr, weight_decay=teacher.weight_decay)
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
-
-    def loss(self) -> Tensor:
-        """The loss of one pass over the observed graph."""
+    def epoch_loss(self, epoch: int) -> Tensor:
         graph = self.split.observed
         if self.observed:
             logits = self.observed.logits()
@@ -102,7 +94,7 @@ class AttentionTrainer(TeacherTrainer):
             group["lr"] = self.config.teacher.lr * rise
         return super().train_epoch(epoch)
 
-    def loss(self) -> Tensor:
+    def epoch_loss(self, epoch: int) -> Tensor:
         graph = self.split.observed
         if isinstance(self.model, LabelInput):
             logits, nodes = self.model.practise(self.observed_x, self.observed_edges)

@@ -106,15 +106,12 @@ class CoHOpTrainer(NodeTrainer):
         self.labels = labels
         self.labelled = (labels >= 0).nonzero().flatten()
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
+    def epoch_loss(self, epoch: int) -> Tensor:
         logits = self.model(self.observed_x)
         loss = losses.hard_label_loss(logits[self.labelled], self.labels[self.labelled])
         if self.config.contrast_weight > 0:
             loss = loss + self.config.contrast_weight * contrast_loss(logits.log_softmax(-1), self.graph)
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return loss
 
     @torch.no_grad()
     def next_labels(self) -> Tensor:

@@ -102,21 +102,16 @@ class HGMDTrainer(NodeTrainer):
         pairs = len(drawn) + len(p)
         return SoftTargets(mass / pairs, constant / pairs)
 
-    def train_epoch(self, epoch: int) -> float:
+    def epoch_loss(self, epoch: int) -> Tensor:
         probability = self.probabilities(epoch)
         drawn = torch.bernoulli(probability).nonzero().flatten()
         beta = torch.full((len(drawn),), self.config.beta, device=drawn.device)
         share = torch.distributions.Beta(beta, beta).sample() if len(drawn) else beta
         target = self.aggregate(drawn, probability[drawn], share)
-        self.optimizer.zero_grad()
         logits = self.model(self.observed_x)
-        labels = self.split.observed.y[self.train_nodes]
-        hard = losses.hard_label_loss(logits[self.train_nodes], labels)
+        hard = self.labelled_loss(logits)
         soft = target.loss(logits, None, self.config.temperature, "softmax")
-        loss = self.config.label_weight * hard + (1 - self.config.label_weight) * soft
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return self.config.label_weight * hard + (1 - self.config.label_weight) * soft
 
     def on_epoch_end(self, logits: Tensor) -> None:
         self.answers = logits

@@ -107,11 +107,10 @@ class AlignmentTrainer(NodeTrainer):
         self.beside.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * (1 + math.cos(math.pi * epoch / self.config.max_epochs)) / 2
-        self.optimizer.zero_grad()
-        loss = self.loss(masked(self.rows, self.config.feature_mask), self.draw_edges())
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return super().train_epoch(epoch)
+
+    def epoch_loss(self, epoch: int) -> Tensor:
+        return self.loss(masked(self.rows, self.config.feature_mask), self.draw_edges())
 
     def draw_edges(self) -> Tensor:
         """The normalised adjacency of a random part of the edges."""
@@ -168,13 +167,9 @@ class HeadTrainer(NodeTrainer):
     def _observed(self, rows: Tensor) -> Tensor:
         return rows[self.split.observed_nodes] if len(self.split.unseen_nodes) else rows
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
+    def epoch_loss(self, epoch: int) -> Tensor:
         logits = self.model.head(self._observed(self.known)[self.train_nodes])
-        loss = losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:

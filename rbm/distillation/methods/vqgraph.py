@@ -199,17 +199,13 @@ class TokenizerTrainer(NodeTrainer):
             with evaluating(model), torch.no_grad():
                 model.codebook.start_from(model(self.rows, self.adjacency).rows)
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model(self.rows, self.adjacency))
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+    def epoch_loss(self, epoch: int) -> Tensor:
+        return self.loss(self.model(self.rows, self.adjacency))
 
     def loss(self, tokens: Tokens) -> Tensor:
         """Cross-entropy of the labelled nodes plus the reconstruction losses of nodes and edges and the commitment."""
         config = self.config
-        loss = losses.hard_label_loss(tokens.logits[self.train_nodes], self.split.observed.y[self.train_nodes])
+        loss = self.labelled_loss(tokens.logits)
         loss = loss + config.node_weight * F.mse_loss(tokens.rows, tokens.for_nodes)
         loss = loss + config.commitment_weight * F.mse_loss(tokens.codes.detach(), tokens.rows)
         if config.edge_weight > 0:
