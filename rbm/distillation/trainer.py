@@ -259,8 +259,8 @@ class StudentTrainer(NodeTrainer):
 
     def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
         """The loss of a batch with rows ``x``; ``similarity`` adds the similarity loss of the labelled rows."""
-        known = self.first_layer is not None and x is self.observed_x
-        logits, trace = self.first_layer.train() if known else student(x, return_trace=True)
+        is_cached = self.first_layer is not None and x is self.observed_x
+        logits, trace = self.first_layer.train() if is_cached else student(x, return_trace=True)
         terms = []
         if batch.soft_weight is not None:
             terms.append(batch.soft_weight * self._soft_loss(batch, logits))
@@ -286,21 +286,21 @@ class StudentTrainer(NodeTrainer):
         return losses.pair_loss(logits, teacher, batch.pair_weights, distill.temperature, distill.temperature_mode)
 
     def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
-        shown = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
-        return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
+        projected = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
+        return self.config.distill.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
 
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
         """Add the gradients of the same batch with adversarially perturbed inputs."""
         distill = self.config.distill
         self.freeze_memory(not distill.update_memory_on_adversarial)
-        harder = pgd_perturb(
+        perturbed = pgd_perturb(
             to_dense(rows),
             # Only the gradient of the input is used, so there is nothing to average over ranks.
             lambda x: self._batch_loss(batch, self.model, x),
             eps=distill.adversarial_eps,
             steps=distill.adversarial_steps,
         )
-        loss = distill.adversarial_weight * self._batch_loss(batch, student, harder)
+        loss = distill.adversarial_weight * self._batch_loss(batch, student, perturbed)
         loss.backward()
         self.freeze_memory(False)
         return loss.detach()

@@ -100,12 +100,12 @@ class TreesStudent(HubMixin, nn.Module):
             Number of nodes including this round.
         """
         for place, tree in enumerate(trees):
-            leaf, own = tree["is_leaf"].astype(bool), np.arange(len(tree)) + start
+            leaf, indices = tree["is_leaf"].astype(bool), np.arange(len(tree)) + start
             stop = start + len(tree)
             columns = {
                 "feature": np.where(leaf, 0, tree["feature_idx"]),
-                "left": np.where(leaf, own, tree["left"] + start),
-                "right": np.where(leaf, own, tree["right"] + start),
+                "left": np.where(leaf, indices, tree["left"] + start),
+                "right": np.where(leaf, indices, tree["right"] + start),
                 "threshold": np.where(leaf, 0.0, _rounded_down(tree["num_threshold"])),
                 "value": np.where(leaf, tree["value"], 0.0),
             }
@@ -127,11 +127,11 @@ class TreesStudent(HubMixin, nn.Module):
             nodes=nodes,
             depth=self.depth,
         )
-        cut = {
+        lengths = {
             "roots": rounds * self.outputs,
             **dict.fromkeys(("feature", "left", "right", "threshold", "value"), nodes),
         }
-        kept.load_state_dict({name: tensor[: cut.get(name)] for name, tensor in self.state_dict().items()})
+        kept.load_state_dict({name: tensor[: lengths.get(name)] for name, tensor in self.state_dict().items()})
         return kept.to(self.baseline.device).eval()
 
 

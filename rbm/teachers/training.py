@@ -24,11 +24,11 @@ class TeacherTrainer(Trainer):
         # Results that epochs share, if the teacher allows it.
         self.observed = self.full = None
         if LabelledNodes.serves(model, self.observed_x, self.observed_edges):
-            self.observed = LabelledNodes(model, self.observed_x, self.observed_edges, self.nodes_of_a_step())
+            self.observed = LabelledNodes(model, self.observed_x, self.observed_edges, self.step_nodes())
         if len(split.unseen_nodes) and LabelledNodes.serves(model, self.full_x, self.full_edges):
             self.full = LabelledNodes(model, self.full_x, self.full_edges)
 
-    def nodes_of_a_step(self) -> Tensor | None:
+    def step_nodes(self) -> Tensor | None:
         """The training nodes of a step on the whole observed graph, int64 ``[B]``; None without such a step."""
         return self.split.observed.train_mask.nonzero().flatten()
 
@@ -66,7 +66,7 @@ class SampledTrainer(TeacherTrainer):
         nodes = split.observed.train_mask.nonzero().flatten()
         self.batches = NeighborBatches(split.observed, nodes, config.sampling, config.teacher.num_layers)
 
-    def nodes_of_a_step(self) -> None:
+    def step_nodes(self) -> None:
         return None
 
     def train_epoch(self, epoch: int) -> float:
@@ -97,7 +97,7 @@ class AttentionTrainer(TeacherTrainer):
     def epoch_loss(self, epoch: int) -> Tensor:
         graph = self.split.observed
         if isinstance(self.model, LabelInput):
-            logits, nodes = self.model.practise(self.observed_x, self.observed_edges)
+            logits, nodes = self.model.masked_forward(self.observed_x, self.observed_edges)
         else:
             logits, nodes = self.model(self.observed_x, self.observed_edges), graph.train_mask
         saturating = self.config.attention.loss == "log"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MOST_HALVES = 4
 # Share of the budget that the starting points may take, estimated from their first halves.
 _FOR_STARTS = 0.6
-# Share of the budget that any other training may take at least, see :meth:`Search._longest`.
+# Share of the budget that any other training may take at least, see :meth:`Search._training_limit`.
 _FOR_ONE = 1 / 8
 # After this many repeated proposals in a row, the search ends: there is hardly anything left to try.
 _MOST_REPEATED = 20
@@ -74,14 +74,14 @@ class Search:
 
     def run(self) -> None:
         """Judge points until the budget is spent or no new points are proposed."""
-        in_a_row = 0
-        while in_a_row < _MOST_REPEATED:
+        repeats = 0
+        while repeats < _MOST_REPEATED:
             trial = self._next()
             point = self._draw(trial)
-            if not self._is_time_for(point):
+            if not self._fits_budget(point):
                 return
             try:
-                in_a_row = 0 if self._train(trial, point) else in_a_row + 1
+                repeats = 0 if self._train(trial, point) else repeats + 1
             except OutOfTimeError:
                 return
             self._settle(trial)
@@ -108,8 +108,8 @@ class Search:
 
     def best(self, points: list[Point] | None = None) -> "FrozenTrial | None":
         """The complete trial with the highest accuracy (of ``points``, if given), the earliest of equals; or None."""
-        some = [trial for trial in self.complete() if points is None or point_of(trial) in points]
-        return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
+        candidates = [trial for trial in self.complete() if points is None or point_of(trial) in points]
+        return max(candidates, key=lambda trial: (trial.value, -trial.number), default=None)
 
     def given(self) -> "FrozenTrial | None":
         """The best complete trial of the given configuration; or None."""
@@ -151,24 +151,24 @@ class Search:
 
     def _next(self) -> "Trial":
         """The trial to judge on one more half: first all starts on one half, then unfinished trials, then a new one."""
-        begun = self._begun()
-        if len(begun) < len(self.starts):
-            return self._resumed(begun[-1]) if begun and not accuracies(begun[-1]) else self._ask()
-        if self._halves is None and all(map(accuracies, begun)):
+        started = self._started_trials()
+        if len(started) < len(self.starts):
+            return self._resumed(started[-1]) if started and not accuracies(started[-1]) else self._ask()
+        if self._halves is None and all(map(accuracies, started)):
             self._halves = self._affordable_halves()
             self.study.set_user_attr("halves", self._halves)
-        running = [trial for trial in begun if trial.state.name == "RUNNING"]
+        running = [trial for trial in started if trial.state.name == "RUNNING"]
         waiting = [trial for trial in running if not self._settle(self._resumed(trial))]
         return self._resumed(min(waiting, key=lambda trial: len(accuracies(trial)))) if waiting else self._ask()
 
-    def _begun(self) -> list["FrozenTrial"]:
+    def _started_trials(self) -> list["FrozenTrial"]:
         return [trial for trial in self.trials() if trial.state.name != "WAITING"]
 
     def _resumed(self, trial: "FrozenTrial") -> "Trial":
         return import_optuna().trial.Trial(self.study, trial._trial_id)
 
     def _ask(self) -> "Trial":
-        number = len(self._begun())
+        number = len(self._started_trials())
         if number == len(self.trials()) and number < len(self.first):
             self.study.enqueue_trial(self.first[number])
         self._known = None
@@ -221,8 +221,8 @@ class Search:
         half = len(accuracies(trial))
         found = self._judged_before(trial, point, half)
         if found is None:
-            left, began = self._left(), _clock()
-            limit = left if point in self.starts else min(left, self._longest())
+            left, start = self._left(), _clock()
+            limit = left if point in self.starts else min(left, self._training_limit())
             try:
                 with time_limit(limit):
                     right = self.judge(point, half)
@@ -230,7 +230,7 @@ class Search:
                 if limit == left:
                     raise
                 right = ""  # too slow for this budget
-            found = [right, _clock() - began]
+            found = [right, _clock() - start]
         trial.set_user_attr(f"half {half}", found)
         self._known = None
         return found[1]
@@ -248,21 +248,21 @@ class Search:
             number *= 2
         return number
 
-    def _is_time_for(self, point: Point) -> bool:
+    def _fits_budget(self, point: Point) -> bool:
         """Whether a training of the point and then the trainings of the run are likely to fit into the budget."""
-        return not self.spent() or self._usual(point["method"]) <= self._left()
+        return not self.spent() or self._usual_seconds(point["method"]) <= self._left()
 
     def _left(self) -> float:
         """Seconds left for the search, without the usual time of the run's students after it."""
         spent = self.spent()
-        return self.budget - spent - (sum(map(self._usual, self.space.methods)) if spent else 0.0)
+        return self.budget - spent - (sum(map(self._usual_seconds, self.space.methods)) if spent else 0.0)
 
-    def _longest(self) -> float:
+    def _training_limit(self) -> float:
         """Limit in seconds for a training that is not of a start, so that one slow teacher cannot use up the budget."""
         starts = [trial for trial in self.trials() if point_of(trial) in self.starts]
         return max(_FOR_ONE * self.budget, 2 * max(taken for trial in starts for taken in seconds_of_halves(trial)))
 
-    def _usual(self, method: str) -> float:
+    def _usual_seconds(self, method: str) -> float:
         """Median seconds of a method's trainings, or of all trainings if it has none yet."""
         by_method: dict[str, list[float]] = {}
         for trial in self.trials():

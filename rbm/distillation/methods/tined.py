@@ -88,8 +88,8 @@ def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Te
             transformed = F.linear(h, weight, bias if isinstance(teacher, GraphSAGE) else None)
             found += [(h, transformed), (transformed, edges @ transformed)]
         else:
-            spread = edges @ h
-            found += [(h, spread), (spread, F.linear(spread, weight, bias))]
+            propagated = edges @ h
+            found += [(h, propagated), (propagated, F.linear(propagated, weight, bias))]
         if layer < len(weights) - 1:
             _, h = teacher.hidden(layer, teacher.convs[layer](h, edges))
     if place == "end":
@@ -101,7 +101,7 @@ def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Te
 def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
     """Squared distance of the unit rows at the ends of each edge of ``[2, M]``, ``[M]``; rows of zeros stay zero."""
     if isinstance(rows, SparseRows):
-        parts = [_distances(*(rows[ends].to_dense() for ends in some)) for some in edges.split(_EDGES_AT_ONCE, dim=1)]
+        parts = [_distances(*(rows[ends].to_dense() for ends in pairs)) for pairs in edges.split(_EDGES_AT_ONCE, dim=1)]
         return torch.cat(parts) if parts else rows.values.new_zeros(0)
     norms = rows.norm(dim=1, keepdim=True).detach()
     unit = rows / torch.where(norms > 0, norms, 1.0)
@@ -223,8 +223,8 @@ class _EnergyDistillation:
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         injected = [parameter for layer in self.model.transformations() for parameter in layer.parameters()]
-        known = {id(parameter) for parameter in injected}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in known]
+        injected_ids = {id(parameter) for parameter in injected}
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in injected_ids]
         return [
             {"params": [*others, *self.projection_parameters()]},
             {"params": injected, "lr": self.config.lr * self.config.injected_lr},

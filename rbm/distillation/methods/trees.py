@@ -72,7 +72,7 @@ class TreesTrainer(Trainer):
             warm_start=True,
             random_state=seed,
         )
-        self.rounds, self.taken = 0, []
+        self.rounds, self.node_counts = 0, []
         self.model.begin(np.zeros(outputs), self.classes)
         self.scores: Tensor = self.full_x.new_zeros(len(self.full_x), outputs)
 
@@ -110,7 +110,7 @@ class TreesTrainer(Trainer):
             trees = [predictor.nodes for predictor in self.boosting._predictors[self.rounds]]
             if self.rounds == 0:
                 self.model.begin(self.boosting._baseline_prediction.ravel(), self.classes)
-            self.taken.append(self.model.add(self.rounds, trees, self.taken[-1] if self.taken else 0))
+            self.node_counts.append(self.model.add(self.rounds, trees, self.node_counts[-1] if self.node_counts else 0))
             self.scores = self.scores + self.model.scores(self.full_x, self.rounds, self.rounds + 1)
             self.rounds += 1
 

@@ -78,14 +78,14 @@ def _layer(routing: Any, layer: Any, labels: Tensor) -> dict[str, Any]:
     rows = labels[known].repeat_interleave(experts.shape[1])
     mass.index_put_((rows, columns), gates[known].flatten().double(), accumulate=True)
     by_class = mass / mass.sum(1, keepdim=True).clamp_min(1e-12)
-    asked = torch.bincount(experts.flatten(), minlength=layer.num_experts)
+    row_counts = torch.bincount(experts.flatten(), minlength=layer.num_experts)
     entropy = float(-(load * load.clamp_min(1e-12).log()).sum())
     return {
         "in": int(layer.in_features),
         "out": int(layer.out_features),
         "load": _rounded(load),
-        "asked": asked.tolist(),
-        "dead": (asked == 0).nonzero().flatten().tolist(),
+        "asked": row_counts.tolist(),
+        "dead": (row_counts == 0).nonzero().flatten().tolist(),
         "entropy": round(entropy, 5),
         "most_entropy": round(float(np.log(layer.num_experts)), 5),
         "effective": round(float(np.exp(entropy)), 3),
