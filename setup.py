@@ -79,8 +79,8 @@ class CMakeBuild(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
         absent = ("cxx_compiler", "cxx_flags", "cuda_version", "cuda_architectures", "abi_target", "torch_version")
-        told = {"version": version, "build_type": "none", **dict.fromkeys(absent)}
-        (folder / "build_info.json").write_text(json.dumps(told, indent=2) + "\n")
+        info = {"version": version, "build_type": "none", **dict.fromkeys(absent)}
+        (folder / "build_info.json").write_text(json.dumps(info, indent=2) + "\n")
 
     @property
     def _is_in_place(self) -> bool:

@@ -38,10 +38,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption("--seconds", type=float, default=0.5, help="how long variants are compared with one another")
     choices = ("all", "reference", "others")
     parser.addoption("--shapes", choices=choices, default="all", help="only the first shape, or all others")
-    told = "for example float32,bfloat16; by default those that the processor has in hardware"
-    parser.addoption("--precisions", type=_precisions, default=None, help=told)
-    told = "seconds in total: if a run is behind, later comparisons get fewer rounds, or none; 0 for no limit"
-    parser.addoption("--budget", type=float, default=BUDGET, help=told)
+    help_text = "for example float32,bfloat16; by default those that the processor has in hardware"
+    parser.addoption("--precisions", type=_precisions, default=None, help=help_text)
+    help_text = "seconds in total: if a run is behind, later comparisons get fewer rounds, or none; 0 for no limit"
+    parser.addoption("--budget", type=float, default=BUDGET, help=help_text)
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-only", action="store_true", help="accepted; pytest-benchmark is not installed")
 
@@ -49,8 +49,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def _precisions(text: str) -> tuple[str, ...]:
     wanted = tuple(text.split(","))
     if unknown := [precision for precision in wanted if precision not in PRECISIONS]:
-        told = f"{', '.join(unknown)} is not measured here; there are {', '.join(PRECISIONS)}"
-        raise ArgumentTypeError(told)
+        message = f"{', '.join(unknown)} is not measured here; there are {', '.join(PRECISIONS)}"
+        raise ArgumentTypeError(message)
     return wanted
 
 
@@ -62,12 +62,12 @@ def _left_out() -> list[str]:
 def _about_precisions(config: pytest.Config) -> str:
     if config.getoption("--precisions") is not None:
         return f"precisions: {', '.join(config.getoption('--precisions'))}, as asked for"
-    told = [
+    reasons = [
         f"; {precision} left out: a product takes {slowness(precision):.0f} times as long as in float32 on this"
         f" processor (--precisions {','.join(PRECISIONS)} measures it)"
         for precision in _left_out()
     ]
-    return f"precisions: {', '.join(p for p in PRECISIONS if p not in _left_out())}{''.join(told)}"
+    return f"precisions: {', '.join(p for p in PRECISIONS if p not in _left_out())}{''.join(reasons)}"
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -100,8 +100,8 @@ class _WithoutPytestBenchmark:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """``--shapes`` and ``--precisions``. A smoke run also skips large workloads and other numbers of experts."""
     wanted, is_smoke = config.getoption("--shapes"), config.getoption("--seconds") < SMOKE
-    first, asked = for_this_machine(MOST)[0], config.getoption("--precisions")
-    left_out = _left_out() if asked is None else [p for p in PRECISIONS if p not in asked]
+    first, requested = for_this_machine(MOST)[0], config.getoption("--precisions")
+    left_out = _left_out() if requested is None else [p for p in PRECISIONS if p not in requested]
 
     def is_kept(item: pytest.Item) -> bool:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -150,12 +150,12 @@ class _Progress:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._is_told = config.getoption("--seconds") >= SMOKE and config.option.verbose >= 0
+        self._shows_progress = config.getoption("--seconds") >= SMOKE and config.option.verbose >= 0
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Print the workload, its number, the elapsed time and the estimated remaining time."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        if self._is_told and reporter is not None:
+        if self._shows_progress and reporter is not None:
             pace = self._config.stash[_PACE]
             times = f"{minutes(pace.elapsed)}, about {minutes(pace.left)} left"
             reporter.ensure_newline()
@@ -241,10 +241,10 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         values = {row["implementation"]: float(row["median"]) for row in group}
         ours = values.pop("rbm", None) if key[-1].endswith("seconds") else None
         if ours is not None:
-            told = [f"rbm {ours:.3g} s", *(f"{name} {value / ours:.2f} x" for name, value in values.items())]
+            ratios = [f"rbm {ours:.3g} s", *(f"{name} {value / ours:.2f} x" for name, value in values.items())]
         else:
-            told = [f"{name} {value:.3g}" for name, value in values.items()]
-        terminalreporter.line(f"{' '.join(key)}: {', '.join(told)}")
+            ratios = [f"{name} {value:.3g}" for name, value in values.items()]
+        terminalreporter.line(f"{' '.join(key)}: {', '.join(ratios)}")
     terminalreporter.line(_about_precisions(config))
     if missing := missing_libraries():
         terminalreporter.line(f"libraries that were not measured: {', '.join(missing)}")

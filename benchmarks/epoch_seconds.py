@@ -33,11 +33,11 @@ def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str
     from rbm.config.presets import preset_config
     from rbm.training import loop
 
-    begun: dict[str, list[float]] = {}
+    start_times: dict[str, list[float]] = {}
     train_epoch = loop.train_epoch
 
     def noted(phase, trainer, epoch):
-        begun.setdefault(phase, []).append(time.process_time())
+        start_times.setdefault(phase, []).append(time.process_time())
         return train_epoch(phase, trainer, epoch)
 
     loop.train_epoch = noted
@@ -50,7 +50,7 @@ def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str
     if "labels" in phases:  # it has the teacher's settings, but needs no teacher
         logits = torch.zeros(data.num_nodes, data.num_classes)
         rbm.distill(data, logits, config=config.updated({"teacher": more}), methods=["labels"], **options)
-    took = {phase: [b - a for a, b in pairwise(at)] for phase, at in begun.items()}
+    took = {phase: [b - a for a, b in pairwise(at)] for phase, at in start_times.items()}
     counted = {phase: times[first.get(phase, 1) :] for phase, times in took.items()}
     return {phase: (statistics.fmean if phase == "labels" else statistics.median)(t) for phase, t in counted.items()}
 
@@ -89,8 +89,8 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=["transductive", "inductive"])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    told = "phases to measure; mlp and rbm also measure the teacher and each other"
-    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help=told)
+    help_text = "phases to measure; mlp and rbm also measure the teacher and each other"
+    parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help=help_text)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

@@ -81,16 +81,16 @@ def write_graph(folder: Path, fraction: int, shape: Shape = SHAPES["ogbn-product
     for start in range(0, nodes, CHUNK):
         own = labels[start : start + CHUNK]
         x[start : start + CHUNK] = centers[own] + generator.normal(0, 2, (own.size, shape.features)).astype(np.float32)
-        told = np.where(generator.random(own.size) < 0.75, own, generator.integers(0, shape.classes, own.size))
+        predicted = np.where(generator.random(own.size) < 0.75, own, generator.integers(0, shape.classes, own.size))
         logits[start : start + CHUNK] = generator.normal(size=(own.size, shape.classes))
-        logits[start + np.arange(own.size), told] += 5
+        logits[start + np.arange(own.size), predicted] += 5
     edges = np.lib.format.open_memmap(folder / "edge_index.npy", "w+", np.int64, (2, 2 * pairs))
     for start in range(0, pairs, CHUNK):
         size = min(CHUNK, pairs - start)
         one, other = generator.integers(0, nodes, (2, size))
         # Both nodes of half of the pairs have the same class; a node's class is the remainder of its number.
-        alike = np.minimum(other - other % shape.classes + one % shape.classes, nodes - 1)
-        other = np.where(generator.random(size) < 0.5, alike, other)
+        same_class = np.minimum(other - other % shape.classes + one % shape.classes, nodes - 1)
+        other = np.where(generator.random(size) < 0.5, same_class, other)
         edges[:, start : start + size] = one, other
         edges[:, pairs + start : pairs + start + size] = other, one
     np.save(folder / "y.npy", labels)

@@ -118,8 +118,8 @@ def measure(port: int, process: int, content: bytes, clients: int, seconds: floa
     client(port, content, time.perf_counter() + seconds / 10)
     used, start = processor_seconds(process), time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        asked = [pool.submit(client, port, content, start + seconds) for _ in range(clients)]
-        times = [one for times in asked for one in times.result()]
+        futures = [pool.submit(client, port, content, start + seconds) for _ in range(clients)]
+        times = [latency for future in futures for latency in future.result()]
     took, used = time.perf_counter() - start, processor_seconds(process) - used
     p50, p99 = np.percentile(times, (50, 99)) * 1e3
     rate = round(len(times) / took, 1)

@@ -33,7 +33,7 @@ TITLES = ("student", "threads", "answers a second", "of one thread's", "p50", "p
 def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str, float]:
     """Measure one round: all threads start together and stop after the given seconds."""
     rows = torch.randn(256, 1, SHAPE[0], generator=torch.Generator().manual_seed(0)).unbind(0)
-    taken: list[list[float]] = [[] for _ in range(threads)]
+    latencies: list[list[float]] = [[] for _ in range(threads)]
     begin, end = threading.Barrier(threads + 1), threading.Event()
 
     def ask(times: list[float]) -> None:
@@ -47,7 +47,7 @@ def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str,
                 times.append(clock() - started)
                 count += 1
 
-    workers = [threading.Thread(target=ask, args=(times,)) for times in taken]
+    workers = [threading.Thread(target=ask, args=(times,)) for times in latencies]
     for worker in workers:
         worker.start()
     begin.wait()
@@ -57,7 +57,7 @@ def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str,
     took, worked, busy = time.perf_counter() - started, time.process_time() - worked, _busy_seconds() - busy
     for worker in workers:
         worker.join()
-    times = np.concatenate(taken) * 1e6
+    times = np.concatenate(latencies) * 1e6
     p50, p99 = np.percentile(times, (50, 99))
     return {
         "stolen": round(max(0.0, busy - worked) / (took * os.cpu_count()), 3),

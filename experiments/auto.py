@@ -144,11 +144,11 @@ def trained(config: rbm.Config, name: str, seed: int, data: Data) -> dict[str, A
     return Known(RUNS / f"run-{name}-{seed}.json").get(config.to_yaml(), train)[0]
 
 
-def accuracies(result: dict[str, Any], told: dict[str, Any]) -> dict[str, object]:
+def accuracies(result: dict[str, Any], outcome: dict[str, Any]) -> dict[str, object]:
     """The columns of a row about a run, after a search with these results."""
     verdict, test = result["verdict"], result["test"]
-    behind = {method: Comparison(**each) for method, each in verdict["behind"].items()}
-    kept = kept_student(verdict["best"], behind, METHODS, verdict["cost"], auto_run.searched_for(told))
+    behind = {method: Comparison(**fields) for method, fields in verdict["behind"].items()}
+    kept = kept_student(verdict["best"], behind, METHODS, verdict["cost"], auto_run.searched_for(outcome))
     return {
         "kept": kept,
         "best_val": _percent(max(verdict["accuracy"][method] for method in METHODS)),
@@ -164,7 +164,7 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
     config, found, best, seconds = config_of(name, seed), {}, {}, ""
     if budget is not None:
         chosen = searched(name, budget, seed, data)
-        found = chosen.told
+        found = chosen.outcome
         trials = read_csv(RUNS / f"{name}-{seed}-{budget}" / "auto.csv")
         seconds = f"{sum(float(trial['seconds']) for trial in trials):.0f}"
         if found["choice"] is not None:
@@ -209,8 +209,8 @@ def main(root: str, out: str, *what: str) -> None:
     table = Path(out) / "runs.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
     rows = read_csv(table, missing_ok=True)
-    for each in what:
-        name, budget, seed = each.split(":")
+    for run in what:
+        name, budget, seed = run.split(":")
         for searches in (None, budget):
             kind = "preset" if searches is None else f"auto {budget}"
             if any((made["graph"], made["seed"], made["run"]) == (name, seed, kind) for made in rows):

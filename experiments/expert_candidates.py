@@ -50,7 +50,7 @@ class LowRankExperts:
         for layer in layers:
             experts, outputs, inputs = layer.weight.shape
             bound = 1 / math.sqrt(inputs)
-            self.shared.append({name: nn.Parameter(each[0].clone()) for name, each in _experts_of(layer).items()})
+            self.shared.append({name: nn.Parameter(weights[0].clone()) for name, weights in _experts_of(layer).items()})
             self.own.append(
                 {
                     "up": nn.Parameter(layer.weight.new_zeros(experts, outputs, rank)),
@@ -67,13 +67,13 @@ class LowRankExperts:
     def take_gradients(self) -> None:
         """Move the experts' gradients to the parts."""
         for layer, shared, own in zip(self.layers, self.shared, self.own, strict=True):
-            for name, each in _experts_of(layer).items():
-                shared[name].grad = each.grad.sum(0)
+            for name, parameter in _experts_of(layer).items():
+                shared[name].grad = parameter.grad.sum(0)
             own["up"].grad = layer.weight.grad @ own["down"].mT
             own["down"].grad = own["up"].mT @ layer.weight.grad
             own["bias"].grad = layer.bias.grad
-            for each in _experts_of(layer).values():
-                each.grad = None
+            for parameter in _experts_of(layer).values():
+                parameter.grad = None
 
     @torch.no_grad()
     def write_experts(self) -> None:
@@ -97,7 +97,7 @@ class LowRankExperts:
 
 def _experts_of(layer: FusedRbMLayer) -> dict[str, nn.Parameter]:
     found = {name: getattr(layer, name) for name in ("weight", "bias", "attention")}
-    return {name: each for name, each in found.items() if each is not None}
+    return {name: parameter for name, parameter in found.items() if parameter is not None}
 
 
 class LowRankTrainer(RbMTrainer):
@@ -107,8 +107,8 @@ class LowRankTrainer(RbMTrainer):
         if self.model.pretraining:
             return super().parameter_groups()
         layers = list(self.model.layers)
-        apart = {id(each) for layer in layers for each in _experts_of(layer).values()}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in apart]
+        expert_ids = {id(parameter) for layer in layers for parameter in _experts_of(layer).values()}
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in expert_ids]
         self.shared_expert = LowRankExperts(layers, RANK)
         return [{"params": [*others, *self.shared_expert.parameters()]}]
 
@@ -240,8 +240,8 @@ class AgreementTrainer(RbMTrainer):
 
     def on_epoch_end(self, logits: Tensor) -> None:
         super().on_epoch_end(logits)
-        asked = self.split.observed.val_mask
-        self.agreement = accuracy(logits[asked], self.teacher_outputs.soft_labels[asked].argmax(-1))
+        is_validation = self.split.observed.val_mask
+        self.agreement = accuracy(logits[is_validation], self.teacher_outputs.soft_labels[is_validation].argmax(-1))
 
     def evaluate(self) -> Accuracies:
         return super().evaluate()._replace(val=self.agreement)
@@ -260,10 +260,12 @@ class CutTrainer(RbMTrainer):
         kept = (chance_of_being_right(self.teacher_outputs.soft_labels, self.split.observed) >= 0.5).float()
         trust = self.reliability.probabilities() * kept if self.reliability else None
         self.pairs = weigh_pairs(self.graph, trust, mean=self.config.distill.mean, draw=self.config.distill.draw)
-        around = SoftTargets.of(self.pairs._replace(own=0.0), self.graph, self.teacher_logs)
-        nothing = torch.zeros_like(self.pairs.neighbors)
-        own = SoftTargets.of(Pairs(self.pairs.own, nothing), self.graph, self.teacher_logs)
-        self.targets = SoftTargets(around.mass + own.mass * kept[:, None], around.constant + own.constant * kept)
+        neighbor_targets = SoftTargets.of(self.pairs._replace(own=0.0), self.graph, self.teacher_logs)
+        no_neighbors = torch.zeros_like(self.pairs.neighbors)
+        own = SoftTargets.of(Pairs(self.pairs.own, no_neighbors), self.graph, self.teacher_logs)
+        self.targets = SoftTargets(
+            neighbor_targets.mass + own.mass * kept[:, None], neighbor_targets.constant + own.constant * kept
+        )
 
 
 def chance_of_being_right(soft_labels: Tensor, observed) -> Tensor:
@@ -272,7 +274,7 @@ def chance_of_being_right(soft_labels: Tensor, observed) -> Tensor:
     Isotonic regression (Zadrozny and Elkan, KDD 2002) on the validation nodes that select the epoch, whose labels the
     teacher has not learned. ``soft_labels`` are logits ``[N_observed, C]``.
     """
-    confidence, answers = (each.cpu() for each in soft_labels.softmax(-1).max(-1))
+    confidence, answers = (values.cpu() for values in soft_labels.softmax(-1).max(-1))
     held_out = observed.val_mask.cpu()
     right = (answers == observed.y.cpu())[held_out].double()
     fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence[held_out].numpy(), right.numpy())
@@ -305,7 +307,8 @@ class ClippedTrainer(RbMTrainer):
 
     def optimizer_step(self) -> None:
         if not self.model.pretraining:
-            nn.utils.clip_grad_norm_([each for each in self.model.parameters() if each.grad is not None], MAX_NORM)
+            trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+            nn.utils.clip_grad_norm_(trained, MAX_NORM)
         super().optimizer_step()
 
 

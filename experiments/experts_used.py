@@ -37,8 +37,8 @@ def with_mean_experts(student: rbm.RbMStudent) -> rbm.RbMStudent:
         if layer.attention is not None:
             layer.weight.mul_(layer.attention.exp()[:, None, :])
             layer.attention.zero_()
-        for each in (layer.weight, layer.bias):
-            each.copy_(each.mean(0, keepdim=True).expand_as(each))
+        for parameter in (layer.weight, layer.bias):
+            parameter.copy_(parameter.mean(0, keepdim=True).expand_as(parameter))
     return changed.eval()
 
 
@@ -57,8 +57,8 @@ def figures(result: Distillation, method: str) -> dict[str, str]:
     split, student, x = result.split, result.students[method], result.student_inputs(method)
     unseen = split.unseen_nodes
     held_out = unseen if len(unseen) else split.graph.test_mask.nonzero().flatten()
-    labels, says = split.graph.y, result.teacher_logits.argmax(-1)
-    right = says == labels
+    labels, predicted = split.graph.y, result.teacher_logits.argmax(-1)
+    right = predicted == labels
 
     def share(found: Tensor) -> str:
         return f"{100 * found.float().mean():.2f}"
@@ -69,8 +69,8 @@ def figures(result: Distillation, method: str) -> dict[str, str]:
         "method": method,
         "best_epoch": str(result.summary[method]["best_epoch"]),
         "teacher": share(right[held_out]),
-        "agreement_observed": share((answers == says)[split.observed_nodes]),
-        "agreement_held_out": share((answers == says)[held_out]),
+        "agreement_observed": share((answers == predicted)[split.observed_nodes]),
+        "agreement_held_out": share((answers == predicted)[held_out]),
         "held_out": share(correct[held_out]),
         "where_teacher_is_right": share(correct[held_out][right[held_out]]),
         "where_teacher_is_wrong": share(correct[held_out][~right[held_out]]),

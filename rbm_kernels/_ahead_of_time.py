@@ -66,8 +66,8 @@ def compile_launches(
     Raises:
         RuntimeError: a program failed, and ``skip_failures`` is not set.
     """
-    asked = {"programs": list(programs), "architectures": [architecture], "together": read_together}
-    for _, place, kernel in _answers(asked, skip_failures):
+    request = {"programs": list(programs), "architectures": [architecture], "together": read_together}
+    for _, place, kernel in _answers(request, skip_failures):
         yield place, kernel
 
 
@@ -79,22 +79,22 @@ def compile_for_all(
     Imports take longer than compiling many of the kernels, so ``before`` is run once and should do the imports of the
     programs. Kernels whose ``source_hash`` is in ``known`` are not compiled.
     """
-    asked = {"programs": list(programs), "architectures": list(architectures), "before": before, "known": list(known)}
+    request = {"programs": list(programs), "architectures": list(architectures), "before": before, "known": list(known)}
     found: dict[int, list[tuple[int, Compiled | Known]]] = {architecture: [] for architecture in architectures}
-    for architecture, place, kernel in _answers(asked, skip_failures=False):
+    for architecture, place, kernel in _answers(request, skip_failures=False):
         found[architecture].append((place, kernel))
     return found
 
 
-def _answers(asked: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, int, Compiled | Known]]:
+def _answers(request: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, int, Compiled | Known]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     command = [sys.executable, "-W", "ignore", "-m", "rbm_kernels._ahead_of_time"]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as question:
-        json.dump(asked, question)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as question:
+        json.dump(request, question)
         question.seek(0)
         with subprocess.Popen(
-            command, env=environment, stdin=question, stdout=subprocess.PIPE, stderr=said, text=True
+            command, env=environment, stdin=question, stdout=subprocess.PIPE, stderr=output, text=True
         ) as process:
             try:
                 for line in process.stdout:
@@ -106,11 +106,11 @@ def _answers(asked: dict[str, Any], skip_failures: bool) -> Iterator[tuple[int, 
                 else:
                     if process.wait() == 0:
                         return
-                    architecture = " or ".join(f"{number}" for number in asked["architectures"])
+                    architecture = " or ".join(f"{number}" for number in request["architectures"])
             finally:
                 process.kill()
-        said.seek(0)
-        raise RuntimeError(f"a program did not compile for sm_{architecture}:\n{said.read()}")
+        output.seek(0)
+        raise RuntimeError(f"a program did not compile for sm_{architecture}:\n{output.read()}")
 
 
 class AbsentGpu:

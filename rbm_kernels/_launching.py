@@ -55,6 +55,11 @@ def forget_prepared() -> None:
         remembering.cache_clear()
 
 
+def next_power_of_2(size: int) -> int:
+    """The next power of two; 1 for size 0. Triton has the same function, but not every module may import Triton."""
+    return 1 << (max(1, size) - 1).bit_length()
+
+
 def launcher(kernel, grid: tuple[int, ...], *, programs: int | None = None, **constants) -> Callable[..., None]:
     """Bind ``kernel`` to its grid, constants, warps and stages; all kernels are launched through this function.
 

@@ -87,12 +87,12 @@ def _own_compile_cache(tmp_path_factory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _mended_interpreter() -> None:
+def _patched_interpreter() -> None:
     """Patch the interpreter, if it is used, before the first launch, which may import Triton."""
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
-        from mended_interpreter import mend
+        from patched_interpreter import patch
 
-        mend()
+        patch()
 
 
 @pytest.fixture(scope="session")

@@ -258,7 +258,7 @@ def test_search_and_map_of_a_site_on_the_disk(site, tmp_path):
     grounds = set()
     with browser(tmp_path / "profile") as window:
         for width, scheme in ((390, "light"), (1280, "dark")):
-            window.look(width, 900, scheme)
+            window.set_viewport(width, 900, scheme)
             for page in ("operators/cosine_topk.html", "choose.html"):  # wide formulas; the map
                 window.open(site / page)
                 assert window.run("return document.documentElement.scrollWidth") <= width, page

@@ -95,12 +95,12 @@ def counted(experts: Tensor, num_experts: int) -> Iterator[dict]:
     block_m, chosen = config.tile_rows(rows), config.passes(rows, num_experts, k)
     ascending = experts.sort(dim=-1).values
     for passes in PASSES[k]:
-        way = {"block_m": block_m, "order": "revolving", "passes": passes}
+        options = {"block_m": block_m, "order": "revolving", "passes": passes}
         predicted = sum(config.rows_times_union(rows, num_experts, c.stop - c.start) for c in pass_columns(k, passes))
         extra = {"predicted": f"{predicted / rows:.2f}", "chosen": int(passes == chosen)}
-        yield {**way, **extra, "columns": "given", "union": total_union(experts, num_experts, block_m, passes)}
+        yield {**options, **extra, "columns": "given", "union": total_union(experts, num_experts, block_m, passes)}
         if passes > 1:
-            yield {**way, "columns": "ascending", "union": total_union(ascending, num_experts, block_m, passes)}
+            yield {**options, "columns": "ascending", "union": total_union(ascending, num_experts, block_m, passes)}
     whole = {"columns": "given", "passes": 1}
     for name, rank in (("lexicographic", lexicographic_rank), ("interleaved", interleaved_rank)):
         union = mean_union(experts, num_experts, block_m, rank)
@@ -114,13 +114,13 @@ def main(out: Path) -> None:
     shapes = [s for s in product(ROUTINGS, ROWS, PASSES, EXPERTS) if s[2] < s[3]]
     table = []
     for number, (routing, rows, k, num_experts) in enumerate(shapes, start=1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         generator = torch.Generator().manual_seed(0)
         sizes = [min(_CHUNK, rows - first) for first in range(0, rows, _CHUNK)]
         experts = torch.cat([routing(size, num_experts, k, generator).int() for size in sizes])
         shape = {"routing": routing.__name__, "rows": rows, "experts": num_experts, "k": k}
-        table += [{**shape, **way, "union": f"{way['union']:.2f}"} for way in counted(experts, num_experts)]
-        print(f"{number:2}/{len(shapes)} {shape}: {time.perf_counter() - began:.1f} s", flush=True)
+        table += [{**shape, **options, "union": f"{options['union']:.2f}"} for options in counted(experts, num_experts)]
+        print(f"{number:2}/{len(shapes)} {shape}: {time.perf_counter() - start:.1f} s", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     with open(out, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -133,8 +133,8 @@ def counted_rows(chosen: list[Case], architecture: int) -> Iterator[Row]:
         "    for row in counted.run_case(Case(**fields), int(sys.argv[1])):\n"
         "        print(json.dumps(asdict(row)), flush=True)\n"
     )
-    asked = json.dumps([asdict(case) for case in chosen])
-    command = [sys.executable, "-W", "ignore", "-c", program, str(architecture), asked]
+    request = json.dumps([asdict(case) for case in chosen])
+    command = [sys.executable, "-W", "ignore", "-c", program, str(architecture), request]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             yield Row(**json.loads(line))

@@ -35,8 +35,8 @@ class _BrokenDevice:
         try:
             return (yield)
         finally:
-            if self._has_failed and (told := error()):
-                print(f"\nthe GPU is lost to this process, which ends: {told}", file=sys.stderr, flush=True)
+            if self._has_failed and (reason := error()):
+                print(f"\nthe GPU is lost to this process, which ends: {reason}", file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(STATUS)
 

@@ -34,25 +34,25 @@ def build(run: Run, step: Step) -> bool:
     serves the memory update; without librbm_cpu, eager PyTorch computes the CPU results that tests compare with.
     """
     options, wanted = run.options, ["cpu"] if run.options.rehearse else ["cpu", "cuda"]
-    told = "built elsewhere" if options.prebuilt else "built before" if options.skip_build else ""
-    ended = _load(run, wanted) if told else None
+    origin = "built elsewhere" if options.prebuilt else "built before" if options.skip_build else ""
+    ended = _load(run, wanted) if origin else None
     if ended is None or ended.status:
-        if told:
-            run.note(f"libraries: {told}, but not loaded; they are built here")
-        told = "built here"
+        if origin:
+            run.note(f"libraries: {origin}, but not loaded; they are built here")
+        origin = "built here"
         is_built = _build(run)
         ended = _load(run, wanted if is_built else [])
     if ended.status and not options.rehearse:
         run.say(ended.tail())
         _go_on_without()
         run.note("libraries: none; Triton serves the GPU, and eager PyTorch the CPU", failed=True)
-        told, ended = "none", _load(run, [])
+        origin, ended = "none", _load(run, [])
     if ended.status:
         run.say(ended.tail())
         run.note(f"libraries: not loaded, {_why(ended)}", failed=True)
         return False
-    run.note(f"libraries: {told}; {ended.tail(1)}")
-    Results(run.state.path).add("build", "libraries", told, "loaded", 1, dtype="", routing="")
+    run.note(f"libraries: {origin}; {ended.tail(1)}")
+    Results(run.state.path).add("build", "libraries", origin, "loaded", 1, dtype="", routing="")
     return True
 
 

@@ -113,12 +113,12 @@ class Run:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Environment of the programs that this one starts. A rehearsal uses small tensors and one thread."""
-        mine = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-        mine |= {"PYTHONUNBUFFERED": "1"}
-        mine.pop("TRITON_INTERPRET", None)  # kernels must run on the GPU
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+        own |= {"PYTHONUNBUFFERED": "1"}
+        own.pop("TRITON_INTERPRET", None)  # kernels must run on the GPU
         if self.options.rehearse:
-            mine |= {"RBM_REHEARSE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        return {**mine, **more}
+            own |= {"RBM_REHEARSE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return {**own, **more}
 
     def start(self, command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Program:
         """Start a program in the background; it is stopped after its seconds, or when the budget is over."""

@@ -112,16 +112,16 @@ MANY_ROWS: dict[str, Case] = {
 
 def main(wanted: Iterable[str]) -> int:
     """Run the cases whose names have these beginnings, or all small ones; return 1 if any was wrong, else 0."""
-    every = CASES | MANY_ROWS
-    chosen = [name for name in every if name.startswith(tuple(wanted))] if wanted else list(CASES)
+    all_cases = CASES | MANY_ROWS
+    chosen = [name for name in all_cases if name.startswith(tuple(wanted))] if wanted else list(CASES)
     if not chosen:
-        print(f"no case begins with {' or '.join(wanted)}; there are {'; '.join(every)}", file=sys.stderr)
+        print(f"no case begins with {' or '.join(wanted)}; there are {'; '.join(all_cases)}", file=sys.stderr)
         return 2
     wrong = 0
     with two_devices() if REHEARSES else nullcontext():
         for name in chosen:
             torch.manual_seed(0)
-            error, allowed = _error(*every[name])
+            error, allowed = _error(*all_cases[name])
             wrong += not error <= allowed
             print(f"{name}: error {error:.1e}, allowed {allowed:.0e}", flush=True)
     return min(wrong, 1)

@@ -123,8 +123,8 @@ def _tested(run: Run, operator: str, part: str, kept: Path, ended) -> None:
         failures = 1
     if failures or ended.status != TIMED_OUT:
         run.state.add_tests(operator, part, found)
-    told = f"{found.count('passed')} passed" + f", {failures} failed" * bool(failures)
-    run.say(f"   {operator}: {told}, {ended.seconds:.0f} s")
+    counts = f"{found.count('passed')} passed" + f", {failures} failed" * bool(failures)
+    run.say(f"   {operator}: {counts}, {ended.seconds:.0f} s")
     if failures:
         run.say(ended.tail())
         run.note(f"tests failed: {operator} ({part}), {failures} of {len(found)}", failed=True)
@@ -158,8 +158,8 @@ def suite(run: Run, step: Step) -> bool:
     while True:
         begun = _lines(run.begun)
         ended = run.call(command, run.left(), environment)
-        told = next(filter(_LAST_LINE.search, reversed(ended.output.splitlines())), "").strip("= ")
-        run.say(f"   {told or f'status {ended.status}'}")
+        last_line = next(filter(_LAST_LINE.search, reversed(ended.output.splitlines())), "").strip("= ")
+        run.say(f"   {last_line or f'status {ended.status}'}")
         if ended.status in _GOOD:
             return True
         if ended.status == TIMED_OUT:
@@ -169,7 +169,7 @@ def suite(run: Run, step: Step) -> bool:
         run.note(f"failed (status {ended.status}): {step}", failed=True)
         # If pytest reached its last line, every workload was started. If one crashed the process or hung, the others
         # get a new process.
-        if told or _lines(run.begun) == begun or run.left() < LEAST_SECONDS:
+        if last_line or _lines(run.begun) == begun or run.left() < LEAST_SECONDS:
             return True
 
 
@@ -245,21 +245,21 @@ def sanitize(run: Run, step: Step) -> bool:
             name: [tool, "--tool", name, "--error-exitcode", "86", *options, *program, *cases]
             for name, (options, cases) in SANITIZERS.items()
         }
-    told, report = [], []
+    outcomes, report = [], []
     for name, command in tools.items():
         if run.left() < LEAST_SECONDS:
-            told.append(f"{name} out of time")
+            outcomes.append(f"{name} out of time")
             continue
         ended = run.call(command, run.left(), environment)
         run.failed |= ended.status not in (0, TIMED_OUT)
         verdict = {0: "clean", TIMED_OUT: "cut off"}.get(ended.status, f"FAILED (status {ended.status})")
-        told.append(f"{name} {verdict}")
+        outcomes.append(f"{name} {verdict}")
         report.append(f"== {name}\n{ended.output}")
         run.keep("\n".join(report), "sanitizer.txt")
         if ended.status not in (0, TIMED_OUT):
             run.say(ended.tail())
-    is_clean = all(line.endswith("clean") for line in told)
-    (run.say if is_clean else run.note)(f"sanitizers: {', '.join(told)}")
+    is_clean = all(line.endswith("clean") for line in outcomes)
+    (run.say if is_clean else run.note)(f"sanitizers: {', '.join(outcomes)}")
     return True
 
 

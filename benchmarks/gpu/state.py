@@ -87,8 +87,8 @@ class State:
 
     def counts(self) -> tuple[int, int]:
         """How many tests passed and how many failed."""
-        every = [counts for parts in self._tests().values() for counts in parts.values()]
-        passed, failed = (sum(int(c.get(f"tests {name}", 0)) for c in every) for name in ("passed", "failed"))
+        all_counts = [counts for parts in self._tests().values() for counts in parts.values()]
+        passed, failed = (sum(int(c.get(f"tests {name}", 0)) for c in all_counts) for name in ("passed", "failed"))
         return passed, failed
 
     def mark(self) -> None:

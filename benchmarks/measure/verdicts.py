@@ -43,8 +43,8 @@ def verdict_of(operator: str, verdicts: Mapping[str, str] | None = None) -> str:
 
 def from_environment() -> dict[str, str]:
     """The verdicts passed to this process, by operator."""
-    told = os.environ.get(VARIABLE, "")
-    return dict(pair.split("=", 1) for pair in told.split(";") if pair)
+    pairs = os.environ.get(VARIABLE, "")
+    return dict(pair.split("=", 1) for pair in pairs.split(";") if pair)
 
 
 def to_environment(verdicts: Mapping[str, str]) -> dict[str, str]:

@@ -68,7 +68,7 @@ def auto() -> str:
         lead = f"{float(row['gain']):+.2f} ± {row['error']}" if row["gain"] else ""
         expected = f"{float(row['corrected']):+.2f}" if row["corrected"] else ""
         name, budget = row["graph"], row["run"].removeprefix("auto ")
-        accuracies = [each[column] for column in ("kept_val", "kept_test") for each in (start, row)]
+        accuracies = [run[column] for column in ("kept_val", "kept_test") for run in (start, row)]
         table.append([name, row["seed"], budget, row["trials"], row["halves"], lead, expected, *accuracies])
         if name.startswith("made-") and float(name.removeprefix("made-")) < 0.5 and budget == "5m":
             before[name, row["seed"]], after[name, row["seed"]] = float(start["kept_test"]), float(row["kept_test"])
@@ -179,15 +179,20 @@ def newer_serving() -> str:
     from rbm.experiments.paper_tables import read_table
 
     found = json.loads((RUNS / "newer_latency.json").read_text())
-    taken = {row["model"]: human(row["p50_ms"] / 1e3) for row in found["rows"]}
+    latencies = {row["model"]: human(row["p50_ms"] / 1e3) for row in found["rows"]}
     table = []
     for title, column in read_table("newer").columns.items():
-        if not column.variant and column.method in taken:
+        if not column.variant and column.method in latencies:
             size = f"{found['parameters'][column.method]:,}"
-            table.append([title, column.sees, size, taken[column.method]])
+            table.append([title, column.sees, size, latencies[column.method]])
             if column.method == "sign":
                 table.append(
-                    [f"{title}, new node", "features, and what its neighbours have stored", size, taken["new_nodes"]]
+                    [
+                        f"{title}, new node",
+                        "features, and what its neighbours have stored",
+                        size,
+                        latencies["new_nodes"],
+                    ]
                 )
     return markdown(["", "sees when it answers", "parameters", "one node"], table, 2)
 
@@ -199,9 +204,9 @@ def made_graphs() -> str:
     for graph in sorted({graph for graph, _ in rows["labels teach"]}):
         now, after, before = ([row for (g, _), row in rows[v].items() if g == graph] for v in MADE_BEFORE)
         tests = [[float(row[f"{model}_test"]) for row in now] for model in ("teacher", "labels", "mlp", "rbm")]
-        kept = [[float(row[f"{row['kept']}_test"]) for row in each] for each in (now, after, before)]
+        kept = [[float(row[f"{row['kept']}_test"]) for row in chosen] for chosen in (now, after, before)]
         features, share, degree = graph
-        cells = [f"{sum(each) / len(each):.1f}" if each else "" for each in (*tests, *kept)]
+        cells = [f"{sum(values) / len(values):.1f}" if values else "" for values in (*tests, *kept)]
         table.append([features, f"{100 * share:.0f}%", str(degree), str(len(now)), *cells])
     header = ["features", "within a class", "degree", "seeds", "teacher", "MLP on labels", "MLP", "RbM"]
     return markdown([*header, "kept", "kept, teachers alone", "kept before"], table, 1)
@@ -228,13 +233,13 @@ def made_gains() -> str:
     lines = []
     for name, variant in MADE.items():
         rbm, mlp = means(variant, "rbm"), means(variant, "mlp")
-        each, test = Summary.of([rbm[seed] - mlp[seed] for seed in seeds]), paired_test(rbm, mlp)
+        lead, test = Summary.of([rbm[seed] - mlp[seed] for seed in seeds]), paired_test(rbm, mlp)
         by_kind = [
             paired_test(means(variant, "rbm", [kind]), means(variant, "mlp", [kind])) for kind in ("dense", "sparse")
         ]
         cells = [f"{value:+.2f}" for value in (*(kind.difference for kind in by_kind), test.difference)]
         p = f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"
-        lines.append([name, str(len(graphs)), str(len(seeds)), *cells, f"{each.std / each.count**0.5:.2f}", p])
+        lines.append([name, str(len(graphs)), str(len(seeds)), *cells, f"{lead.std / lead.count**0.5:.2f}", p])
     return markdown(["", "graphs", "seeds", "dense", "sparse", "mean", "standard error", "p"], lines, 1)
 
 

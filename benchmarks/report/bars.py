@@ -42,13 +42,13 @@ def against_the_mlp(read, searches: Sequence[tuple[str, Sequence[str]]] = SEARCH
             if kind not in ("mlp", "teacher") and shared:
                 tests = [paired_test(runs, mlp[cell]) for cell, runs in shared.items()]
                 found.append((kind, width, gain(shared, mlp), tests))
-    corrected = holm([each.p for _, _, each, _ in found])
+    corrected = holm([lead.p for _, _, lead, _ in found])
     lines = []
-    for (kind, width, each, tests), p in sorted(zip(found, corrected, strict=True), key=lambda line: -line[0][2][0]):
+    for (kind, width, lead, tests), p in sorted(zip(found, corrected, strict=True), key=lambda line: -line[0][2][0]):
         clear = [test.difference for test in tests if test.p < SIGNIFICANT]
         shown = "" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
-        counts = (each.pairs, len(tests), sum(d > 0 for d in clear), sum(d < 0 for d in clear))
-        lines.append([kind, width, *map(str, counts), f"{each.difference:+.2f}", f"{each.error:.2f}", shown])
+        counts = (lead.pairs, len(tests), sum(d > 0 for d in clear), sum(d < 0 for d in clear))
+        lines.append([kind, width, *map(str, counts), f"{lead.difference:+.2f}", f"{lead.error:.2f}", shown])
     return lines
 
 

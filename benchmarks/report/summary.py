@@ -49,11 +49,11 @@ def correctness(verdicts: Mapping[str, str], counts: tuple[int, int]) -> str:
     if not verdicts:
         return "correctness: not tested"
     words = {FAILED: "FAILED", PASSED: "passed", CORE: "passed in the core tests alone", NOT_TESTED: "not tested"}
-    told = []
+    parts = []
     for verdict, word in words.items():
         if names := [name for name, found in verdicts.items() if found == verdict]:
-            told.append(f"{word}: {', '.join(names)}")
-    return f"correctness: {'; '.join(told)} ({counts[0]} tests passed, {counts[1]} failed)"
+            parts.append(f"{word}: {', '.join(names)}")
+    return f"correctness: {'; '.join(parts)} ({counts[0]} tests passed, {counts[1]} failed)"
 
 
 def against(figures: Figures, operator: str, metric: str) -> str:
@@ -70,9 +70,9 @@ def against(figures: Figures, operator: str, metric: str) -> str:
 
 def shares(figures: Figures) -> str:
     """Shares of the minimum time by bytes or operations, with the ceilings of the same run."""
-    told = []
+    parts = []
     for operator in ("expert_matmul", "cosine_topk", "memory_statistics"):
         share = figures.of(operator, REFERENCE, "rbm", "forward roofline share", DTYPE)
-        told += [f"{operator} {100 * share:.0f} %"] if share is not None else []
+        parts += [f"{operator} {100 * share:.0f} %"] if share is not None else []
     best = figures.of("ceiling", "best found", "torch.mm", "FLOP/s", DTYPE)
-    return ", ".join(told + ([f"torch.mm {best / 1e12:.0f} TFLOP/s"] if best else [])) or "not measured"
+    return ", ".join(parts + ([f"torch.mm {best / 1e12:.0f} TFLOP/s"] if best else [])) or "not measured"

@@ -168,7 +168,7 @@ def launches() -> str:
             found[f"{Shape(rows, 256, 256)}", f"launches of {what}"]
             for what in ("an inference call", "a training step")
         ]
-        table.append([f"{rows:,}", *(f"{count:.0f}" for each in counts for count in (each[0], each[-1]))])
+        table.append([f"{rows:,}", *(f"{count:.0f}" for row in counts for count in (row[0], row[-1]))])
     return markdown(["rows", "inference: first version", "now", "forward + backward: first version", "now"], table)
 
 

@@ -245,11 +245,11 @@ def tune(
     if not timed:
         return
     best = min(timed, key=timed.__getitem__)
-    now = tunable.candidates(case, architecture)[0]
-    stands = [timed[candidate] for candidate in timed if tunable.holding(candidate, 1) == tunable.holding(now, 1)]
-    beside = f"; as it stands {stands[0]:.1f}" if stands else ""
+    current = tunable.candidates(case, architecture)[0]
+    stands = [timed[candidate] for candidate in timed if tunable.holding(candidate, 1) == tunable.holding(current, 1)]
+    comparison = f"; as it stands {stands[0]:.1f}" if stands else ""
     line = tunable.line(best, case, architecture)
-    row = f"    {line}  # {timed[best]:.1f} us{beside}"
+    row = f"    {line}  # {timed[best]:.1f} us{comparison}"
     _say(row)
     if table is not None:
         others = sorted((candidate for candidate in timed if candidate != best), key=timed.__getitem__)

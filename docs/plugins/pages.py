@@ -63,8 +63,8 @@ def _command_line() -> str:
         if done.exit_code:
             raise RuntimeError(f"the page of the command line was not written: {done.output}")
         text = page.read_text().replace("```console", "```sh")
-    told = dict(re.findall(r"(?m)^## `rbm (\w+)`\n\n(.+)$", text))
-    return re.sub(r"(?m)^\* `(\w+)`: .*$", lambda item: f"* `{item[1]}`: {told[item[1]]}", text)
+    summaries = dict(re.findall(r"(?m)^## `rbm (\w+)`\n\n(.+)$", text))
+    return re.sub(r"(?m)^\* `(\w+)`: .*$", lambda item: f"* `{item[1]}`: {summaries[item[1]]}", text)
 
 
 def on_page_markdown(markdown: str, **_) -> str:

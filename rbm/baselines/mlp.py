@@ -4,6 +4,6 @@ from rbm.distillation.methods.mlp import *  # noqa: F403
 from rbm.nn.students import MLPStudent
 
 
-def mlp_arguments(lesson, network, encodings=None) -> dict:
+def mlp_arguments(task, network, encodings=None) -> dict:
     """Arguments of an MLP for this task; :meth:`DistillationTask.new_student` makes the MLP itself."""
-    return lesson.new_student(MLPStudent, network, encodings).arguments
+    return task.new_student(MLPStudent, network, encodings).arguments

@@ -16,8 +16,8 @@ from rbm.cli.tuning import tune
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from rbm_kernels import __version__
 
         console.print(f"rbm {__version__}", highlight=False)

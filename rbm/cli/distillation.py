@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import goes_on_by
+from rbm.cli.errors import advise_resuming
 from rbm.cli.experiments import run_and_show
 from rbm.cli.options import (
     CACHE,
@@ -156,9 +156,9 @@ def distill(
         return
     named = None
     # A search stores the configuration that it chose, but options given here describe the one from which it started.
-    resumed = out if resume and not (auto and _is_said(options)) else None
-    if auto and resume and _is_begun(out, options):
-        chosen, methods, named, budget, searched = _begun(out, methods, method, budget)
+    resumed = out if resume and not (auto and _has_settings(options)) else None
+    if auto and resume and _continues_search(out, options):
+        chosen, methods, named, budget, searched = _search_settings(out, methods, method, budget)
         features_only = features_only or searched
     else:
         chosen = configuration(*options, resumed=resumed)
@@ -169,7 +169,7 @@ def distill(
         f" --{name} {value}" for name, value in (("method", method), ("keep", keep)) if value not in (None, _METHODS)
     )
     again += " --auto" if auto else ""
-    with goes_on_by(f"rbm distill --out {path} --resume{again}"), joined(usable_device(device)) as place:
+    with advise_resuming(f"rbm distill --out {path} --resume{again}"), joined(usable_device(device)) as place:
         data = load_dataset(
             chosen.dataset,
             chosen.root or None,
@@ -199,19 +199,19 @@ def distill(
         _report(result, path)
 
 
-def _is_said(options) -> bool:
+def _has_settings(options) -> bool:
     """Whether any setting is given on the command line."""
     dataset, teacher, preset, given, config, set_ = options
-    said = (dataset, teacher, preset, config, *given.values())
-    return bool(set_) or any(value is not None for value in said)
+    given_values = (dataset, teacher, preset, config, *given.values())
+    return bool(set_) or any(value is not None for value in given_values)
 
 
-def _is_begun(out: Path | None, options) -> bool:
+def _continues_search(out: Path | None, options) -> bool:
     """Whether a search is resumed without any option that changes its settings."""
-    return not _is_said(options) and out is not None and (out / "auto.yaml").is_file()
+    return not _has_settings(options) and out is not None and (out / "auto.yaml").is_file()
 
 
-def _begun(out: Path, methods: list[str], method: str, budget: str | None):
+def _search_settings(out: Path, methods: list[str], method: str, budget: str | None):
     """What the search in a run folder was started with: configuration, methods, teacher, budget, features only."""
     from rbm.distillation.auto.folder import config_of, read_begun
 

@@ -12,7 +12,7 @@ import typer
 from rbm.cli.options import status
 from rbm.utils.files import DISK_ERRORS, with_home
 
-THE_SAME = "the same command"
+SAME_COMMAND = "the same command"
 _FAILED = 2  # the exit status
 EXPECTED = (ValueError, TypeError, OSError, FloatingPointError, ModuleNotFoundError)
 C = TypeVar("C", bound=Callable)
@@ -32,7 +32,7 @@ def one_sentence(command: C) -> C:
             _check_empty(options)
             return command(*arguments, **{name: _written_out(name, value) for name, value in options.items()})
         except EXPECTED as error:
-            if not getattr(error, "told_by_first", False):  # one of several processes prints it for all
+            if not getattr(error, "reported_by_rank0", False):  # one of several processes prints it for all
                 _say(str(error), getattr(error, "advice", ""))
             raise typer.Exit(_FAILED) from error
         except (MemoryError, RuntimeError) as error:
@@ -51,16 +51,16 @@ def one_sentence(command: C) -> C:
 
 
 @contextmanager
-def goes_on_by(how: str) -> Iterator[None]:
+def advise_resuming(command: str) -> Iterator[None]:
     """Add how to continue the work to the message of an interruption or disk failure inside the block."""
     try:
         yield
     except KeyboardInterrupt as error:
-        error.advice = f"what is done so far is kept; continue by {how}"
+        error.advice = f"what is done so far is kept; continue by {command}"
         raise
     except OSError as error:
         if error.errno in DISK_ERRORS:
-            error.advice = f"what is done so far is kept; when that is mended, continue by {how}"
+            error.advice = f"what is done so far is kept; when that is mended, continue by {command}"
         raise
 
 
@@ -74,7 +74,7 @@ def _check_empty(options: dict[str, Any]) -> None:
 def _written_out(name: str, value: Any) -> Any:
     """Expand a leading ``~`` in a path or a list of paths: shells do not do so inside quotes or after ``=``."""
     if isinstance(value, list):
-        return [_written_out(name, each) for each in value]
+        return [_written_out(name, item) for item in value]
     return with_home(name, value) if isinstance(value, Path) else value
 
 

@@ -68,10 +68,10 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
     stored = None if resumed is None else Path(resumed) / "config.yaml"
     if stored is not None and stored.is_file():
         names = {"dataset": None if dataset is None else dataset_name(dataset), "preset": preset}
-        said = {name: value for name, value in names.items() if value is not None}
-        said |= {} if teacher is None else {"teacher": {"name": teacher}}
-        begun = Config.from_yaml(stored).updated(changes).updated({**given, **said})
-        return begun.updated(parse_assignments(assignments or []))
+        given_options = {name: value for name, value in names.items() if value is not None}
+        given_options |= {} if teacher is None else {"teacher": {"name": teacher}}
+        resumed_config = Config.from_yaml(stored).updated(changes).updated({**given, **given_options})
+        return resumed_config.updated(parse_assignments(assignments or []))
     if stored is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
         raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
 

@@ -41,8 +41,8 @@ def report(
     page = check_ending("report", page, (".html",))
     if not page.parent.is_dir():
         raise FileNotFoundError(f"report {page}: folder {page.parent} does not exist; make it, or name another page")
-    is_of_run = len(runs) == 1 and page == runs[0] / REPORT
-    if page.exists() and not (overwrite or is_of_run):
+    is_own_report = len(runs) == 1 and page == runs[0] / REPORT
+    if page.exists() and not (overwrite or is_own_report):
         raise FileExistsError(f"report {page} exists; use --overwrite to replace it, or another --out")
     for run in runs:
         if tsne or not (run / OBSERVED).is_file():

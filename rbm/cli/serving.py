@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import THE_SAME, goes_on_by
+from rbm.cli.errors import SAME_COMMAND, advise_resuming
 from rbm.cli.options import Device, Run, console, status, usable_device
 
 MethodName = Annotated[str | None, typer.Option(help="Student to use, by its method (default: the one the run keeps).")]
@@ -59,7 +59,7 @@ def predict(
         from rbm.serving.folders import predict_folder
 
         out = Path("predictions") if out is None else out
-        with goes_on_by(THE_SAME):
+        with advise_resuming(SAME_COMMAND):
             rows = predict_folder(run, features, out, ray=ray, workers=workers, **joined)
     else:
         if workers is not None:

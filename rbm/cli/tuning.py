@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rbm.cli.errors import THE_SAME, goes_on_by
+from rbm.cli.errors import SAME_COMMAND, advise_resuming
 from rbm.cli.options import (
     CACHE,
     Assignments,
@@ -70,7 +70,7 @@ def tune(
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     start = configuration(dataset, teacher, preset, given, config, set_)
     folder = out or Path("runs") / f"tune-{run_name(start)}-{method}"
-    with goes_on_by(THE_SAME):
+    with advise_resuming(SAME_COMMAND):
         found = search(
             start,
             folder,
@@ -85,8 +85,8 @@ def tune(
             console=status,
         )
     console.print(_table(found))
-    told = f"trials: {folder / 'trials.csv'}; rbm distill --config {folder / 'best.yaml'}"
-    console.print(told, highlight=False, soft_wrap=True)
+    summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {folder / 'best.yaml'}"
+    console.print(summary, highlight=False, soft_wrap=True)
 
 
 def _table(found: "Tuned") -> "Table":
@@ -106,7 +106,7 @@ def _table(found: "Tuned") -> "Table":
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for name, value in found.values.items():
         start, best = (
-            f"{each:.4g}" if isinstance(each, float) else str(each) for each in (found.start_values[name], value)
+            f"{shown:.4g}" if isinstance(shown, float) else str(shown) for shown in (found.start_values[name], value)
         )
         table.add_row(name, start, best)
     table.add_row("accuracy", f"{found.start_accuracy:.2%}", f"{found.accuracy:.2%}", style="bold")

@@ -105,8 +105,8 @@ def _sentence(section: type, error: dict[str, Any]) -> str:
         return f"unknown setting {_prefix(section)}{name}"
     known = section.__pydantic_fields__[name]
     out_of_range = error["type"] in _OUT_OF_RANGE
-    came = shown(value) if out_of_range else f"{shown(value)} ({type(value).__name__})"
-    return f"{_prefix(section)}{name} is {came}, expected {_range(known) if out_of_range else _kind(known)}"
+    given = shown(value) if out_of_range else f"{shown(value)} ({type(value).__name__})"
+    return f"{_prefix(section)}{name} is {given}, expected {_range(known) if out_of_range else _kind(known)}"
 
 
 _OUT_OF_RANGE = (
@@ -134,5 +134,5 @@ def _range(known: FieldInfo) -> str:
         f"below {bounds[Lt].lt}" if Lt in bounds else "",
         f"at most {bounds[Le].le}" if Le in bounds else "",
     ]
-    said = " and ".join(filter(None, words))
-    return {"above 0": "a positive number", "": "a finite number"}.get(said, said)
+    bounds_text = " and ".join(filter(None, words))
+    return {"above 0": "a positive number", "": "a finite number"}.get(bounds_text, bounds_text)

@@ -99,7 +99,7 @@ class Config(Section):
     def teacher_sections(self) -> tuple[str, ...]:
         """The sections that a trained teacher depends on: ``teacher``, and others only if they affect the result."""
         extra = {"attention": self.teacher.name in ATTENTION_TEACHERS, "sampling": self.sampling.batch_size > 0}
-        return ("teacher", *(name for name, says in extra.items() if says))
+        return ("teacher", *(name for name, applies in extra.items() if applies))
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(asdict(self), sort_keys=False)

@@ -88,14 +88,16 @@ def load_graph(
     if missing:
         raise ValueError(
             f"dataset: {path} lacks {', '.join(missing)}; expected x (or features), edge_index (or edges; an "
-            f"empty array where there are none) and y (or labels){_seen(parts)}"
+            f"empty array where there are none) and y (or labels){_found_arrays(parts)}"
         )
     x = _features(path, parts["x"])
     num_nodes = x.size(0)
     y = _whole(f"{path}, y", parts["y"])
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
-        hint = "; is the first line of a .csv a header of pandas? write it with header=False" if _one_more(y, x) else ""
+        hint = ""
+        if _has_header_label(y, x):
+            hint = "; is the first line of a .csv a header of pandas? write it with header=False"
         hint = "; for one-hot rows, use y.argmax(1)" if y.dim() == 2 and len(y) == num_nodes else hint
         raise ValueError(
             f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node{hint}"
@@ -107,9 +109,9 @@ def load_graph(
     masks = _masks(path, parts, num_nodes, seed)
     if masks is None:
         # A misspelt mask must not turn into a random split.
-        if doubtful := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
+        if suspicious := [name for name in parts["others"] if any(word in name.lower() for word in _SPLIT_WORDS)]:
             raise ValueError(
-                f"dataset: {path} holds {', '.join(doubtful)}, but no masks of a known name and form; call them "
+                f"dataset: {path} holds {', '.join(suspicious)}, but no masks of a known name and form; call them "
                 "train_mask, val_mask and test_mask, or remove them for a split drawn by the seed"
             )
         masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
@@ -130,11 +132,11 @@ def load_graph(
     return data
 
 
-def _one_more(y: Tensor, x: Tensor) -> bool:
+def _has_header_label(y: Tensor, x: Tensor) -> bool:
     return y.dim() == 1 and y.size(0) == x.size(0) + 1 and int(y[0]) == 0
 
 
-def _seen(parts: dict[str, Any]) -> str:
+def _found_arrays(parts: dict[str, Any]) -> str:
     return f" (it has {', '.join(parts['others'][:8])})" if parts["others"] else ""
 
 

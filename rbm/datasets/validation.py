@@ -79,13 +79,13 @@ def warn_of_scale(x: Tensor) -> None:
 
 def warn_of_untaught_classes(data: Data) -> None:
     """Warn of classes without a training node, and of a graph with a single class, which every model predicts."""
-    there, taught = data.y[data.y >= 0].unique(), data.y[data.train_mask]
+    present, training_labels = data.y[data.y >= 0].unique(), data.y[data.train_mask]
     logger = logging.getLogger("rbm")
-    if there.numel() == 1:
+    if present.numel() == 1:
         logger.warning(
-            "data.y: every labelled node has class %d, so every model is right on all of them; check data.y", there
+            "data.y: every labelled node has class %d, so every model is right on all of them; check data.y", present
         )
-    elif (absent := there[~torch.isin(there, taught)]).numel():
+    elif (absent := present[~torch.isin(present, training_labels)]).numel():
         logger.warning(
             "data.train_mask: no training node has class %s, so no model learns to predict it; add such nodes.",
             _first(absent),

@@ -44,8 +44,8 @@ class Batch(NamedTuple):
         rows, ranks = local_slice(len(nodes)), world_size()
         labelled, hard_weight = None, 0.0
         if self.labelled is not None:
-            mine = (self.labelled >= rows.start) & (self.labelled < rows.stop)
-            labelled = self.labelled[mine] - rows.start
+            is_local = (self.labelled >= rows.start) & (self.labelled < rows.stop)
+            labelled = self.labelled[is_local] - rows.start
             hard_weight = self.hard_weight * ranks * len(labelled) / len(self.labelled)
         return self._replace(
             nodes=nodes[rows],
@@ -109,19 +109,19 @@ def pair_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph
     hard_factor, soft_factor = _label_weights(config, 1.0, 1.0)
     rows = len(train_nodes) + len(targets)
     for nodes in _shuffled(config, train_nodes).split(size):
-        every = torch.arange(len(nodes), device=nodes.device)
+        positions = torch.arange(len(nodes), device=nodes.device)
         weight, auxiliary = hard_factor * len(nodes) / len(train_nodes), len(nodes) / rows
         if config.reduction == "sum_of_batch_means":
             weight, auxiliary = hard_factor, 1.0
         # Without a step per batch, the step follows the batches of pairs.
-        yield Batch(nodes, every, weight, None, auxiliary, ends_step=config.step_per_batch)
+        yield Batch(nodes, positions, weight, None, auxiliary, ends_step=config.step_per_batch)
     batches = _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size)
     for number, chosen in enumerate(batches, start=1):
-        mine, auxiliary = weights[chosen], len(chosen) / rows
+        pair_weights, auxiliary = weights[chosen], len(chosen) / rows
         if config.reduction == "sum_of_batch_means":
-            mine, auxiliary = mine / mine.sum(), 1.0
+            pair_weights, auxiliary = pair_weights / pair_weights.sum(), 1.0
         ends_step = config.step_per_batch or number == len(batches)
-        yield Batch(targets[chosen], None, 0.0, soft_factor, auxiliary, sources[chosen], mine, ends_step)
+        yield Batch(targets[chosen], None, 0.0, soft_factor, auxiliary, sources[chosen], pair_weights, ends_step)
 
 
 def _label_weights(config: DistillConfig, hard: float, soft: float) -> tuple[float, float]:

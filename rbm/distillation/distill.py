@@ -138,7 +138,7 @@ def distill(
         config = without_encodings(config)
     _check_arguments(config, methods, teacher, encodings)
     seconds = budget_in_seconds(auto, budget, encodings)
-    asked_for, methods = tuple(methods), _with_labels(methods, labels_alone)
+    requested, methods = tuple(methods), _with_labels(methods, labels_alone)
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
     if tensorboard:
@@ -165,8 +165,8 @@ def distill(
                 teacher,
                 config,
                 teacher_name=named,
-                methods=(keep,) if keep in asked_for else asked_for,
-                run=asked_for,
+                methods=(keep,) if keep in requested else requested,
+                run=requested,
                 budget=seconds,
                 folder=folder,
                 resume=resume,
@@ -189,23 +189,23 @@ def distill(
         progress.say(_sizes(split.graph, classes))
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
-            outputs, trained, told = _train(
+            outputs, trained, facts = _train(
                 teacher, split, config, classes, methods, encodings, run, kept, progress, timings
             )
-            search = chosen.told if chosen else read_chosen(folder)
-            told["searched_for"] = searched_for(search)
-            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, asked_for, keep, **told))
+            search = chosen.outcome if chosen else read_chosen(folder)
+            facts["searched_for"] = searched_for(search)
+            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, requested, keep, **facts))
             if search:
                 verdict["search"] = search
 
         name = config.teacher.name if teacher is None else "given"
         found = Distillation(
-            students={method: each.student for method, each in trained.items()},
+            students={method: trained_student.student for method, trained_student in trained.items()},
             method=verdict["kept"],
             teacher=outputs.module,
             teacher_logits=outputs.logits,
             split=split,
-            encodings={method: each.encodings for method, each in trained.items()},
+            encodings={method: trained_student.encodings for method, trained_student in trained.items()},
             summary={
                 **summary_of(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
                 "verdict": verdict,
@@ -308,8 +308,8 @@ def _train(
     if any("encoding" in METHODS[method].sections for method in methods):
         encode(config.encoding)
     neighbors, source = uses_neighbor_labels(split, config), "teacher"
-    taught = config.updated({"distill": {"neighbors": neighbors}})
-    task = DistillationTask(split, outputs, taught, classes, encode, run, progress, cache)
+    student_config = config.updated({"distill": {"neighbors": neighbors}})
+    task = DistillationTask(split, outputs, student_config, classes, encode, run, progress, cache)
     # The MLP on labels is trained first if the others may learn from it.
     may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" else None
     trained: dict[str, TrainedStudent] = {}
@@ -321,8 +321,9 @@ def _train(
         if method == may_teach and broadcast_from_rank0(partial(is_ahead_of_teacher, split, outputs, trained[method])):
             source = LABELS_ALONE
             task = replace(task, teacher_outputs=outputs_of_labels(split, trained[method]))
-    for each in trained.values():
-        each.student.encodings = 0 if each.encodings is None else each.encodings.full.shape[1]
+    for trained_student in trained.values():
+        encodings = trained_student.encodings
+        trained_student.student.encodings = 0 if encodings is None else encodings.full.shape[1]
     return outputs, {method: trained[method] for method in methods}, {"neighbors": neighbors, "source": source}
 
 

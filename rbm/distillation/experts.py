@@ -56,26 +56,26 @@ class SharedExpert:
     @torch.no_grad()
     def __init__(self, experts: list[nn.Parameter]) -> None:
         self.experts = experts
-        self.shared = [nn.Parameter(mean_expert(each)) for each in experts]
-        self.residuals = [nn.Parameter(each - shared) for each, shared in zip(experts, self.shared, strict=True)]
+        self.shared = [nn.Parameter(mean_expert(parameter)) for parameter in experts]
+        self.residuals = [nn.Parameter(own - shared) for own, shared in zip(experts, self.shared, strict=True)]
 
     def take_gradients(self) -> None:
         """Move the gradients of the experts to ``D``, and their sum to ``S``."""
-        for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
-            shared.grad = None if each.grad is None else each.grad.sum(0)
-            residual.grad, each.grad = each.grad, None
+        for parameter, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
+            shared.grad = None if parameter.grad is None else parameter.grad.sum(0)
+            residual.grad, parameter.grad = parameter.grad, None
 
     @torch.no_grad()
     def write_experts(self) -> None:
         """Write ``S + D`` to the layers."""
-        for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
-            each.copy_(shared + residual)
+        for parameter, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
+            parameter.copy_(shared + residual)
 
     @torch.no_grad()
     def read_residuals(self) -> None:
         """Compute ``D`` from the layers' experts, after other code has changed them."""
-        for each, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
-            residual.copy_(each - shared)
+        for parameter, shared, residual in zip(self.experts, self.shared, self.residuals, strict=True):
+            residual.copy_(parameter - shared)
 
     def state(self) -> dict[str, Any]:
         """State for :meth:`restore`."""

@@ -90,34 +90,34 @@ def finish(
     _write_timings(run, timings)
     if draws(plots):
         with timings.measured("report"):
-            _draw(run, found, progress)
+            _write_figures(run, found, progress)
         _write_timings(run, timings)
 
 
 def _measure_latencies(found: Distillation) -> None:
     """Add the latencies of predictions, in milliseconds, to the timings."""
     for method, student in found.students.items():
-        one, every = student_latency(student, found.student_inputs(method))
-        found.timings[method] |= {"one_node_ms": one, "all_nodes_ms": every}
+        one_node, all_nodes = student_latency(student, found.student_inputs(method))
+        found.timings[method] |= {"one_node_ms": one_node, "all_nodes_ms": all_nodes}
     if found.teacher is not None:
         num_layers = found.config.teacher.num_layers
-        one, every = teacher_latency(found.teacher, found.split.graph, num_layers=num_layers)
-        found.timings["teacher"] |= {"one_node_ms": one, "all_nodes_ms": every}
+        one_node, all_nodes = teacher_latency(found.teacher, found.split.graph, num_layers=num_layers)
+        found.timings["teacher"] |= {"one_node_ms": one_node, "all_nodes_ms": all_nodes}
 
 
 def _write_students(run: RunFolder, found: Distillation, trained: dict[str, TrainedStudent]) -> None:
     """Write all students, which of them is kept for predictions, and the results of the run."""
     saved, files = {}, {}
-    for method, each in trained.items():
-        run.save_phase(method, each.student, each.result)
+    for method, trained_student in trained.items():
+        run.save_phase(method, trained_student.student, trained_student.result)
         name = None
-        if each.encodings is not None:  # methods with the same encodings share one object
-            name = files.setdefault(id(each.encodings), f"encodings-{method}" if files else "encodings")
-            tensors = {"encodings": each.encodings.full}
-            if isinstance(each.encodings, StoredHops):
-                tensors["features"] = each.encodings.features
+        if trained_student.encodings is not None:  # methods with the same encodings share one object
+            name = files.setdefault(id(trained_student.encodings), f"encodings-{method}" if files else "encodings")
+            tensors = {"encodings": trained_student.encodings.full}
+            if isinstance(trained_student.encodings, StoredHops):
+                tensors["features"] = trained_student.encodings.features
             run.save_tensors(name, tensors)
-        saved[method] = SavedStudent(each.student, name)
+        saved[method] = SavedStudent(trained_student.student, name)
     save_students(run.path, found.method, saved)
     run.write_text("summary.json", as_json(found.summary))
     run.write_text("results.md", results_markdown(found.summary, found.timings))
@@ -129,7 +129,7 @@ def _write_timings(run: RunFolder, timings: Timings) -> None:
     run.write_text("timings.json", as_json(timings))
 
 
-def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
+def _write_or_warn(write: Callable[[], object], what: str, folder: Path) -> None:
     try:
         write()
     except Exception as error:
@@ -137,11 +137,11 @@ def _drawn(write: Callable[[], object], what: str, folder: Path) -> None:
         logging.getLogger("rbm").warning(text, folder, what, type(error).__name__, first_line(error))
 
 
-def _draw(run: RunFolder, found: Distillation, progress: Progress) -> None:
+def _write_figures(run: RunFolder, found: Distillation, progress: Progress) -> None:
     """Write the plots and the report of a run. The run is complete without them, so errors are logged as warnings."""
     from rbm.distillation.report.pictures import write_plots  # Matplotlib takes a while to import
     from rbm.distillation.report.write import write_report
 
     with progress.step("plots and report"):
-        _drawn(lambda: write_plots(found, read_metrics(run.path), run.path), "plots", run.path)
-        _drawn(lambda: write_report(found, run.path), "report.html", run.path)
+        _write_or_warn(lambda: write_plots(found, read_metrics(run.path), run.path), "plots", run.path)
+        _write_or_warn(lambda: write_report(found, run.path), "report.html", run.path)

@@ -53,9 +53,9 @@ def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tu
     """Median milliseconds of a student for one node, and for all rows of ``x [N, F]``."""
     x = x if isinstance(x, HalfPrecisionRows) else as_rows(x)
     with evaluating(student):
-        one = milliseconds(student, itertools.repeat(x[:1]), repeats)
-        every = milliseconds(lambda rows: predict(student, rows), itertools.repeat(x), 3)
-    return statistics.median(one), statistics.median(every)
+        one_node = milliseconds(student, itertools.repeat(x[:1]), repeats)
+        all_nodes = milliseconds(lambda rows: predict(student, rows), itertools.repeat(x), 3)
+    return statistics.median(one_node), statistics.median(all_nodes)
 
 
 @torch.no_grad()
@@ -68,9 +68,9 @@ def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats
     x, edges = features_for(teacher, graph.x), edges_for(teacher, graph)
     nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1, device=x.device).long().split(1))
     with evaluating(teacher):
-        one = milliseconds(neighborhood_answer(teacher, graph, num_layers), nodes, repeats)
-        every = milliseconds(lambda edges: teacher(x, edges), itertools.repeat(edges), 3)
-    return statistics.median(one), statistics.median(every)
+        one_node = milliseconds(neighborhood_answer(teacher, graph, num_layers), nodes, repeats)
+        all_nodes = milliseconds(lambda edges: teacher(x, edges), itertools.repeat(edges), 3)
+    return statistics.median(one_node), statistics.median(all_nodes)
 
 
 def neighborhood_answer(teacher: nn.Module, graph: Data, num_layers: int) -> Callable[[Tensor], Tensor]:

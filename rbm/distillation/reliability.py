@@ -43,8 +43,8 @@ def fit_power(
         The exponent, or None if it cannot be fitted because all bins are equal or the fit does not converge.
     """
     edges = np.linspace(0.0, 1.0, num_bins + 1)
-    d, yes = change.double().cpu().numpy(), agree.cpu().numpy()
-    agreeing, others = (np.histogram(d[chosen], edges)[0].astype(float) for chosen in (yes, ~yes))
+    d, agrees = change.double().cpu().numpy(), agree.cpu().numpy()
+    agreeing, others = (np.histogram(d[chosen], edges)[0].astype(float) for chosen in (agrees, ~agrees))
     share = agreeing / (agreeing + others + 1e-6)
     x = edges[:-1] + (0.5 / num_bins if bin_offset == "center" else 0.05)
     if ignore_empty_bins:

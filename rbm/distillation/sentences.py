@@ -34,7 +34,7 @@ def _has_edges(verdict: dict[str, Any]) -> bool:
 
 
 def search_sentence(found: dict[str, Any]) -> str:
-    """One sentence on the outcome of a search, from :func:`rbm.distillation.auto.run.told`."""
+    """One sentence on the outcome of a search, from :func:`rbm.distillation.auto.run.outcome_of`."""
     budget, trials = _time(found["budget"]), found["trials"]
     if found["choice"] is None and found.get("needed"):
         return (
@@ -49,13 +49,13 @@ def search_sentence(found: dict[str, Any]) -> str:
         )
     base = "the settings that it started from" if found["choice"]["start"] == GIVEN else "the defaults"
     changed = [f"{name} {_value(value)}" for name, value in found["changed"].items()]
-    but = f" but {', '.join(changed)}" if changed else ""
+    changes = f" but {', '.join(changed)}" if changed else ""
     halves = "one half of them" if found["halves"] == 1 else f"mean over {found['halves']} different halves"
     before = "" if found["given_accuracy"] is None else f", and {found['given_accuracy']:.2%} before the search"
     return (
         f"Search: {trials} {'trials' if trials > 1 else 'trial'} within {budget}, {found['given_up']} stopped early;"
-        f" chosen: {_title(found['choice']['method'])} with {base}{but}; {found['accuracy']:.2%} on held-out validation"
-        f" nodes ({halves}){before}{_ahead(found)}."
+        f" chosen: {_title(found['choice']['method'])} with {base}{changes}; {found['accuracy']:.2%} on held-out"
+        f" validation nodes ({halves}){before}{_ahead(found)}."
     )
 
 
@@ -65,8 +65,8 @@ def _ahead(found: dict[str, Any]) -> str:
     if not gain or corrected is None:  # searches of earlier versions have no corrected gain
         return ""
     best = "it is" if corrected > 0 else f"the best of {found['tried']} others was"
-    told = f"; {best} ahead by {100 * gain:.2f} points there, and by {100 * corrected:.2f} after correction for chance"
-    return told if corrected > 0 else f"{told}, so the settings stay"
+    lead = f"; {best} ahead by {100 * gain:.2f} points there, and by {100 * corrected:.2f} after correction for chance"
+    return lead if corrected > 0 else f"{lead}, so the settings stay"
 
 
 def _value(value: Any) -> str:
@@ -112,11 +112,11 @@ def _teacher(verdict: dict[str, Any]) -> str:
         return f"{both}; without edges, it is an MLP of another shape{keep}."
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
-    told = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
+    cause = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
     advice = "try --teacher mlp or another, distill.label_weight=0.8 or distill.neighbors=false"
     if not verdict.get("neighbors", True):
         advice = "try --teacher mlp or another, or distill.label_weight=0.8"
-    return f"{both}; {told}; {advice}{keep}."
+    return f"{both}; {cause}; {advice}{keep}."
 
 
 def _best(verdict: dict[str, Any]) -> str:
@@ -124,14 +124,17 @@ def _best(verdict: dict[str, Any]) -> str:
     first = (
         f"Best student: {_title(best)}, {verdict['accuracy'][best]:.2%} at validation, uses {cost[best]:,} parameters"
     )
-    others = {name: Comparison(**each) for name, each in verdict["behind"].items() if name != LABELS_ALONE}
+    others = {name: Comparison(**fields) for name, fields in verdict["behind"].items() if name != LABELS_ALONE}
     if len(others) > _FEW:
         gaps = ", ".join(f"{_title(name)} {100 * found.difference:.2f}" for name, found in others.items())
-        clear = [_title(name) for name, found in others.items() if not found.is_chance]
-        told = [f"points behind: {gaps}", f"more than chance for {listed(clear)}" if clear else "all may be chance"]
+        significant = [_title(name) for name, found in others.items() if not found.is_chance]
+        comparisons = [
+            f"points behind: {gaps}",
+            f"more than chance for {listed(significant)}" if significant else "all may be chance",
+        ]
     else:
-        told = [_behind(name, found, cost[name]) for name, found in others.items()]
-    return f"{'; '.join([first, *told, *_lead(verdict)])}."
+        comparisons = [_behind(name, found, cost[name]) for name, found in others.items()]
+    return f"{'; '.join([first, *comparisons, *_lead(verdict)])}."
 
 
 def _behind(name: str, found: Comparison, cost: int) -> str:
@@ -147,9 +150,9 @@ def _lead(verdict: dict[str, Any]) -> list[str]:
     found = Comparison(**lead)
     if found.is_chance or found.difference <= 0:
         return []
-    told = f"the teacher is {100 * found.difference:.2f} points ahead of the best student ({_interval(found)})"
+    sentence = f"the teacher is {100 * found.difference:.2f} points ahead of the best student ({_interval(found)})"
     advice = "; try --method sign, whose rows include features of neighbours, or --auto"
-    return [f"{told}{advice if found.difference > _FAR and _has_edges(verdict) else ''}"]
+    return [f"{sentence}{advice if found.difference > _FAR and _has_edges(verdict) else ''}"]
 
 
 def _kept(verdict: dict[str, Any]) -> str:
@@ -169,25 +172,25 @@ def _kept(verdict: dict[str, Any]) -> str:
 
 
 def _needs(needs: dict[str, dict[str, Any]], has_edges: bool) -> str:
-    alone = [_title(name) for name, each in needs.items() if not each["encodings"]]
-    told = [f"{listed(alone)}: features alone"] if alone else []
-    encoded = {name: (each["encodings"], each.get("beside")) for name, each in needs.items() if each["encodings"]}
+    alone = [_title(name) for name, need in needs.items() if not need["encodings"]]
+    parts = [f"{listed(alone)}: features alone"] if alone else []
+    encoded = {name: (need["encodings"], need.get("beside")) for name, need in needs.items() if need["encodings"]}
     for width, beside in dict.fromkeys(encoded.values()):
-        names = [_title(name) for name, each in encoded.items() if each == (width, beside)]
+        names = [_title(name) for name, need in encoded.items() if need == (width, beside)]
         if not has_edges:
-            told.append(f"{listed(names)}: features and {width} further columns, which say nothing without edges")
+            parts.append(f"{listed(names)}: features and {width} further columns, which say nothing without edges")
             continue
         columns = "encodings of the node's place in the graph (for a new node, from those of its neighbours)"
         if beside is not None:
             columns = f"{beside} (for a new node, one mean of what is stored for its neighbours)"
-        told.append(f"{listed(names)}: features and {width} {columns}")
+        parts.append(f"{listed(names)}: features and {width} {columns}")
     if encoded and not has_edges:
-        told.append("--features-only trains without them")
+        parts.append("--features-only trains without them")
     elif encoded:
         searched = any(beside is None for _, beside in encoded.values())
         choice = "--features-only trains without them, which may be better or worse"
-        told.append(f"{choice}, and --auto chooses by validation" if searched else choice)
-    return f"Rows to predict: {'; '.join(told)}."
+        parts.append(f"{choice}, and --auto chooses by validation" if searched else choice)
+    return f"Rows to predict: {'; '.join(parts)}."
 
 
 def _interval(compared: Comparison) -> str:

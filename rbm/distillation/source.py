@@ -30,10 +30,10 @@ def outputs_of_labels(split: GraphSplit, labels: TrainedStudent) -> TeacherOutpu
     have the same reliability.
     """
     layers, hidden = labels.student.layers, []
-    shows = layers[-1].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+    hook = layers[-1].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
     try:
         outputs = outputs_from_logits(predict(labels.student, split.full_rows), split)
     finally:
-        shows.remove()
+        hook.remove()
     # With a single layer, the recorded inputs are the features.
     return outputs if len(layers) == 1 else replace(outputs, hidden=torch.cat(hidden)[split.observed_nodes])

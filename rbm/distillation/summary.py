@@ -93,8 +93,8 @@ def chosen_epochs(summary: dict[str, Any], records: list[dict[str, Any]]) -> dic
         records: lines of its ``metrics.jsonl``.
     """
     lengths = Counter(record["phase"] for record in records)
-    taken = {name: summary[name] for name in summary if name in ROWS and lengths[name]}
-    return {name: each["best_epoch"] - (each["epochs"] - lengths[name]) for name, each in taken.items()}
+    summaries = {name: summary[name] for name in summary if name in ROWS and lengths[name]}
+    return {name: counts["best_epoch"] - (counts["epochs"] - lengths[name]) for name, counts in summaries.items()}
 
 
 def _headings() -> list[str]:

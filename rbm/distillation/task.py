@@ -16,7 +16,7 @@ from rbm.training.loop import Trainer, fit_phase
 from rbm.training.run_folder import RunFolder
 from rbm.training.time_limit import current_limit
 from rbm.utils.cache import Cache
-from rbm.utils.distributed import once
+from rbm.utils.distributed import compute_once
 from rbm.utils.progress import Progress
 from rbm.utils.timings import Timings
 
@@ -60,7 +60,7 @@ class Encoder:
 
     def __call__(self, section: EncodingConfig) -> Encodings | None:
         """The encodings of a section; None if it has none and there are no ``extra`` columns."""
-        return once(self._known, section, lambda: self._compute(section))
+        return compute_once(self._known, section, lambda: self._compute(section))
 
     def _compute(self, section: EncodingConfig) -> Encodings | None:
         if not (section.deepwalk or section.label_propagation or self.extra):

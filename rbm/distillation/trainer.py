@@ -21,7 +21,7 @@ from rbm.nn import losses
 from rbm.nn.dropout import dropout
 from rbm.nn.first_layer import FirstLayer
 from rbm.nn.half_rows import HalfPrecisionRows
-from rbm.nn.sparse_rows import Features, Rows, concat_columns
+from rbm.nn.sparse_rows import Features, Rows, concat_columns, to_dense
 from rbm.nn.students import MixtureStudent, Trace, predict
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
@@ -71,6 +71,10 @@ class NodeTrainer(Trainer):
     def all_logits(self) -> Tensor:
         """Logits of all nodes, ``[N, C]``, without gradients."""
         return all_gather_rows(predict(self.model, self.full_x, local_slice(self.full_x.shape[0])))
+
+    def labelled_loss(self, logits: Tensor) -> Tensor:
+        """Cross-entropy of the labelled nodes, from the logits of the observed nodes, ``[N_observed, C]``."""
+        return losses.hard_label_loss(logits[self.train_nodes], self.split.observed.y[self.train_nodes])
 
     def expert_loads(self) -> list[list[float]] | None:
         if not isinstance(self.model, MixtureStudent) or self.model.pretraining:
@@ -255,8 +259,8 @@ class StudentTrainer(NodeTrainer):
 
     def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
         """The loss of a batch with rows ``x``; ``similarity`` adds the similarity loss of the labelled rows."""
-        known = self.first_layer is not None and x is self.observed_x
-        logits, trace = self.first_layer.train() if known else student(x, return_trace=True)
+        is_cached = self.first_layer is not None and x is self.observed_x
+        logits, trace = self.first_layer.train() if is_cached else student(x, return_trace=True)
         terms = []
         if batch.soft_weight is not None:
             terms.append(batch.soft_weight * self._soft_loss(batch, logits))
@@ -282,22 +286,21 @@ class StudentTrainer(NodeTrainer):
         return losses.pair_loss(logits, teacher, batch.pair_weights, distill.temperature, distill.temperature_mode)
 
     def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
-        shown = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
-        return self.config.distill.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
+        projected = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
+        return self.config.distill.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
 
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
         """Add the gradients of the same batch with adversarially perturbed inputs."""
         distill = self.config.distill
-        x = rows if isinstance(rows, Tensor) else rows.to_dense()
         self.freeze_memory(not distill.update_memory_on_adversarial)
-        harder = pgd_perturb(
-            x,
+        perturbed = pgd_perturb(
+            to_dense(rows),
             # Only the gradient of the input is used, so there is nothing to average over ranks.
             lambda x: self._batch_loss(batch, self.model, x),
             eps=distill.adversarial_eps,
             steps=distill.adversarial_steps,
         )
-        loss = distill.adversarial_weight * self._batch_loss(batch, student, harder)
+        loss = distill.adversarial_weight * self._batch_loss(batch, student, perturbed)
         loss.backward()
         self.freeze_memory(False)
         return loss.detach()

@@ -104,10 +104,10 @@ def judge(
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
-    right = {method: student_right(split, each) for method, each in trained.items()}
+    right = {method: student_right(split, trained_student) for method, trained_student in trained.items()}
     right["teacher"] = answers_right(soft_labels[observed.val_mask], split)
-    counts = {name: int(each.sum()) for name, each in right.items()}
-    cost = {method: count_parameters(each.student)[1] for method, each in trained.items()}
+    counts = {name: int(correct.sum()) for name, correct in right.items()}
+    cost = {method: count_parameters(trained_student.student)[1] for method, trained_student in trained.items()}
     best = min(methods, key=lambda method: (-counts[method], cost[method]))
     behind = {method: compare(right[best], right[method]) for method in trained if method != best}
     gain = compare(right["teacher"], right[LABELS_ALONE]) if LABELS_ALONE in trained else None
@@ -119,11 +119,11 @@ def judge(
         "teacher_gain": None if gain is None else gain._asdict(),
         "best": best,
         "teacher_lead": compare(right["teacher"], right[best])._asdict(),
-        "behind": {method: each._asdict() for method, each in behind.items()},
+        "behind": {method: comparison._asdict() for method, comparison in behind.items()},
         "kept": keep or kept_student(best, behind, methods, cost, searched_for),
         "asked_for": keep is not None,
         "cost": cost,
-        "needs": {method: _needs(split, each) for method, each in trained.items()},
+        "needs": {method: _needs(split, trained_student) for method, trained_student in trained.items()},
         "neighbors": neighbors,
         "source": source,
         "searched_for": searched_for,
@@ -153,7 +153,7 @@ def kept_student(
 
 def _cheapest(best: str, behind: Mapping[str, Comparison], cost: Mapping[str, int]) -> str:
     """The student that uses the fewest parameters, among those that may be as good as the best."""
-    as_good = [method for method, each in behind.items() if each.is_chance and each.difference <= MOST_LOST]
+    as_good = [method for method, found in behind.items() if found.is_chance and found.difference <= MOST_LOST]
     return min([best, *as_good], key=cost.__getitem__)
 
 

@@ -103,12 +103,12 @@ def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at
         raise ValueError(f"against is {against!r}, expected one of these kinds of row: {'; '.join(found)}")
     others = [kind for kind in found if kind not in (against, "teacher") and found[kind].keys() & found[against].keys()]
     gains = [gain(found[kind], found[against]) for kind in others]
-    cells = list(dict.fromkeys(cell for each in gains for cell in each.cells))
+    cells = list(dict.fromkeys(cell for result in gains for cell in result.cells))
     header = ["", "runs", *(" ".join(cell) for cell in cells), "mean", "standard error", "p (Holm)"]
     lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
-    for kind, each, p in zip(others, gains, holm([each.p for each in gains]), strict=True):
-        points = [f"{each.cells[cell]:+.2f}" if cell in each.cells else "" for cell in cells]
-        error = "" if math.isnan(each.error) else f"{each.error:.2f}"
+    for kind, result, p in zip(others, gains, holm([result.p for result in gains]), strict=True):
+        points = [f"{result.cells[cell]:+.2f}" if cell in result.cells else "" for cell in cells]
+        error = "" if math.isnan(result.error) else f"{result.error:.2f}"
         shown = "" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
-        lines.append(f"| {' | '.join([kind, str(each.pairs), *points, f'{each.difference:+.2f}', error, shown])} |")
+        lines.append(f"| {' | '.join([kind, str(result.pairs), *points, f'{result.difference:+.2f}', error, shown])} |")
     return "\n".join(lines) + "\n"

@@ -151,10 +151,10 @@ def parse_seeds(text: str | int | list[int]) -> tuple[int, ...]:
         if found is None:
             raise ValueError(f"seeds is {text!r}, expected numbers below 2^31 and ranges such as 0-9 or 0,3,7-9")
         ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
-    count, largest = sum(map(len, ranges)), max((each.stop - 1 for each in ranges), default=0)
+    count, largest = sum(map(len, ranges)), max((seeds.stop - 1 for seeds in ranges), default=0)
     if not 0 < count <= MOST_SEEDS or largest >= 2**31:
         raise ValueError(
             f"seeds is {text!r}, which names {count:,} seeds, up to {largest}; expected 1 to {MOST_SEEDS:,}, below"
             " 2^31, such as 0-9"
         )
-    return tuple(dict.fromkeys(seed for each in ranges for seed in each))
+    return tuple(dict.fromkeys(seed for seeds in ranges for seed in seeds))

@@ -60,10 +60,10 @@ class Table:
 
     def experiments(self, **common: Any) -> list[Experiment]:
         """The experiments of the table; ``common`` are arguments of :class:`~rbm.experiments.experiment.Experiment`."""
-        alike: dict[str, list[Column]] = {}
+        same_changes: dict[str, list[Column]] = {}
         for column in self.columns.values():
             if column.method != "teacher":
-                alike.setdefault(f"{column.variant}: {column.changes}", []).append(column)
+                same_changes.setdefault(f"{column.variant}: {column.changes}", []).append(column)
         return [
             Experiment(
                 methods=tuple(column.method for column in columns),
@@ -74,7 +74,7 @@ class Table:
                 **common,
             )
             for teacher in self.teachers
-            for columns in alike.values()
+            for columns in same_changes.values()
         ]
 
     def only(self, methods: Iterable[str]) -> "Table":

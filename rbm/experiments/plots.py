@@ -82,8 +82,8 @@ def plot_table(
         draw.tidy(axes, name)
     for axes in panels[len(lines) :]:
         axes.set_visible(False)
-    told = "test accuracy; filled: ours, with its standard deviation over seeds, hollow: the paper"
-    figure.supxlabel(told, fontsize=9)
+    legend_text = "test accuracy; filled: ours, with its standard deviation over seeds, hollow: the paper"
+    figure.supxlabel(legend_text, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=draw.INK)
     draw.save(figure, path)
 

@@ -56,7 +56,7 @@ def run_experiment(
         raise IsADirectoryError(f"results file {out} is a folder; give a file by --out")
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
     _, waiting = _plan(experiments, out, jobs)
-    for name, protocol in dict.fromkeys((task.dataset, each.protocol) for each, task, _ in waiting):
+    for name, protocol in dict.fromkeys((task.dataset, planned.protocol) for planned, task, _ in waiting):
         check_files(name, root, protocol=protocol)
     out.parent.mkdir(parents=True, exist_ok=True)
     advice = "more --jobs share one file; wait until that process has ended, or give another file by --out"
@@ -69,10 +69,10 @@ def _plan(
 ) -> tuple[dict[tuple, dict[str, str]], list[tuple[Experiment, "Task", str]]]:
     """The rows of a file by their keys, and the missing models in the order in which they will run."""
     done: dict[tuple, dict[str, str]] = {}
-    for each in experiments:
-        done |= check_rows(read_rows(out), each)
+    for experiment in experiments:
+        done |= check_rows(read_rows(out), experiment)
     tasks = _tasks(experiments)
-    waiting = [(each, task, method) for each, task in tasks for method in _missing(task, each, done)]
+    waiting = [(experiment, task, method) for experiment, task in tasks for method in _missing(task, experiment, done)]
     if jobs > 1:  # method by method: processes that start with the same teacher would wait for it
         waiting.sort(key=lambda what: (what[0].seeds.index(what[1].seed), what[0].methods.index(what[2])))
     return done, waiting
@@ -80,7 +80,7 @@ def _plan(
 
 def _tasks(experiments: list[Experiment]) -> list[tuple[Experiment, "Task"]]:
     """The tasks of several experiments, interleaved by seed."""
-    tasks = [(each, task) for each in experiments for task in each.tasks()]
+    tasks = [(experiment, task) for experiment in experiments for task in experiment.tasks()]
     return sorted(tasks, key=lambda pair: pair[0].seeds.index(pair[1].seed))
 
 
@@ -95,7 +95,7 @@ def _run_missing(
 ) -> list[dict[str, str]]:
     tasks = _tasks(experiments)
     done, waiting = _plan(experiments, out, jobs)
-    total = sum(len(each.methods) for each, _ in tasks)
+    total = sum(len(experiment.methods) for experiment, _ in tasks)
     finished = total - len(waiting)
     with count_runs(console, "runs", total) as bar, _shared(cache) as folder:
         bar.update(finished, "")
@@ -107,7 +107,7 @@ def _run_missing(
                 done |= {row_key(row): row for row in new}
                 finished += 1
                 bar.update(finished, f"{short_name(task.dataset)} {task.setting} {task.variant} seed {task.seed}")
-    keys = {row_key(row) for each, task in tasks for row in _expected(task, each)}
+    keys = {row_key(row) for experiment, task in tasks for row in _expected(task, experiment)}
     return [row for key, row in done.items() if key in keys]
 
 

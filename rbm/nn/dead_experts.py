@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from rbm.nn.memory_router import MemoryRouter, routed_layers
 from rbm.nn.routing_record import visit_router_inputs
-from rbm.nn.sparse_rows import Rows, SparseRows, cosine_topk
+from rbm.nn.sparse_rows import Rows, SparseRows, cosine_topk, to_dense
 from rbm.utils.arguments import check_probability
 
 # If the cosine of a row and a memory vector is at least this, a second memory vector at the row would be a duplicate.
@@ -101,8 +101,7 @@ def _renew(layer: MemoryRouter, rows: Rows, dead: Tensor) -> list[int]:
         row = int(closeness.argmin())
         if not closeness[row] < _SAME:
             break
-        chosen = rows[torch.tensor([row], device=rows.device)]
-        chosen = chosen.to_dense() if isinstance(chosen, SparseRows) else chosen
+        chosen = to_dense(rows[torch.tensor([row], device=rows.device)])
         direction = F.normalize(chosen.to(layer.memory.dtype), dim=-1)
         layer.memory[expert] = direction[0]
         sources[expert] = int(served[row])

@@ -85,7 +85,7 @@ class FoldedExperts(NamedTuple):
             weight, bias = pack_experts(weight, bias), None
         return cls(weight, bias, is_packed, dtype, now, tuple(sources)), keep
 
-    def are_of(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
+    def is_valid_for(self, parameters: Mapping[str, Tensor | None], dtype: torch.dtype | None) -> bool:
         """Whether these experts were made from these parameters, unchanged. Runs at each call: four tensors, 1 µs."""
         if dtype is not self.dtype or _steps != self.steps:
             return False

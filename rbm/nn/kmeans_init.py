@@ -64,8 +64,8 @@ def group_memory(rows: Features, groups: Tensor, num_experts: int) -> Tensor:
     empty group.
     """
     rows = as_rows(rows)
-    alike = torch.ones(rows.shape[0], 1, dtype=rows.dtype, device=rows.device)
-    sums, _ = memory_statistics(rows, alike, groups[:, None].int(), num_experts)
+    equal_gates = torch.ones(rows.shape[0], 1, dtype=rows.dtype, device=rows.device)
+    sums, _ = memory_statistics(rows, equal_gates, groups[:, None].int(), num_experts)
     return F.normalize(sums.float(), dim=-1)
 
 

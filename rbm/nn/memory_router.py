@@ -240,10 +240,10 @@ class MemoryRouter(nn.Module):
         if world_size() > 1:
             torch.distributed.all_reduce(weighted_sum)
             torch.distributed.all_reduce(total)
-        for pending, seen in ((self.pending_sum, weighted_sum), (self.pending_total, total)):
+        for pending, batch_sum in ((self.pending_sum, weighted_sum), (self.pending_total, total)):
             if first is not None:
-                seen = torch.where(first, seen, 0 if self._accumulates else pending)
-            (pending.add_ if self._accumulates else pending.copy_)(seen)
+                batch_sum = torch.where(first, batch_sum, 0 if self._accumulates else pending)
+            (pending.add_ if self._accumulates else pending.copy_)(batch_sum)
 
     @torch.no_grad()
     def _count(self, experts: Tensor, first: Tensor | None = None) -> None:
@@ -252,8 +252,8 @@ class MemoryRouter(nn.Module):
         _refuse_transformations("the experts' rows are counted", "track_usage = False on the layer")
         experts = experts.flatten()
         # Unlike bincount, this does not synchronise with the host; unlike one-hot, it needs no tensor [B, E].
-        each = torch.ones_like(experts, dtype=torch.int64)
-        self.usage.index_add_(0, experts, each if first is None else each * first)
+        ones = torch.ones_like(experts, dtype=torch.int64)
+        self.usage.index_add_(0, experts, ones if first is None else ones * first)
 
     def __getstate__(self) -> dict:
         # A copy made inside accumulate_memory() would stay in this state for ever.

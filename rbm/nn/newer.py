@@ -65,12 +65,12 @@ class TINEDStudent(MLPStudent):
         With ``layers``, propagation is on the narrower side of each linear map.
         """
         kinds, sizes = [], []
-        for taken, given in layer_sizes(features, hidden_channels, out_channels, num_layers):
-            steps = [("transform", (taken, given))]
-            if propagation == "layers" and taken > given:
-                steps.append(("propagate", (given, given)))
+        for fan_in, fan_out in layer_sizes(features, hidden_channels, out_channels, num_layers):
+            steps = [("transform", (fan_in, fan_out))]
+            if propagation == "layers" and fan_in > fan_out:
+                steps.append(("propagate", (fan_out, fan_out)))
             elif propagation == "layers":
-                steps.insert(0, ("propagate", (taken, taken)))
+                steps.insert(0, ("propagate", (fan_in, fan_in)))
             kinds += [kind for kind, _ in steps]
             sizes += [size for _, size in steps]
         if propagation == "end":

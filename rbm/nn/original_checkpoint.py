@@ -26,7 +26,7 @@ from torch import Tensor
 from rbm.nn.students import RbMStudent
 from rbm.utils.tensor_files import check_finite, read_pickled
 
-_NOT_OURS = ("mlp_feature_encoder.weight", "mlp_feature_encoder.bias")
+_UNUSED = ("mlp_feature_encoder.weight", "mlp_feature_encoder.bias")
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -54,7 +54,7 @@ def load_released(
     if unfit or not state:
         found = f"{unfit[0]!r}: {type(state[unfit[0]]).__name__}" if unfit else "nothing"
         raise ValueError(f"{where} holds {found}, expected tensors by name, as model.state_dict() gives them")
-    if not all(isinstance(name, str) for name in state) or any(_is_odd(tensor) for tensor in state.values()):
+    if not all(isinstance(name, str) for name in state) or any(_is_unusable(tensor) for tensor in state.values()):
         raise ValueError(f"{where} holds other than dense real tensors by name, as model.state_dict() gives them")
     check_finite(where, state)
     released = _Released(state, where)
@@ -64,7 +64,7 @@ def load_released(
     return student.eval()
 
 
-def _is_odd(tensor: Tensor) -> bool:
+def _is_unusable(tensor: Tensor) -> bool:
     return tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized
 
 
@@ -125,7 +125,7 @@ class _Released:
             ours |= {f"layers.{i}.{name}": tensor for name, tensor in self._layer(i, fan_in, fan_out).items()}
             if i > 0 and self.norm != "none":
                 ours |= {f"norms.{i - 1}.{name}": tensor for name, tensor in self._norm(i - 1, fan_in).items()}
-        unknown = sorted(set(self.left) - set(_NOT_OURS))
+        unknown = sorted(set(self.left) - set(_UNUSED))
         if unknown:
             raise ValueError(
                 f"{self.where} has names that the released RbM with {self.layers} layers of {self.experts} experts and"

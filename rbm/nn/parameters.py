@@ -51,15 +51,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         ValueError: ``weight_decay`` is negative, infinite or NaN.
     """
     check_number("weight_decay", weight_decay, lambda decay: 0.0 <= decay < math.inf, "at least 0, not infinite")
-    spared = set()
+    exempt = set()
     for layer in model.modules():
         if isinstance(layer, MemoryRouter):
             names = ("bias", "bias_in", "bias_out", "attention", "log_scale")
-            spared |= {id(getattr(layer, name, None)) for name in names}
+            exempt |= {id(getattr(layer, name, None)) for name in names}
         elif hasattr(layer, "num_experts") and isinstance(getattr(layer, "bias", None), nn.Parameter):
-            spared.add(id(layer.bias))
+            exempt.add(id(layer.bias))
     decayed, kept = [], []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            (kept if id(parameter) in spared or parameter.dim() < 2 else decayed).append(parameter)
+            (kept if id(parameter) in exempt or parameter.dim() < 2 else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]

@@ -90,8 +90,8 @@ class HubMixin:
         """
         makers = [*cls.__mro__, *([] if cls.layer_type is None else [cls.layer_type])]
         known = {name for maker in makers for name in inspect.signature(maker.__init__).parameters}
-        taken = {item.name: getattr(section, item.name) for item in fields(section) if item.name in known}
-        return cls(**taken | further)
+        settings = {item.name: getattr(section, item.name) for item in fields(section) if item.name in known}
+        return cls(**settings | further)
 
     def save_pretrained(self, folder: Path | str, *, run: Path | str | None = None) -> None:
         """Write ``config.json``, ``model.safetensors`` and a model card into a folder.

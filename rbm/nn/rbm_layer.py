@@ -208,7 +208,7 @@ class FusedRbMLayer(MemoryRouter):
         if torch.compiler.is_compiling():
             return self._answer_by(h, dtype, *self._fold(dtype))
         folded = self._folded
-        if folded is None or not folded.are_of(self._parameters, dtype):
+        if folded is None or not folded.is_valid_for(self._parameters, dtype):
             folded, keep = FoldedExperts.of(self, dtype)
             self._folded = folded if keep else None
         if not folded.is_packed:

@@ -95,9 +95,9 @@ def open_record(model: nn.Module) -> RoutingRecord:
     Raises:
         ValueError: there is no such record.
     """
-    wanted = {id(layer) for layer in routed_layers(model).values()}
+    layer_ids = {id(layer) for layer in routed_layers(model).values()}
     for record in reversed(_open):
-        if wanted <= {id(layer) for layer in record.layers.values()}:
+        if layer_ids <= {id(layer) for layer in record.layers.values()}:
             return record
     raise ValueError(
         "routing of the model is not recorded: call the model and this function inside"

@@ -150,6 +150,11 @@ def refuse_nested(features: Tensor) -> None:
         )
 
 
+def to_dense(rows: Rows | HalfPrecisionRows) -> Tensor:
+    """All rows as one dense tensor in memory, ``[B, D]``; a dense tensor is returned unchanged."""
+    return rows if isinstance(rows, Tensor) else rows.to_dense()
+
+
 def in_single_precision(features: Features) -> Rows:
     """:func:`as_rows`, with float16 rows converted to float32, for models that take all rows at once."""
     rows = as_rows(features)

@@ -20,7 +20,7 @@ from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.packed_student import PackedMixin
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
-from rbm.nn.sparse_rows import Features, Linear, Rows, SparseRows, as_rows
+from rbm.nn.sparse_rows import Features, Linear, Rows, as_rows, to_dense
 from rbm.utils.arguments import check_choice, check_flags, check_probability, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum, world_size
@@ -342,8 +342,7 @@ class CoHOpStudent(HubMixin, nn.Module):
         rows = rows_for(self, x)
         if self.linear:
             return self.layers[0](rows)
-        rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
-        hidden = self.norms[1](self.layers[0](self.norms[0](rows)).relu())
+        hidden = self.norms[1](self.layers[0](self.norms[0](to_dense(rows))).relu())
         return self.layers[1](dropout(hidden, self.dropout, self.training))
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from rbm.nn.pretrained import HubMixin
-from rbm.nn.sparse_rows import Features, SparseRows, as_rows
+from rbm.nn.sparse_rows import Features, as_rows, to_dense
 
 _TREES_AT_ONCE = 64  # bounds the memory of a forward: one number per row and tree
 _NEVER = -30.0  # logit of a class without labels
@@ -57,7 +57,7 @@ class TreesStudent(HubMixin, nn.Module):
                 f"rows of x hold {rows.shape[-1]} numbers (shape {list(rows.shape)}), expected {self.in_channels}:"
                 f" {self.row}"
             )
-        rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
+        rows = to_dense(rows)
         total = rows.new_zeros(rows.shape[0], self.outputs)
         step = max(1, _TREES_AT_ONCE // self.outputs)
         for start in range(first, last, step):
@@ -100,12 +100,12 @@ class TreesStudent(HubMixin, nn.Module):
             Number of nodes including this round.
         """
         for place, tree in enumerate(trees):
-            leaf, own = tree["is_leaf"].astype(bool), np.arange(len(tree)) + start
+            leaf, indices = tree["is_leaf"].astype(bool), np.arange(len(tree)) + start
             stop = start + len(tree)
             columns = {
                 "feature": np.where(leaf, 0, tree["feature_idx"]),
-                "left": np.where(leaf, own, tree["left"] + start),
-                "right": np.where(leaf, own, tree["right"] + start),
+                "left": np.where(leaf, indices, tree["left"] + start),
+                "right": np.where(leaf, indices, tree["right"] + start),
                 "threshold": np.where(leaf, 0.0, _rounded_down(tree["num_threshold"])),
                 "value": np.where(leaf, tree["value"], 0.0),
             }
@@ -127,11 +127,11 @@ class TreesStudent(HubMixin, nn.Module):
             nodes=nodes,
             depth=self.depth,
         )
-        cut = {
+        lengths = {
             "roots": rounds * self.outputs,
             **dict.fromkeys(("feature", "left", "right", "threshold", "value"), nodes),
         }
-        kept.load_state_dict({name: tensor[: cut.get(name)] for name, tensor in self.state_dict().items()})
+        kept.load_state_dict({name: tensor[: lengths.get(name)] for name, tensor in self.state_dict().items()})
         return kept.to(self.baseline.device).eval()
 
 

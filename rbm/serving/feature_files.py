@@ -180,7 +180,7 @@ def _open_parquet(path: Path, at_once: int) -> _Read:
         width = None if first is None else len(first.column(0)[0])
     numbers = (pyarrow.types.is_integer, pyarrow.types.is_floating, pyarrow.types.is_boolean)
     for name, kind in zip(schema.names, schema.types, strict=True):
-        if not lists and not any(is_such(kind) for is_such in numbers):
+        if not lists and not any(is_numeric(kind) for is_numeric in numbers):
             raise ValueError(f"its column {name!r} is {kind}, not numbers")
 
     def read() -> Iterator[np.ndarray]:

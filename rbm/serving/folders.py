@@ -35,7 +35,7 @@ class _Task:
     neighbors: str | None
 
 
-_Answer = dict[str, Any]  # name, rows, told, error
+_Answer = dict[str, Any]  # name, rows, message, error
 
 
 def predict_folder(
@@ -97,15 +97,15 @@ def predict_folder(
     advice = "wait for it, or name another folder"
     with only_process(out / ".predictions.lock", f"predictions folder {out}", advice):
         _claim(out, about)
-        todo = [task for task in tasks if not _is_done(parquet, Path(task.out), rows[task])]
+        unfinished = [task for task in tasks if not _is_done(parquet, Path(task.out), rows[task])]
         with progress.count("files", len(tasks)) as advance:
-            advance(len(tasks) - len(todo))
+            advance(len(tasks) - len(unfinished))
             given = {"run": str(Path(run).resolve()), "method": method, "quantize": quantize}
-            for answer in _on_ray(todo, given, workers) if ray else _here(todo, predictor):
+            for answer in _on_ray(unfinished, given, workers) if ray else _here(unfinished, predictor):
                 if answer["error"]:
                     raise ValueError(answer["error"])
-                if answer["told"]:
-                    progress.say(f"{answer['name']}: {answer['told']}")
+                if answer["message"]:
+                    progress.say(f"{answer['name']}: {answer['message']}")
                 advance(1)
         for left in out.glob(".*.parquet-*.partial"):  # left by killed workers
             left.unlink(missing_ok=True)
@@ -194,10 +194,10 @@ def _answer(predictor: Predictor, task: _Task) -> _Answer:
     """The result for one file; an error in its content is reported, and the worker continues."""
     name = Path(task.features).name
     try:
-        rows, told = predictor.predict(task.features, task.out, nodes=task.nodes, neighbors=task.neighbors)
+        rows, message = predictor.predict(task.features, task.out, nodes=task.nodes, neighbors=task.neighbors)
     except (ValueError, FileNotFoundError) as error:
-        return {"name": name, "rows": 0, "told": "", "error": str(error)}
-    return {"name": name, "rows": rows, "told": told or "", "error": ""}
+        return {"name": name, "rows": 0, "message": "", "error": str(error)}
+    return {"name": name, "rows": rows, "message": message or "", "error": ""}
 
 
 class _Worker:

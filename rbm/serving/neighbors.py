@@ -96,7 +96,7 @@ class Neighbors:
             line = self._place if self._order is None else self._order[self._place]
             self._check(self._open()[self._place : self._place + 1, 0], line, rows, "rows of features")
 
-    def told(self, rows: int) -> str | None:
+    def missing_message(self, rows: int) -> str | None:
         """A sentence on the rows without an edge in the file, or None."""
         if not self.missing:
             return None
@@ -183,18 +183,18 @@ class Nodes:
         if self.neighbors is not None:
             self.neighbors.check_rows(rows)
 
-    def told(self, rows: int) -> str | None:
+    def missing_message(self, rows: int) -> str | None:
         """A sentence on the new rows without an edge in the file of neighbours, or None."""
-        return None if self.neighbors is None else self.neighbors.told(rows)
+        return None if self.neighbors is None else self.neighbors.missing_message(rows)
 
     def _unequal(self, rows: str) -> ValueError:
         if self._in_order:
-            said = f"the training graph has {self.count} nodes, which nodes={ALL} takes in their order"
-            mend = "name a file with the node of each row instead"
+            problem = f"the training graph has {self.count} nodes, which nodes={ALL} takes in their order"
+            remedy = "name a file with the node of each row instead"
         else:
-            said = f"nodes file {self.path} holds {self.count} numbers"
-            mend = "write one for each row, -1 for a new node"
-        return ValueError(f"{said}, and there are {rows} rows of features; {mend}")
+            problem = f"nodes file {self.path} holds {self.count} numbers"
+            remedy = "write one for each row, -1 for a new node"
+        return ValueError(f"{problem}, and there are {rows} rows of features; {remedy}")
 
     def _of(self, start: int, stop: int) -> np.ndarray:
         if self._in_order:

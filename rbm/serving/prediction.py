@@ -60,9 +60,9 @@ def predict_file(
     """
     progress = Progress(console)
     predictor = Predictor(run, method, quantize)
-    rows, told = predictor.predict(features, out, nodes=nodes, neighbors=neighbors, progress=progress)
-    if told is not None:
-        progress.say(told)
+    rows, message = predictor.predict(features, out, nodes=nodes, neighbors=neighbors, progress=progress)
+    if message is not None:
+        progress.say(message)
     return rows
 
 
@@ -133,7 +133,7 @@ class Predictor:
                     joined.check_rows(total)
 
         write_atomically(out, write)
-        return total, None if joined is None else joined.told(total)
+        return total, None if joined is None else joined.missing_message(total)
 
 
 def _open(

@@ -26,13 +26,13 @@ def plain(model: nn.Module) -> nn.Module:
     ``[B, in_channels]`` and logits ``[B, C]``. A layer that is shared in the model is shared in the copy.
     """
     module = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
-    twins: dict[nn.Module, nn.Module] = {}
+    replacements: dict[nn.Module, nn.Module] = {}
     for parent in [*module.modules()]:
         for name, child in parent._modules.items():
             if child is not None and (kind := _kind(child)):
-                if child not in twins:
-                    twins[child] = kind(child)
-                parent._modules[name] = twins[child]
+                if child not in replacements:
+                    replacements[child] = kind(child)
+                parent._modules[name] = replacements[child]
     kind = _kind(module)
     return (kind(module) if kind else module).requires_grad_(False)
 
@@ -151,9 +151,14 @@ def _of_int8(layer: Int8Layer) -> nn.Module:
     return PlainInt8Linear(layer) if layer.memory is None else PlainRbMLayer(layer)
 
 
-_TWINS = {FusedRbMLayer: PlainRbMLayer, RbMFeedForward: PlainRbMLayer, MoELayer: PlainMoELayer, Int8Layer: _of_int8}
+_REPLACEMENTS = {
+    FusedRbMLayer: PlainRbMLayer,
+    RbMFeedForward: PlainRbMLayer,
+    MoELayer: PlainMoELayer,
+    Int8Layer: _of_int8,
+}
 
 
 def _kind(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
     """The class that replaces a layer; None if the layer already consists of standard operators."""
-    return next((twin for kind, twin in _TWINS.items() if isinstance(module, kind)), None)
+    return next((replacement for kind, replacement in _REPLACEMENTS.items() if isinstance(module, kind)), None)

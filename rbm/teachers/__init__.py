@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from rbm.nn.sparse_rows import Features, SparseRows, in_single_precision
+from rbm.nn.sparse_rows import Features, in_single_precision, to_dense
 from rbm.teachers.attention import AttentionTeacher
 from rbm.teachers.base import ConvTeacher, Teacher
 from rbm.teachers.drgat import DRGAT
@@ -71,7 +71,7 @@ def edges_for(teacher: nn.Module, graph: Data) -> Any:
 def features_for(teacher: nn.Module, x: Features) -> Features:
     """Features as ``teacher`` takes them: sparse rows stay sparse for our own teachers and become dense for others."""
     rows = in_single_precision(x)
-    return rows.to_dense() if isinstance(rows, SparseRows) and not isinstance(teacher, Teacher) else rows
+    return rows if isinstance(teacher, Teacher) else to_dense(rows)
 
 
 __all__ = [

@@ -84,6 +84,6 @@ class EvolvingGate(nn.Module):
         if state is None:
             bound = 1 / math.sqrt(self.lin.out_features) if self.training else 0.0
             state = torch.empty(2, h.shape[0], 1, dtype=h.dtype, device=h.device).uniform_(-bound, bound)
-        seen = self.lin(F.normalize(initial, dim=-1) * F.normalize(h, dim=-1))
-        out, state = self.rnn(seen[None], state)
+        compared = self.lin(F.normalize(initial, dim=-1) * F.normalize(h, dim=-1))
+        out, state = self.rnn(compared[None], state)
         return out[0].abs(), state

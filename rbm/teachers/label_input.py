@@ -43,9 +43,9 @@ class LabelInput(ShownLabels, Teacher):
     training node whose class is shown, zeros for other nodes. In each of ``iterations`` rounds, these zeros are then
     replaced by the probabilities that the teacher predicts for the nodes (label reuse).
 
-    In training, a random part of the training nodes shows its class. :meth:`practise` returns the other training nodes,
-    which alone define the loss; otherwise the network would learn to copy. In evaluation, all training nodes show their
-    class. The labels of other nodes are not stored.
+    In training, a random part of the training nodes shows its class. :meth:`masked_forward` returns the other training
+    nodes, which alone define the loss; otherwise the network would learn to copy. In evaluation, all training nodes
+    show their class. The labels of other nodes are not stored.
 
     Args:
         teacher: teacher for ``F + C`` columns.
@@ -75,17 +75,17 @@ class LabelInput(ShownLabels, Teacher):
 
     def forward(self, x: Features, edge_index: Tensor) -> Tensor:
         if self.training:
-            return self.practise(x, edge_index)[0]
+            return self.masked_forward(x, edge_index)[0]
         x = as_rows(x)
         edges = self._as_adjacency(x, edge_index)
-        return self.teacher(self._beside_labels(x, edges, self.known_labels(x)), edges)
+        return self.teacher(self._with_labels(x, edges, self.known_labels(x)), edges)
 
     def embed(self, x: Features, edge_index: Tensor) -> Tensor:
         x = as_rows(x)
         edges = self._as_adjacency(x, edge_index)
-        return self.teacher.embed(self._beside_labels(x, edges, self.known_labels(x)), edges)
+        return self.teacher.embed(self._with_labels(x, edges, self.known_labels(x)), edges)
 
-    def practise(self, x: Features, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    def masked_forward(self, x: Features, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         """Logits ``[N, C]`` with a random part of the labels shown, and the other training nodes, int64."""
         x = as_rows(x)
         edges, known = self._as_adjacency(x, edge_index), self.known_labels(x)
@@ -93,10 +93,10 @@ class LabelInput(ShownLabels, Teacher):
         shown = torch.rand(len(nodes)) < self.mask_rate
         if shown.all():  # possible with few labels; at least one must remain for the loss
             shown[: int(shown.numel() > 0)] = False
-        asked = nodes[~shown.to(nodes.device)]
-        return self.teacher(self._beside_labels(x, edges, known.index_fill(0, asked, -1)), edges), asked
+        hidden = nodes[~shown.to(nodes.device)]
+        return self.teacher(self._with_labels(x, edges, known.index_fill(0, hidden, -1)), edges), hidden
 
-    def _beside_labels(self, x: Rows, edges: object, known: Tensor) -> Rows:
+    def _with_labels(self, x: Rows, edges: object, known: Tensor) -> Rows:
         shown = (known >= 0)[:, None]
         one_hot = F.one_hot(known.clamp_min(0), self.num_classes) * shown
         columns = one_hot

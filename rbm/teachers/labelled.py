@@ -126,11 +126,11 @@ class LabelledNodes:
 
     def _go_back(self) -> None:
         """Add the rows and the submatrix of one more layer towards the features."""
-        self.reached.insert(0, senders(self.adjacency, self.reached[0]))
+        self.reached.insert(0, nonzero_columns(self.adjacency, self.reached[0]))
         self.parts.insert(0, submatrix(self.adjacency, self.reached[1], self.reached[0]))
 
 
-def senders(adjacency: Tensor, rows: Tensor) -> Tensor:
+def nonzero_columns(adjacency: Tensor, rows: Tensor) -> Tensor:
     """The columns in which given rows of a CSR matrix have entries, int64, ascending."""
     entries, _ = _entries(adjacency, rows)
     found = torch.zeros(adjacency.shape[1], dtype=torch.bool)

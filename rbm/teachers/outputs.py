@@ -9,12 +9,12 @@ from torch_geometric.data import Data
 
 from rbm.config import ReliabilityConfig
 from rbm.datasets.splits import GraphSplit
-from rbm.nn.sparse_rows import SparseRows, in_single_precision
+from rbm.nn.sparse_rows import in_single_precision, to_dense
 from rbm.teachers import edges_for, features_for
 from rbm.training.loop import Result, split_accuracies
 from rbm.training.metrics import evaluating
 from rbm.utils.chunks import rows_not_finite
-from rbm.utils.distributed import broadcast_from_rank0, once
+from rbm.utils.distributed import broadcast_from_rank0, compute_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class TeacherOutputs:
         if self.module is None:
             return torch.zeros(len(self.soft_labels), device=self.soft_labels.device)
         noise = {"noise_std": config.noise_std, "num_samples": config.num_samples, "squared": config.squared}
-        return once(
+        return compute_once(
             self._changes,
             (*noise.values(), seed),
             lambda: entropy_change(self.module, self.observed, **noise, seed=seed),
@@ -91,17 +91,16 @@ def entropy_change(
     Returns:
         ``[N]`` in [0, 1] on the graph's device; all zeros if no entropy changes.
     """
-    rows = in_single_precision(graph.x)
-    x = rows.to_dense() if isinstance(rows, SparseRows) else rows
+    x = to_dense(in_single_precision(graph.x))
     edges = edges_for(teacher, graph)
     generator = torch.Generator().manual_seed(seed)
     change = torch.zeros(x.shape[0], device=x.device)
     with evaluating(teacher):
-        calm = _entropy(teacher(features_for(teacher, graph.x), edges))
+        unperturbed = _entropy(teacher(features_for(teacher, graph.x), edges))
         for _ in range(num_samples):
             # Drawn on the CPU, so that every device gets the same noise.
             noise = torch.empty(x.shape).normal_(0.0, noise_std, generator=generator).to(x)
-            difference = (_entropy(teacher(noise.add_(x), edges)) - calm).abs()
+            difference = (_entropy(teacher(noise.add_(x), edges)) - unperturbed).abs()
             change += difference.square() if squared else difference
     largest = change.max()
     return change / largest if largest > 0 else change

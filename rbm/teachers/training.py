@@ -24,11 +24,11 @@ class TeacherTrainer(Trainer):
         # Results that epochs share, if the teacher allows it.
         self.observed = self.full = None
         if LabelledNodes.serves(model, self.observed_x, self.observed_edges):
-            self.observed = LabelledNodes(model, self.observed_x, self.observed_edges, self.nodes_of_a_step())
+            self.observed = LabelledNodes(model, self.observed_x, self.observed_edges, self.step_nodes())
         if len(split.unseen_nodes) and LabelledNodes.serves(model, self.full_x, self.full_edges):
             self.full = LabelledNodes(model, self.full_x, self.full_edges)
 
-    def nodes_of_a_step(self) -> Tensor | None:
+    def step_nodes(self) -> Tensor | None:
         """The training nodes of a step on the whole observed graph, int64 ``[B]``; None without such a step."""
         return self.split.observed.train_mask.nonzero().flatten()
 
@@ -36,15 +36,7 @@ class TeacherTrainer(Trainer):
         teacher = self.config.teacher
         return build_adam(self.model.parameters(), lr=teacher.lr, weight_decay=teacher.weight_decay)
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
-
-    def loss(self) -> Tensor:
-        """The loss of one pass over the observed graph."""
+    def epoch_loss(self, epoch: int) -> Tensor:
         graph = self.split.observed
         if self.observed:
             logits = self.observed.logits()
@@ -74,7 +66,7 @@ class SampledTrainer(TeacherTrainer):
         nodes = split.observed.train_mask.nonzero().flatten()
         self.batches = NeighborBatches(split.observed, nodes, config.sampling, config.teacher.num_layers)
 
-    def nodes_of_a_step(self) -> None:
+    def step_nodes(self) -> None:
         return None
 
     def train_epoch(self, epoch: int) -> float:
@@ -102,10 +94,10 @@ class AttentionTrainer(TeacherTrainer):
             group["lr"] = self.config.teacher.lr * rise
         return super().train_epoch(epoch)
 
-    def loss(self) -> Tensor:
+    def epoch_loss(self, epoch: int) -> Tensor:
         graph = self.split.observed
         if isinstance(self.model, LabelInput):
-            logits, nodes = self.model.practise(self.observed_x, self.observed_edges)
+            logits, nodes = self.model.masked_forward(self.observed_x, self.observed_edges)
         else:
             logits, nodes = self.model(self.observed_x, self.observed_edges), graph.train_mask
         saturating = self.config.attention.loss == "log"

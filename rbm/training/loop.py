@@ -58,9 +58,17 @@ class Trainer(ABC):
     def build_optimizer(self) -> torch.optim.Optimizer:
         """An optimiser of everything that is trained."""
 
-    @abstractmethod
     def train_epoch(self, epoch: int) -> float:
-        """Train for one epoch and return its loss."""
+        """Train for one epoch and return its loss: one optimiser step on :meth:`epoch_loss`, unless overridden."""
+        self.optimizer.zero_grad()
+        loss = self.epoch_loss(epoch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def epoch_loss(self, epoch: int) -> Tensor:
+        """Hook: the loss of an epoch that consists of a single step, a scalar."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither train_epoch nor epoch_loss; define one")
 
     @abstractmethod
     def evaluate(self) -> Accuracies:

@@ -164,10 +164,12 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
         yield RunFolder(path, config, resume=resume, overwrite=overwrite)
 
 
-def check_place(path: Path, resume: bool, overwrite: bool, begun: str = "config.yaml") -> None:
-    """Raise if there is nothing to resume (no file ``begun``), or if files would be overwritten without permission."""
-    if resume and not (path / begun).is_file():
-        raise FileNotFoundError(f"run folder {path} has no {begun}: there is no run to resume{_mistaken(path, begun)}")
+def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "config.yaml") -> None:
+    """Raise if there is nothing to resume (no ``config_file``), or if files would be overwritten without permission."""
+    if resume and not (path / config_file).is_file():
+        raise FileNotFoundError(
+            f"run folder {path} has no {config_file}: there is no run to resume{_mistaken(path, config_file)}"
+        )
     if resume and overwrite:
         raise ValueError(f"run folder {path}: resume continues its run and overwrite replaces it; expected one of them")
     if path.exists() and not path.is_dir():
@@ -179,11 +181,11 @@ def check_place(path: Path, resume: bool, overwrite: bool, begun: str = "config.
         )
 
 
-def _mistaken(path: Path, begun: str) -> str:
+def _mistaken(path: Path, config_file: str) -> str:
     """Advice if a run with a search (``auto``) is mistaken for one without, or the other way around."""
-    if begun == "config.yaml" and (path / "auto.yaml").is_file():
+    if config_file == "config.yaml" and (path / "auto.yaml").is_file():
         return "; its search is not over: resume with auto (--auto)"
-    if begun == "auto.yaml" and (path / "config.yaml").is_file():
+    if config_file == "auto.yaml" and (path / "config.yaml").is_file():
         return " with auto; its run was started without a search: leave auto out, or use another --out"
     return ""
 
@@ -222,7 +224,7 @@ class SavedStudent(NamedTuple):
 
 def save_students(folder: Path | str, kept: str, students: Mapping[str, SavedStudent]) -> None:
     """Write ``student.json``, from which :func:`load` rebuilds the module of each ``<method>.safetensors``."""
-    described = {method: describe(each.student, encodings=each.encodings) for method, each in students.items()}
+    described = {method: describe(saved.student, encodings=saved.encodings) for method, saved in students.items()}
     content = {"method": kept, **described.pop(kept), "students": described}
     list_file(Path(folder) / STUDENT)
     write_json(Path(folder) / STUDENT, content)

@@ -31,7 +31,7 @@ _PATIENCE = timedelta(days=30)
 # Whether this rank currently works as if there were no others.
 _alone = False
 # The process group at the time of the last message from the first rank, and the group that carries such messages.
-_messengers: tuple[Any, Any] | None = None
+_gloo_group: tuple[Any, Any] | None = None
 
 
 def world_size() -> int:
@@ -100,7 +100,7 @@ def broadcast_from_rank0(compute: Callable[[], T]) -> T:
 
     The first rank works :func:`alone`, and its random state is restored afterwards, so that all ranks keep the same
     state. CUDA tensors arrive on each rank's own device. An error is raised on all ranks; on the others it has the
-    attribute ``told_by_first``, so that only the first rank reports it.
+    attribute ``reported_by_rank0``, so that only the first rank reports it.
     """
     if world_size() == 1:
         return compute()
@@ -126,7 +126,7 @@ def on_main_process(compute: Callable[[], T]) -> T | None:
     return kept[0] if kept else None
 
 
-def once(known: dict[Hashable, Any], key: Hashable, compute: Callable[[], T]) -> T:
+def compute_once(known: dict[Hashable, Any], key: Hashable, compute: Callable[[], T]) -> T:
     """``known[key]``; if it is missing, the first rank computes it for all.
 
     Results that the first rank computed :func:`alone` are missing on the others, so they do not count as known when all
@@ -262,7 +262,7 @@ class _Raised:
 
     def error(self) -> Exception:
         error = self.kind(self.text)
-        error.told_by_first = True
+        error.reported_by_rank0 = True
         return error
 
 
@@ -283,11 +283,11 @@ def _unpack(packed: Tensor) -> Any:
 
 def _broadcast(message: Tensor | None) -> Tensor:
     """Send bytes from the first rank to all, over connections with a long timeout, always on the CPU."""
-    global _messengers
-    if _messengers is None or _messengers[0] is not dist.group.WORLD:
-        _messengers = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_PATIENCE)
+    global _gloo_group
+    if _gloo_group is None or _gloo_group[0] is not dist.group.WORLD:
+        _gloo_group = dist.group.WORLD, dist.new_group(backend="gloo", timeout=_PATIENCE)
     size = torch.tensor([0 if message is None else message.numel()])
-    dist.broadcast(size, 0, _messengers[1])
+    dist.broadcast(size, 0, _gloo_group[1])
     message = torch.empty(int(size), dtype=torch.uint8) if message is None else message
-    dist.broadcast(message, 0, _messengers[1])
+    dist.broadcast(message, 0, _gloo_group[1])
     return message

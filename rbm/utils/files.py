@@ -224,9 +224,9 @@ def disk_errors(path: Path, size: int | None = None) -> Iterator[None]:
         if error.errno not in DISK_ERRORS or error.strerror is None:  # reported already
             raise
         wanted = "" if size is None else f" {size:,} bytes are to be written;"
-        told = type(error)(f"{path} could not be written: {error.strerror};{wanted} {_free(path.parent)}")
-        told.errno = error.errno  # without strerror, so that str() is the message alone
-        raise told from error
+        clear_error = type(error)(f"{path} could not be written: {error.strerror};{wanted} {_free(path.parent)}")
+        clear_error.errno = error.errno  # without strerror, so that str() is the message alone
+        raise clear_error from error
 
 
 def _free(folder: Path) -> str:

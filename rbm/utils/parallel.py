@@ -30,7 +30,7 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
     if jobs > MOST_JOBS:
         raise ValueError(f"jobs is {jobs:,}, expected at most {MOST_JOBS}")
     if jobs == 1:
-        yield _Here()
+        yield _InProcessExecutor()
         return
     # Workers are spawned, because forked children of a process with threads may hang.
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -52,7 +52,7 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
             raise
 
 
-class _Here(Executor):
+class _InProcessExecutor(Executor):
     """An executor that runs a call immediately in this process; errors are raised by ``submit``."""
 
     def submit(self, do, /, *arguments: Any, **named: Any) -> Future:

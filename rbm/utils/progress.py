@@ -157,7 +157,7 @@ def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
     """One bar for several runs: how many are done, elapsed and remaining time, and the last run."""
     console = console or Console(quiet=True)
     if not _is_watched(console):
-        yield _EachRun(console, what, total)
+        yield _RunLines(console, what, total)
         return
     columns = (
         *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
@@ -168,7 +168,7 @@ def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
         yield Bar(rich, what, total)
 
 
-class _EachRun(Lines):
+class _RunLines(Lines):
     """A line for each finished run."""
 
     def update(self, done: int, status: str = "") -> None:

@@ -22,7 +22,7 @@ from rbm.utils.files import first_line
 
 METADATA_KEY = "rbm"
 # Dtypes that isfinite() supports; it does not support some 8-bit ones.
-_FINITE_TOLD = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64)
+_SUPPORT_ISFINITE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64)
 
 
 def sealed(tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> bytes:
@@ -69,7 +69,7 @@ def read_sealed(
 def check_finite(path: Path | str, tensors: dict[str, Tensor]) -> None:
     """Raise ValueError if a tensor of a file contains NaN, infinity or complex numbers."""
     for name, tensor in tensors.items():
-        known = tensor if tensor.dtype in _FINITE_TOLD else tensor.float()
+        known = tensor if tensor.dtype in _SUPPORT_ISFINITE else tensor.float()
         if tensor.is_complex() or not bool(known.isfinite().all()):
             raise ValueError(
                 f"{path}: {name} holds NaN, infinity or complex numbers, expected finite numbers; train the model anew"

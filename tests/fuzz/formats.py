@@ -105,11 +105,10 @@ def _save_graph_sparse(folder: Path) -> None:
 
 
 def _features(path: Path) -> Any:
-    from rbm.nn.sparse_rows import SparseRows
+    from rbm.nn.sparse_rows import to_dense
     from rbm.serving.feature_files import open_features
 
-    rows = [part.to_dense() if isinstance(part, SparseRows) else part for part in open_features(path, F).pieces()]
-    return [part.sum() for part in rows]
+    return [to_dense(part).sum() for part in open_features(path, F).pieces()]
 
 
 def _matrix(kind: str) -> Callable[[Path], None]:

@@ -46,7 +46,7 @@ class Browser:
         """A command of Chromium's DevTools protocol."""
         return self._call("/goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    def look(self, width: int, height: int, scheme: str) -> None:
+    def set_viewport(self, width: int, height: int, scheme: str) -> None:
         """Set the size of the page in CSS pixels and the preferred colour scheme."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600

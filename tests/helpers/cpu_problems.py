@@ -45,7 +45,7 @@ def assert_as_good_as_eager(got, eager, truth, dtype):
         assert error <= 2 * allowed + FLOOR[dtype], f"error {error:.2e}, eager PyTorch {allowed:.2e}"
 
 
-def everything(x, weight, bias, gates, experts, grad):
+def all_operators(x, weight, bias, gates, experts, grad):
     """All three operators of the matmul, with bias and gates."""
     num_experts = weight.shape[0]
     return (
@@ -55,7 +55,7 @@ def everything(x, weight, bias, gates, experts, grad):
     )
 
 
-def everything_in_eager(x, weight, bias, gates, experts, grad):
+def all_operators_in_eager(x, weight, bias, gates, experts, grad):
     return (
         reference.expert_matmul(x, weight, bias, gates, experts),
         *reference.backward_input(grad, x, weight, bias, gates, experts),

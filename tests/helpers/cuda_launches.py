@@ -45,9 +45,9 @@ class CudaLaunches:
     def memory_statistics(self, h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, normalize: bool = True):
         """As ``sum_rows`` and ``launch_statistics`` do: ``weighted_sum [E, D]``, ``total [E]``."""
         rows, features = h.shape
-        each = 16 // h.element_size()
-        vector = h.data_ptr() % 16 == 0 and h.stride(0) % each == 0 and features % each == 0
-        columns = each if vector or h.element_size() > 4 else 4
+        per_vector = 16 // h.element_size()
+        vector = h.data_ptr() % 16 == 0 and h.stride(0) % per_vector == 0 and features % per_vector == 0
+        columns = per_vector if vector or h.element_size() > 4 else 4
         held = 4 if columns == 8 else 8
         warps = min(max(_ceil(features, _WARP * columns), 1), _MAX_THREADS // _WARP)
         block = (warps * _WARP, _MAX_THREADS // _WARP // warps, 1)

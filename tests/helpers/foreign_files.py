@@ -13,25 +13,24 @@ WIDTH = 6  # number of features
 _MEMORY = 6 * 2**30
 
 
-def said(path: Path) -> str:
+def refusal(path: Path) -> str:
     """The message with which a graph (``.pt``, ``graph.npz``, a folder) or features are refused, else ``"taken"``."""
     from rbm.datasets import load_graph, validate_data
-    from rbm.nn.sparse_rows import SparseRows
+    from rbm.nn.sparse_rows import to_dense
     from rbm.serving.feature_files import open_features
 
     try:
         if path.is_dir() or path.suffix == ".pt" or path.name == "graph.npz":
             validate_data(load_graph(path))
         else:
-            pieces = list(open_features(path, WIDTH).pieces())
-            torch.cat([rows.to_dense() if isinstance(rows, SparseRows) else rows for rows in pieces])
+            torch.cat([to_dense(rows) for rows in open_features(path, WIDTH).pieces()])
     except (ValueError, TypeError) as error:
         return str(error)
     return "taken"
 
 
-def said_elsewhere(paths: Iterable[Path]) -> dict[str, str]:
-    """:func:`said` for each file by its name, from a process with a limit of 6 GiB."""
+def refusals_in_subprocess(paths: Iterable[Path]) -> dict[str, str]:
+    """:func:`refusal` for each file by its name, from a process with a limit of 6 GiB."""
     command = [sys.executable, __file__, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
@@ -43,5 +42,5 @@ if __name__ == "__main__":
     answers = {}
     for name in sys.argv[1:]:
         print(name, file=sys.stderr, flush=True)
-        answers[Path(name).name] = said(Path(name))
+        answers[Path(name).name] = refusal(Path(name))
     print(json.dumps(answers))

@@ -60,7 +60,7 @@ class Client:
         """A new raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=self.timeout)
 
-    def say(self, *parts: bytes) -> tuple[int, bytes]:
+    def send(self, *parts: bytes) -> tuple[int, bytes]:
         """Status and body of the response to these bytes; status 0 if there is none."""
         with self.raw() as connection:
             for part in parts:
@@ -103,7 +103,7 @@ def running(app) -> Iterator[Client]:
         assert not thread.is_alive(), "the server did not stop"
 
 
-def held_back(served) -> tuple[threading.Event, list[int]]:
+def hold_forwards(served) -> tuple[threading.Event, list[int]]:
     """Hold back the forwards of a served student; returns an event that releases them, and the rows of those begun."""
     gate, sizes = threading.Event(), []
 
@@ -115,7 +115,7 @@ def held_back(served) -> tuple[threading.Event, list[int]]:
     return gate, sizes
 
 
-def until(condition, seconds: float = 10.0) -> None:
+def wait_until(condition, seconds: float = 10.0) -> None:
     """Wait until a condition holds; fails if it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

@@ -22,14 +22,14 @@ def killed_at(phase: str, epoch: int, *, checkpoint_seconds: float = -1.0) -> It
     """
     append = RunFolder.append_metrics
 
-    def dies(run: RunFolder, record: dict[str, Any]) -> None:
+    def append_or_interrupt(run: RunFolder, record: dict[str, Any]) -> None:
         if (record["phase"], record["epoch"]) == (phase, epoch):
             raise KeyboardInterrupt
         append(run, record)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "CHECKPOINT_SECONDS", checkpoint_seconds)
-        patch.setattr(RunFolder, "append_metrics", dies)
+        patch.setattr(RunFolder, "append_metrics", append_or_interrupt)
         with pytest.raises(KeyboardInterrupt):
             yield
 

@@ -72,7 +72,7 @@ class Outcome:
     state: dict[str, Tensor]
 
 
-class ToldOutputs(TeacherOutputs):
+class FixedOutputs(TeacherOutputs):
     """Soft labels without a teacher, some more reliable than others."""
 
     def entropy_change(self, config, seed: int) -> Tensor:
@@ -102,7 +102,7 @@ def trainer(case: str) -> StudentTrainer:
     split = split_graph(data)
     torch.manual_seed(3)
     logits = torch.randn(NODES, CLASSES).double()
-    teacher_outputs = ToldOutputs(logits, logits, {})
+    teacher_outputs = FixedOutputs(logits, logits, {})
     sizes = {"in_channels": FEATURES, "out_channels": CLASSES}
     if kind == "rbm":
         made = RbMTrainer(RbMStudent.from_config(config.rbm, **sizes).double(), split, teacher_outputs, config)
@@ -214,7 +214,7 @@ def run_distillations(folder: Path) -> dict[str, Any]:
 
     with pytest.raises(FileExistsError, match="use --resume to continue") as refusal:
         rbm.distill(graph(), **options, folder=folder / "whole")
-    found["told by first"] = getattr(refusal.value, "told_by_first", False)
+    found["reported by rank 0"] = getattr(refusal.value, "reported_by_rank0", False)
     return found
 
 

@@ -16,7 +16,7 @@ from rbm.cli import app
 from rbm_kernels import _dispatch, _native
 
 
-def told() -> None:
+def info() -> None:
     """Nothing is missing, and ``rbm info`` reports the build."""
     reason = "this package was built without compiled libraries (RBM_BUILD=none)"
     assert {name: entry["reason"] for name, entry in _native.status().items()} == {"cpu": reason, "cuda": reason}
@@ -113,7 +113,7 @@ def distill(folder: Path) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    told()
+    info()
     operators()
     layer()
     distill(Path(sys.argv[1]))

@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from cpu_problems import FEW, assert_as_good_as_eager, everything, everything_in_eager, problem, wide
+from cpu_problems import FEW, all_operators, all_operators_in_eager, assert_as_good_as_eager, problem, wide
 
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import reference
@@ -64,8 +64,8 @@ def test_new_memory_is_filled():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_expert_matmul(shape, dtype):
     *arguments, _ = problem(shape, dtype)
-    truth = everything_in_eager(*wide(*arguments))
-    assert_as_good_as_eager(everything(*arguments), everything_in_eager(*arguments), truth, dtype)
+    truth = all_operators_in_eager(*wide(*arguments))
+    assert_as_good_as_eager(all_operators(*arguments), all_operators_in_eager(*arguments), truth, dtype)
 
 
 # Around every multiple of a vector that a panel may end with, at 16, 32 and 64 bytes a vector.
@@ -79,7 +79,7 @@ def small_integers(*sizes, dtype):
 
 def assert_exact(x, weight, bias, gates, experts, grad):
     arguments = (x, weight, bias, gates, experts, grad)
-    for got, expected in zip(everything(*arguments), everything_in_eager(*wide(*arguments)), strict=True):
+    for got, expected in zip(all_operators(*arguments), all_operators_in_eager(*wide(*arguments)), strict=True):
         assert torch.equal(got, expected.to(got.dtype))
 
 
@@ -205,7 +205,7 @@ def test_threads_do_not_change_a_bit(threads, rows):
     def run():
         routed = ops.cosine_topk(arguments[0], memory, 3)
         back = ops.cosine_topk_backward(routed[0], routed[2], arguments[0], memory, *routed)
-        return *everything(*arguments), *routed, back, *ops.expert_order(arguments[4], 6, 16)
+        return *all_operators(*arguments), *routed, back, *ops.expert_order(arguments[4], 6, 16)
 
     results = []
     for count in (1, 2, 2, 3):
@@ -230,7 +230,7 @@ def test_strides(layout, rows):
 
     laid = lay(x), weight.transpose(1, 2).contiguous().transpose(1, 2), lay(bias), lay(gates), lay(experts), lay(grad)
     plain = [t.contiguous() for t in laid]
-    for got, expected in zip(everything(*laid), everything(*plain), strict=True):
+    for got, expected in zip(all_operators(*laid), all_operators(*plain), strict=True):
         assert torch.equal(got, expected)
     for got, expected in zip(
         ops.cosine_topk(laid[0], lay(memory), 2), ops.cosine_topk(plain[0], lay(memory).contiguous(), 2), strict=True
@@ -243,9 +243,9 @@ def test_skewed_repeated_and_unused_experts(rows):
     x, weight, bias, gates, experts, grad, _ = problem((rows, 18, 14, 6, 2), torch.float64)
     weight[5] = float("nan")  # unused, so it has no effect
     for chosen in (torch.full_like(experts, 3), torch.stack([experts[:, 0] % 2, experts[:, 0] % 2], 1)):
-        got = everything(x, weight, bias, gates, chosen, grad)
+        got = all_operators(x, weight, bias, gates, chosen, grad)
         weight_of_used = weight.nan_to_num()
-        expected = everything_in_eager(x, weight_of_used, bias, gates, chosen, grad)
+        expected = all_operators_in_eager(x, weight_of_used, bias, gates, chosen, grad)
         for ours, exact in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, exact)
 
@@ -277,7 +277,7 @@ def test_nothing_to_multiply(rows, features, outputs):
     *arguments, memory = problem((rows, max(features, 1), max(outputs, 1), 4, 2), torch.float64)
     x, weight, bias, gates, experts, grad = arguments
     arguments = (x[:, :features], weight[:, :outputs, :features], bias[:, :outputs], gates, experts, grad[:, :outputs])
-    for got, expected in zip(everything(*arguments), everything_in_eager(*arguments), strict=True):
+    for got, expected in zip(all_operators(*arguments), all_operators_in_eager(*arguments), strict=True):
         torch.testing.assert_close(got, expected)
     for got, expected in zip(
         ops.cosine_topk(x[:, :features], memory[:, :features], 2),

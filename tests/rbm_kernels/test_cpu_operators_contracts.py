@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from cpu_problems import FEW, assert_as_good_as_eager, everything, everything_in_eager, problem, wide
+from cpu_problems import FEW, all_operators, all_operators_in_eager, assert_as_good_as_eager, problem, wide
 from torch.autograd import gradcheck
 
 from rbm_kernels import cosine_topk, expert_matmul
@@ -110,7 +110,7 @@ def test_numbers_that_are_not_finite_spread_as_in_the_reference(rows):
     x[0, 0], x[1, 2], x[2, 3] = INF, NAN, -INF
     bias[1, 4], weight[2, 3, 1], gates[4, 0], grad[5, 2] = INF, NAN, NAN, INF
     arguments = (x, weight, bias, gates, experts, grad)
-    for got, expected in zip(everything(*arguments), everything_in_eager(*arguments), strict=True):
+    for got, expected in zip(all_operators(*arguments), all_operators_in_eager(*arguments), strict=True):
         assert torch.equal(got.isnan(), expected.isnan())
         torch.testing.assert_close(got.nan_to_num(), expected.nan_to_num(), rtol=1e-4, atol=1e-4)
 
@@ -139,7 +139,7 @@ def test_tensors_without_memory(rows, features, outputs):
         experts,
         torch.ones(rows, outputs),
     )
-    for got, expected in zip(everything(*arguments), everything_in_eager(*arguments), strict=True):
+    for got, expected in zip(all_operators(*arguments), all_operators_in_eager(*arguments), strict=True):
         torch.testing.assert_close(got, expected)
     h, memory = arguments[0], torch.zeros(4, features)
     routed = ops.cosine_topk(h, memory, 2)
@@ -190,8 +190,8 @@ def test_rows_more_than_two_to_the_31_elements_apart():
     far, far_grad = (store.as_strided(size, (2**31, 1), start) for size, start in (((2, 24), 0), ((2, 12), 32)))
     far.copy_(x)
     far_grad.copy_(grad)
-    plain = everything(x, weight, bias, gates, experts, grad)
-    for got, expected in zip(everything(far, weight, bias, gates, experts, far_grad), plain, strict=True):
+    plain = all_operators(x, weight, bias, gates, experts, grad)
+    for got, expected in zip(all_operators(far, weight, bias, gates, experts, far_grad), plain, strict=True):
         assert torch.equal(got, expected)
     for got, expected in zip(ops.cosine_topk(far, memory, 2), ops.cosine_topk(x, memory, 2), strict=True):
         assert torch.equal(got, expected)
@@ -199,9 +199,9 @@ def test_rows_more_than_two_to_the_31_elements_apart():
 
 def test_callers_on_several_threads():
     problems = [problem((FEW - 40 + 20 * i, 30, 20, 5, 3), torch.float32, seed=i)[:-1] for i in range(6)]
-    alone = [everything(*arguments) for arguments in problems]
+    alone = [all_operators(*arguments) for arguments in problems]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda arguments: everything(*arguments), problems * 3))
+        together = list(pool.map(lambda arguments: all_operators(*arguments), problems * 3))
     for got, expected in zip(together, alone * 3, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 

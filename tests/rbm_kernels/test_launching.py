@@ -11,6 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton")
 
+import triton
+
 import rbm_kernels
 from rbm_kernels import _launching, checks, cosine_topk, expert_matmul, expert_order, memory_statistics, memory_update_
 from rbm_kernels._library import TRITON_OPERATORS
@@ -292,3 +294,9 @@ def test_more_choices_than_32_bits_count_are_refused():
     about = (90, "half", 2**29, 16, 16, 4, 8, True, 16, 16)
     with pytest.raises(ValueError, match=r"experts has shape \[536870912, 4\].*split the batch"):
         launch._prepare_weight(*about)
+
+
+def test_the_next_power_of_two_is_that_of_triton():
+    sizes = range(1, 300)
+    assert [_launching.next_power_of_2(size) for size in sizes] == [triton.next_power_of_2(size) for size in sizes]
+    assert _launching.next_power_of_2(0) == 1, "shapes may be empty"

@@ -111,8 +111,8 @@ def deepwalk(
     if not negative and not hierarchical_softmax:
         raise ValueError("negative: got 0 without hierarchical_softmax, expected a loss; set one of the two")
     walks = random_walks(edge_index, num_nodes, walk_length=walk_length, walks_per_node=walks_per_node, seed=seed)
-    together = ((walks != walks[:, :1]) & (walks >= 0)).any(axis=1)
-    walks = walks[together]
+    has_pair = ((walks != walks[:, :1]) & (walks >= 0)).any(axis=1)
+    walks = walks[has_pair]
     counts = np.bincount(walks[walks >= 0], minlength=num_nodes)
     positions = np.zeros((num_nodes, dim), np.float32)
     if not walks.size:

@@ -14,7 +14,7 @@ from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.graph import in_matrix
 from rbm.datasets.encodings.transfer import transfer
 from rbm.datasets.splits import GraphSplit
-from rbm.nn.sparse_rows import Features, SparseRows, in_single_precision
+from rbm.nn.sparse_rows import Features, in_single_precision, to_dense
 
 _MOST_NUMBERS = 2**31
 
@@ -87,5 +87,4 @@ def hop_encodings(split: GraphSplit, hops: int) -> StoredHops | None:
 
 
 def _dense(x: Features) -> Tensor:
-    rows = in_single_precision(x)
-    return (rows.to_dense() if isinstance(rows, SparseRows) else rows).detach().cpu().float()
+    return to_dense(in_single_precision(x)).detach().cpu().float()

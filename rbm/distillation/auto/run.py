@@ -43,13 +43,13 @@ class Chosen:
 
     Attributes:
         config: the chosen configuration of the run.
-        told: facts about the search for the verdict, see :func:`told`.
+        outcome: facts about the search for the verdict, see :func:`outcome_of`.
         seconds: duration of the search.
         rows: one dictionary per trial, as in ``auto.csv``; None if the search was finished by an earlier process.
     """
 
     config: Config
-    told: dict[str, Any]
+    outcome: dict[str, Any]
     seconds: float
     rows: list[dict[str, Any]] | None
 
@@ -110,7 +110,7 @@ class Judge:
             logits = predict(result.students[method], rows_of(split, result.encodings[method], nodes))
         right = held_out.long()
         right[nodes] += logits.argmax(-1) == split.graph.y[nodes]
-        return "".join("-01"[each] for each in right[validation].tolist())
+        return "".join("-01"[digit] for digit in right[validation].tolist())
 
     def _half(self, config: Config, half: int) -> Data:
         """Halves come in complementary pairs: two halves contain each validation node once, four twice."""
@@ -124,7 +124,7 @@ class Judge:
         untrained = self.teacher is not None or config.teacher.name in ("logits", "label_propagation")
         if self.cache is None or config.setting != "transductive" or untrained:
             return
-        splits = [split_for(config, self._half(config, each)) for each in range(MOST_HALVES)]
+        splits = [split_for(config, self._half(config, index)) for index in range(MOST_HALVES)]
         with deterministic(), fast_float32(self.observed.x.device):
             share_training(splits, half, config, self.classes, Cache(self.cache), Progress(None))
 
@@ -180,7 +180,7 @@ def choose(
             return Chosen(Config.from_yaml(place.path / "config.yaml"), place.chosen, 0.0, None)
         with place.study() as study:
             found = _search(judge, study, place, cache, console, options)
-        place.end(found.config, found.told)
+        place.end(found.config, found.outcome)
         return found
 
 
@@ -204,14 +204,14 @@ def _search(
         search.run()
     if place is not None:
         place.note(search)
-    outcome = told(search)
+    outcome = outcome_of(search)
     if search.needed is not None:  # before the run, which may take longer than the budget
         Progress(console).say(search_sentence(outcome))
     config = judge.space.given if outcome["choice"] is None else judge.space.config(outcome["choice"])
     return Chosen(config, outcome, search.spent() + search.stopped, rows(search))
 
 
-def told(search: Search) -> dict[str, Any]:
+def outcome_of(search: Search) -> dict[str, Any]:
     """The outcome of a search, as the verdict and ``summary.json`` report it.
 
     Returns:
@@ -248,10 +248,10 @@ def told(search: Search) -> dict[str, Any]:
     }
 
 
-def searched_for(told: dict[str, Any] | None) -> str | None:
+def searched_for(outcome: dict[str, Any] | None) -> str | None:
     """The method for which a search has changed settings; None if it chose the given configuration."""
-    choice = (told or {}).get("choice")
-    return choice["method"] if choice and (choice["start"] != GIVEN or told["changed"]) else None
+    choice = (outcome or {}).get("choice")
+    return choice["method"] if choice and (choice["start"] != GIVEN or outcome["changed"]) else None
 
 
 def budget_in_seconds(auto: bool, budget: float | str | None, encodings: Sequence[Tensor]) -> float:
@@ -310,8 +310,8 @@ def _status(search: Search, trial: int) -> str:
     known = sum(name.startswith("half ") and value != "" for name, value in last.items())
     what = ", ".join(str(last[name]) for name in ("method", "teacher", "encoding") if last[name])
     best = search.best()
-    told = "" if best is None else f"  best {best.value:.2%}"
-    return f"trial {last['trial'] + 1}: {what} {float(last['accuracy']):.2%} ({known} of {search.halves}){told}"
+    best_text = "" if best is None else f"  best {best.value:.2%}"
+    return f"trial {last['trial'] + 1}: {what} {float(last['accuracy']):.2%} ({known} of {search.halves}){best_text}"
 
 
 @contextmanager

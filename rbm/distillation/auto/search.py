@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MOST_HALVES = 4
 # Share of the budget that the starting points may take, estimated from their first halves.
 _FOR_STARTS = 0.6
-# Share of the budget that any other training may take at least, see :meth:`Search._longest`.
+# Share of the budget that any other training may take at least, see :meth:`Search._training_limit`.
 _FOR_ONE = 1 / 8
 # After this many repeated proposals in a row, the search ends: there is hardly anything left to try.
 _MOST_REPEATED = 20
@@ -90,15 +90,15 @@ class Search:
 
     def run(self) -> None:
         """Judge points until the budget is spent or no new points are proposed."""
-        in_a_row, self._since = 0, _clock()
-        while in_a_row < _MOST_REPEATED:
+        repeats, self._since = 0, _clock()
+        while repeats < _MOST_REPEATED:
             trial = self._next()
             point = self._draw(trial)
-            if not self._is_time_for(point):
+            if not self._fits_budget(point):
                 self._note_needed(point, 0.0)
                 return
             try:
-                in_a_row = 0 if self._train(trial, point) else in_a_row + 1
+                repeats = 0 if self._train(trial, point) else repeats + 1
             except OutOfTimeError as error:
                 self.stopped = self._lap()
                 self._note_needed(point, error.needed)
@@ -127,8 +127,8 @@ class Search:
 
     def best(self, points: list[Point] | None = None) -> "FrozenTrial | None":
         """The complete trial with the highest accuracy (of ``points``, if given), the earliest of equals; or None."""
-        some = [trial for trial in self.complete() if points is None or point_of(trial) in points]
-        return max(some, key=lambda trial: (trial.value, -trial.number), default=None)
+        candidates = [trial for trial in self.complete() if points is None or point_of(trial) in points]
+        return max(candidates, key=lambda trial: (trial.value, -trial.number), default=None)
 
     def given(self) -> "FrozenTrial | None":
         """The best complete trial of the given configuration; or None."""
@@ -170,24 +170,24 @@ class Search:
 
     def _next(self) -> "Trial":
         """The trial to judge on one more half: first all starts on one half, then unfinished trials, then a new one."""
-        begun = self._begun()
-        if len(begun) < len(self.starts):
-            return self._resumed(begun[-1]) if begun and not accuracies(begun[-1]) else self._ask()
-        if self._halves is None and all(map(accuracies, begun)):
+        started = self._started_trials()
+        if len(started) < len(self.starts):
+            return self._resumed(started[-1]) if started and not accuracies(started[-1]) else self._ask()
+        if self._halves is None and all(map(accuracies, started)):
             self._halves = self._affordable_halves()
             self.study.set_user_attr("halves", self._halves)
-        running = [trial for trial in begun if trial.state.name == "RUNNING"]
+        running = [trial for trial in started if trial.state.name == "RUNNING"]
         waiting = [trial for trial in running if not self._settle(self._resumed(trial))]
         return self._resumed(min(waiting, key=lambda trial: len(accuracies(trial)))) if waiting else self._ask()
 
-    def _begun(self) -> list["FrozenTrial"]:
+    def _started_trials(self) -> list["FrozenTrial"]:
         return [trial for trial in self.trials() if trial.state.name != "WAITING"]
 
     def _resumed(self, trial: "FrozenTrial") -> "Trial":
         return import_optuna().trial.Trial(self.study, trial._trial_id)
 
     def _ask(self) -> "Trial":
-        number = len(self._begun())
+        number = len(self._started_trials())
         if number == len(self.trials()) and number < len(self.first):
             self.study.enqueue_trial(self.first[number])
         self._known = None
@@ -244,7 +244,7 @@ class Search:
             # The time of this method in the run is not known yet, and it will be about the same.
             repeated = point["method"] not in self._usual()
             if point not in self.starts:
-                limit = min(left, self._longest())
+                limit = min(left, self._training_limit())
             reused = 0.0
             try:
                 with time_limit(limit, repeated=repeated) as given:
@@ -283,7 +283,7 @@ class Search:
             number *= 2
         return number
 
-    def _is_time_for(self, point: Point) -> bool:
+    def _fits_budget(self, point: Point) -> bool:
         """Whether a training of the point is likely to fit into the rest of the budget. Starting points are always
         tried while there is a rest, because without them nothing can be chosen.
         """
@@ -294,7 +294,7 @@ class Search:
         """Seconds left for the search, without those of the run after it."""
         return self.budget - self.spent() - self._of_run() - self._reserve
 
-    def _longest(self) -> float:
+    def _training_limit(self) -> float:
         """Limit in seconds for a training that is not of a start, so that one slow teacher cannot use up the budget."""
         starts = [trial for trial in self.trials() if point_of(trial) in self.starts]
         return max(_FOR_ONE * self.budget, 2 * max(taken for trial in starts for taken in seconds_of_halves(trial)))

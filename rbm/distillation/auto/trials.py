@@ -42,7 +42,7 @@ def answers(trial: "FrozenTrial | Trial") -> list[str]:
 
 def accuracies(trial: "FrozenTrial | Trial") -> list[float]:
     """Accuracy on each half so far; 0 if the point could not be trained."""
-    return [each.count("1") / max(1, len(each) - each.count("-")) for each in answers(trial)]
+    return [half.count("1") / max(1, len(half) - half.count("-")) for half in answers(trial)]
 
 
 def lead(first: list[str], second: list[str]) -> Lead:
@@ -112,7 +112,7 @@ def _found(trial: "FrozenTrial | Trial") -> list[list[Any]]:
 
 def seconds_of_halves(trial: "FrozenTrial") -> list[float]:
     """Seconds of training for each half so far."""
-    return [each[1] for each in _found(trial)]
+    return [found[1] for found in _found(trial)]
 
 
 def repeated_seconds(trial: "FrozenTrial") -> list[float]:

@@ -90,8 +90,8 @@ def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:
     """Mean over nodes of the mean cross-entropy between the predictions of a node and of its in-neighbours."""
     sources, targets = log_probabilities[graph.sources], log_probabilities[graph.targets]
     degrees = graph.crow.diff().clamp_min(1)
-    crossed = -(targets.exp() * sources).sum(-1)
-    return (crossed / degrees[graph.targets]).sum() / graph.num_nodes
+    cross_entropies = -(targets.exp() * sources).sum(-1)
+    return (cross_entropies / degrees[graph.targets]).sum() / graph.num_nodes
 
 
 class CoHOpTrainer(NodeTrainer):
@@ -106,15 +106,12 @@ class CoHOpTrainer(NodeTrainer):
         self.labels = labels
         self.labelled = (labels >= 0).nonzero().flatten()
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
+    def epoch_loss(self, epoch: int) -> Tensor:
         logits = self.model(self.observed_x)
         loss = losses.hard_label_loss(logits[self.labelled], self.labels[self.labelled])
         if self.config.contrast_weight > 0:
             loss = loss + self.config.contrast_weight * contrast_loss(logits.log_softmax(-1), self.graph)
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return loss
 
     @torch.no_grad()
     def next_labels(self) -> Tensor:
@@ -123,16 +120,16 @@ class CoHOpTrainer(NodeTrainer):
         predicted = self.model(self.observed_x).softmax(-1)
         truth = observed.y[self.train_nodes]
         predicted[self.train_nodes] = F.one_hot(truth, predicted.shape[1]).to(predicted.dtype)
-        around = torch.zeros_like(predicted).index_add_(0, graph.targets, predicted[graph.sources])
-        around /= graph.crow.diff().clamp_min(1)[:, None]
+        neighbor_mean = torch.zeros_like(predicted).index_add_(0, graph.targets, predicted[graph.sources])
+        neighbor_mean /= graph.crow.diff().clamp_min(1)[:, None]
 
         def smoothed(own: float) -> Tensor:
-            return own * predicted + (1 - own) * around
+            return own * predicted + (1 - own) * neighbor_mean
 
         known = observed.y[observed.val_mask]
         scores = [accuracy(smoothed(own)[observed.val_mask], known) for own in _SMOOTHINGS.tolist()]
-        sure, labels = smoothed(float(_SMOOTHINGS[int(np.argmax(scores))])).max(-1)
-        labels = labels.masked_fill(sure <= self.config.threshold, -1)
+        confidence, labels = smoothed(float(_SMOOTHINGS[int(np.argmax(scores))])).max(-1)
+        labels = labels.masked_fill(confidence <= self.config.threshold, -1)
         labels[self.train_nodes] = truth
         return labels
 

@@ -63,15 +63,15 @@ class HGMDTrainer(NodeTrainer):
         self.targets = losses.log_probabilities(soft, config.temperature).exp()
         v, u = self.graph.targets, self.graph.sources
         self.similarity = F.cosine_similarity(self.teacher[v], self.teacher[u], dim=-1)
-        self.answers: Tensor | None = None  # logits of the student after the last epoch
+        self.last_logits: Tensor | None = None  # of the student after the last epoch
 
     def probabilities(self, epoch: int) -> Tensor:
         """Probability of drawing each edge of the graph, ``[M']`` in [0, 1]; one in the first epoch."""
-        if self.answers is None:
+        if self.last_logits is None:
             return torch.ones_like(self.similarity)
         v, u = self.graph.targets, self.graph.sources
         rate = self.config.rate / _FALL ** (epoch / max(1, self.config.max_epochs - 1))
-        knowledge, distillation = self.knowledge_hardness, hardness(self.answers)
+        knowledge, distillation = self.knowledge_hardness, hardness(self.last_logits)
         ratio = (knowledge[v] * distillation[v]).sqrt() / knowledge[u]
         return -torch.expm1(-rate * self.similarity * ratio)
 
@@ -102,30 +102,25 @@ class HGMDTrainer(NodeTrainer):
         pairs = len(drawn) + len(p)
         return SoftTargets(mass / pairs, constant / pairs)
 
-    def train_epoch(self, epoch: int) -> float:
+    def epoch_loss(self, epoch: int) -> Tensor:
         probability = self.probabilities(epoch)
         drawn = torch.bernoulli(probability).nonzero().flatten()
         beta = torch.full((len(drawn),), self.config.beta, device=drawn.device)
         share = torch.distributions.Beta(beta, beta).sample() if len(drawn) else beta
         target = self.aggregate(drawn, probability[drawn], share)
-        self.optimizer.zero_grad()
         logits = self.model(self.observed_x)
-        labels = self.split.observed.y[self.train_nodes]
-        hard = losses.hard_label_loss(logits[self.train_nodes], labels)
+        hard = self.labelled_loss(logits)
         soft = target.loss(logits, None, self.config.temperature, "softmax")
-        loss = self.config.label_weight * hard + (1 - self.config.label_weight) * soft
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return self.config.label_weight * hard + (1 - self.config.label_weight) * soft
 
     def on_epoch_end(self, logits: Tensor) -> None:
-        self.answers = logits
+        self.last_logits = logits
 
     def state(self) -> dict[str, Any]:
-        return {"answers": self.answers}
+        return {"answers": self.last_logits}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.answers = state["answers"]
+        self.last_logits = state["answers"]
 
 
 def train_hgmd(task: DistillationTask) -> TrainedStudent:

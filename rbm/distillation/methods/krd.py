@@ -36,17 +36,12 @@ class KRDTrainer(NodeTrainer):
         self.reliability = Reliability(teacher_outputs.entropy_change(settings, config.seed), settings)
         self.epoch = 0
 
-    def train_epoch(self, epoch: int) -> float:
+    def epoch_loss(self, epoch: int) -> Tensor:
         self.epoch, config = epoch, self.config
-        self.optimizer.zero_grad()
         logits = self.model(self.observed_x)
-        labels = self.split.observed.y[self.train_nodes]
-        hard = losses.hard_label_loss(logits[self.train_nodes], labels)
+        hard = self.labelled_loss(logits)
         soft = self._targets(epoch).loss(logits, None, config.temperature, "softmax")
-        loss = config.label_weight * hard + (1 - config.label_weight) * soft
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return config.label_weight * hard + (1 - config.label_weight) * soft
 
     def _targets(self, epoch: int) -> SoftTargets:
         trust = self.reliability.probabilities()

@@ -37,12 +37,8 @@ class LabelsTrainer(NodeTrainer):
         self.train_y, self.val_y = observed.y[observed.train_mask], observed.y[observed.val_mask]
         self.best: tuple[float, float] | None = None  # validation and test accuracy of the same epoch
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        loss = losses.hard_label_loss(self.model(self.train_x), self.train_y)
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+    def epoch_loss(self, epoch: int) -> Tensor:
+        return losses.hard_label_loss(self.model(self.train_x), self.train_y)
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:

@@ -18,7 +18,7 @@ from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
-from rbm.nn.sparse_rows import SparseRows
+from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MLPStudent
 from rbm.teachers.outputs import TeacherOutputs
 
@@ -47,17 +47,16 @@ class NOSMOGTrainer(GLNNTrainer):
         logits, trace = self.model(rows, return_trace=True)
         loss = target(logits, nodes)
         if config.adversarial_weight > 0:
-            x = rows.to_dense() if isinstance(rows, SparseRows) else rows
-            harder = pgd_perturb(
-                x,
+            perturbed = pgd_perturb(
+                to_dense(rows),
                 lambda x: target(self.model(x), nodes),
                 eps=config.adversarial_eps,
                 steps=config.adversarial_steps,
             )
-            loss = loss + config.adversarial_weight * target(self.model(harder), nodes)
+            loss = loss + config.adversarial_weight * target(self.model(perturbed), nodes)
         if self.projection is not None:
-            shown = dropout(self.projection(trace.last).relu(), config.dropout, self.model.training)
-            loss = loss + config.similarity_weight * losses.similarity_loss(shown, self.embedding[nodes])
+            projected = dropout(self.projection(trace.last).relu(), config.dropout, self.model.training)
+            loss = loss + config.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
         return loss
 
     def state(self) -> dict:

@@ -50,10 +50,10 @@ class RbMTrainer(StudentTrainer):
         self.groups = self._groups()
 
     def begin_epoch(self, epoch: int) -> None:
-        routed, every = epoch - self.config.rbm.pretraining, self.config.rbm.reset_dead_experts
+        routed, interval = epoch - self.config.rbm.pretraining, self.config.rbm.reset_dead_experts
         if routed == 0:
             self._begin_routing()
-        elif routed > 0 and every and routed % every == 0:
+        elif routed > 0 and interval and routed % interval == 0:
             self._reset_dead_experts()
         self.model.set_decay(annealed_decay(self.config.rbm, epoch))
 
@@ -96,11 +96,11 @@ class RbMTrainer(StudentTrainer):
             self.model.pretraining = False
 
     def state(self) -> dict[str, Any]:
-        further = {
+        extra_state = {
             "shared_expert": self.shared_expert.state() if self.shared_expert else None,
             "best_pretraining": self.best_pretraining,
         }
-        return super().state() | {name: value for name, value in further.items() if value is not None}
+        return super().state() | {name: value for name, value in extra_state.items() if value is not None}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
@@ -139,8 +139,8 @@ class RbMTrainer(StudentTrainer):
         experts = [tensor for layer in self.model.layers for tensor in (layer.memory, *layer.expert_parameters())]
 
         def renewed() -> list[Tensor] | None:
-            most = self.config.rbm.kmeans_max_rows
-            rows = sample_inputs(self.observed_x, most, self.config.seed) if most else self.observed_x
+            max_rows = self.config.rbm.kmeans_max_rows
+            rows = sample_inputs(self.observed_x, max_rows, self.config.seed) if max_rows else self.observed_x
             return [tensor.detach() for tensor in experts] if reset_dead_experts(self.model, rows) else None
 
         if (found := broadcast_from_rank0(renewed)) is None:
@@ -165,10 +165,10 @@ class RbMTrainer(StudentTrainer):
         if rbm.memory_init == "kmeans":
             return None
         if rbm.memory_init == "classes":
-            told_apart_by = self.teacher_outputs.soft_labels.softmax(-1)
+            rows = self.teacher_outputs.soft_labels.softmax(-1)
         else:
-            told_apart_by = self.teacher_outputs.embedding("rbm.memory_init is teacher")
-        return group_nodes(told_apart_by, rbm.num_experts, seed=self.config.seed)
+            rows = self.teacher_outputs.embedding("rbm.memory_init is teacher")
+        return group_nodes(rows, rbm.num_experts, seed=self.config.seed)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameter groups with one for the routed experts; with ``rbm.shared_expert``, the experts are split first."""
@@ -176,8 +176,8 @@ class RbMTrainer(StudentTrainer):
         if self.model.pretraining or not (rbm.shared_expert or rbm.routed_lr != 1):
             return super().parameter_groups()
         experts, lr = expert_parameters(self.model.layers), rbm.lr * rbm.routed_lr
-        apart = {id(parameter) for parameter in experts}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in apart]
+        expert_ids = {id(parameter) for parameter in experts}
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in expert_ids]
         others = [*others, *self.projection_parameters()]
         if not rbm.shared_expert:
             return [{"params": others}, {"params": experts, "lr": lr}]

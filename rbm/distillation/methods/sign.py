@@ -14,6 +14,8 @@ PageRank and triangles. The first layer is the sum of one linear map per hop, wh
 Neither publication has settings for these graphs and labels; the defaults are ours. Full batch.
 """
 
+from torch import Tensor
+
 from rbm.config import SIGNConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.hops import hop_encodings
@@ -40,19 +42,12 @@ class SIGNTrainer(NodeTrainer):
         self.teacher_outputs, self.weight = teacher_outputs, config.label_weight
         self.labelled_x = self.observed_x[self.train_nodes]
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        labels = self.split.observed.y[self.train_nodes]
+    def epoch_loss(self, epoch: int) -> Tensor:
         if self.weight == 1:
-            loss = losses.hard_label_loss(self.model(self.labelled_x), labels)
-        else:
-            logits = self.model(self.observed_x)
-            hard = losses.hard_label_loss(logits[self.train_nodes], labels)
-            soft = losses.soft_label_loss(logits, self.teacher_outputs.soft_labels)
-            loss = self.weight * hard + (1 - self.weight) * soft
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+            return losses.hard_label_loss(self.model(self.labelled_x), self.split.observed.y[self.train_nodes])
+        logits = self.model(self.observed_x)
+        soft = losses.soft_label_loss(logits, self.teacher_outputs.soft_labels)
+        return self.weight * self.labelled_loss(logits) + (1 - self.weight) * soft
 
 
 def train_sign(task: DistillationTask) -> TrainedStudent:

@@ -35,7 +35,7 @@ from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.newer import NormalizedMLP, PReLU, SimMLPStudent
 from rbm.nn.reconstruction import SparseTarget
-from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision
+from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision, to_dense
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
 from rbm.training.loop import Accuracies, split_accuracies
@@ -52,13 +52,9 @@ def masked(rows: Rows, share: float) -> Rows:
     return rows * (torch.rand_like(rows) >= share)
 
 
-def _dense(rows: Rows) -> Tensor:
-    return rows.to_dense() if isinstance(rows, SparseRows) else rows
-
-
-def alignment_loss(predicted: Tensor, seen: Tensor, power: float) -> Tensor:
-    """Mean over rows of ``(1 - cos)^power``; no gradient flows into ``seen``. Both ``[N, H]``."""
-    return (1 - F.cosine_similarity(predicted, seen.detach(), dim=-1)).clamp_min(0).pow(power).mean()
+def alignment_loss(predicted: Tensor, aggregated: Tensor, power: float) -> Tensor:
+    """Mean over rows of ``(1 - cos)^power``; no gradient flows into ``aggregated``. Both ``[N, H]``."""
+    return (1 - F.cosine_similarity(predicted, aggregated.detach(), dim=-1)).clamp_min(0).pow(power).mean()
 
 
 class Aggregator(nn.Module):
@@ -96,26 +92,25 @@ class AlignmentTrainer(NodeTrainer):
             self.decoder = NormalizedMLP([(width, width), (width, self.rows.shape[1])]).to(device)
             is_sparse = isinstance(self.rows, SparseRows) and self.rows.dense is None
             self.target = SparseTarget(self.rows) if is_sparse else None
-            self.features = None if is_sparse else _dense(self.rows)
+            self.features = None if is_sparse else to_dense(self.rows)
 
     @property
-    def beside(self) -> nn.ModuleList:
+    def auxiliary_modules(self) -> nn.ModuleList:
         """Modules that are trained together with the MLP and then discarded."""
         return nn.ModuleList([self.aggregator, self.predictor, *([] if self.decoder is None else [self.decoder])])
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        learning = [*self.model.encoder.parameters(), *self.beside.parameters()]
+        learning = [*self.model.encoder.parameters(), *self.auxiliary_modules.parameters()]
         return torch.optim.AdamW(learning, lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True)
 
     def train_epoch(self, epoch: int) -> float:
-        self.beside.train()
+        self.auxiliary_modules.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * (1 + math.cos(math.pi * epoch / self.config.max_epochs)) / 2
-        self.optimizer.zero_grad()
-        loss = self.loss(masked(self.rows, self.config.feature_mask), self.draw_edges())
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return super().train_epoch(epoch)
+
+    def epoch_loss(self, epoch: int) -> Tensor:
+        return self.loss(masked(self.rows, self.config.feature_mask), self.draw_edges())
 
     def draw_edges(self) -> Tensor:
         """The normalised adjacency of a random part of the edges."""
@@ -125,18 +120,18 @@ class AlignmentTrainer(NodeTrainer):
 
     def loss(self, rows: Rows, adjacency: Tensor) -> Tensor:
         """The loss on masked rows ``[N, F]`` and the adjacency ``[N, N]`` of the remaining edges."""
-        own = self.model.encoder(rows)
-        seen = self.aggregator(own, adjacency)
-        loss = alignment_loss(self.predictor(own), seen, self.config.power)
+        encoded = self.model.encoder(rows)
+        aggregated = self.aggregator(encoded, adjacency)
+        loss = alignment_loss(self.predictor(encoded), aggregated, self.config.power)
         if self.decoder is not None:
-            loss = loss + self.config.reconstruction_weight * self.reconstruction_loss(seen)
+            loss = loss + self.config.reconstruction_weight * self.reconstruction_loss(aggregated)
         return loss
 
-    def reconstruction_loss(self, seen: Tensor) -> Tensor:
-        """Mean squared difference between the decoder's unit rows, computed from ``seen [N, H]``, and the features."""
+    def reconstruction_loss(self, aggregated: Tensor) -> Tensor:
+        """Mean squared difference between the decoder's unit rows, from ``aggregated [N, H]``, and the features."""
         if self.target is None:
-            return F.mse_loss(self.decoder(seen), self.features)
-        return self.target.loss(self.decoder.before_last(seen), self.decoder.layers[-1])
+            return F.mse_loss(self.decoder(aggregated), self.features)
+        return self.target.loss(self.decoder.before_last(aggregated), self.decoder.layers[-1])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
@@ -149,10 +144,10 @@ class AlignmentTrainer(NodeTrainer):
         return split_accuracies(scores[split.observed_nodes] if len(split.unseen_nodes) else scores, scores, split)
 
     def state(self) -> dict[str, Any]:
-        return self.beside.state_dict()
+        return self.auxiliary_modules.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.beside.load_state_dict(state)
+        self.auxiliary_modules.load_state_dict(state)
 
 
 class HeadTrainer(NodeTrainer):
@@ -163,7 +158,7 @@ class HeadTrainer(NodeTrainer):
         self.config = config
         with torch.no_grad():
             model.eval()
-            self.known = model.encoder(in_single_precision(as_rows(self.full_x)))
+            self.encoded = model.encoder(in_single_precision(as_rows(self.full_x)))
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         settings = {"lr": self.config.head_lr, "weight_decay": self.config.head_weight_decay}
@@ -172,17 +167,13 @@ class HeadTrainer(NodeTrainer):
     def _observed(self, rows: Tensor) -> Tensor:
         return rows[self.split.observed_nodes] if len(self.split.unseen_nodes) else rows
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        logits = self.model.head(self._observed(self.known)[self.train_nodes])
-        loss = losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+    def epoch_loss(self, epoch: int) -> Tensor:
+        logits = self.model.head(self._observed(self.encoded)[self.train_nodes])
+        return losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        logits = self.model.head(self.known)
+        logits = self.model.head(self.encoded)
         return split_accuracies(self._observed(logits), logits, self.split)
 
 

@@ -40,7 +40,7 @@ from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.methods.nosmog import NOSMOGTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn.newer import TINEDStudent
-from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision
+from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision, to_dense
 from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
@@ -88,8 +88,8 @@ def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Te
             transformed = F.linear(h, weight, bias if isinstance(teacher, GraphSAGE) else None)
             found += [(h, transformed), (transformed, edges @ transformed)]
         else:
-            spread = edges @ h
-            found += [(h, spread), (spread, F.linear(spread, weight, bias))]
+            propagated = edges @ h
+            found += [(h, propagated), (propagated, F.linear(propagated, weight, bias))]
         if layer < len(weights) - 1:
             _, h = teacher.hidden(layer, teacher.convs[layer](h, edges))
     if place == "end":
@@ -101,7 +101,7 @@ def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Te
 def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
     """Squared distance of the unit rows at the ends of each edge of ``[2, M]``, ``[M]``; rows of zeros stay zero."""
     if isinstance(rows, SparseRows):
-        parts = [_distances(*(rows[ends].to_dense() for ends in some)) for some in edges.split(_EDGES_AT_ONCE, dim=1)]
+        parts = [_distances(*(rows[ends].to_dense() for ends in pairs)) for pairs in edges.split(_EDGES_AT_ONCE, dim=1)]
         return torch.cat(parts) if parts else rows.values.new_zeros(0)
     norms = rows.norm(dim=1, keepdim=True).detach()
     unit = rows / torch.where(norms > 0, norms, 1.0)
@@ -186,9 +186,7 @@ class _EnergyDistillation:
         module, observed = teacher_outputs.module, split.observed
         x = in_single_precision(observed.x)
         with evaluating(module):
-            operations = teacher_operations(
-                module, x.to_dense() if isinstance(x, SparseRows) else x, edges_for(module, observed)
-            )
+            operations = teacher_operations(module, to_dense(x), edges_for(module, observed))
         self.targets = [
             tuple(float(edge_energies(rows, self.edges).sum()) for rows in operation) for operation in operations
         ]
@@ -225,8 +223,8 @@ class _EnergyDistillation:
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         injected = [parameter for layer in self.model.transformations() for parameter in layer.parameters()]
-        known = {id(parameter) for parameter in injected}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in known]
+        injected_ids = {id(parameter) for parameter in injected}
+        others = [parameter for parameter in self.model.parameters() if id(parameter) not in injected_ids]
         return [
             {"params": [*others, *self.projection_parameters()]},
             {"params": injected, "lr": self.config.lr * self.config.injected_lr},

@@ -18,7 +18,7 @@ from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import student_inputs
-from rbm.nn.sparse_rows import Rows, SparseRows
+from rbm.nn.sparse_rows import to_dense
 from rbm.nn.trees import TreesStudent
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, Trainer, split_accuracies
@@ -42,13 +42,13 @@ class TreesTrainer(Trainer):
     ) -> None:
         self.split, self.config = split, config
         observed_x, full_x = student_inputs(split, encodings)
-        self.full_x = _dense(full_x)
+        self.full_x = to_dense(full_x).float()
         labels = split.observed.y
         nodes = split.observed.train_mask.nonzero().flatten()
         if config.targets == "teacher":
             labels = torch.where(split.observed.train_mask, labels, teacher_outputs.soft_labels.argmax(-1))
             nodes = torch.arange(len(labels), device=labels.device)
-        self.x = _dense(observed_x[nodes]).cpu().numpy()
+        self.x = to_dense(observed_x[nodes]).float().cpu().numpy()
         self.y = labels[nodes].cpu().numpy()
         self.classes = np.unique(self.y)
         outputs = len(self.classes) if len(self.classes) > 2 else 1
@@ -72,7 +72,7 @@ class TreesTrainer(Trainer):
             warm_start=True,
             random_state=seed,
         )
-        self.rounds, self.taken = 0, []
+        self.rounds, self.node_counts = 0, []
         self.model.begin(np.zeros(outputs), self.classes)
         self.scores: Tensor = self.full_x.new_zeros(len(self.full_x), outputs)
 
@@ -110,7 +110,7 @@ class TreesTrainer(Trainer):
             trees = [predictor.nodes for predictor in self.boosting._predictors[self.rounds]]
             if self.rounds == 0:
                 self.model.begin(self.boosting._baseline_prediction.ravel(), self.classes)
-            self.taken.append(self.model.add(self.rounds, trees, self.taken[-1] if self.taken else 0))
+            self.node_counts.append(self.model.add(self.rounds, trees, self.node_counts[-1] if self.node_counts else 0))
             self.scores = self.scores + self.model.scores(self.full_x, self.rounds, self.rounds + 1)
             self.rounds += 1
 
@@ -138,8 +138,3 @@ def _nodes_of(student: TreesStudent, rounds: int) -> int:
     last = int(student.roots[trees - 1])
     reached = torch.cat([student.left[last:], student.right[last:]])
     return max(int(reached.max()) + 1, last + 1)
-
-
-def _dense(rows: Rows) -> Tensor:
-    rows = rows.to_dense() if not isinstance(rows, Tensor) or isinstance(rows, SparseRows) else rows
-    return rows.float()

@@ -80,10 +80,10 @@ class Codebook(nn.Module):
         with torch.no_grad():
             unit, codes = F.normalize(rows), F.normalize(self.codes)
             nearest = torch.cat([(part @ codes.T).argmax(-1) for part in unit.split(_ROWS_AT_ONCE)])
-            taken = self.codes[nearest]
+            assigned = self.codes[nearest]
             if self.training:
                 self._follow(unit, codes, nearest)
-        return taken + (rows - rows.detach()), nearest
+        return assigned + (rows - rows.detach()), nearest
 
     @torch.no_grad()
     def start_from(self, rows: Tensor) -> None:
@@ -163,10 +163,10 @@ class EdgeError:
         low, span = self.range(rows.detach(), nearest)
         if span <= 1e-6 * max(abs(low), 1e-30):  # all rows are equal
             return rows.new_tensor(self.count**0.5 / self.num_nodes)
-        joined = (rows * (self.matrix @ rows)).sum().double()
+        edge_products = (rows * (self.matrix @ rows)).sum().double()
         wide = rows.double()
         squares, total = (wide.T @ wide).square().sum(), wide.sum(0).square().sum()
-        error = self.count - 2 / span * (joined - low * self.count)
+        error = self.count - 2 / span * (edge_products - low * self.count)
         error = error + (squares - 2 * low * total + (low * self.num_nodes) ** 2) / span**2
         return (error / self.num_nodes**2).clamp_min(1e-12).sqrt().to(rows.dtype)
 
@@ -199,17 +199,13 @@ class TokenizerTrainer(NodeTrainer):
             with evaluating(model), torch.no_grad():
                 model.codebook.start_from(model(self.rows, self.adjacency).rows)
 
-    def train_epoch(self, epoch: int) -> float:
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model(self.rows, self.adjacency))
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+    def epoch_loss(self, epoch: int) -> Tensor:
+        return self.loss(self.model(self.rows, self.adjacency))
 
     def loss(self, tokens: Tokens) -> Tensor:
         """Cross-entropy of the labelled nodes plus the reconstruction losses of nodes and edges and the commitment."""
         config = self.config
-        loss = losses.hard_label_loss(tokens.logits[self.train_nodes], self.split.observed.y[self.train_nodes])
+        loss = self.labelled_loss(tokens.logits)
         loss = loss + config.node_weight * F.mse_loss(tokens.rows, tokens.for_nodes)
         loss = loss + config.commitment_weight * F.mse_loss(tokens.codes.detach(), tokens.rows)
         if config.edge_weight > 0:
@@ -219,14 +215,14 @@ class TokenizerTrainer(NodeTrainer):
     @torch.no_grad()
     def tokens(self) -> tuple[Tokens, Tensor]:
         """Tokens of the observed nodes, and logits ``[N, C]`` of all nodes."""
-        seen = self.model(self.rows, self.adjacency)
+        observed = self.model(self.rows, self.adjacency)
         if not len(self.split.unseen_nodes):
-            return seen, seen.logits
-        return seen, self.model(self.full_rows, self.full_adjacency).logits
+            return observed, observed.logits
+        return observed, self.model(self.full_rows, self.full_adjacency).logits
 
     def evaluate(self) -> Accuracies:
-        seen, logits = self.tokens()
-        return split_accuracies(seen.logits, logits, self.split)
+        observed, logits = self.tokens()
+        return split_accuracies(observed.logits, logits, self.split)
 
 
 class VQGraphTrainer(GLNNTrainer):
@@ -235,16 +231,22 @@ class VQGraphTrainer(GLNNTrainer):
     Args:
         model: the student.
         split: the graph, and what training may see of it.
-        seen, logits: see :meth:`TokenizerTrainer.tokens`.
+        observed, logits: see :meth:`TokenizerTrainer.tokens`.
         codes: all codes of the codebook, ``[K, D]``.
         config: settings of the method.
     """
 
     def __init__(
-        self, model: MLPStudent, split: GraphSplit, seen: Tokens, logits: Tensor, codes: Tensor, config: VQGraphConfig
+        self,
+        model: MLPStudent,
+        split: GraphSplit,
+        observed: Tokens,
+        logits: Tensor,
+        codes: Tensor,
+        config: VQGraphConfig,
     ) -> None:
-        super().__init__(model, split, TeacherOutputs(seen.logits, logits, {}), config)
-        self.codes, self.shown = F.normalize(codes[seen.nearest.unique()]), F.normalize(seen.rows)
+        super().__init__(model, split, TeacherOutputs(observed.logits, logits, {}), config)
+        self.codes, self.unit_rows = F.normalize(codes[observed.nearest.unique()]), F.normalize(observed.rows)
         width = (model.layers[:-1] or model.layers)[-1].out_features
         self.projection = nn.Linear(width, codes.shape[1]).to(codes.device)
 
@@ -266,7 +268,7 @@ class VQGraphTrainer(GLNNTrainer):
     def code_loss(self, rows: Tensor, nodes: Tensor) -> Tensor:
         """Mean of ``T^2 KL(a || b)`` over ``nodes [B]`` with projected rows ``rows [B, D]``."""
         temperature = self.config.code_temperature
-        ours, theirs = F.normalize(rows) @ self.codes.T, self.shown[nodes] @ self.codes.T
+        ours, theirs = F.normalize(rows) @ self.codes.T, self.unit_rows[nodes] @ self.codes.T
         return temperature**2 * losses.soft_label_loss(ours, theirs, temperature)
 
     def state(self) -> dict[str, Any]:
@@ -281,8 +283,8 @@ def train_vqgraph(task: DistillationTask) -> TrainedStudent:
     config, split = task.config.vqgraph, task.split
     task.seed(1)
     tokenizer = Tokenizer(split.graph.num_features, task.classes, config.tokenizer).to(split.graph.x.device)
-    teaching = TokenizerTrainer(tokenizer, split, config.tokenizer)
-    task.fit("vqgraph-tokenizer", teaching, config.tokenizer)
+    tokenizer_trainer = TokenizerTrainer(tokenizer, split, config.tokenizer)
+    task.fit("vqgraph-tokenizer", tokenizer_trainer, config.tokenizer)
     student = task.new_student(MLPStudent, config)
-    trainer = VQGraphTrainer(student, split, *teaching.tokens(), tokenizer.codebook.codes, config)
+    trainer = VQGraphTrainer(student, split, *tokenizer_trainer.tokens(), tokenizer.codebook.codes, config)
     return TrainedStudent(student, task.fit("vqgraph", trainer, config), None)

@@ -33,7 +33,7 @@ from rbm.distillation.report.svg import (
 
 FEWEST = 5
 MOST_CELL_NUMBERS = 12  # largest number of classes or experts for which cells show their numbers
-Look = Mapping[str, tuple[str, str, str]]  # model -> title, colour, marker
+Styles = Mapping[str, tuple[str, str, str]]  # model -> title, colour, marker
 
 
 def interval(right: int, nodes: int) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def interval(right: int, nodes: int) -> tuple[float, float]:
     return 100 * found.low, 100 * found.high
 
 
-def looks(models: Sequence[str], kept: str, titles: Callable[[str], str]) -> dict[str, tuple[str, str, str]]:
+def styles_of(models: Sequence[str], kept: str, titles: Callable[[str], str]) -> dict[str, tuple[str, str, str]]:
     """Title, colour and marker of each model, the same in all charts."""
     others = iter(SERIES[2:] * len(models))
     marks = iter(MARKERS[2:] * len(models))
@@ -50,28 +50,28 @@ def looks(models: Sequence[str], kept: str, titles: Callable[[str], str]) -> dic
     return {name: (titles(name), *(first.get(name) or (next(others), next(marks)))) for name in models}
 
 
-def accuracy_chart(figures: Mapping[str, tuple[float, float, float]], look: Look, nodes: str, name: str) -> str:
+def accuracy_chart(figures: Mapping[str, tuple[float, float, float]], styles: Styles, nodes: str, name: str) -> str:
     """Test accuracy of each model with its interval, the best at the top.
 
     Args:
         figures: model -> accuracy and the ends of its interval, in per cent.
-        look: look of the models.
+        styles: title, colour and marker of each model.
         nodes: description of the test nodes.
         name: name of the picture.
     """
     order = sorted(figures, key=lambda model: figures[model][0])
     figure, axes = new_figure(1.0 + 0.36 * len(order))
     for place, model in enumerate(order):
-        _, color, marker = look[model]
+        _, color, marker = styles[model]
         middle, low, high = figures[model]
         axes.plot([low, high], [place, place], color=color, linewidth=2.2, alpha=0.45, solid_capstyle="round")
         axes.plot(middle, place, marker, color=color, markersize=8, markeredgecolor=CARD, clip_on=False)
         axes.annotate(
             f"{middle:.1f}", (high, place), (5, 0), textcoords="offset points", va="center", color=INK, size=9.5
         )
-    axes.set_yticks(range(len(order)), [look[model][0] for model in order], color=INK)
+    axes.set_yticks(range(len(order)), [styles[model][0] for model in order], color=INK)
     axes.set_ylim(-0.6, len(order) - 0.4)
-    low, high = around([end for each in figures.values() for end in each])
+    low, high = around([value for accuracy in figures.values() for value in accuracy])
     percent_axis(axes, "x", low, high + 0.08 * (high - low))
     axes.set_xlabel(f"accuracy on {nodes} (%)")
     axes.spines["left"].set_visible(False)
@@ -79,9 +79,7 @@ def accuracy_chart(figures: Mapping[str, tuple[float, float, float]], look: Look
     return as_svg(figure, name, "Test accuracy of each model in per cent, with its 95 % interval")
 
 
-def grid_chart(
-    shares: Sequence[Sequence[float]], rows: str, columns: str, name: str, label: str, *, color: str = SERIES[0]
-) -> str:
+def grid_chart(shares: Sequence[Sequence[float]], rows: str, columns: str, name: str, label: str) -> str:
     """A table of shares in [0, 1] as cells; larger shares are darker. Small tables also show numbers in per cent."""
     values = np.asarray(shares, dtype=float)
     down, across = values.shape
@@ -91,7 +89,7 @@ def grid_chart(
     for i, j in zip(*np.nonzero(values >= 0.005), strict=True):
         share = float(values[i, j])
         axes.add_patch(
-            Rectangle((j - 0.5, i - 0.5), 1, 1, color=color, alpha=round(0.08 + 0.87 * share, 2), linewidth=0)
+            Rectangle((j - 0.5, i - 0.5), 1, 1, color=SERIES[0], alpha=round(0.08 + 0.87 * share, 2), linewidth=0)
         )
         if max(down, across) <= MOST_CELL_NUMBERS:
             ink = CARD if share > 0.6 else INK
@@ -103,7 +101,7 @@ def grid_chart(
     return as_svg(figure, name, label)
 
 
-def classes_chart(recalls: Mapping[str, Sequence[float | None]], look: Look, name: str) -> str:
+def classes_chart(recalls: Mapping[str, Sequence[float | None]], styles: Styles, name: str) -> str:
     """Recall of two models for each class, in per cent, as two joined dots."""
     models = list(recalls)
     count = len(recalls[models[0]])
@@ -113,7 +111,7 @@ def classes_chart(recalls: Mapping[str, Sequence[float | None]], look: Look, nam
         if None not in both:
             axes.plot(both, [place] * len(both), color=GRID, linewidth=2.5, zorder=1)
     for model in models:
-        title, color, marker = look[model]
+        title, color, marker = styles[model]
         known = [(value, place) for place, value in enumerate(recalls[model]) if value is not None]
         axes.plot(
             *zip(*known, strict=True),
@@ -126,7 +124,7 @@ def classes_chart(recalls: Mapping[str, Sequence[float | None]], look: Look, nam
         )
     axes.yaxis.set_major_locator(MaxNLocator(nbins=min(count, 25), integer=True, min_n_ticks=1))
     axes.set_ylim(count - 0.5, -0.5)
-    low = min(value for each in recalls.values() for value in each if value is not None)
+    low = min(value for values in recalls.values() for value in values if value is not None)
     percent_axis(axes, "x", low - 5, 100)
     axes.set(xlabel="nodes of the class that are classified correctly (%)", ylabel="class")
     gridlines(axes, "x")
@@ -134,22 +132,22 @@ def classes_chart(recalls: Mapping[str, Sequence[float | None]], look: Look, nam
     return as_svg(figure, name, "Share of each class that is classified correctly, in per cent")
 
 
-def reliability_chart(bins: Mapping[str, list[dict[str, Any]]], look: Look, name: str) -> str:
+def reliability_chart(bins: Mapping[str, list[dict[str, Any]]], styles: Styles, name: str) -> str:
     """Accuracy over confidence, in per cent, with the line of perfect calibration. The size of a dot shows the number
     of nodes. Bins with fewer than :data:`FEWEST` nodes are not drawn, because they are too noisy.
     """
-    bins = {model: [each for each in found if each["nodes"] >= FEWEST] for model, found in bins.items()}
+    bins = {model: [bin_ for bin_ in found if bin_["nodes"] >= FEWEST] for model, found in bins.items()}
     bins = {model: found for model, found in bins.items() if found}
     figure, axes = new_figure(3.6)
     axes.plot([0, 100], [0, 100], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="perfect calibration")
-    most = max((each["nodes"] for model in bins.values() for each in model), default=1)
+    most = max((bin_["nodes"] for model in bins.values() for bin_ in model), default=1)
     for model, found in bins.items():
-        title, color, marker = look[model]
-        x, y = ([100 * each[part] for each in found] for part in ("confidence", "accuracy"))
+        title, color, marker = styles[model]
+        x, y = ([100 * bin_[part] for bin_ in found] for part in ("confidence", "accuracy"))
         axes.plot(x, y, color=color, linewidth=1.6, label=title)
-        sizes = [20 + 130 * each["nodes"] / most for each in found]
+        sizes = [20 + 130 * bin_["nodes"] / most for bin_ in found]
         axes.scatter(x, y, sizes, color=color, marker=marker, edgecolors=CARD, linewidths=0.8, zorder=3, clip_on=False)
-    least = min((each["confidence"] for model in bins.values() for each in model), default=0.0)
+    least = min((bin_["confidence"] for model in bins.values() for bin_ in model), default=0.0)
     percent_axis(axes, "x", 100 * least - 5, 100)
     percent_axis(axes, "y", 0, 100)
     axes.set(xlabel="confidence: probability of the prediction (%)", ylabel="accuracy (%)")
@@ -158,13 +156,13 @@ def reliability_chart(bins: Mapping[str, list[dict[str, Any]]], look: Look, name
     return as_svg(figure, name, "Reliability: accuracy over confidence, in per cent")
 
 
-def groups_chart(groups: dict[str, Any], models: Sequence[str], look: Look, xlabel: str, name: str) -> str:
+def groups_chart(groups: dict[str, Any], models: Sequence[str], styles: Styles, xlabel: str, name: str) -> str:
     """Accuracy of several models by group of nodes, with 95 % intervals, in per cent, and the size of each group."""
     figure, axes = new_figure(3.5)
     names, nodes = groups["names"], groups["nodes"]
     ends = []
     for i, model in enumerate(models):
-        title, color, marker = look[model]
+        title, color, marker = styles[model]
         shift = 0.11 * (i - (len(models) - 1) / 2)
         x = np.arange(len(names)) + shift
         right = groups["right"][model]
@@ -176,9 +174,9 @@ def groups_chart(groups: dict[str, Any], models: Sequence[str], look: Look, xlab
             x, middle, color=color, linewidth=1.3, marker=marker, markersize=6.5, markeredgecolor=CARD, label=title
         )
     if len(names) > 7:  # no room for "33 to 64" next to "65 to 128"
-        names = [each.replace(" to ", "\u2013") for each in names]
+        names = [group.replace(" to ", "\u2013") for group in names]
         axes.tick_params(axis="x", labelsize=8)
-    axes.set_xticks(range(len(names)), [f"{each}\n{count:,}" for each, count in zip(names, nodes, strict=True)])
+    axes.set_xticks(range(len(names)), [f"{group}\n{count:,}" for group, count in zip(names, nodes, strict=True)])
     axes.set_xlim(-0.5, len(names) - 0.5)
     percent_axis(axes, "y", *around(ends, share=0.04))
     axes.set(xlabel=f"{xlabel}; second line: test nodes", ylabel="accuracy (%)")
@@ -269,15 +267,15 @@ def space_chart(space: dict[str, Any], by: str, name: str) -> str:
     return as_svg(figure, name, f"Inputs of the last router in a plane, by {by}")
 
 
-def curves_chart(records: list[dict[str, Any]], key: str, look: Look, best: Mapping[str, int], name: str) -> str:
+def curves_chart(records: list[dict[str, Any]], key: str, styles: Styles, best: Mapping[str, int], name: str) -> str:
     """Loss, or validation accuracy in per cent, of every phase over its epochs; a marker shows the selected epoch."""
     figure, axes = new_figure(3.3)
     scale = 1.0 if key == "loss" else 100.0
     everything: list[float] = []
     for phase in dict.fromkeys(record["phase"] for record in records):
-        if phase not in look:
+        if phase not in styles:
             continue
-        title, color, marker = look[phase]
+        title, color, marker = styles[phase]
         own = sorted((r for r in records if r["phase"] == phase and r.get(key) is not None), key=lambda r: r["epoch"])
         if not own:
             continue
@@ -313,17 +311,17 @@ def _thinned(lines: list[dict[str, Any]], best: int | None, most: int = 400) -> 
     return [line for i, line in enumerate(lines) if i % step == 0 or line["epoch"] == best or i == len(lines) - 1]
 
 
-def latency_chart(points: Mapping[str, tuple[float, float, float, float]], look: Look, name: str) -> str:
+def latency_chart(points: Mapping[str, tuple[float, float, float, float]], styles: Styles, name: str) -> str:
     """Accuracy, with its interval, over the milliseconds that a model takes for one node.
 
     Args:
         points: model -> milliseconds, accuracy and the ends of its interval in per cent.
-        look: look of the models.
+        styles: title, colour and marker of each model.
         name: name of the picture.
     """
     figure, axes = new_figure(3.4)
     for model, (ms, middle, low, high) in points.items():
-        title, color, marker = look[model]
+        title, color, marker = styles[model]
         axes.plot([ms, ms], [low, high], color=color, linewidth=1.8, alpha=0.4)
         axes.plot(
             ms, middle, marker, color=color, markersize=9, markeredgecolor=CARD, label=title, clip_on=False, ls=""

@@ -47,25 +47,25 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
     everywhere = dict(zip(called, runs, strict=True))
     order = [name for name, _ in sorted(everywhere.items(), key=lambda pair: -pair[1].accuracy[pair[1].kept][0])]
     kept = {name: run.accuracy[run.kept] for name, run in everywhere.items()}
-    look = {
+    styles = {
         name: (f"{name}: {title_of(run.kept)}", SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)])
         for i, (name, run) in enumerate(everywhere.items())
     }
     nodes = {run.nodes for run in runs}
     low = kept[order[0]][1]
     reach = [name for name in order[1:] if kept[name][2] >= low]
-    see = f"{order[0]} is ahead, and no other interval overlaps its own."
+    caption = f"{order[0]} is ahead, and no other interval overlaps its own."
     if alike := [name for name in order[1:] if kept[name] == kept[order[0]]]:
-        see = f"{listed([order[0], *alike])} have the same accuracy."
+        caption = f"{listed([order[0], *alike])} have the same accuracy."
     elif reach:
-        see = f"{order[0]} is ahead; the interval of {listed(reach)} overlaps its own."
+        caption = f"{order[0]} is ahead; the interval of {listed(reach)} overlaps its own."
     made = [
         Chart(
             "Kept students, with 95 % intervals",
-            charts.accuracy_chart(kept, look, "test nodes", "all-accuracy"),
-            see
+            charts.accuracy_chart(kept, styles, "test nodes", "all-accuracy"),
+            caption
             if len(nodes) == 1
-            else f"{see} The runs have {' and '.join(f'{n:,}' for n in sorted(nodes))} test nodes.",
+            else f"{caption} The runs have {' and '.join(f'{n:,}' for n in sorted(nodes))} test nodes.",
         )
     ]
     points = {
@@ -74,7 +74,7 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
         if run.milliseconds(run.kept)
     }
     if points:
-        chart = charts.latency_chart(points, look, "all-latency")
+        chart = charts.latency_chart(points, styles, "all-latency")
         made.append(Chart("Accuracy over time for one node", chart, "Up and to the left is better."))
     return [
         Section("together", "Side by side", made, [_table(everywhere), *_models(everywhere)]),
@@ -99,7 +99,7 @@ def _table(runs: dict[str, RunData]) -> Grid:
     for name, run in runs.items():
         middle, low, high = run.accuracy[run.kept]
         ms, used = run.milliseconds(run.kept), run.summary[run.kept]["active_parameters"]
-        experts = run.seen["experts"]
+        experts = run.figures["experts"]
         dead = sum(len(layer["dead"]) for layer in experts["layers"]) if experts else -1
         teacher = run.accuracy.get(TEACHER)
         rows.append(
@@ -110,7 +110,7 @@ def _table(runs: dict[str, RunData]) -> Grid:
                 (f"{middle:.2f}", middle),
                 (f"{low:.1f} to {high:.1f}", low),
                 (f"{teacher[0]:.2f}", teacher[0]) if teacher else _EMPTY,
-                share(run.seen["models"][run.kept]["ece"]),
+                share(run.figures["models"][run.kept]["ece"]),
                 (count(used), used or -1),
                 (f"{ms:.3g}", ms) if ms else _EMPTY,
                 (f"{dead}", dead) if experts else _EMPTY,
@@ -127,7 +127,7 @@ def _models(runs: dict[str, RunData]) -> list[Grid]:
     rows = []
     for model in models:
         found = [run.accuracy.get(model) for run in runs.values()]
-        cells = [(f"{each[0]:.2f}", each[0]) if each else _EMPTY for each in found]
+        cells = [(f"{accuracy[0]:.2f}", accuracy[0]) if accuracy else _EMPTY for accuracy in found]
         rows.append([(title_of(model), title_of(model)), *cells])
     heads = [("Test accuracy (%)", False), *((name, True) for name in runs)]
     return [Grid(heads, rows, "One column per run.", True)]
@@ -136,10 +136,10 @@ def _models(runs: dict[str, RunData]) -> list[Grid]:
 def _differences(runs: dict[str, RunData]) -> Grid:
     """One row per setting that differs between runs."""
     settings = {name: _flat(yaml.safe_load(run.config.to_yaml())) for name, run in runs.items()}
-    keys = list(dict.fromkeys(key for each in settings.values() for key in each))
+    keys = list(dict.fromkeys(key for flat in settings.values() for key in flat))
     rows = []
     for key in keys:
-        values = [str(each.get(key, "")) for each in settings.values()]
+        values = [str(flat.get(key, "")) for flat in settings.values()]
         if len(set(values)) > 1 and key not in ("dataset", "root"):
             rows.append([(key, key), *((value, value) for value in values)])
     note = "All other settings are the same." if rows else "All settings are the same."

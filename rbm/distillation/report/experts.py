@@ -9,7 +9,7 @@ from torch import Tensor
 from rbm.distillation.result import Distillation
 from rbm.distillation.summary import ROWS
 from rbm.nn.losses import expert_load
-from rbm.nn.sparse_rows import SparseRows
+from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MixtureStudent
 from rbm.training.metrics import evaluating, purity
 
@@ -32,8 +32,7 @@ def last_router(result: Distillation, method: str) -> tuple[Tensor, Tensor]:
     with evaluating(student):
         *_, (_, rows) = student.router_inputs(x)
         _, (routings, *_) = student(x, return_trace=True)
-    rows = rows.to_dense() if isinstance(rows, SparseRows) else rows
-    return rows.cpu(), routings[-1].experts[:, 0].cpu()
+    return to_dense(rows).cpu(), routings[-1].experts[:, 0].cpu()
 
 
 @torch.no_grad()
@@ -55,7 +54,7 @@ def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
         _, (routings, *_) = student(rows, return_trace=True)
         *_, (last, seen) = student.router_inputs(rows)
     layers = [_layer(routing, layer, labels) for routing, layer in zip(routings, student.layers, strict=True)]
-    seen = (seen.to_dense() if isinstance(seen, SparseRows) else seen).float().cpu()
+    seen = to_dense(seen).float().cpu()
     memory = getattr(last, "memory", None)
     return {
         "method": method,
@@ -79,14 +78,14 @@ def _layer(routing: Any, layer: Any, labels: Tensor) -> dict[str, Any]:
     rows = labels[known].repeat_interleave(experts.shape[1])
     mass.index_put_((rows, columns), gates[known].flatten().double(), accumulate=True)
     by_class = mass / mass.sum(1, keepdim=True).clamp_min(1e-12)
-    asked = torch.bincount(experts.flatten(), minlength=layer.num_experts)
+    row_counts = torch.bincount(experts.flatten(), minlength=layer.num_experts)
     entropy = float(-(load * load.clamp_min(1e-12).log()).sum())
     return {
         "in": int(layer.in_features),
         "out": int(layer.out_features),
         "load": _rounded(load),
-        "asked": asked.tolist(),
-        "dead": (asked == 0).nonzero().flatten().tolist(),
+        "asked": row_counts.tolist(),
+        "dead": (row_counts == 0).nonzero().flatten().tolist(),
         "entropy": round(entropy, 5),
         "most_entropy": round(float(np.log(layer.num_experts)), 5),
         "effective": round(float(np.exp(entropy)), 3),

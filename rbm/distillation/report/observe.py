@@ -45,23 +45,23 @@ def observe(result: Distillation) -> dict[str, Any]:
         student with the teacher; ``experts``: figures of a mixture, or None; and ``made``: the software and hardware.
     """
     split, seed = result.split, result.config.seed
-    nodes, of = _test_nodes(split, seed)
+    nodes, total = _test_nodes(split, seed)
     labels = split.graph.y[nodes.to(split.graph.y.device)].cpu().numpy()
     answers = {} if result.teacher_logits is None else {_TEACHER: _answers(result.teacher_logits[nodes].float())}
     classes = int(labels.max()) + 1
     for method, student in result.students.items():
         answers[method] = _answers(_logits(student, result.student_inputs(method), nodes))
-    classes = max([classes, *(each.shape[1] for each in answers.values())])
+    classes = max([classes, *(probabilities.shape[1] for probabilities in answers.values())])
     degrees, homophily = _neighborhoods(split, nodes)
     return {
         "format": FORMAT,
         "nodes": len(nodes),
-        "of": of,
+        "of": total,
         "unseen": len(split.unseen_nodes) > 0,
         "kept": result.method,
         "classes": classes,
         "support": np.bincount(labels, minlength=classes).tolist(),
-        "models": {name: figures(each, labels, classes) for name, each in answers.items()},
+        "models": {name: figures(probabilities, labels, classes) for name, probabilities in answers.items()},
         "behind_kept": _behind(answers, result.method, labels),
         "degree": _groups(_degree_group(degrees), _degree_name, answers, labels),
         "homophily": _groups(_homophily_group(homophily), _homophily_name, answers, labels),
@@ -84,15 +84,15 @@ def figures(probabilities: np.ndarray, labels: np.ndarray, classes: int) -> dict
     """
     answers, confidence = probabilities.argmax(1), probabilities.max(1)
     right = answers == labels
-    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    bin_of_node = np.minimum((confidence * BINS).astype(int), BINS - 1)
     bins = []
-    for number in np.unique(place):
-        inside = place == number
+    for number in np.unique(bin_of_node):
+        in_bin = bin_of_node == number
         bins.append(
             {
-                "confidence": round(float(confidence[inside].mean()), 5),
-                "accuracy": round(float(right[inside].mean()), 5),
-                "nodes": int(inside.sum()),
+                "confidence": round(float(confidence[in_bin].mean()), 5),
+                "accuracy": round(float(right[in_bin].mean()), 5),
+                "nodes": int(in_bin.sum()),
             }
         )
     of_label = probabilities[np.arange(len(labels)), labels]
@@ -102,7 +102,7 @@ def figures(probabilities: np.ndarray, labels: np.ndarray, classes: int) -> dict
         "macro_f1": round(float(f1_score(labels, answers, **of_classes)), 5),
         "balanced": round(float(recall_score(labels, answers, **of_classes)), 5),
         "log_loss": round(float(-np.log(np.maximum(of_label, 1e-12)).mean()), 5),
-        "ece": round(sum(each["nodes"] * abs(each["accuracy"] - each["confidence"]) for each in bins) / len(labels), 5),
+        "ece": round(sum(bin_["nodes"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins) / len(labels), 5),
         "bins": bins,
         "confusion": confusion_matrix(labels, answers, labels=range(classes)).tolist(),
     }
@@ -113,10 +113,10 @@ def _test_nodes(split: GraphSplit, seed: int) -> tuple[Tensor, int]:
     unseen = split.unseen_nodes
     nodes = unseen.cpu() if len(unseen) else split.graph.test_mask.cpu().nonzero().flatten()
     nodes = nodes[split.graph.y.cpu()[nodes] >= 0]
-    if (of := len(nodes)) > MOST_NODES:
-        drawn = torch.randperm(of, generator=torch.Generator().manual_seed(seed))[:MOST_NODES]
+    if (total := len(nodes)) > MOST_NODES:
+        drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:MOST_NODES]
         nodes = nodes[drawn.sort().values]
-    return nodes, of
+    return nodes, total
 
 
 def _logits(student: nn.Module, x: Rows | HalfPrecisionRows, nodes: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ def _neighborhoods(split: GraphSplit, nodes: Tensor) -> tuple[np.ndarray, np.nda
     graph = split.graph
     sources, targets = graph.edge_index.cpu()
     y = graph.y.cpu()
-    joined = sources != targets
-    sources, targets = sources[joined], targets[joined]
+    no_loop = sources != targets
+    sources, targets = sources[no_loop], targets[no_loop]
     degrees = torch.bincount(targets, minlength=graph.num_nodes)
     known = y[sources] >= 0
     counted = torch.bincount(targets[known], minlength=graph.num_nodes)
@@ -167,17 +167,19 @@ def _homophily_name(group: int) -> str:
 
 
 def _behind(answers: dict[str, np.ndarray], kept: str, labels: np.ndarray) -> dict[str, dict[str, float]]:
-    right = {name: torch.from_numpy(each.argmax(1) == labels) for name, each in answers.items()}
-    return {name: compare(right[kept], each)._asdict() for name, each in right.items() if name != kept}
+    right = {name: torch.from_numpy(probabilities.argmax(1) == labels) for name, probabilities in answers.items()}
+    return {name: compare(right[kept], correct)._asdict() for name, correct in right.items() if name != kept}
 
 
 def _groups(group: np.ndarray, name: Any, answers: dict[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
-    present = [int(each) for each in np.unique(group) if each >= 0]
-    right = {model: each.argmax(1) == labels for model, each in answers.items()}
+    present = [int(number) for number in np.unique(group) if number >= 0]
+    right = {model: probabilities.argmax(1) == labels for model, probabilities in answers.items()}
     return {
-        "names": [name(each) for each in present],
-        "nodes": [int((group == each).sum()) for each in present],
-        "right": {model: [int(each[group == one].sum()) for one in present] for model, each in right.items()},
+        "names": [name(number) for number in present],
+        "nodes": [int((group == number).sum()) for number in present],
+        "right": {
+            model: [int(correct[group == number].sum()) for number in present] for model, correct in right.items()
+        },
         "left_out": int((group < 0).sum()),
     }
 
@@ -195,11 +197,11 @@ def _disagreements(
         return None
     theirs, ours = answers[_TEACHER].argmax(1), answers[kept].argmax(1)
     their_right, our_right = theirs == labels, ours == labels
-    apart = np.flatnonzero(theirs != ours)
-    sure = answers[kept].max(1)
-    order = apart[np.lexsort((apart, -sure[apart]))][:MOST_DISAGREEMENTS]
+    differing = np.flatnonzero(theirs != ours)
+    confidence = answers[kept].max(1)
+    order = differing[np.lexsort((differing, -confidence[differing]))][:MOST_DISAGREEMENTS]
     return {
-        "count": len(apart),
+        "count": len(differing),
         "both_right": int((their_right & our_right).sum()),
         "student_right": int((our_right & ~their_right).sum()),
         "teacher_right": int((their_right & ~our_right).sum()),
@@ -208,7 +210,7 @@ def _disagreements(
         "rows": [
             [
                 *(int(nodes[i]), int(labels[i]), int(theirs[i]), round(float(answers[_TEACHER][i].max()), 4)),
-                *(int(ours[i]), round(float(sure[i]), 4), int(degrees[i])),
+                *(int(ours[i]), round(float(confidence[i]), 4), int(degrees[i])),
                 None if np.isnan(homophily[i]) else round(float(homophily[i]), 4),
             ]
             for i in order

@@ -23,8 +23,8 @@ def headline(run: RunData) -> str:
     ours, theirs = run.milliseconds(run.kept), run.milliseconds(TEACHER)
     if ours and theirs:
         ratio = theirs / ours
-        told = f"1/{ratio:,.0f}" if ratio >= 1.5 else f"{1 / ratio:.2g}"
-        text += f", and needs {told} of the teacher's time for one node"
+        share_of_time = f"1/{ratio:,.0f}" if ratio >= 1.5 else f"{1 / ratio:.2g}"
+        text += f", and needs {share_of_time} of the teacher's time for one node"
     return f"{text}."
 
 
@@ -39,14 +39,14 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
         found.append(("One node", f"{ours:.3g} ms", f"the teacher: {theirs:.3g} ms" if theirs else "on this machine"))
     used = run.summary[run.kept]["active_parameters"]
     found.append(("Parameters used", count(used), f"of {count(run.summary[run.kept]['parameters'])} per node"))
-    found.append(("Calibration error", percent(100 * run.seen["models"][run.kept]["ece"]), "ECE; 0 is perfect"))
+    found.append(("Calibration error", percent(100 * run.figures["models"][run.kept]["ece"]), "ECE; 0 is perfect"))
     return found
 
 
 def verdict(run: RunData) -> list[tuple[str, str]]:
     """The sentences of the verdict as (topic, text)."""
     parts = (sentence.partition(": ") for sentence in verdict_sentences(run.summary["verdict"]))
-    return [(about, said) for about, _, said in parts]
+    return [(topic, text) for topic, _, text in parts]
 
 
 def sections(run: RunData) -> list[Section]:
@@ -63,33 +63,33 @@ def sections(run: RunData) -> list[Section]:
         _latency(run),
         tables.configuration(run),
     ]
-    return [each for each in made if each is not None]
+    return [section for section in made if section is not None]
 
 
 def _accuracy(run: RunData) -> Section:
     best = max(run.models, key=lambda model: run.accuracy[model][0])
-    see = f"{title_of(best)} has the highest accuracy, {percent(run.accuracy[best][0])}."
-    compared = {name: Comparison(**each) for name, each in run.seen["behind_kept"].items()}
-    for told, holds in (("ahead of", lambda c: c.low > 0), ("behind", lambda c: c.high < 0)):
-        if names := [title_of(name) for name, each in compared.items() if holds(each)]:
-            see += f" On the same nodes, {title_of(run.kept)} is {told} {listed(names)} by more than chance."
-    if names := [title_of(name) for name, each in compared.items() if each.is_chance]:
-        see += f" Its difference from {listed(names)} may be chance."
-    chart = charts.accuracy_chart(run.accuracy, run.look, f"{run.nodes:,} test nodes", f"{run.key}-accuracy")
+    caption = f"{title_of(best)} has the highest accuracy, {percent(run.accuracy[best][0])}."
+    compared = {name: Comparison(**comparison) for name, comparison in run.figures["behind_kept"].items()}
+    for relation, holds in (("ahead of", lambda c: c.low > 0), ("behind", lambda c: c.high < 0)):
+        if names := [title_of(name) for name, comparison in compared.items() if holds(comparison)]:
+            caption += f" On the same nodes, {title_of(run.kept)} is {relation} {listed(names)} by more than chance."
+    if names := [title_of(name) for name, comparison in compared.items() if comparison.is_chance]:
+        caption += f" Its difference from {listed(names)} may be chance."
+    chart = charts.accuracy_chart(run.accuracy, run.styles, f"{run.nodes:,} test nodes", f"{run.key}-accuracy")
     return Section(
-        "accuracy", "Accuracy", [Chart("Accuracy by model, with 95 % intervals", chart, see)], [tables.models(run)]
+        "accuracy", "Accuracy", [Chart("Accuracy by model, with 95 % intervals", chart, caption)], [tables.models(run)]
     )
 
 
 def _classes(run: RunData) -> Section:
-    matrix = run.seen["models"][run.kept]["confusion"]
-    support = run.seen["support"]
+    matrix = run.figures["models"][run.kept]["confusion"]
+    support = run.figures["support"]
     shares = [[cell / max(1, sum(row)) for cell in row] for row in matrix]
     wrong = [(cell, i, j) for i, row in enumerate(matrix) for j, cell in enumerate(row) if i != j and cell]
-    see = "No node is misclassified."
+    caption = "No node is misclassified."
     if wrong:
         most, i, j = max(wrong)
-        see = (
+        caption = (
             "Each row is a class, each column a prediction; the diagonal is correct. The most frequent mistake:"
             f" class {i} is predicted as class {j}, {most:,} of {sum(matrix[i]):,} times."
         )
@@ -103,38 +103,38 @@ def _classes(run: RunData) -> Section:
     recalls = {
         model: [
             100 * row[i] / sum(row) if sum(row) else None
-            for i, row in enumerate(run.seen["models"][model]["confusion"])
+            for i, row in enumerate(run.figures["models"][model]["confusion"])
         ]
         for model in run.pair
     }
     own = {i: value for i, value in enumerate(recalls[run.kept]) if value is not None}
     worst = min(own, key=own.get)
-    told = f"The hardest class is {worst}: {percent(own[worst])} of its {support[worst]:,} nodes are correct."
-    class_chart = charts.classes_chart(recalls, run.look, f"{run.key}-classes")
+    class_caption = f"The hardest class is {worst}: {percent(own[worst])} of its {support[worst]:,} nodes are correct."
+    class_chart = charts.classes_chart(recalls, run.styles, f"{run.key}-classes")
     return Section(
         "classes",
         "Classes",
         [
-            Chart(f"Confusion of {title_of(run.kept)}", matrix_chart, see),
-            Chart("Accuracy of each class", class_chart, told),
+            Chart(f"Confusion of {title_of(run.kept)}", matrix_chart, caption),
+            Chart("Accuracy of each class", class_chart, class_caption),
         ],
         [tables.classes(run, recalls)],
     )
 
 
 def _calibration(run: RunData) -> Section:
-    seen = run.seen["models"]
+    seen = run.figures["models"]
     ece, middle = seen[run.kept]["ece"], run.accuracy[run.kept][0]
-    sure = sum(each["confidence"] * each["nodes"] for each in seen[run.kept]["bins"]) / run.seen["nodes"]
-    kind = "overconfident" if 100 * sure > middle else "underconfident"
-    see = (
+    confidence = sum(bin_["confidence"] * bin_["nodes"] for bin_ in seen[run.kept]["bins"]) / run.figures["nodes"]
+    kind = "overconfident" if 100 * confidence > middle else "underconfident"
+    caption = (
         "Above the dashed line, accuracy is higher than confidence; below it, lower."
-        f" {title_of(run.kept)} has a mean confidence of {percent(100 * sure)} and an accuracy of {percent(middle)}: it"
-        f" is {kind}. Its calibration error (ECE) is {percent(100 * ece)}. Bins of fewer than {charts.FEWEST} nodes are"
-        " not drawn."
+        f" {title_of(run.kept)} has a mean confidence of {percent(100 * confidence)} and an accuracy of"
+        f" {percent(middle)}: it is {kind}. Its calibration error (ECE) is {percent(100 * ece)}. Bins of fewer than"
+        f" {charts.FEWEST} nodes are not drawn."
     )
     bins = {model: seen[model]["bins"] for model in run.pair}
-    chart = charts.reliability_chart(bins, run.look, f"{run.key}-reliability")
+    chart = charts.reliability_chart(bins, run.styles, f"{run.key}-reliability")
     order = sorted(seen, key=lambda model: seen[model]["ece"])
     rows = [
         [(title_of(m), title_of(m)), share(seen[m]["ece"]), (f"{seen[m]['log_loss']:.3f}", seen[m]["log_loss"])]
@@ -147,20 +147,20 @@ def _calibration(run: RunData) -> Section:
         sortable=True,
         strong=order.index(run.kept),
     )
-    return Section("calibration", "Calibration", [Chart("Reliability", chart, see)], [grid])
+    return Section("calibration", "Calibration", [Chart("Reliability", chart, caption)], [grid])
 
 
 def _disagreement(run: RunData) -> Section | None:
-    found = run.seen["disagreements"]
+    found = run.figures["disagreements"]
     if found is None:
         return None
-    see = (
-        f"Student and teacher disagree on {found['count']:,} of {run.seen['nodes']:,} nodes. Only the student is right"
-        f" on {found['student_right']:,}, only the teacher on {found['teacher_right']:,}."
+    caption = (
+        f"Student and teacher disagree on {found['count']:,} of {run.figures['nodes']:,} nodes. Only the student is"
+        f" right on {found['student_right']:,}, only the teacher on {found['teacher_right']:,}."
     )
     chart = charts.agreement_chart(found, f"{run.key}-agreement")
     return Section(
-        "disagreement", "Student and teacher", [Chart("Who is right", chart, see)], [tables.disagreements(found)]
+        "disagreement", "Student and teacher", [Chart("Who is right", chart, caption)], [tables.disagreements(found)]
     )
 
 
@@ -171,29 +171,29 @@ def _neighborhood(run: RunData) -> Section:
         "homophily": ("Accuracy by homophily", "neighbours of a node's own class (%)"),
     }
     for part, (title, xlabel) in about.items():
-        groups = run.seen[part]
+        groups = run.figures[part]
         if not groups["names"]:
             continue
-        chart = charts.groups_chart(groups, run.shown, run.look, xlabel, f"{run.key}-{part}")
+        chart = charts.groups_chart(groups, run.shown, run.styles, xlabel, f"{run.key}-{part}")
         made.append(Chart(title, chart, tables.groups_sentence(run, groups, part)))
     return Section("neighbourhood", "Degree and homophily", made) if made else None
 
 
 def _experts(run: RunData) -> Section | None:
-    found = run.seen["experts"]
+    found = run.figures["experts"]
     if found is None:
         return None
     made = []
     for number, layer in enumerate(found["layers"], 1):
         load, even = layer["load"], 1 / len(layer["load"])
         dead = f"dead: {', '.join(map(str, layer['dead']))}" if layer["dead"] else "no expert is dead"
-        see = (
+        caption = (
             f"Expert {load.index(max(load))} carries the most, {percent(100 * max(load))}, which is"
             f" {max(load) / even:.1f} times the even share; {dead}. The load is as even as that of"
             f" {layer['effective']:.1f} experts with equal load."
         )
         chart = charts.load_chart(layer, number, f"{run.key}-load-{number}")
-        made.append(Chart(f"Load of layer {number}", chart, see))
+        made.append(Chart(f"Load of layer {number}", chart, caption))
         by_class = charts.grid_chart(
             layer["by_class"],
             "class of the node",
@@ -201,20 +201,20 @@ def _experts(run: RunData) -> Section | None:
             f"{run.key}-experts-{number}",
             f"Share of each class's gate mass by expert of layer {number}, in per cent",
         )
-        told = (
+        class_caption = (
             f"Each row is a class, and its shares add up to 100 %. The top expert alone predicts the class of"
             f" {percent(100 * layer['purity'])} of the nodes; the largest class has {percent(100 * layer['chance'])}."
         )
-        made.append(Chart(f"Experts of layer {number} by class", by_class, told))
-    asked = (
+        made.append(Chart(f"Experts of layer {number} by class", by_class, class_caption))
+    node_count = (
         f"{found['nodes']:,} of {found['of']:,} nodes" if found["nodes"] < found["of"] else f"all {found['of']:,} nodes"
     )
-    text = f"{found['title']}, {found['top_k']} experts per node, on {asked} of the graph."
+    text = f"{found['title']}, {found['top_k']} experts per node, on {node_count} of the graph."
     return Section("experts", "Experts", made, [tables.layers(found)], text)
 
 
 def _space(run: RunData) -> Section | None:
-    found = run.seen["experts"]
+    found = run.figures["experts"]
     if found is None:
         return None
     space, layers = found["space"], len(found["layers"])
@@ -243,24 +243,24 @@ def _space(run: RunData) -> Section | None:
 
 
 def _training(run: RunData) -> Section | None:
-    records = [record for record in run.records if record["phase"] in run.look]
+    records = [record for record in run.records if record["phase"] in run.styles]
     if not records:
         return None
-    told = chosen_epochs(run.summary, records)
+    epochs = chosen_epochs(run.summary, records)
     chosen = (
-        f"{title_of(run.kept)} is taken at epoch {told[run.kept] + 1}"
-        if run.kept in told
+        f"{title_of(run.kept)} is taken at epoch {epochs[run.kept] + 1}"
+        if run.kept in epochs
         else "The best epoch is taken"
     )
     made = [
         Chart(
             "Training loss",
-            charts.curves_chart(records, "loss", run.look, told, f"{run.key}-loss"),
+            charts.curves_chart(records, "loss", run.styles, epochs, f"{run.key}-loss"),
             "Phases have different losses: look at the shape of each curve, and do not compare the curves.",
         ),
         Chart(
             "Validation accuracy",
-            charts.curves_chart(records, "val_accuracy", run.look, told, f"{run.key}-validation"),
+            charts.curves_chart(records, "val_accuracy", run.styles, epochs, f"{run.key}-validation"),
             f"{chosen}, the mark on its curve: the epoch with the best validation accuracy.",
         ),
     ]
@@ -272,11 +272,13 @@ def _latency(run: RunData) -> Section | None:
     if not points:
         return None
     fastest = min(points, key=lambda model: points[model][0])
-    see = f"Up and to the left is better. {title_of(fastest)} is the fastest for one node, {points[fastest][0]:.3g} ms."
+    caption = (
+        f"Up and to the left is better. {title_of(fastest)} is the fastest for one node, {points[fastest][0]:.3g} ms."
+    )
     if TEACHER in points:
-        see += f" The teacher needs {points[TEACHER][0]:.3g} ms, which includes gathering the node's neighbourhood."
-    chart = charts.latency_chart(points, run.look, f"{run.key}-latency")
+        caption += f" The teacher needs {points[TEACHER][0]:.3g} ms, which includes gathering the node's neighbourhood."
+    chart = charts.latency_chart(points, run.styles, f"{run.key}-latency")
     grids = [tables.latencies(run.latency)] if run.latency else []
-    made = run.seen["made"]
+    made = run.figures["made"]
     text = f"Medians on {made['device']}, {tables.threads(made)}, one call after another."
-    return Section("latency", "Speed", [Chart("Accuracy over time for one node", chart, see)], grids, text)
+    return Section("latency", "Speed", [Chart("Accuracy over time for one node", chart, caption)], grids, text)

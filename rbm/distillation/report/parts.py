@@ -10,7 +10,7 @@ class Chart:
 
     title: str
     svg: str
-    see: str
+    caption: str
 
 
 @dataclass

@@ -229,8 +229,8 @@ def plot_router_inputs(
         axes.grid(color="#E5E5E5", linewidth=0.8)
         axes.set_axisbelow(True)
     shown = f"{len(rows):,} of {num_rows:,} nodes" if len(rows) < num_rows else f"all {num_rows:,} nodes"
-    told = "Where both maps agree, experts have specialised in classes; distances between groups say little."
-    figure.supxlabel(f"{shown}. {told}", fontsize=9, color=figures.INK)
+    explanation = "Where both maps agree, experts have specialised in classes; distances between groups say little."
+    figure.supxlabel(f"{shown}. {explanation}", fontsize=9, color=figures.INK)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=figures.INK)
     figures.save(figure, path)
 

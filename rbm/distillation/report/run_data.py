@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rbm.config import Config
 from rbm.datasets.registry import short_name
-from rbm.distillation.report.charts import interval, looks
+from rbm.distillation.report.charts import interval, styles_of
 from rbm.distillation.report.observe import title_of
 from rbm.training.run_folder import read_metrics
 from rbm.utils.files import read_json
@@ -29,15 +29,15 @@ class RunData:
 
     def __init__(self, folder: Path, key: str = "run") -> None:
         self.folder, self.key = Path(folder), key
-        self.seen = read_json(self.folder / OBSERVED)
+        self.figures = read_json(self.folder / OBSERVED)
         self.summary, self.timings = read_json(self.folder / "summary.json"), read_json(self.folder / "timings.json")
         self.config = Config.from_yaml(self.folder / "config.yaml")
         self.records = read_metrics(self.folder)
         measured = self.folder / "latency.json"
         self.latency = read_json(measured) if measured.is_file() else None
-        self.kept, self.nodes = self.seen["kept"], self.seen["of"]
-        self.models = [name for name in self.summary if name in (*self.seen["models"], TEACHER)]
-        self.look = looks(self.models, self.kept, title_of)
+        self.kept, self.nodes = self.figures["kept"], self.figures["of"]
+        self.models = [name for name in self.summary if name in (*self.figures["models"], TEACHER)]
+        self.styles = styles_of(self.models, self.kept, title_of)
         self.accuracy = {}
         for name in self.models:
             middle = self.summary[name]["test_accuracy"]
@@ -51,20 +51,20 @@ class RunData:
     @property
     def where(self) -> str:
         """The kind of nodes that test accuracy is measured on."""
-        return "unseen test nodes" if self.seen["unseen"] else "test nodes"
+        return "unseen test nodes" if self.figures["unseen"] else "test nodes"
 
     @property
     def shown(self) -> list[str]:
         """Models in charts with little room: the teacher, the kept student and the best two others at most."""
         others = sorted(
-            (m for m in self.seen["models"] if m not in (TEACHER, self.kept)), key=lambda m: -self.accuracy[m][0]
+            (m for m in self.figures["models"] if m not in (TEACHER, self.kept)), key=lambda m: -self.accuracy[m][0]
         )
-        return [name for name in (TEACHER, self.kept, *others[:2]) if name in self.seen["models"]]
+        return [name for name in (TEACHER, self.kept, *others[:2]) if name in self.figures["models"]]
 
     @property
     def pair(self) -> list[str]:
         """The teacher, if its predictions are known, and the kept student."""
-        return [name for name in (TEACHER, self.kept) if name in self.seen["models"]]
+        return [name for name in (TEACHER, self.kept) if name in self.figures["models"]]
 
     def milliseconds(self, model: str) -> float | None:
         """Milliseconds of a model for one node; None if it was not timed."""

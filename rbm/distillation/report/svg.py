@@ -43,9 +43,9 @@ _ID = re.compile(r"(?<=[\s(\"])(id=\"|xlink:href=\"#|url\(#)")
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
 
 
-def new_figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+def new_figure(height: float) -> tuple[Figure, Axes]:
     """A figure with one pair of axes, in the page's colours."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)
     return figure, tidy(figure.add_subplot())
 
@@ -103,8 +103,8 @@ def as_svg(figure: Figure, name: str, label: str) -> str:
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10}
     content = io.StringIO()
     with matplotlib.rc_context(settings):
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(content, format="svg", transparent=True, metadata=nothing)
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(content, format="svg", transparent=True, metadata=no_metadata)
     text = content.getvalue()
     text = _METADATA.sub("", text[text.index("<svg") :])
     text = _FONT.sub(r"font: \1 var(--font)", text)

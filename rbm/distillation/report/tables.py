@@ -33,7 +33,7 @@ def models(run: RunData) -> Grid:
     rows = []
     for model in order:
         middle, low, high = run.accuracy[model]
-        seen, own, ms = run.seen["models"].get(model), run.summary[model], run.milliseconds(model)
+        seen, own, ms = run.figures["models"].get(model), run.summary[model], run.milliseconds(model)
         rows.append(
             [
                 (title_of(model), title_of(model)),
@@ -54,14 +54,14 @@ def models(run: RunData) -> Grid:
 
 def classes(run: RunData, recalls: dict[str, list[float | None]]) -> Grid:
     """One row per class."""
-    matrix = run.seen["models"][run.kept]["confusion"]
+    matrix = run.figures["models"][run.kept]["confusion"]
     given = [sum(row[j] for row in matrix) for j in range(len(matrix))]
     heads = [("Class", True), ("Test nodes", True), *((f"{title_of(model)}, recall (%)", True) for model in recalls)]
     heads.append((f"{title_of(run.kept)}, precision (%)", True))
     rows = []
-    for i, nodes in enumerate(run.seen["support"]):
+    for i, nodes in enumerate(run.figures["support"]):
         cells = [(str(i), i), (f"{nodes:,}", nodes)]
-        cells += [("", -1) if each[i] is None else (f"{each[i]:.1f}", each[i]) for each in recalls.values()]
+        cells += [("", -1) if values[i] is None else (f"{values[i]:.1f}", values[i]) for values in recalls.values()]
         right = 100 * matrix[i][i] / given[i] if given[i] else None
         rows.append([*cells, ("", -1) if right is None else (f"{right:.1f}", right)])
     note = (
@@ -158,9 +158,11 @@ def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
     if TEACHER in right:
         places = [i for i, name in enumerate(groups["names"]) if name in rates]
         gaps = {i: 100 * (right[run.kept][i] - right[TEACHER][i]) / groups["nodes"][i] for i in places}
-        far = max(gaps, key=lambda i: abs(gaps[i]))
-        side = "ahead of" if gaps[far] >= 0 else "behind"
-        text += f" It is farthest {side} its teacher at {unit(groups['names'][far])}, by {abs(gaps[far]):.1f} points."
+        widest = max(gaps, key=lambda i: abs(gaps[i]))
+        side = "ahead of" if gaps[widest] >= 0 else "behind"
+        text += (
+            f" It is farthest {side} its teacher at {unit(groups['names'][widest])}, by {abs(gaps[widest]):.1f} points."
+        )
     if groups["left_out"]:
         text += f" {groups['left_out']:,} nodes without a labelled neighbour are not shown."
     return text
@@ -168,11 +170,11 @@ def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
 
 def configuration(run: RunData) -> Section:
     """Settings, versions and phases."""
-    made = run.seen["made"]
+    made = run.figures["made"]
     rows = [(name, str(made[name])) for name in ("date", "python", "machine", "device", "threads")]
     rows += made["versions"].items()
     sizes = [(name, f"{run.summary[name]:,}") for name in ("nodes", "edges", "features", "classes")]
-    timed = [(title_of(name), f"{each['seconds']:.1f} s") for name, each in run.timings.items() if "seconds" in each]
+    timed = [(title_of(name), f"{phase['seconds']:.1f} s") for name, phase in run.timings.items() if "seconds" in phase]
     phases = sorted(timed, key=lambda phase: phase[0] == "total")  # the total last, after the report
     grids = [
         Grid([(head, False), ("", True)], [[(name, name), (value, value)] for name, value in pairs])

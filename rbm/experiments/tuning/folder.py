@@ -58,12 +58,12 @@ def claimed(folder: Path, search: Search) -> Iterator[None]:
 
 
 def _claim(folder: Path, search: Search) -> None:
-    file, mine = folder / "search.yaml", search.description()
+    file, given = folder / "search.yaml", search.description()
     if file.is_file():
         stored = read_yaml("search", file)
         if not isinstance(stored, dict):
             raise ValueError(f"search {file} holds {type(stored).__name__}, expected what a search wrote")
-        was, now = flat(stored), flat(mine)
+        was, now = flat(stored), flat(given)
         for name in {**now, **was}:
             if was.get(name, "absent") != now.get(name, "absent"):
                 raise ValueError(
@@ -71,7 +71,7 @@ def _claim(folder: Path, search: Search) -> None:
                     f" {now.get(name, 'absent')}); give them as they were, to go on, or another folder by --out"
                 )
         return
-    write_text(file, yaml.safe_dump(mine, sort_keys=False))
+    write_text(file, yaml.safe_dump(given, sort_keys=False))
 
 
 @contextmanager

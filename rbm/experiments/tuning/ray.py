@@ -40,7 +40,7 @@ def run_on_ray(session: Session) -> None:
             def __getstate__(self) -> dict[str, Any]:
                 return {}  # Ray saves this to restore its own state; ours is in the study
 
-        given = {"search": _anywhere(session.search), "device": session.device, "plugins": loaded_plugins()}
+        given = {"search": _with_absolute_paths(session.search), "device": session.device, "plugins": loaded_plugins()}
         given["cache"] = None if session.cache is None else session.cache.resolve()
         resources = {"cpu": 1, "gpu": int(session.device.startswith("cuda"))}
         searcher = OptunaSearch(
@@ -78,11 +78,11 @@ def judge(values: dict[str, Any], search: Search, cache: Path | None, device: st
         tune.report({METRIC: sum(accuracies) / len(accuracies)})
 
 
-def _anywhere(search: Search) -> Search:
+def _with_absolute_paths(search: Search) -> Search:
     """The search with absolute paths, since Ray runs trials in other folders."""
-    start, places = search.start, {}
+    start, paths = search.start, {}
     if start.root:
-        places["root"] = str(with_home("root", start.root).resolve())
+        paths["root"] = str(with_home("root", start.root).resolve())
     if is_path(start.dataset):
-        places["dataset"] = str(with_home("dataset", start.dataset).resolve())
-    return replace(search, start=replace(start, **places))
+        paths["dataset"] = str(with_home("dataset", start.dataset).resolve())
+    return replace(search, start=replace(start, **paths))

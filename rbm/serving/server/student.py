@@ -74,11 +74,11 @@ class ServedStudent:
 
     def check_successor(self, other: "ServedStudent") -> None:
         """Raise ValueError unless clients can send the same rows to ``other``."""
-        mine, its = ((s.features, s.in_channels - s.features) for s in (self, other))
-        if mine != its:
+        own, others = ((s.features, s.in_channels - s.features) for s in (self, other))
+        if own != others:
             raise ValueError(
-                f"the new student of {other.name} takes {its[0]} features and {its[1]} encodings, expected {mine[0]}"
-                f" and {mine[1]}, as the one that is served; start another server for it"
+                f"the new student of {other.name} takes {others[0]} features and {others[1]} encodings, expected"
+                f" {own[0]} and {own[1]}, as the one that is served; start another server for it"
             )
 
 

@@ -41,7 +41,7 @@ def pack(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     sums = -128 * padded.sum(-1, dtype=torch.int32)
     bias = torch.zeros_like(scale) if bias is None else bias
     head = [F.pad(scale, (0, wider)), F.pad(bias, (0, wider)), sums]
-    head = [each.contiguous().view(torch.int8).view(num_experts, panels, 1, LINE) for each in head]
+    head = [part.contiguous().view(torch.int8).view(num_experts, panels, 1, LINE) for part in head]
     return torch.cat([*head, lines.reshape(num_experts, panels, groups, LINE)], dim=2)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from rbm_kernels._launching import Machine
+from rbm_kernels._launching import Machine, next_power_of_2
 
 # Features of a memory vector that its program moves at once.
 MOVED_FEATURES = 1024
@@ -46,7 +46,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
     half = dtype in (torch.float16, torch.bfloat16)
     # There is room for 16 rows of half precision next to the sums of 32 experts, and for 32 rows next to those of 16.
     # The latter takes 0.57 of the instructions per row (float16 on sm_120), and reads rows through L2 twice as often.
-    block_e = min(8 if dtype == torch.float64 else 16 if half else 32, max(8, _power_of_2(num_experts)))
+    block_e = min(8 if dtype == torch.float64 else 16 if half else 32, max(8, next_power_of_2(num_experts)))
     if dtype == torch.float64:
         # Without tensor cores all products of a tile are in registers.
         block_m, widest = 8, 64
@@ -55,7 +55,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         # element has its own address: up to 88 bytes with Triton 3.6. There, a row takes as many instructions in
         # either case.
         block_m, widest = 32 if rows > 2048 and half and features % 8 == 0 else 16, 256
-    block_d = max(16, min(widest, _power_of_2(features)))
+    block_d = max(16, min(widest, next_power_of_2(features)))
     # The sums of 32 experts fill the registers of twice the warps, so only one program fits on a multiprocessor.
     num_warps, programs = (4, 2) if block_e <= 16 else (8, 1)
     # On sm_100, loading float32 rows while others are added spills 8 bytes with Triton 3.6.
@@ -63,7 +63,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
     tiles = max(1, -(-features // block_d)) * -(-num_experts // block_e)
     # A single wave, so that there are few partial results (E D numbers per share).
     shares = max(1, min(-(-rows // block_m), programs * machine.multiprocessors // tiles))
-    added = min(32, _power_of_2(shares))
+    added = min(32, next_power_of_2(shares))
     return Configuration(
         block_m,
         block_d,
@@ -78,8 +78,3 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         norm_block=(8, 256),
         reduce_block=(added, (512 if dtype == torch.float64 else 1024) // added),
     )
-
-
-def _power_of_2(size: int) -> int:
-    """The next power of two; 1 for size 0."""
-    return 1 << (max(1, size) - 1).bit_length()

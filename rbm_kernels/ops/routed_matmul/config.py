@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rbm_kernels._launching import Machine
+from rbm_kernels._launching import Machine, next_power_of_2
 from rbm_kernels.ops.cosine_topk.op import served_by_triton
 
 # Every program routes its rows again. Up to this size that takes little time compared with reading the weights, while
@@ -47,7 +47,7 @@ def choose_tile(
 ) -> Tile:
     """Choose by shape, dtype and machine."""
     single = dtype == torch.float32
-    block_e = max(8, _power_of_2(num_experts))
+    block_e = max(8, next_power_of_2(num_experts))
     # As narrow as a matrix instruction, to spread the weights over the machine. Wider only if there would be more than
     # two programs per multiprocessor.
     block_n, row_tiles = 16, -(-rows // BLOCK_M)
@@ -63,16 +63,11 @@ def choose_tile(
     block_d = min(32 if single else 256, 4096 // block_e)
     return Tile(
         block_n,
-        block_k=max(16, min(block_k, _power_of_2(in_features))),
-        block_d=max(16, min(block_d, _power_of_2(in_features))),
+        block_k=max(16, min(block_k, next_power_of_2(in_features))),
+        block_d=max(16, min(block_d, next_power_of_2(in_features))),
         block_e=block_e,
         num_warps=8 if single or block_e > 64 else 4,
         # Three slices in flight while one is multiplied: the k = 3 experts of one row are loaded at the same time.
         num_stages=4,
         shared_by=1 if alone else None,
     )
-
-
-def _power_of_2(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()

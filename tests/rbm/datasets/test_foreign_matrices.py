@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from foreign_files import WIDTH, said, said_elsewhere
+from foreign_files import WIDTH, refusal, refusals_in_subprocess
 
 N, F = 40, WIDTH
 
@@ -118,7 +118,7 @@ def test_matrices_and_tensors_that_lie(tmp_path):
         np.savez(tmp_path / f"{name}.npz", **arrays)
     for name, (saved, _) in TENSORS.items():
         torch.save(saved, tmp_path / f"{name}.pt")
-    answers = said_elsewhere(sorted(tmp_path.iterdir()))
+    answers = refusals_in_subprocess(sorted(tmp_path.iterdir()))
     expected = {f"{name}.npz": message for name, (_, message) in MATRICES.items()}
     expected |= {f"{name}.pt": message for name, (_, message) in TENSORS.items()}
     wrong = {name: answers[name] for name, message in expected.items() if not re.search(message, answers[name])}
@@ -129,7 +129,7 @@ def test_matrices_and_tensors_that_lie(tmp_path):
 @pytest.mark.skipif(not hasattr(torch, "quantize_per_tensor"), reason="this PyTorch has no quantized tensors")
 def test_saved_tensors_that_are_quantized(tmp_path):
     torch.save(tensors(x=torch.quantize_per_tensor(torch.rand(N, F), 0.1, 0, torch.qint8)), tmp_path / "graph.pt")
-    assert "x is torch.qint8" in said(tmp_path / "graph.pt")
+    assert "x is torch.qint8" in refusal(tmp_path / "graph.pt")
 
 
 def header(shape: tuple[int, ...], descr: str = "<f4") -> bytes:
@@ -156,7 +156,7 @@ def test_headers_that_lie(tmp_path):
         with zipfile.ZipFile(paths[-1], "w") as archive:
             archive.writestr("x.npy", lie + body)
     for path in paths:
-        assert re.search(HEADERS[path.stem][1], said(path))
+        assert re.search(HEADERS[path.stem][1], refusal(path))
 
 
 def test_arrays_that_nobody_asks_for_are_not_read(tmp_path):
@@ -164,7 +164,7 @@ def test_arrays_that_nobody_asks_for_are_not_read(tmp_path):
     np.savez(path, **{name: value.numpy() for name, value in tensors().items()})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("notes.npy", header((2**40,)))
-    assert said(path) == "taken"
+    assert refusal(path) == "taken"
 
 
 def test_an_array_larger_than_memory_is_refused_by_its_size(tmp_path):
@@ -176,7 +176,7 @@ def test_an_array_larger_than_memory_is_refused_by_its_size(tmp_path):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(info, lie)
         archive.getinfo("x.npy").file_size = len(lie) + 2**42
-    assert re.search("would take 4,096.0 GiB of memory", said(path))
+    assert re.search("would take 4,096.0 GiB of memory", refusal(path))
 
 
 @pytest.mark.parametrize("packed", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
@@ -195,7 +195,7 @@ def test_a_saved_graph_that_was_packed_again_or_damaged(tmp_path, packed):
         content[content.index(parts["graph/data/0"]) + 3] ^= 64  # the exponent of a feature
         path.write_bytes(content)
         expected = "its part graph/data/0 is not what was written"
-    assert expected in said(path)
+    assert expected in refusal(path)
 
 
 def test_checksums_that_were_not_written_are_not_compared(tmp_path):
@@ -204,15 +204,15 @@ def test_checksums_that_were_not_written_are_not_compared(tmp_path):
         torch.save(tensors(), tmp_path / "graph.pt")
     finally:
         torch.serialization.set_crc32_options(True)
-    assert said(tmp_path / "graph.pt") == "taken"
+    assert refusal(tmp_path / "graph.pt") == "taken"
 
 
 def test_a_file_of_pytorch_before_1_6_is_taken(tmp_path):
     torch.save(tensors(), tmp_path / "graph.pt", _use_new_zipfile_serialization=False)
-    assert said(tmp_path / "graph.pt") == "taken"
+    assert refusal(tmp_path / "graph.pt") == "taken"
 
 
 def test_names_that_would_drive_a_terminal_are_not_repeated(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("\x1b[2J.npy", header((0,)))
-    assert "it holds an array whose name is not text" in said(tmp_path / "x.npz")
+    assert "it holds an array whose name is not text" in refusal(tmp_path / "x.npz")

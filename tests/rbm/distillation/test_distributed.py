@@ -84,8 +84,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(runs):
 
 def test_the_first_rank_tells_a_mistake_for_all(runs):
     _, (first, second) = runs
-    assert not first["told by first"]
-    assert second["told by first"]
+    assert not first["reported by rank 0"]
+    assert second["reported by rank 0"]
 
 
 def test_a_layer_whose_parameters_are_sharded(two):

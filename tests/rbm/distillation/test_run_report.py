@@ -276,7 +276,7 @@ def test_in_a_browser(made, tmp_path):
         backgrounds = set()
         for scheme in ("light", "dark"):
             for width in (1280, 390):
-                window.look(width, 900, scheme)
+                window.set_viewport(width, 900, scheme)
                 window.open(folder / "report.html")
                 assert window.messages() == []
                 assert window.run("return innerWidth") == width

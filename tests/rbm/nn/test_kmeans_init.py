@@ -77,15 +77,15 @@ def test_a_group_is_placed_at_the_mean_of_its_directions(sparse):
 
 
 def test_nodes_are_grouped_by_what_tells_them_apart():
-    told_apart_by = torch.eye(3).repeat_interleave(10, 0) + 0.01 * torch.randn(30, 3)
-    groups = group_nodes(told_apart_by, 3)
+    rows = torch.eye(3).repeat_interleave(10, 0) + 0.01 * torch.randn(30, 3)
+    groups = group_nodes(rows, 3)
     assert groups.dtype == torch.int64
     assert [len(set(part.tolist())) for part in groups.split(10)] == [1, 1, 1]
     assert len(set(groups.tolist())) == 3
     with pytest.raises(ValueError, match="num_experts is 31 but there are only 30 rows to group"):
-        group_nodes(told_apart_by, 31)
+        group_nodes(rows, 31)
     with pytest.raises(ValueError, match="NaN or infinity"):
-        group_nodes(told_apart_by / 0, 3)
+        group_nodes(rows / 0, 3)
 
 
 def test_groups_place_every_layer_and_are_sampled_as_the_rows_are():

@@ -1,5 +1,6 @@
 """Predictions for a folder of files: the same bytes as for single files, each written once, even after kills."""
 
+import io
 import os
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from saved_runs import save_run
 
 from rbm.serving import folders
@@ -83,6 +85,20 @@ def test_tables_of_nodes_and_neighbors(features, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nodes folder .* has neither part-2\.npy nor \.csv"):
         predict_folder(run, features, tmp_path / "other", **tables)
     assert not (tmp_path / "other").exists()
+
+
+def test_rows_without_a_neighbor_are_named_with_their_file(features, tmp_path):
+    run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
+    neighbors = tmp_path / "neighbors"
+    neighbors.mkdir()
+    for number, rows in enumerate(ROWS):
+        np.save(neighbors / f"part-{number}.npy", np.stack([np.arange(rows), np.arange(rows) % NODES], 1)[: rows - 1])
+    console = Console(file=io.StringIO(), width=300)
+    predict_folder(run, features, tmp_path / "out", neighbors=neighbors, console=console)
+    lines = console.file.getvalue()
+    assert "part-0.parquet: 1 of 23 rows have no neighbor in" in lines
+    assert "row 39 (counted from 0)" in lines
+    assert "part-1.parquet" not in lines, "it has no rows"
 
 
 def test_what_is_there_is_not_made_again(run, features, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from rbm.training.run_folder import RunFolder, SavedStudent, load_encodings, sav
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from http_server import Client, held_back, make_run, npy, running, until
+from http_server import Client, hold_forwards, make_run, npy, running, wait_until
 
 F, D, C, NODES = 24, 4, 5, 30
 THREADS, REQUESTS = 8, 40
@@ -120,13 +120,13 @@ def test_requests_that_come_together_share_a_forward(run):
     """While the first forward is held, requests queue up; the next forwards answer them, 15 rows at a time."""
     app = make_app(run, limits=Limits(rows=15))
     service = app.state.service
-    gate, sizes = held_back(service.served)
+    gate, sizes = hold_forwards(service.served)
     with running(app) as client, ThreadPoolExecutor(8) as pool:
         x = torch.randn(8, 3, F)
         answers = [pool.submit(Client(client.port).ask, {"x": x[0].tolist()})]
-        until(lambda: sizes)
+        wait_until(lambda: sizes)
         answers += [pool.submit(Client(client.port).ask, {"x": rows.tolist()}) for rows in x[1:]]
-        until(lambda: service.batcher.waiting_rows == 21)
+        wait_until(lambda: service.batcher.waiting_rows == 21)
         gate.set()
         for rows, answer in zip(x, answers, strict=True):
             status, content = answer.result()
@@ -148,19 +148,19 @@ def test_a_request_is_answered_by_the_student_that_its_rows_were_made_for(tmp_pa
     make_run(folder, F, C, encodings=torch.randn(NODES, D))
     app = make_app(folder)
     service = app.state.service
-    gate, sizes = held_back(service.served)
+    gate, sizes = hold_forwards(service.served)
     with running(app) as client, ThreadPoolExecutor(3) as pool:
         ask = [{"x": rows.tolist(), "neighbors": [[3]]} for rows in x]
         answers = [pool.submit(client.fresh().ask, ask[0])]
-        until(lambda: sizes)
+        wait_until(lambda: sizes)
         answers.append(pool.submit(client.fresh().ask, ask[1]))
-        until(lambda: service.batcher.waiting_rows == 1)
+        wait_until(lambda: service.batcher.waiting_rows == 1)
         runs.append((rbm.load(folder), load_encodings(folder)[[3]]))
         make_run(folder, F, C, seed=1, encodings=torch.randn(NODES, D))
         runs.append((rbm.load(folder), load_encodings(folder)[[3]]))
         asyncio.run(service.reload())
         answers.append(pool.submit(client.fresh().ask, ask[1]))
-        until(lambda: service.batcher.waiting_rows == 2)
+        wait_until(lambda: service.batcher.waiting_rows == 2)
         gate.set()
         for i, rows, (student, own) in ((0, x[0], runs[0]), (1, x[1], runs[0]), (2, x[1], runs[1])):
             status, answer = answers[i].result()

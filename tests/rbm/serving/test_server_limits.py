@@ -18,7 +18,7 @@ from rbm.serving.server import Limits, make_app
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from http_server import answer_of, held_back, running, strict_json, until
+from http_server import answer_of, hold_forwards, running, strict_json, wait_until
 
 F = 8
 GOOD = json.dumps({"x": [[0.5] * F]}).encode()
@@ -56,7 +56,7 @@ def told(status_and_body):
     ],
 )
 def test_content_length_is_checked_before_the_body(client, length, status, said):
-    got, message = told(client.say(HEAD + b"Content-Length: " + length + b"\r\n\r\n"))
+    got, message = told(client.send(HEAD + b"Content-Length: " + length + b"\r\n\r\n"))
     assert (got, said in message) == (status, True), message
     assert client.fresh().ask(GOOD)[0] == 200
 
@@ -68,12 +68,12 @@ def test_lines_that_are_no_http_are_told(client):
         HEAD + b"no colon\r\n\r\n",
         b"GET / HTTP/one\r\n\r\n",
     ):
-        status, message = told(client.say(head))
+        status, message = told(client.send(head))
         assert (status, "not valid HTTP" in message) == (400, True)
 
 
 def test_two_lengths_are_refused(client):
-    status, message = told(client.say(HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc"))
+    status, message = told(client.send(HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc"))
     assert (status, "not valid HTTP" in message) == (400, True)
 
 
@@ -99,12 +99,12 @@ def test_a_long_body_is_dropped_and_its_client_told(client, length):
 
 def test_a_long_body_without_a_length_is_dropped_and_its_client_told(client):
     chunk = b"1000\r\n" + b"[" * 4096 + b"\r\n"
-    status, message = told(client.say(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 50, b"0\r\n\r\n"))
+    status, message = told(client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 50, b"0\r\n\r\n"))
     assert (status, "at most 4,096 bytes" in message) == (413, True)
 
 
 def test_a_chunk_of_no_size_is_refused(client):
-    status, message = told(client.say(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"-5\r\n[]\r\n"))
+    status, message = told(client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"-5\r\n[]\r\n"))
     assert (status, "not valid HTTP" in message) == (400, True)
     assert client.fresh().ask(GOOD)[0] == 200
 
@@ -114,7 +114,7 @@ def test_a_body_in_small_chunks_is_answered(client):
     rest = GOOD[len(GOOD) // 3 * 3 :]
     end = (b"%x\r\n%s\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n"
     head = HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-    assert client.say(head, *parts, end)[0] == 200
+    assert client.send(head, *parts, end)[0] == 200
 
 
 def test_a_body_in_too_many_chunks_is_refused():
@@ -123,13 +123,13 @@ def test_a_body_in_too_many_chunks_is_refused():
     head = HEAD + b"Transfer-Encoding: chunked\r\n"
     with running(app_with(timeout=60.0)) as client, ThreadPoolExecutor(4) as pool:
         end = b"%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
-        assert client.say(head + b"Connection: close\r\n\r\n", chunks * 4095 + end)[0] == 200
-        status, message = told(client.say(head + b"\r\n", chunks * 4097))
+        assert client.send(head + b"Connection: close\r\n\r\n", chunks * 4095 + end)[0] == 200
+        status, message = told(client.send(head + b"\r\n", chunks * 4097))
         assert (status, "more than 4096 chunks" in message) == (400, True)
 
         def send(_):
             with contextlib.suppress(ConnectionError):
-                client.say(head + b"\r\n", chunks * 2**21)
+                client.send(head + b"\r\n", chunks * 2**21)
 
         sent = [pool.submit(send, i) for i in range(4)]
         started = time.monotonic()
@@ -234,17 +234,17 @@ def test_200_connections_at_once_are_all_answered():
 def test_too_many_connections_hear_503_and_more_hear_nothing():
     with running(app_with(connections=4)) as client:
         first = [client.raw() for _ in range(4)]
-        until(lambda: client_full(client))
+        wait_until(lambda: client_full(client))
         late = client.fresh()
         status, answer = late.ask(GOOD)
         assert (status, "4 connections are open already" in answer["error"]) == (503, True)
         assert late.headers["Retry-After"] == "1"
         more = [client.raw() for _ in range(8)]
-        until(lambda: any(select.select(more, [], [], 0)[0]))
+        wait_until(lambda: any(select.select(more, [], [], 0)[0]))
         assert answer_of(select.select(more, [], [], 0)[0][0]) == (0, b"")
         for connection in (*first, *more):
             connection.close()
-        until(lambda: client.fresh().ask(GOOD)[0] == 200)
+        wait_until(lambda: client.fresh().ask(GOOD)[0] == 200)
 
 
 def client_full(client):
@@ -253,13 +253,13 @@ def client_full(client):
 
 def test_a_full_queue_says_503_and_when_to_come_again():
     app = app_with(rows=10, queue_rows=10)
-    gate, sizes = held_back(app.state.service.served)
+    gate, sizes = hold_forwards(app.state.service.served)
     body = {"x": [[0.5] * F] * 10}
     with running(app) as client, ThreadPoolExecutor(2) as pool:
         running_one = pool.submit(client.fresh().ask, body)
-        until(lambda: sizes)
+        wait_until(lambda: sizes)
         waiting = pool.submit(client.fresh().ask, body)
-        until(lambda: app.state.service.batcher.waiting_rows == 10)
+        wait_until(lambda: app.state.service.batcher.waiting_rows == 10)
         status, answer = client.ask(GOOD)
         assert (status, answer["error"]) == (503, "10 rows are waiting already; try again")
         assert client.headers["Retry-After"] == "1"
@@ -278,14 +278,14 @@ def test_bodies_of_all_clients_together_are_bounded():
         slow = [client.raw() for _ in range(9)]
         for connection in slow[:8]:
             connection.sendall(HEAD + b"Content-Length: 65536\r\n\r\n" + b" " * 65000)
-        until(lambda: app.state.service.held_bytes == 8 * 65000)
+        wait_until(lambda: app.state.service.held_bytes == 8 * 65000)
         slow[8].sendall(HEAD + b"Content-Length: 65536\r\n\r\n" + b" " * 65536)
         status, message = told(answer_of(slow[8]))
         assert (status, "too many request bodies" in message) == (503, True)
         assert client.ask(GOOD)[0] == 200
         for connection in slow:
             connection.close()
-        until(lambda: app.state.service.held_bytes == 0)
+        wait_until(lambda: app.state.service.held_bytes == 0)
 
 
 def test_a_client_that_takes_nothing_of_its_answers_is_cut():
@@ -295,8 +295,8 @@ def test_a_client_that_takes_nothing_of_its_answers_is_cut():
         connection = client.raw()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall((HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 4)
-        until(lambda: app.state.service.metrics.rows >= 1000)
-        until(lambda: app.state.service.metrics.connections == 0, seconds=6)
+        wait_until(lambda: app.state.service.metrics.rows >= 1000)
+        wait_until(lambda: app.state.service.metrics.connections == 0, seconds=6)
         connection.close()
         assert client.ask({"x": [[0.5]]})[0] == 200
         assert "rbm_connections 1\n" in client.get("/metrics")[1]

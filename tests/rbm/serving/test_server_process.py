@@ -16,7 +16,7 @@ import rbm
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from http_server import Client, answer_of, make_run, strict_json, until
+from http_server import Client, answer_of, make_run, strict_json, wait_until
 
 F, C, CLIENTS = 12, 4, 6
 ROWS = [[0.25 * i for i in range(F)], [1.0] * F]
@@ -35,7 +35,7 @@ def served(folder, *options):
         command = [sys.executable, "-m", "rbm", "serve", str(folder), "--port", "0", *options]
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "80"})
     try:
-        until(lambda: log.read_text().endswith("\n") or process.poll() is not None, seconds=60)
+        wait_until(lambda: log.read_text().endswith("\n") or process.poll() is not None, seconds=60)
         found = re.fullmatch(
             r"run at http://127\.0\.0\.1:(\d+)/predict: rows of 12 numbers, 4 classes; .*\n", log.read_text()
         )
@@ -73,7 +73,7 @@ def test_sigterm_lets_everyone_finish(folder):
         for _ in range(5 * CLIENTS):
             assert begun.acquire(timeout=20)
         process.send_signal(signal.SIGTERM)
-        until(lambda: not accepts(client), seconds=10)
+        wait_until(lambda: not accepts(client), seconds=10)
         half.sendall(body[20:])
         status, answer = answer_of(half)
         assert (status, len(strict_json(answer)["classes"])) == (200, 1)
@@ -108,7 +108,7 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
         def hang_up(said):
             before = len(lines())
             process.send_signal(signal.SIGHUP)
-            until(lambda: len(lines()) > before, seconds=30)
+            wait_until(lambda: len(lines()) > before, seconds=30)
             assert said in lines()[-1]
 
         def now():
@@ -116,7 +116,7 @@ def test_sighup_gives_a_new_student_and_loses_no_request(folder):
 
         asking = [pool.submit(ask_until_stopped, i) for i in range(CLIENTS)]
         try:
-            until(lambda: all(statuses))
+            wait_until(lambda: all(statuses))
             make_run(folder, F, C, seed=1)
             students.append(probabilities(folder))
             assert now() == 0, "not before it is told"

@@ -110,7 +110,7 @@ def test_a_random_part_of_the_training_labels_is_shown_and_the_others_are_asked(
     spy, teacher = spied(split_graph(small_graph))
     one_hot, shares = F.one_hot(small_graph.y, 3).float(), []
     for _ in range(200):
-        _, asked = teacher.practise(small_graph.x, small_graph.edge_index)
+        _, asked = teacher.masked_forward(small_graph.x, small_graph.edge_index)
         shown = spy.seen.pop().any(1)
         assert not shown[asked].any()
         assert set(shown.nonzero().flatten().tolist()) | set(asked.tolist()) == set(range(15)), "the training nodes"
@@ -156,7 +156,7 @@ def test_one_training_node_is_always_asked(small_graph):
     small_graph.train_mask[1:] = False
     _, teacher = spied(split_graph(small_graph))
     for _ in range(20):
-        assert teacher.practise(small_graph.x, small_graph.edge_index)[1].tolist() == [0]
+        assert teacher.masked_forward(small_graph.x, small_graph.edge_index)[1].tolist() == [0]
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])

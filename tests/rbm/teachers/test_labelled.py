@@ -8,7 +8,7 @@ from rbm.datasets.splits import split_graph
 from rbm.nn.dropout import dropout
 from rbm.nn.sparse_rows import as_rows
 from rbm.teachers import build_teacher
-from rbm.teachers.labelled import LabelledNodes, senders, submatrix
+from rbm.teachers.labelled import LabelledNodes, nonzero_columns, submatrix
 from rbm.teachers.training import build_teacher_trainer
 from rbm.training.loop import train_epoch
 
@@ -100,11 +100,11 @@ def test_rows_and_columns_of_a_matrix():
     dense = torch.rand(9, 9, generator=generator) * (torch.rand(9, 9, generator=generator) < 0.3)
     dense[4] = 0
     matrix, rows = dense.to_sparse_csr(), torch.tensor([1, 4, 8])
-    columns = senders(matrix, rows)
+    columns = nonzero_columns(matrix, rows)
     assert columns.tolist() == dense[rows].any(0).nonzero().flatten().tolist()
     assert torch.equal(submatrix(matrix, rows, columns).to_dense(), dense[rows][:, columns])
     nothing = torch.empty(0, dtype=torch.int64)
-    assert submatrix(matrix, nothing, senders(matrix, nothing)).shape == (0, 0)
+    assert submatrix(matrix, nothing, nonzero_columns(matrix, nothing)).shape == (0, 0)
 
 
 @pytest.mark.parametrize("width", [3, 4])

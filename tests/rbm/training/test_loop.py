@@ -128,3 +128,32 @@ def test_metrics_have_one_line_an_epoch(tmp_path):
         "phase", "epoch", "loss", "train_accuracy", "val_accuracy", "test_accuracy", "seconds",
     }  # fmt: skip
     assert all(a["loss"] > b["loss"] for a, b in itertools.pairwise(records))
+
+
+class Line(training.Trainer):
+    """A weight that starts at zero, without a loss."""
+
+    def __init__(self):
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+
+    def build_optimizer(self):
+        return torch.optim.SGD(self.model.parameters(), lr=1.0)
+
+    def evaluate(self):
+        return Accuracies(1.0, 1.0, 1.0)
+
+
+def test_by_default_an_epoch_is_one_step_on_its_loss():
+    class Epochs(Line):
+        def epoch_loss(self, epoch):
+            return (epoch + 2) * self.model.weight.sum()
+
+    trainer = Epochs()
+    assert [trainer.train_epoch(epoch) for epoch in (0, 1)] == [0.0, -6.0]
+    assert trainer.model.weight.item() == -5.0, "gradients of the first epoch do not remain"
+
+
+def test_a_trainer_without_a_loss_is_named():
+    with pytest.raises(NotImplementedError, match="Line defines neither train_epoch nor epoch_loss; define one"):
+        Line().train_epoch(0)

@@ -73,14 +73,14 @@ def test_unseen_nodes_are_not_in_any_trial(small_graph, start, monkeypatch):
 @pytest.mark.usefixtures("clock")
 def test_accuracies_are_those_of_distillations_on_halves(small_graph, start):
     found = distilled(small_graph, start)
-    complete, told = [row for row in found.trials if row["state"] == "complete"], found.summary["verdict"]["search"]
+    complete, outcome = [row for row in found.trials if row["state"] == "complete"], found.summary["verdict"]["search"]
     assert complete
     best = max(complete, key=lambda row: (float(row["accuracy"]), -row["trial"]))
-    if told["corrected"] <= 0:  # the first two have the given settings
+    if outcome["corrected"] <= 0:  # the first two have the given settings
         best = max(complete[:2], key=lambda row: (float(row["accuracy"]), -row["trial"]))
-    assert f"{told['accuracy']:.5f}" == best["accuracy"]
-    assert told["choice"]["teacher"] == best["teacher"] == found.config.teacher.name
-    assert told["accuracy"] >= told["given_accuracy"]
+    assert f"{outcome['accuracy']:.5f}" == best["accuracy"]
+    assert outcome["choice"]["teacher"] == best["teacher"] == found.config.teacher.name
+    assert outcome["accuracy"] >= outcome["given_accuracy"]
     config = replace(found.config, evaluate_on="validation")  # its half is the first one of the same seed
     again = rbm.distill(small_graph, config=config, methods=[best["method"]], measure_latency=False)
     assert f"{again.summary[best['method']]['test_accuracy']:.5f}" == best["half 0"]
@@ -99,8 +99,8 @@ def test_the_run_is_that_of_the_choice(small_graph, start, tmp_path):
     assert rows == [{name: str(value) for name, value in row.items()} for row in found.trials]
     assert list(rows[0])[:7] == ["trial", "state", "accuracy", "start", "method", "teacher", "encoding"]
     assert {"distill.label_weight", "mlp.lr", "rbm.num_experts", "half 0", "seconds"} <= set(rows[0])
-    told = json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"]["search"]
-    assert told == yaml.safe_load((tmp_path / "run" / "auto.yaml").read_text())["chosen"]
+    outcome = json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"]["search"]
+    assert outcome == yaml.safe_load((tmp_path / "run" / "auto.yaml").read_text())["chosen"]
     assert found.verdict[0].startswith("Search: ")
     assert found.verdict[0] in (tmp_path / "run" / "results.md").read_text()
     assert json.loads((tmp_path / "run" / "timings.json").read_text())["search"]["seconds"] == sum(
@@ -269,7 +269,7 @@ def test_a_training_beyond_the_budget_is_cut_short(small_graph, start):
     assert time.monotonic() - began < 60
     assert cut.best() is None
     assert search.rows(cut) == []
-    assert run.told(cut)["trials"] == 0
+    assert run.outcome_of(cut)["trials"] == 0
 
 
 def test_a_budget_below_one_training_is_told_before_the_run(small_graph, start, tmp_path):

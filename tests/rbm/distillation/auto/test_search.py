@@ -11,8 +11,7 @@ from rbm.config.presets import preset_config
 from rbm.distillation import sentences
 from rbm.distillation.auto import search as search_module
 from rbm.distillation.auto.folder import new_study
-from rbm.distillation.auto.run import parse_budget
-from rbm.distillation.auto.run import told as told_of
+from rbm.distillation.auto.run import outcome_of, parse_budget
 from rbm.distillation.auto.search import Search, point_of, rows
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, Space
 from rbm.distillation.auto.trials import corrected_gain, lead
@@ -153,7 +152,7 @@ def test_the_corrected_gain_counts_a_node_of_several_halves_once():
 def test_the_verdict_tells_the_corrected_gain(corrected, told):
     search = search_of(budget=12.0)
     search.run()
-    sentence = sentences.search_sentence(told_of(search) | {"gain": 0.09, "error": 0.025, "corrected": corrected})
+    sentence = sentences.search_sentence(outcome_of(search) | {"gain": 0.09, "error": 0.025, "corrected": corrected})
     assert sentence.endswith(told)
 
 
@@ -233,7 +232,7 @@ def test_a_budget_below_the_starting_points_and_the_run_is_told_at_once(seconds,
     assert search.choice() is None
     assert search.needed == needed
     assert search.stopped == 0.25
-    sentence = sentences.search_sentence(told_of(search))
+    sentence = sentences.search_sentence(outcome_of(search))
     assert "the budget of 60 s is too small for this graph" in sentence
     assert f"need at least {needed:g} s, judging by the epochs so far; the run uses the settings that" in sentence
 

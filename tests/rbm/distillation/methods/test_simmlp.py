@@ -55,7 +55,7 @@ def test_loss_and_gradient_equal_the_papers(split, power, layers):
 
     found = ours.loss(x, GCN.adjacency(kept, count))
     torch.testing.assert_close(found, expected)
-    parameters = [*ours.model.encoder.parameters(), *ours.beside.parameters()]
+    parameters = [*ours.model.encoder.parameters(), *ours.auxiliary_modules.parameters()]
     for mine, plain in zip(
         torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True
     ):
@@ -71,7 +71,7 @@ def test_sparse_features_are_found_again_as_dense_ones_are(split):
     losses = [trainer.loss(trainer.rows, edges) for trainer in (dense, sparse)]
     torch.testing.assert_close(*losses)
     gradients = [
-        torch.autograd.grad(loss, [*trainer.model.encoder.parameters(), *trainer.beside.parameters()])
+        torch.autograd.grad(loss, [*trainer.model.encoder.parameters(), *trainer.auxiliary_modules.parameters()])
         for loss, trainer in zip(losses, (dense, sparse), strict=True)
     ]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)

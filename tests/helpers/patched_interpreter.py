@@ -8,25 +8,25 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
-def mend() -> None:
+def patch() -> None:
     """Replace parts of the interpreter, for the rest of the process. Called again, it does nothing.
 
-    The interpreter keeps bfloat16 in 16-bit integers; ``tl.dot`` multiplies those, and casts cut, not round. And it
-    leaves products to NumPy's BLAS, which on some CPUs adds up a row in an order that depends on the rows beside it:
-    here they are formed in float64 and rounded once. Triton 3.6 takes the bound of a loop from an array of one element
-    by ``int()``, which NumPy refuses from 2.5 on.
+    The interpreter stores bfloat16 as 16-bit integers: ``tl.dot`` multiplies them, and casts truncate. NumPy's
+    BLAS computes its products, and on some CPUs the order in which BLAS adds up a row depends on the other rows. The
+    patch computes products in float64 and rounds once. Triton 3.6 converts a loop bound from an array of one element
+    with ``int()``, which NumPy from 2.5 on rejects.
 
-    Most of its time goes into work that it has done before. It looks through ``triton.language`` for what to replace
-    before each call of a function within a kernel, where all is replaced already; it checks that sums of integers fit
-    by seven further operations on tensors; it forms types and shapes anew for every tensor.
+    The interpreter spends most of its time on repeated work. Before each call of a function within a kernel it searches
+    ``triton.language`` for functions to replace, which are replaced already. It checks sums of integers for overflow
+    with seven further tensor operations, and it builds types and shapes anew for each tensor.
     """
-    if getattr(InterpreterBuilder.create_dot, "mended", False):
+    if getattr(InterpreterBuilder.create_dot, "patched", False):
         return
     _round_products_once()
-    _let_elements_be_bounds()
-    _prepare_the_language_once()
-    _check_integers_at_once()
-    _form_types_once()
+    _allow_elements_as_bounds()
+    _patch_language_once()
+    _check_overflow_in_one_step()
+    _cache_types()
 
 
 def _widened(handle: TensorHandle) -> TensorHandle:
@@ -53,11 +53,11 @@ def _round_products_once() -> None:
             return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
         return cast(self, src, dst_type)
 
-    create_dot.mended = True
+    create_dot.patched = True
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
 
 
-def _let_elements_be_bounds() -> None:
+def _allow_elements_as_bounds() -> None:
     patch_tensor = interpreter._patch_lang_tensor
 
     def patch_lang_tensor(tensor, scope):
@@ -67,9 +67,9 @@ def _let_elements_be_bounds() -> None:
     interpreter._patch_lang_tensor = patch_lang_tensor
 
 
-def _prepare_the_language_once() -> None:
+def _patch_language_once() -> None:
     """A launch replaces the functions of the modules that its kernel sees, and puts them back at its end."""
-    patch = interpreter._patch_lang
+    patch_language = interpreter._patch_lang
     replaced = set()
 
     class Scope(interpreter._LangPatchScope):
@@ -81,20 +81,20 @@ def _prepare_the_language_once() -> None:
         seen = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
         scope = Scope()
         if not seen <= replaced:
-            scope._changes = patch(fn)._changes
+            scope._changes = patch_language(fn)._changes
             replaced.update(seen)
         return scope
 
     interpreter._patch_lang = patch_lang
 
 
-def _check_integers_at_once() -> None:
+def _check_overflow_in_one_step() -> None:
     check = TritonSemantic.binary_op_sanitize_overflow_impl
     operations = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
     def check_at_once(self, lhs, rhs, binary_op):
         scalar, operation = lhs.type.scalar, operations.get(binary_op.__name__)
-        if scalar.is_int_unsigned():  # words of bits, which wrap on purpose (expert_order counts ones so)
+        if scalar.is_int_unsigned():  # words of bits, which wrap on purpose (expert_order counts ones this way)
             return None
         if operation is None or not isinstance(lhs.handle, TensorHandle) or scalar.int_bitwidth not in (8, 16, 32):
             return check(self, lhs, rhs, binary_op)
@@ -106,8 +106,8 @@ def _check_integers_at_once() -> None:
     TritonSemantic.binary_op_sanitize_overflow_impl = check_at_once
 
 
-def _form_types_once() -> None:
-    """What follows from a type alone is kept by the type's name."""
+def _cache_types() -> None:
+    """Cache everything that depends only on a type, by the type's name."""
     form_block, form_tensor, to_numpy = tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype
     blocks, tensors, numpy_types = {}, {}, {}
 
