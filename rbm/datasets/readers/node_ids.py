@@ -152,13 +152,13 @@ def read_edges(path: Path, ids: NodeIds) -> Tensor:
     edges, texts = edges[:, header:], [column[header:] for column in columns]
     if (unknown := (edges < 0).any(axis=0)).any():
         names = [text.filter(_mask(each < 0)) for text, each in zip(texts, edges, strict=True)]
-        told = (
+        message = (
             f"{path}: {int(unknown.sum()):,} of {unknown.size:,} edges name nodes that {ids.source} lacks:"
             f" {_listed([name for each in names for name in each.to_pylist()])}"
         )
         if 2 * unknown.sum() > unknown.size:
-            raise ValueError(f"{told}; expected values of its column {id_column(ids.source)!r}")
-        logging.getLogger("rbm").warning("dataset: %s; these edges are left out.", told)
+            raise ValueError(f"{message}; expected values of its column {id_column(ids.source)!r}")
+        logging.getLogger("rbm").warning("dataset: %s; these edges are left out.", message)
     return torch.from_numpy(edges[:, ~unknown])
 
 
