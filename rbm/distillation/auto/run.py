@@ -239,8 +239,8 @@ def outcome_of(search: Search) -> dict[str, Any]:
         "halves": search.halves,
         "choice": choice or None,
         "changed": {name: value for name, value in choice.items() if value != before[name]},
-        "accuracy": None if best is None else best.value,
-        "given_accuracy": None if given is None else given.value,
+        "accuracy": None if best is None else search.accuracy(best),
+        "given_accuracy": None if given is None else search.accuracy(given),
         "gain": None if lead is None else lead.gain,
         "error": None if lead is None else lead.error,
         "corrected": corrected,
@@ -310,7 +310,7 @@ def _status(search: Search, trial: int) -> str:
     known = sum(name.startswith("half ") and value != "" for name, value in last.items())
     what = ", ".join(str(last[name]) for name in ("method", "teacher", "encoding") if last[name])
     best = search.best()
-    best_text = "" if best is None else f"  best {best.value:.2%}"
+    best_text = "" if best is None else f"  best {search.accuracy(best):.2%}"
     return f"trial {last['trial'] + 1}: {what} {float(last['accuracy']):.2%} ({known} of {search.halves}){best_text}"
 
 

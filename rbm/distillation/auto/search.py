@@ -90,6 +90,10 @@ class Search:
 
     def run(self) -> None:
         """Judge points until the budget is spent or no new points are proposed."""
+        self._judge_points()
+        self._count_fewer_halves()
+
+    def _judge_points(self) -> None:
         repeats, self._since = 0, _clock()
         while repeats < _MOST_REPEATED:
             trial = self._next()
@@ -105,6 +109,19 @@ class Search:
                 return
             self._settle(trial)
             self.note(self, trial.number)
+
+    def _count_fewer_halves(self) -> None:
+        """If the budget ended before all starting points were complete, count as many halves as all of them have."""
+        started = self._started_trials()
+        starts = started[: len(self.starts)]
+        if len(starts) < len(self.starts) or all(trial.state.name == "COMPLETE" for trial in starts):
+            return
+        if judged := min(len(accuracies(trial)) for trial in starts):
+            self._halves = judged
+            self.study.set_user_attr("halves", judged)
+            for trial in started:
+                if trial.state.name == "RUNNING" and self._settle(self._resumed(trial)):
+                    self.note(self, trial.number)
 
     def trials(self) -> list["FrozenTrial"]:
         """All trials, including unfinished ones."""
@@ -128,7 +145,12 @@ class Search:
     def best(self, points: list[Point] | None = None) -> "FrozenTrial | None":
         """The complete trial with the highest accuracy (of ``points``, if given), the earliest of equals; or None."""
         candidates = [trial for trial in self.complete() if points is None or point_of(trial) in points]
-        return max(candidates, key=lambda trial: (trial.value, -trial.number), default=None)
+        return max(candidates, key=lambda trial: (self.accuracy(trial), -trial.number), default=None)
+
+    def accuracy(self, trial: "FrozenTrial") -> float:
+        """Mean accuracy of a trial over its halves, of which at most :attr:`halves` count."""
+        known = accuracies(trial)[: self.halves]
+        return sum(known) / len(known)
 
     def given(self) -> "FrozenTrial | None":
         """The best complete trial of the given configuration; or None."""
@@ -139,7 +161,7 @@ class Search:
         given = self.given()
         if trial is None or given is None or trial.state.name != "COMPLETE":
             return None
-        return lead(answers(trial), answers(given))
+        return lead(self._answers(trial), self._answers(given))
 
     def corrected_gain(self) -> float | None:
         """The expected gain of the best trial over the given configuration (:func:`~.trials.corrected_gain`); None if
@@ -147,7 +169,10 @@ class Search:
         """
         complete, points = self.complete(), self._given_points()
         given = [index for index, trial in enumerate(complete) if point_of(trial) in points]
-        return corrected_gain([answers(trial) for trial in complete], given) if given else None
+        return corrected_gain([self._answers(trial) for trial in complete], given) if given else None
+
+    def _answers(self, trial: "FrozenTrial") -> list[str]:
+        return answers(trial)[: self._halves]
 
     def choice(self, gain: float | None = None) -> "FrozenTrial | None":
         """The best trial if its expected gain over the given configuration is positive, otherwise the best trial of
@@ -217,7 +242,7 @@ class Search:
 
     def _settle(self, trial: "Trial") -> bool:
         """Report a trial's mean so far. Returns whether the trial has ended: it has all halves, or it is pruned."""
-        known = accuracies(trial)
+        known = accuracies(trial)[: self._halves]
         if not known:
             return False
         mean = sum(known) / len(known)
@@ -342,7 +367,7 @@ def rows(search: Search) -> list[dict[str, Any]]:
     columns = ("start", "method", "teacher", "encoding", *settings)
     found = []
     for trial in search.trials():
-        point, known = point_of(trial), accuracies(trial)
+        point, known = point_of(trial), accuracies(trial)[: search.halves]
         if not known:
             continue
         ahead = search.lead(trial)

@@ -109,7 +109,11 @@ def test_a_file_of_the_gnn_benchmark(tmp_path):
 
 
 TABLES = {
-    "names of nodes": ("edges.csv", "from,to\na,b\n", r"line 2 is 'a,b', .*; write a node as its row in x"),
+    "names of nodes": (
+        "edges.csv",
+        "from,to\na,b\n",
+        r"line 2 is 'a,b', .*; to use names, .* a column 'id' of x",
+    ),
     "names of classes": ("y.csv", "label\ncat\n", r"line 2 is 'cat', .*numpy\.unique\(NAMES"),
     "weights": ("edges.csv", "0,1,0.5\n", r"has 3 columns, expected two, .*edge weights are not used"),
     "a gap": ("x.csv", "a,b\n1,2\n3,\n", r"line 3 holds 1 numbers, expected 2; a field is empty: fill in"),

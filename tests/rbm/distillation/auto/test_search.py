@@ -14,7 +14,7 @@ from rbm.distillation.auto.folder import new_study
 from rbm.distillation.auto.run import outcome_of, parse_budget
 from rbm.distillation.auto.search import Search, point_of, rows
 from rbm.distillation.auto.space import DEFAULTS, GIVEN, Space
-from rbm.distillation.auto.trials import corrected_gain, lead
+from rbm.distillation.auto.trials import accuracies, corrected_gain, lead
 from rbm.training.time_limit import OutOfTimeError, TimeLimit
 from rbm.utils.studies import open_trials
 
@@ -235,6 +235,27 @@ def test_a_budget_below_the_starting_points_and_the_run_is_told_at_once(seconds,
     sentence = sentences.search_sentence(outcome_of(search))
     assert "the budget of 60 s is too small for this graph" in sentence
     assert f"need at least {needed:g} s, judging by the epochs so far; the run uses the settings that" in sentence
+
+
+def test_a_budget_that_ends_early_counts_the_halves_that_all_starting_points_have(monkeypatch):
+    now = [0.0]
+
+    def judge(point, half):
+        now[0] += 3.0 if half == 0 else 30.0  # slower than the first halves promised
+        return quality(point, half)
+
+    monkeypatch.setattr(search_module, "_clock", lambda: now[0])
+    search = search_of(judge, budget=60.0, given=preset_config("clean", "cora"))
+    search.run()
+    assert search.halves == 1
+    known = [accuracies(trial) for trial in search.complete()]
+    assert len(known) == len(search.starts) == 4
+    assert max(map(len, known)) > 1, "the first trial had been judged on a further half, which does not count"
+    assert [search.accuracy(trial) for trial in search.complete()] == [halves[0] for halves in known]
+    assert search.choice() is not None
+    assert search.needed is None
+    assert [row["state"] for row in rows(search)] == ["complete"] * 4
+    assert "half 1" not in rows(search)[0]
 
 
 @pytest.mark.parametrize("budget", [40.0, 60.0, 120.0, 300.0])
