@@ -59,6 +59,8 @@ def auto() -> str:
     from rbm.utils.files import read_csv
 
     rows = read_csv(RUNS / "auto" / "runs.csv")
+    graphs = list(dict.fromkeys(row["graph"] for row in rows))
+    rows.sort(key=lambda row: graphs.index(row["graph"]))
     without = {(row["graph"], row["seed"]): row for row in rows if row["run"] == "preset"}
     table, before, after = [], {}, {}
     for row in rows:
@@ -80,6 +82,20 @@ def auto() -> str:
         f" points, {verdict}** (mean of {gain.count} searches, paired *t*-test *p* = {gain.p:.3f})."
     )
     return f"{markdown([*header, 'test: without', 'with'], table)}\n{textwrap.fill(text, 120)}\n"
+
+
+def auto_budget() -> str:
+    """``results/auto_budget.csv``: what whole commands with a budget took."""
+    from rbm.utils.files import read_csv
+
+    table = []
+    for row in read_csv(RUNS / "auto_budget.csv"):
+        graph, _, option = row["command"].partition(":")
+        option = option.partition(":")[2]
+        outcome = f"too small: at least {row['needed']} s are needed" if row["needed"] else f"{row['trials']} trials"
+        command = f"{graph}, `--{option}`" if option else graph
+        table.append([command, f"{row['budget']} s", f"{float(row['seconds']):.0f} s", outcome])
+    return markdown(["graph", "budget", "command", "search"], table)
 
 
 def _setting(row: Sequence[str]) -> str:

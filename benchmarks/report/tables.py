@@ -239,6 +239,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy": lambda: f"{accuracies.accuracy()}\n{accuracies.ahead()}",
     "ahead": accuracies.ahead,
     "auto": accuracies.auto,
+    "auto-budget": accuracies.auto_budget,
     "digits": partial(experiment, "digits"),
     "paper": partial(experiment, "paper"),
     "students": accuracies.students,
