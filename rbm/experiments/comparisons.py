@@ -13,6 +13,7 @@ from typing import NamedTuple
 from scipy.stats import t as student_t
 
 from rbm.experiments.results import ACCURACIES
+from rbm.experiments.statistics import p_text
 from rbm.experiments.tables import group_rows
 
 Cells = dict[tuple[str, ...], dict[int, float]]  # cell -> seed -> per cent
@@ -109,6 +110,6 @@ def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at
     for kind, result, p in zip(others, gains, holm([result.p for result in gains]), strict=True):
         points = [f"{result.cells[cell]:+.2f}" if cell in result.cells else "" for cell in cells]
         error = "" if math.isnan(result.error) else f"{result.error:.2f}"
-        shown = "" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
-        lines.append(f"| {' | '.join([kind, str(result.pairs), *points, f'{result.difference:+.2f}', error, shown])} |")
+        difference = f"{result.difference:+.2f}"
+        lines.append(f"| {' | '.join([kind, str(result.pairs), *points, difference, error, p_text(p)])} |")
     return "\n".join(lines) + "\n"

@@ -1,11 +1,9 @@
 """The results of one configuration over several seeds, for ``rbm distill --seeds``: a table, and what it says."""
 
-import math
-
 from rbm.distillation.registry import METHODS
 from rbm.experiments.experiment import Experiment
-from rbm.experiments.statistics import paired_test
-from rbm.experiments.tables import Group, Runs, group_rows, percent, published
+from rbm.experiments.statistics import p_text
+from rbm.experiments.tables import Group, Runs, compare_runs, group_rows, percent, published
 
 _CHANCE = 0.05  # from this p-value on, a difference may be chance
 _MEANING = (
@@ -55,29 +53,25 @@ def _cells(runs: Runs) -> list[str]:
 
 
 def _best(best: str, models: dict[str, Runs]) -> str:
-    told = f"Best student at validation: {_title(best)}."
+    sentence = f"Best student at validation: {_title(best)}."
     others = [_compared(models[best], name, runs) for name, runs in models.items() if name != best]
     if not others:
-        return told
-    told = f"{told} On test nodes, it is {'; '.join(others)}"
+        return sentence
+    sentence = f"{sentence} On test nodes, it is {'; '.join(others)}"
     if len(models[best]) == 1:
-        return f"{told}. One seed does not show whether a difference is chance; --seeds 0-4 trains more."
-    return f"{told}. p is that of a paired t-test over seeds."
+        return f"{sentence}. One seed does not show whether a difference is chance; --seeds 0-4 trains more."
+    return f"{sentence}. p is that of a paired t-test over seeds."
 
 
 def _compared(first: Runs, name: str, second: Runs) -> str:
     """How far the first model is ahead of another, and whether this may be chance."""
-    one, other = (
-        {seed: 100 * float(row["test_at_best_val"]) for seed, row in runs.items()} for runs in (first, second)
-    )
-    test = paired_test(one, other)
+    test = compare_runs(first, second)
     if test.difference == 0:
         return f"as accurate as the {_model(name)}"
-    told = f"{abs(test.difference):.2f} points {'ahead of' if test.difference > 0 else 'behind'} the {_model(name)}"
-    if test.count == 1 or math.isnan(test.p):  # without spread, the test is not defined
-        return told
-    p = f"p = {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
-    return f"{told} ({p}, {'may be' if test.p >= _CHANCE else 'more than'} chance)"
+    lead = f"{abs(test.difference):.2f} points {'ahead of' if test.difference > 0 else 'behind'} the {_model(name)}"
+    if test.count == 1 or not (p := p_text(test.p)):  # without spread, the test is not defined
+        return lead
+    return f"{lead} (p {p if p.startswith('<') else f'= {p}'}, {'may be' if test.p >= _CHANCE else 'more than'} chance)"
 
 
 def _title(name: str) -> str:

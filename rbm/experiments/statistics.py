@@ -1,5 +1,6 @@
 """Statistics of several runs: means over seeds, and tests of whether methods differ by more than chance."""
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -80,6 +81,13 @@ class SkillingsMack(NamedTuple):
     df: int
     p: float
     p_simulated: float
+
+
+def p_text(p: float) -> str:
+    """A p-value with three digits; empty for NaN, ``< 0.001`` below that."""
+    if math.isnan(p):
+        return ""
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 def skillings_mack(blocks: Iterable[dict[str, float]], *, permutations: int = 0, seed: int = 0) -> SkillingsMack:

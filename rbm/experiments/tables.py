@@ -1,7 +1,6 @@
 """Markdown tables of an experiment's CSV file, with our figures next to the paper's."""
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 from rbm.datasets.registry import short_name
 from rbm.distillation.registry import METHODS
-from rbm.experiments.statistics import Summary, paired_test
+from rbm.experiments.statistics import Paired, Summary, p_text, paired_test
 
 Runs = dict[int, dict[str, str]]  # seed -> row
 
@@ -147,9 +146,13 @@ def _cell(summary: Summary | None) -> str:
 def _difference(first: Runs, second: Runs) -> tuple[str, str]:
     if not first.keys() & second.keys():
         return "", ""
+    test = compare_runs(first, second)
+    return f"{test.difference:+.2f}", p_text(test.p)
+
+
+def compare_runs(first: Runs, second: Runs) -> Paired:
+    """Paired test of the test accuracies of two models, in points."""
     one, other = (
         {seed: 100 * float(row["test_at_best_val"]) for seed, row in runs.items()} for runs in (first, second)
     )
-    test = paired_test(one, other)
-    p = "" if math.isnan(test.p) else f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"
-    return f"{test.difference:+.2f}", p
+    return paired_test(one, other)

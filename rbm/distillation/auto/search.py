@@ -147,10 +147,14 @@ class Search:
         candidates = [trial for trial in self.complete() if points is None or point_of(trial) in points]
         return max(candidates, key=lambda trial: (self.accuracy(trial), -trial.number), default=None)
 
-    def accuracy(self, trial: "FrozenTrial") -> float:
-        """Mean accuracy of a trial over its halves, of which at most :attr:`halves` count."""
-        known = accuracies(trial)[: self.halves]
+    def accuracy(self, trial: "FrozenTrial | Trial") -> float:
+        """Mean accuracy of a trial over its halves so far, of which at most :attr:`halves` count."""
+        known = self.accuracies(trial)
         return sum(known) / len(known)
+
+    def accuracies(self, trial: "FrozenTrial | Trial") -> list[float]:
+        """Accuracy of a trial on each half so far that counts."""
+        return accuracies(trial)[: self._halves]
 
     def given(self) -> "FrozenTrial | None":
         """The best complete trial of the given configuration; or None."""
@@ -242,17 +246,17 @@ class Search:
 
     def _settle(self, trial: "Trial") -> bool:
         """Report a trial's mean so far. Returns whether the trial has ended: it has all halves, or it is pruned."""
-        known = accuracies(trial)[: self._halves]
+        known = self.accuracies(trial)
         if not known:
             return False
-        mean = sum(known) / len(known)
+        accuracy = self.accuracy(trial)
         if len(known) not in self.trials()[trial.number].intermediate_values:
-            trial.report(mean, len(known))
+            trial.report(accuracy, len(known))
             self._known = None
         if self._halves is None:
             return False
         if len(known) >= self._halves:
-            self.study.tell(trial, mean)
+            self.study.tell(trial, accuracy)
         elif trial.should_prune() and point_of(trial) not in self.starts:
             self.study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
         else:
@@ -367,7 +371,7 @@ def rows(search: Search) -> list[dict[str, Any]]:
     columns = ("start", "method", "teacher", "encoding", *settings)
     found = []
     for trial in search.trials():
-        point, known = point_of(trial), accuracies(trial)[: search.halves]
+        point, known = point_of(trial), search.accuracies(trial)
         if not known:
             continue
         ahead = search.lead(trial)
@@ -375,7 +379,7 @@ def rows(search: Search) -> list[dict[str, Any]]:
             {
                 "trial": trial.number,
                 "state": {"COMPLETE": "complete", "PRUNED": "given up"}.get(trial.state.name, "unfinished"),
-                "accuracy": f"{sum(known) / len(known):.5f}",
+                "accuracy": f"{search.accuracy(trial):.5f}",
                 **{name: point.get(name, "") for name in columns},
                 **{f"half {half}": f"{known[half]:.5f}" if half < len(known) else "" for half in range(search.halves)},
                 "gain": "" if ahead is None else f"{ahead.gain:.5f}",
