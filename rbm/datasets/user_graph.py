@@ -47,17 +47,18 @@ def load_graph(
 
     The parts have the same names in all formats:
 
-    * ``x`` or ``features``: numbers ``[N, F]``.
+    * ``x``, ``features`` or ``node_features``: numbers ``[N, F]``.
     * ``edge_index`` or ``edges``: whole numbers ``[2, M]`` or ``[M, 2]``, source and target. An array of shape
       ``[2, 2]`` is read as the first; tables have one edge per row. Self-loops, duplicates and directions are kept;
       messages flow from the first node of an edge to the second. For a graph without edges, give an empty array.
-    * ``y`` or ``labels``: class numbers ``[N]`` from 0; -1 means unknown and is allowed outside the masks only. A
-      number that no node has, such as 2 among 0, 1, 3, counts as a class, with a warning. To declare the number of
-      classes and avoid the warning, add the number ``num_classes`` as a part.
-    * ``train_mask``, ``val_mask`` and ``test_mask``, or ``train``, ``val`` and ``test``: true or false for each node,
-      or node ids; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without masks, 20 training and 30 validation
-      nodes per class are drawn from the labelled nodes (:func:`rbm.datasets.splits.per_class_masks`). A mask may have
-      one column for each of ``S`` splits, ``[N, S]``; seed ``s`` uses column ``s % S``.
+    * ``y``, ``labels`` or ``node_labels``: class numbers ``[N]`` from 0; -1 means unknown and is allowed outside the
+      masks only. A number that no node has, such as 2 among 0, 1, 3, counts as a class, with a warning. To declare the
+      number of classes and avoid the warning, add the number ``num_classes`` as a part.
+    * ``train_mask``, ``val_mask`` and ``test_mask`` (or ``train_masks`` and so on, or ``train`` and so on): true or
+      false for each node, or node ids; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without masks, 20
+      training and 30 validation nodes per class are drawn from the labelled nodes
+      (:func:`rbm.datasets.splits.per_class_masks`). A mask may hold ``S`` splits, ``[N, S]`` or ``[S, N]``; seed ``s``
+      uses split ``s % S``.
     * ``teacher_logits`` or ``logits``: a teacher's logits ``[N, C]``, for ``rbm distill --teacher logits``.
 
     In a folder, a column ``id`` or ``node_id`` of ``x.csv`` or ``x.parquet`` names the nodes, by strings or numbers
@@ -226,6 +227,9 @@ def _masks(path: Path, parts: dict[str, Any], num_nodes: int, seed: int) -> list
             " nodes of another mask, or remove all masks for a split drawn by the seed"
         )
     values = {name: as_tensor(parts[name], f"{path}, {name}") for name in MASKS}
+    for name, value in values.items():
+        if value.dim() == 2 and len(value) != num_nodes and value.size(1) == num_nodes:
+            values[name] = value.t()
     counts = {name: value.size(1) for name, value in values.items() if value.dim() == 2 and len(value) == num_nodes}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         found = ", ".join(f"{name} [{num_nodes}, {count}]" for name, count in counts.items())

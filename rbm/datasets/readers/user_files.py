@@ -29,14 +29,14 @@ from rbm.utils.tensor_files import PicklesError, read_pickled
 
 # Each part of a graph and its accepted names, for all file formats.
 NAMES = {
-    "x": ("x", "features"),
+    "x": ("x", "features", "node_features"),
     "edge_index": ("edge_index", "edges"),
-    "y": ("y", "labels"),
+    "y": ("y", "labels", "node_labels"),
     "teacher_logits": ("teacher_logits", "logits"),
     "masks": ("masks",),
-    "train_mask": ("train_mask", "train"),
-    "val_mask": ("val_mask", "val", "valid"),
-    "test_mask": ("test_mask", "test"),
+    "train_mask": ("train_mask", "train_masks", "train"),
+    "val_mask": ("val_mask", "val_masks", "val", "valid"),
+    "test_mask": ("test_mask", "test_masks", "test"),
 }
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
@@ -140,7 +140,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
         layout = found.get("format", np.array(b"csr"))
         if layout.size != 1 or layout.item() not in (b"csr", "csr"):
             raise ValueError(f"dataset: {path} holds a sparse matrix as {layout.tolist()!r}, expected CSR")
-        if "x" in found or "features" in found:
+        if any(name in found for name in NAMES["x"]):
             raise ValueError(f"dataset: {path} holds features twice, dense and as {', '.join(_SPARSE)}")
         found["x"] = _csr(path, found)
         names = ["x", *(name for name in names if name not in (*_SPARSE, "format"))]

@@ -46,6 +46,20 @@ def test_a_seed_chooses_one_of_several_splits(tmp_path, caplog, seed):
     assert f"has masks for 10 splits; seed {seed} uses split {seed % SPLITS}, counted from 0" in caplog.text
 
 
+@pytest.mark.parametrize("seed", [0, 13])
+def test_the_npz_of_the_heterophilous_graphs(tmp_path, seed):
+    """Platonov et al. (2023): one row per split, names in the plural, one edge per row."""
+    parts, masks = graph(), several_splits()
+    rows = {f"{name}s": mask.T.numpy() for name, mask in masks.items()}
+    named = {"node_features": parts["x"], "node_labels": parts["y"], "edges": parts["edge_index"].T}
+    np.savez(tmp_path / "actor.npz", **{name: value.numpy() for name, value in named.items()}, **rows)
+    data = load_graph(tmp_path / "actor.npz", seed=seed)
+    for name in ("x", "y", "edge_index"):
+        assert torch.equal(data[name], parts[name])
+    for name in MASKS:
+        assert torch.equal(data[name], masks[name][:, seed % SPLITS])
+
+
 def test_one_test_set_beside_several_splits(tmp_path):
     masks = several_splits()
     masks["train_mask"], masks["test_mask"] = masks["train_mask"] | masks["test_mask"], torch.arange(NODES) % 6 == 0
