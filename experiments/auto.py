@@ -165,7 +165,7 @@ def row(name: str, budget: str | None, seed: int, root: str) -> dict[str, object
     if budget is not None:
         chosen = searched(name, budget, seed, data)
         found = chosen.outcome
-        trials = read_csv(RUNS / f"{name}-{seed}-{budget}" / "auto.csv")
+        trials = read_csv(RUNS / f"{name}-{seed}-{budget}" / "auto.csv", missing_ok=True)  # none in a small budget
         seconds = f"{sum(float(trial['seconds']) for trial in trials):.0f}"
         if found["choice"] is not None:
             # The student of the best trial, even if not chosen: the result of the search without its rule.
@@ -217,8 +217,8 @@ def main(root: str, out: str, *what: str) -> None:
                 continue
             rows.append({key: str(value) for key, value in row(name, searches, int(seed), root).items()})
             write_csv(table, rows)
-            if searches is not None:
-                shutil.copy(RUNS / f"{name}-{seed}-{budget}" / "auto.csv", table.parent / f"{name}-{budget}-{seed}.csv")
+            if (trials := RUNS / f"{name}-{seed}-{budget}" / "auto.csv").is_file():
+                shutil.copy(trials, table.parent / f"{name}-{budget}-{seed}.csv")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from rbm.cli.options import (
     Root,
     Setting,
     TeacherName,
+    Undirected,
     configuration,
     console,
     lasting_changes,
@@ -38,6 +39,7 @@ def distill(
     root: Root = None,
     setting: Setting = None,
     protocol: Protocol = None,
+    undirected: Undirected = False,
     teacher: TeacherName = None,
     method: Annotated[
         str,
@@ -134,13 +136,14 @@ def distill(
     To train the students with N processes, use torchrun --nproc-per-node N -m rbm distill.
     """
     from rbm.config.presets import FEATURES_ONLY
-    from rbm.datasets import load_dataset
+    from rbm.datasets.load import load_configured_dataset
     from rbm.distillation.distill import distill as run_distillation
     from rbm.utils.distributed import is_main_process, joined
 
     if features_only and not auto:  # a search stores this option separately from its initial settings
         set_ = [*(set_ or []), *FEATURES_ONLY]
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
+    given["undirected"] = True if undirected else None
     methods = [name.strip() for name in method.split(",")]
     options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
@@ -170,13 +173,7 @@ def distill(
     )
     again += " --auto" if auto else ""
     with advise_resuming(f"rbm distill --out {path} --resume{again}"), joined(usable_device(device)) as place:
-        data = load_dataset(
-            chosen.dataset,
-            chosen.root or None,
-            protocol=chosen.protocol,
-            seed=chosen.seed,
-            sparse_features=chosen.sparse_features,
-        ).to(place)
+        data = load_configured_dataset(chosen).to(place)
         result = run_distillation(
             data,
             named,
@@ -254,7 +251,7 @@ def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
         seeds=parse_seeds(seeds),
         preset=chosen.preset,
         teacher=chosen.teacher.name,
-        changes={**lasting_changes(*options[-2:]), "inflate": chosen.inflate},
+        changes={**lasting_changes(*options[-2:]), "inflate": chosen.inflate, "undirected": chosen.undirected},
     )
     table = out or Path("runs") / f"{run_name(chosen)}.csv"
     run_and_show(run, table, root or chosen.root or None, cache, jobs, show=seeds_report)

@@ -32,6 +32,10 @@ Setting = Annotated[
 Protocol = Annotated[
     str | None, typer.Option(help="Version and split of a named graph: rbm (default) or cpf.", rich_help_panel=GRAPH)
 ]
+Undirected = Annotated[
+    bool,
+    typer.Option("--undirected", help="Add the reverse of each edge of your own graph's files.", rich_help_panel=GRAPH),
+]
 TeacherName = Annotated[
     str | None,
     typer.Option(

@@ -31,7 +31,8 @@ SETTINGS, PROTOCOLS, PRESETS = get_args(Setting), get_args(Protocol), get_args(P
 SPARSE_FEATURES = get_args(SparseFeatures)
 # Settings added later, with the value that all earlier runs had. A run file that lacks them is read with these values.
 # The fingerprint of a result row ignores settings with these values, so that earlier rows keep their fingerprints.
-LATER_SETTINGS: dict[str, dict[str, Any]] = {
+LATER_SETTINGS: dict[str, Any] = {
+    "undirected": False,
     "rbm": {
         "select_pretraining": False,
         "route_from_best": False,
@@ -57,7 +58,7 @@ class Config(Section):
     replace it (see :func:`rbm.datasets.splits.without_test_set`).
     ``inflate`` multiplies the hidden width of every student; 8 gives the paper's "+" variants.
     ``sparse_features`` selects whether a named dataset's features are loaded as a CSR tensor: see
-    :func:`rbm.datasets.load_dataset`.
+    :func:`rbm.datasets.load_dataset`. ``undirected`` adds the reverse of each edge of a graph from a user's files.
 
     The students ``rbm``, ``mlp``, ``moe`` and ``ensemble`` share one training recipe, given by ``distill``,
     ``reliability`` and ``encoding``. The other methods have their own recipes in the sections of their names.
@@ -69,6 +70,7 @@ class Config(Section):
     protocol: Protocol = "rbm"
     evaluate_on: Evaluated = "test"
     sparse_features: SparseFeatures = "auto"
+    undirected: bool = False
     setting: Setting = "transductive"
     preset: Preset = "clean"
     seed: Annotated[int, Field(ge=0, lt=2**31, description="between 0 and 2^31 - 1")] = 0

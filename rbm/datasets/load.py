@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch_geometric.data import Data
 
-from rbm.config import SPARSE_FEATURES
+from rbm.config import SPARSE_FEATURES, Config
 from rbm.datasets.readers.digits import read_digits
 from rbm.datasets.readers.features import pack_features, row_normalized
 from rbm.datasets.readers.npz import read_npz_graph
@@ -23,6 +23,7 @@ from rbm.datasets.splits import per_class_masks
 from rbm.datasets.user_graph import load_graph
 from rbm.datasets.validation import num_classes, validate_data
 
+_CONFIGURED = ("protocol", "seed", "sparse_features", "undirected")  # options that are settings of a run
 _SPLIT_RNG = {"rbm": "pcg64", "cpf": "mt19937"}
 
 
@@ -37,6 +38,7 @@ def load_dataset(
     binarize: bool = False,
     keep_duplicates: bool = False,
     sparse_features: str = "auto",
+    undirected: bool = False,
     download: bool = False,
 ) -> Data:
     """Load a graph by name, as the paper's experiments use it, or a graph of your own by its path.
@@ -71,6 +73,8 @@ def load_dataset(
         sparse_features: ``"always"`` returns ``x`` as a CSR tensor, ``"never"`` as a dense one. ``"auto"`` returns CSR
             if at most one entry in fifty is nonzero and a dense ``x`` would hold 2^24 numbers or more (64 MiB), as for
             the two Coauthor graphs. Small graphs train quickly either way, and other code expects dense tensors.
+        undirected: add the reverse of each edge of a graph of your own, see :func:`rbm.datasets.load_graph`. The other
+            graphs are undirected.
         download: fetch missing raw files into ``root``. Otherwise the network is never used.
 
     Returns:
@@ -91,7 +95,7 @@ def load_dataset(
     if is_path(name):
         _refuse("binarize", binarize, str(name), "Amazon and Coauthor")
         _refuse("keep_duplicates", keep_duplicates, str(name), "ogbn")
-        data = load_graph(name, seed=seed, split_rng=split_rng, sparse_features=sparse_features)
+        data = load_graph(name, seed=seed, split_rng=split_rng, sparse_features=sparse_features, undirected=undirected)
         if normalize_features:
             data.x = row_normalized(data.x)
         return data
@@ -118,6 +122,18 @@ def load_dataset(
     data.num_classes = int(data.y.max()) + 1
     data.name, data.unseen_fraction = info.name, unseen_fraction(info.name, protocol)
     return data
+
+
+def load_configured_dataset(config: Config, root: str | Path | None = None) -> Data:
+    """Load the graph of a configuration with :func:`load_dataset`; ``root`` replaces the configuration's."""
+    options = {name: getattr(config, name) for name in _CONFIGURED}
+    return load_dataset(config.dataset, root or config.root or None, **options)
+
+
+def graph_settings(config: Config, root: str | Path | None = None) -> Config:
+    """The settings of :func:`load_configured_dataset` alone; all others have their defaults."""
+    options = {name: getattr(config, name) for name in ("dataset", *_CONFIGURED)}
+    return Config(root=str(root or config.root), **options)
 
 
 def check_files(name: str | Path, root: str | Path | None = None, *, protocol: str = "rbm") -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 
 from rbm.datasets.readers.features import pack_features
 from rbm.datasets.readers.user_files import as_tensor, read_parts
@@ -30,6 +31,7 @@ def load_graph(
     split_rng: str = "pcg64",
     small_classes: str = "share",
     sparse_features: str = "auto",
+    undirected: bool = False,
 ) -> Data:
     """Load a graph from files: features, edges, labels, and optionally masks and a teacher's logits.
 
@@ -73,6 +75,7 @@ def load_graph(
         split_rng: its generator.
         small_classes: how to split a class with too few nodes, see :func:`rbm.datasets.splits.per_class_masks`.
         sparse_features: as for :func:`rbm.datasets.load_dataset`.
+        undirected: add the reverse of each edge, for files that list each undirected edge once; duplicates are removed.
 
     Returns:
         As :func:`rbm.datasets.load_dataset`, plus ``teacher_logits`` float32 ``[N, C]`` and ``node_ids``
@@ -106,7 +109,12 @@ def load_graph(
     check_class_numbers(f"dataset: {path}, y", y)
     if parts["num_classes"] is None:
         warn_of_absent_classes(f"dataset: {path}, y", y)
-    data = Data(x=pack_features(x, sparse_features), edge_index=_edges(path, parts["edge_index"], num_nodes), y=y)
+    edges = _edges(path, parts["edge_index"], num_nodes)
+    if undirected:
+        edges = to_undirected(edges, num_nodes=num_nodes)
+    else:
+        _warn_of_single_directions(path, edges, num_nodes)
+    data = Data(x=pack_features(x, sparse_features), edge_index=edges, y=y)
     masks = _masks(path, parts, num_nodes, seed)
     if masks is None:
         # A misspelt mask must not turn into a random split.
@@ -187,9 +195,7 @@ def _edges(path: Path, edges: Any, num_nodes: int) -> Tensor:
     if edges.dim() != 2 or 2 not in edges.shape:
         raise ValueError(f"dataset: {path}, edge_index has shape {list(edges.shape)}, expected [2, M] or [M, 2]")
     _check_ids(f"{path}, edge_index", edges, num_nodes)
-    edges = (edges if edges.size(0) == 2 else edges.t()).contiguous()
-    _warn_of_single_directions(path, edges, num_nodes)
-    return edges
+    return (edges if edges.size(0) == 2 else edges.t()).contiguous()
 
 
 def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int) -> None:
@@ -202,8 +208,8 @@ def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int) -> Non
     if keys.numel() and (share := float(returned.double().mean())) < _MOST_RETURNED:
         logging.getLogger("rbm").warning(
             "dataset: %s, edge_index has %s edges; the reverse edge is present for %s of them. Messages flow from"
-            " the first node of an edge to the second. If the graph is undirected, add the reverse of each edge:"
-            " numpy.concatenate([edges, edges[:, ::-1]]) for edges [M, 2].",
+            " the first node of an edge to the second. If the graph is undirected, use --undirected"
+            " (load_graph(PATH, undirected=True)), which adds the reverse of each edge.",
             *(path, f"{keys.numel():,}", f"{share:.1%}" if share else "none"),
         )
 

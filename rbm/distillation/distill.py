@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
 
 from rbm.config import Config
 from rbm.config.presets import features_only as without_encodings
@@ -144,6 +145,11 @@ def distill(
     if tensorboard:
         check_tensorboard(folder)
     validate_data(data)
+    if config.undirected and not is_undirected(data.edge_index, num_nodes=data.num_nodes):
+        raise ValueError(
+            "undirected is for graphs that rbm reads from files, and data has an edge without its reverse; use"
+            " torch_geometric.transforms.ToUndirected()(data)"
+        )
     if (folder is not None or console is not None) and is_main_process():  # once, not per trial of a search
         warn_of_scale(data.x)
         warn_of_untaught_classes(data)

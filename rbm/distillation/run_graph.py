@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.datasets import load_dataset, num_classes
+from rbm.datasets import num_classes
+from rbm.datasets.load import load_configured_dataset
 from rbm.datasets.readers.node_ids import FILE
 from rbm.datasets.registry import absolute_name, find_dataset, is_path
 from rbm.datasets.splits import GraphSplit, split_for
@@ -90,13 +91,7 @@ def graph_of_run(run: Path, config: Config, root: Path | str | None = None) -> D
             f"run {run} was made on a graph that rbm.distill was given as an object, and has no {GRAPH}: that graph had"
             f" more than {MOST_BYTES >> 20} MiB, or the file was removed"
         )
-    return load_dataset(
-        config.dataset,
-        root or config.root or None,
-        protocol=config.protocol,
-        seed=config.seed,
-        sparse_features=config.sparse_features,
-    )
+    return load_configured_dataset(config, root)
 
 
 def teacher_of_run(run: Path, config: Config, split: GraphSplit, classes: int) -> nn.Module | None:

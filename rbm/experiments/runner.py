@@ -10,7 +10,9 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from torch_geometric.data import Data
 
-from rbm.datasets import check_files, load_dataset
+from rbm.config import Config
+from rbm.datasets import check_files
+from rbm.datasets.load import graph_settings, load_configured_dataset
 from rbm.datasets.registry import short_name
 from rbm.distillation.distill import distill
 from rbm.experiments.experiment import Experiment, Task
@@ -142,7 +144,7 @@ def _run_task(
     """Train a student, and return its row and its teacher's."""
     config = experiment.config(task)
     result = distill(
-        remembered_dataset(task.dataset, root, config.protocol, task.seed, config.sparse_features, device),
+        remembered_dataset(graph_settings(config, root), device),
         config=config,
         methods=[method],
         labels_alone=config.distill.source == "auto",  # "auto" needs that MLP
@@ -158,11 +160,9 @@ def _run_task(
 
 
 @lru_cache(maxsize=2)
-def remembered_dataset(
-    name: str, root: str | None, protocol: str, seed: int, sparse_features: str, device: str
-) -> Data:
-    """Load a graph with :func:`rbm.load_dataset` onto a device; the process keeps the last two graphs."""
-    return load_dataset(name, root, protocol=protocol, seed=seed, sparse_features=sparse_features).to(device)
+def remembered_dataset(settings: Config, device: str) -> Data:
+    """Load the graph of :func:`rbm.datasets.load.graph_settings` onto a device; the process keeps the last two."""
+    return load_configured_dataset(settings).to(device)
 
 
 def _expected(task: Task, experiment: Experiment, methods: list[str] | None = None) -> list[dict[str, str]]:

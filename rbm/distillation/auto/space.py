@@ -24,7 +24,10 @@ MODULE = "module"
 # Name -> (random walks, label propagation), the switches of the section ``encoding``.
 ENCODINGS = {"none": (False, False), "walks": (True, False), "labels": (False, True), "both": (True, True)}
 # Settings that identify the run and do not affect how it learns.
-_OF_THE_RUN = ("dataset", "root", "protocol", "evaluate_on", "sparse_features", "setting", "preset", "seed", "inflate")
+_OF_THE_RUN = (
+    *("dataset", "root", "protocol", "evaluate_on", "sparse_features", "undirected"),
+    *("setting", "preset", "seed", "inflate"),
+)
 _OF_A_TEACHER = ("teacher", "attention")
 
 

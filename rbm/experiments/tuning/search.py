@@ -7,6 +7,7 @@ from typing import Any
 from torch_geometric.data import Data
 
 from rbm.config import Config
+from rbm.datasets.load import graph_settings
 from rbm.distillation.distill import distill
 from rbm.distillation.registry import METHODS
 from rbm.experiments.runner import remembered_dataset
@@ -46,10 +47,7 @@ class Search:
 
     def data(self, seed: int, device: str) -> Data:
         """The graph with the split of a seed; raises as :func:`rbm.load_dataset`."""
-        start = self.start
-        return remembered_dataset(
-            start.dataset, start.root or None, start.protocol, seed, start.sparse_features, device
-        )
+        return remembered_dataset(graph_settings(replace(self.start, seed=seed)), device)
 
     def accuracy(self, values: dict[str, Any], seed: int, cache: Path | None, device: str) -> float:
         """Train a student with these values, and return its accuracy on the held-out half of the validation nodes.

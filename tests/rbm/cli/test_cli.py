@@ -13,11 +13,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rbm import __version__, load_student
+from rbm import Config, __version__, distill, load_student
 from rbm.distillation.summary import results_table
 from rbm.experiments.analysis import STUDIES
 from rbm.experiments.paper_tables import table_names
 from rbm.serving.latency import latency_table
+from rbm.utils.files import read_csv
 
 QUICK = ["--set", "teacher.max_epochs=8", "--set", "mlp.max_epochs=8", "--set", "rbm.max_epochs=8"]
 QUICK += ["--set", "rbm.hidden_channels=16", "--set", "rbm.pretrain_epochs=2"]
@@ -290,3 +291,24 @@ def test_a_run_of_an_earlier_version_keeps_its_relative_path(rbm, small_graph, t
     stored.write_text(text.replace(f"{tmp_path}/mine.pt", "mine.pt"))
     assert rbm("distill", "--resume", "--out", "run", "--no-plots")[0] == 0
     assert "dataset: mine.pt" in stored.read_text()
+
+
+def test_a_graph_becomes_undirected(rbm, small_graph, tmp_path):
+    """And stays so for the commands that read it again, and over several seeds."""
+    data, once = small_graph, small_graph.edge_index[0] < small_graph.edge_index[1]
+    data.edge_index = data.edge_index[:, once]
+    torch.save(data, tmp_path / "once.pt")
+    quick = ("--dataset", "once.pt", *QUICK, "--set", "encoding.deepwalk=false", "--method", "mlp")
+    assert rbm("distill", *quick, "--undirected", "--out", "both", "--no-plots")[0] == 0
+    summary = json.loads(Path("both/summary.json").read_text())
+    assert summary["edges"] == 2 * data.num_edges
+    assert rbm("report", "both")[0] == 0
+    status, _, err = rbm("distill", "--resume", "--out", "both", "--no-plots", "--method", "mlp")
+    assert (status, "differ" in err) == (0, False)
+    for name, flags in (("both", ["--undirected"]), ("once", [])):
+        assert rbm("distill", *quick, *flags, "--seeds", "0", "--out", f"{name}.csv")[0] == 0
+    (both, once) = (read_csv(Path(f"{name}.csv")) for name in ("both", "once"))
+    assert float(both[0]["test_at_best_val"]) == pytest.approx(summary["teacher"]["test_accuracy"], abs=1e-5)
+    assert both[0]["config"] != once[0]["config"]
+    with pytest.raises(ValueError, match="undirected is for graphs that rbm reads from files"):
+        distill(data, config=Config(undirected=True))
