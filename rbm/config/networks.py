@@ -174,6 +174,9 @@ class RbMConfig(Network, Pretrained):
 
     ``reset_dead_experts`` is a number of routed epochs (0: never). Each time that many have passed, experts that no
     observed node uses are started anew (:func:`rbm.reset_dead_experts`).
+
+    With ``start_as_mlp``, pretraining starts from the weights and random numbers of the student ``mlp``. If dropout and
+    optimiser settings are equal too, as they are by default, both train alike, to the bit, until routing begins.
     """
 
     num_experts: Experts = NUM_EXPERTS
@@ -204,6 +207,7 @@ class RbMConfig(Network, Pretrained):
     shared_expert: bool = False
     residual_weight_decay: NonNegative = 0.0
     reset_dead_experts: CountOrZero = 0
+    start_as_mlp: bool = True
 
     def validate(self) -> None:
         self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")

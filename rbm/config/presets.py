@@ -49,7 +49,12 @@ _SWITCHES: dict[str, dict[str, Any]] = {
 
 # How routing begins in the released code. ``clean`` uses it as well, with the hyperparameters that were tuned with it,
 # except where results on a graph show that the start of ``RbMConfig`` is better.
-_RELEASED_START = {"select_pretraining": False, "init_scale": 2.0, "init_attention": 1.1}
+_RELEASED_START = {
+    "select_pretraining": False,
+    "start_as_mlp": False,
+    "init_scale": 2.0,
+    "init_attention": 1.1,
+}
 
 # The settings of `rbm distill --features-only`: students that see features alone.
 FEATURES_ONLY = (

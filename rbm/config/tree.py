@@ -42,6 +42,7 @@ LATER_SETTINGS: dict[str, Any] = {
         "shared_expert": False,
         "residual_weight_decay": 0.0,
         "reset_dead_experts": 0,
+        "start_as_mlp": False,
     },
     "distill": {"source": "teacher"},
     "vqgraph": {"tokenizer": {"code_start": "random"}},

@@ -14,7 +14,7 @@ from rbm.distillation.trainer import StudentTrainer
 from rbm.nn import losses
 from rbm.nn.dead_experts import reset_dead_experts
 from rbm.nn.kmeans_init import group_nodes, initialize_memory, sample_inputs
-from rbm.nn.students import RbMStudent, Trace
+from rbm.nn.students import MLPStudent, RbMStudent, Trace
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies
 from rbm.utils.distributed import broadcast_from_rank0
@@ -202,6 +202,8 @@ def train_rbm(task: DistillationTask) -> TrainedStudent:
     config = task.config
     encodings = task.encode(config.encoding)
     student = task.new_student(RbMStudent, config.rbm, encodings)
+    if config.rbm.start_as_mlp:
+        start_from(task.new_student(MLPStudent, config.rbm, encodings), student)
     trainer = RbMTrainer(student, task.split, task.teacher_outputs, config, encodings)
     warmup = config.rbm.pretraining
     result = task.fit("rbm", trainer, config.rbm, warmup=warmup, select_warmup=config.rbm.select_pretraining)
@@ -210,6 +212,14 @@ def train_rbm(task: DistillationTask) -> TrainedStudent:
     for buffer in student.buffers():
         buffer.requires_grad_(False)
     return TrainedStudent(student, result, encodings)
+
+
+@torch.no_grad()
+def start_from(mlp: MLPStudent, student: RbMStudent) -> None:
+    """Copy the layers of an MLP of the same shape to the experts that pretraining trains, the first of each layer."""
+    for layer, linear in zip(student.layers, mlp.layers, strict=True):
+        layer.weight[0].copy_(linear.weight)
+        layer.bias[0].copy_(linear.bias)
 
 
 def annealed_decay(config: RbMConfig, epoch: int) -> float:

@@ -1,5 +1,7 @@
 """From pretraining to routing: the function does not change, and validation may select a pretraining epoch."""
 
+import json
+
 import pytest
 import torch
 from killed_runs import killed_and_resumed
@@ -120,9 +122,33 @@ def test_a_kill_changes_nothing(small_graph, quick, tmp_path, epoch):
     assert torch.equal(loaded(small_graph.x), whole.student(small_graph.x))
 
 
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_pretraining_is_the_training_of_the_mlp(small_graph, quick, tmp_path, setting):
+    """To the bit, if both have the same dropout; later settings of one or the other end this."""
+    config = quick.updated({"setting": setting, "rbm": {"dropout_first_layer": False}, "mlp": {"max_epochs": 11}})
+
+    def epochs(changes: dict) -> list[list]:
+        options = {"methods": ["mlp", "rbm"], "measure_latency": False, "folder": tmp_path / "run", "overwrite": True}
+        rbm.distill(small_graph, config=config.updated({"rbm": changes}), **options)
+        records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        figures = ("loss", "train_accuracy", "val_accuracy", "test_accuracy")
+        return [[[r[f] for f in figures] for r in records if r["phase"] == phase] for phase in ("mlp", "rbm")]
+
+    mlp, student = epochs({})
+    assert student[:5] == mlp[:5]
+    assert student[5] != mlp[5], "routing has begun"
+    mlp, student = epochs({"start_as_mlp": False})
+    assert student[0] != mlp[0]
+
+
 def test_who_starts_how():
     ours = {"select_pretraining": True, "init_scale": 1.0, "init_attention": 1.0}
     released = {"select_pretraining": False, "init_scale": 2.0, "init_attention": 1.1}
+    assert [preset_config("clean", name).rbm.start_as_mlp for name in ("mine.npz", "digits", "cora")] == [
+        True,
+        False,
+        False,
+    ]
 
     def start(config: Config) -> dict:
         return {name: getattr(config.rbm, name) for name in ours}
