@@ -12,7 +12,7 @@ from rbm.config import Config
 from rbm.config.presets import preset_config
 from rbm.datasets import load_dataset
 from rbm.distillation.distill import distill
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
 from rbm.training.metrics import purity
 from rbm.utils.files import write_csv, write_text
@@ -125,11 +125,8 @@ def complexity_table(rows: list[dict[str, Any]]) -> str:
     """A Markdown table of :func:`complexity_rows`."""
     lines = ["| | | parameters | active | one node (ms) | all nodes (ms) |", "|---|---|---:|---:|---:|---:|"]
     for row in rows:
-        title = "Teacher" if row["method"] == "teacher" else METHODS[row["method"]].title
-        counts = f"{row['parameters']:,} | {row['active_parameters']:,}"
-        lines.append(
-            f"| {row['dataset']} | {title} | {counts} | {row['one_node_ms']:.3f} | {row['all_nodes_ms']:.1f} |"
-        )
+        cells = (row["dataset"], title_of(row["method"]), f"{row['parameters']:,}", f"{row['active_parameters']:,}")
+        lines.append(f"| {' | '.join(cells)} | {row['one_node_ms']:.3f} | {row['all_nodes_ms']:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -144,7 +141,7 @@ def _pictures(dataset: str, result: Distillation, folder: Path) -> list[str]:
         plot_representation(result, method, folder / file)
         share, chance = purity(experts, labels), purity(torch.zeros_like(experts), labels)
         parts += [
-            f"## {METHODS[method].title}, {dataset}",
+            f"## {title_of(method)}, {dataset}",
             "",
             f"The top expert alone tells the class of {share:.1%} of the nodes (the largest class has {chance:.1%}).",
             "",

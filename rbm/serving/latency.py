@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets.registry import short_name
 from rbm.distillation.latency import milliseconds, neighborhood_answer
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.distillation.soft_targets import Neighborhood
 from rbm.nn.int8 import quantized
@@ -90,7 +90,7 @@ def measure_run(
     graph, teacher = split.graph.to(device), teacher_of_run(run, config, split, classes)
     models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
     x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
-    title = METHODS[method].title if method in METHODS else method
+    title = title_of(method)
     models[method] = (title if quantize is None else f"{title}, {quantize}", student, x.__getitem__)
     if quantize is not None:
         models["float32"] = (f"{title}, float32", trained, x.__getitem__)

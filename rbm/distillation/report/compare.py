@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
+from rbm.distillation.registry import title_of
 from rbm.distillation.report import charts
-from rbm.distillation.report.observe import title_of
 from rbm.distillation.report.parts import Chart, Grid, Section
 from rbm.distillation.report.run_data import TEACHER, RunData
 from rbm.distillation.report.svg import MARKERS, SERIES

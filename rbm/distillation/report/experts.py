@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
-from rbm.distillation.summary import ROWS
 from rbm.nn.losses import expert_load
 from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MixtureStudent
@@ -58,7 +58,7 @@ def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
     memory = getattr(last, "memory", None)
     return {
         "method": method,
-        "title": ROWS.get(method, method),
+        "title": title_of(method),
         "nodes": len(nodes),
         "of": int(result.split.graph.num_nodes),
         "top_k": int(last.top_k),

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.report.experts import observe_experts
 from rbm.distillation.result import Distillation
-from rbm.distillation.summary import ROWS
 from rbm.distillation.verdict import compare
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows
@@ -234,8 +233,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def title_of(method: str) -> str:
-    """The title of a model on the page."""
-    return ROWS.get(method, method)

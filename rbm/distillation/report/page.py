@@ -1,7 +1,7 @@
 """The sections of a report: charts and tables, each chart with a sentence that explains it."""
 
+from rbm.distillation.registry import title_of
 from rbm.distillation.report import charts, tables
-from rbm.distillation.report.observe import title_of
 from rbm.distillation.report.parts import Chart, Grid, Section
 from rbm.distillation.report.run_data import TEACHER, RunData
 from rbm.distillation.report.tables import count, percent, share

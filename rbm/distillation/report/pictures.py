@@ -10,9 +10,10 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from rbm.datasets.registry import short_name
+from rbm.distillation.registry import title_of
 from rbm.distillation.report.experts import last_router, mixture_of
 from rbm.distillation.result import Distillation
-from rbm.distillation.summary import ROWS, chosen_epochs
+from rbm.distillation.summary import chosen_epochs
 from rbm.training.metrics import expert_loads
 from rbm.training.run_files import list_file
 from rbm.utils import figures
@@ -31,7 +32,7 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
     files = [folder / "training.png"]
     list_file(files[0])
     best_epochs = chosen_epochs(result.summary, records)
-    titles = {phase: ROWS[phase] for phase in best_epochs}
+    titles = {phase: title_of(phase) for phase in best_epochs}
     plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
     if (method := mixture_of(result)) is None:
         return files
@@ -64,7 +65,7 @@ def plot_representation(result: Distillation, method: str, path: str | Path) -> 
     """Call :func:`plot_router_inputs` for the last router of a run's student ``method``."""
     rows, experts = last_router(result, method)
     name, layers = short_name(result.summary["dataset"]), len(result.students[method].layers)
-    title = f"{name}, {ROWS.get(method, method)}: what the router of layer {layers} of {layers} sees"
+    title = f"{name}, {title_of(method)}: what the router of layer {layers} of {layers} sees"
     plot_router_inputs(rows, experts, result.split.graph.y.cpu(), path, seed=result.config.seed, title=title)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rbm.distillation.report.observe import title_of
+from rbm.distillation.registry import title_of
 from rbm.distillation.report.parts import Grid, Section
 from rbm.distillation.report.run_data import TEACHER, RunData
 
