@@ -1,6 +1,5 @@
 """The paper's other measurements: sizes and latencies of students, and whether experts specialise."""
 
-import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rbm.distillation.distill import distill
 from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
 from rbm.training.metrics import purity
+from rbm.utils.environment import today
 from rbm.utils.files import write_csv, write_text
 
 STUDIES = ("complexity", "representation")
@@ -108,7 +108,7 @@ def complexity_rows(dataset: str, result: Distillation) -> list[dict[str, Any]]:
     """A row for the teacher and for each student: parameters, parameters used per node, and milliseconds."""
     made = {
         "nodes": result.summary["nodes"],
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": str(result.split.graph.x.device),

@@ -6,7 +6,6 @@ hops (:mod:`rbm.datasets.encodings.hops`) has an additional row for new nodes, w
 """
 
 import copy
-import datetime
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load, load_encodings
+from rbm.utils.environment import today
 from rbm.utils.files import write_json
 from rbm.utils.progress import Progress
 
@@ -121,7 +121,7 @@ def measure_run(
         "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "rows": rows,
     }
     list_file(file)

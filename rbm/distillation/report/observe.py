@@ -4,9 +4,7 @@ Figures on test nodes do not affect the choice of a student or a setting. The ke
 come from validation nodes (:mod:`rbm.distillation.verdict`).
 """
 
-import datetime
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from rbm.distillation.verdict import compare
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows
 from rbm.training.metrics import evaluating
+from rbm.utils.environment import package_version, today
 
 FORMAT = 1
 MOST_NODES = 2**17  # maximum number of test nodes; of more, a random sample is used
@@ -219,17 +218,10 @@ def _disagreements(
 
 def _made(split: GraphSplit) -> dict[str, Any]:
     return {
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "python": platform.python_version(),
         "machine": f"{platform.system()} on {platform.machine()}",
         "device": str(split.graph.x.device),
         "threads": torch.get_num_threads(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: package_version(name) for name in PACKAGES},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
