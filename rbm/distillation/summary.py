@@ -127,8 +127,8 @@ def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
                 *(f"{result[share]:.2%}" for share in ("test_accuracy", "val_accuracy")),
                 # It evaluates test nodes only at epochs that may be selected, so its maximum is over few epochs.
                 "" if key == LABELS_ALONE else f"{result['test_max']:.2%}",
-                _count(result["parameters"]),
-                _count(result["active_parameters"]),
+                short_count(result["parameters"]),
+                short_count(result["active_parameters"]),
                 _milliseconds(latency, "one_node_ms", 2),
                 _milliseconds(latency, "all_nodes_ms", 1),
             ]
@@ -140,7 +140,8 @@ def _milliseconds(latency: dict[str, float], name: str, digits: int) -> str:
     return f"{latency[name]:.{digits}f}" if name in latency else ""
 
 
-def _count(number: int | None) -> str:
+def short_count(number: int | None, unknown: str = "") -> str:
+    """Text of a number of parameters, from a million on in millions."""
     if number is None:
-        return ""
+        return unknown
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"

@@ -19,6 +19,7 @@ from rbm.distillation.verdict import compare
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows
 from rbm.training.metrics import evaluating
+from rbm.utils.chunks import drawn_rows
 from rbm.utils.environment import package_version, today
 
 FORMAT = 1
@@ -111,10 +112,7 @@ def _test_nodes(split: GraphSplit, seed: int) -> tuple[Tensor, int]:
     unseen = split.unseen_nodes
     nodes = unseen.cpu() if len(unseen) else split.graph.test_mask.cpu().nonzero().flatten()
     nodes = nodes[split.graph.y.cpu()[nodes] >= 0]
-    if (total := len(nodes)) > MOST_NODES:
-        drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:MOST_NODES]
-        nodes = nodes[drawn.sort().values]
-    return nodes, total
+    return nodes[drawn_rows(len(nodes), MOST_NODES, seed)], len(nodes)
 
 
 def _logits(student: nn.Module, x: Rows | HalfPrecisionRows, nodes: Tensor) -> Tensor:

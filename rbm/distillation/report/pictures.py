@@ -17,6 +17,7 @@ from rbm.distillation.summary import chosen_epochs
 from rbm.training.metrics import expert_loads
 from rbm.training.run_files import list_file
 from rbm.utils import figures
+from rbm.utils.chunks import drawn_rows
 
 _PHASE_COLORS = {"teacher": figures.ORANGE, "mlp": figures.GREEN, "rbm": figures.BLUE, "labels": figures.RED}
 
@@ -131,8 +132,7 @@ def plot_training_curves(
     for axes in (loss_axes, accuracy_axes):
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-        axes.grid(color="#E5E5E5", linewidth=0.8)
-        axes.set_axisbelow(True)
+        figures.gridlines(axes)
     loss_axes.legend(frameon=False, fontsize=8.5, labelcolor=figures.INK)
     accuracy_axes.legend(
         title="solid: validation, dashed: test, dot: best validation",
@@ -219,7 +219,7 @@ def plot_router_inputs(
     for name, values in (("top_expert", top_expert), ("labels", labels)):
         if values.shape != (num_rows,):
             raise ValueError(f"{name}: got shape {list(values.shape)}, expected [{num_rows}], one value a row")
-    rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))[:max_points].sort().values
+    rows = drawn_rows(num_rows, max_points, seed)
     points = _embed_in_plane(inputs.detach().float().cpu()[rows].numpy(), seed)
     figure, panels = figures.new(10.5, 5.2, 2)
     for axes, values, is_expert in zip(panels, (top_expert, labels), (True, False), strict=True):
@@ -227,12 +227,11 @@ def plot_router_inputs(
         figures.tidy(axes, "By expert with the largest gate" if is_expert else "By class of the node")
         axes.set_aspect("equal", adjustable="datalim")
         axes.set(xlabel="first t-SNE coordinate (no unit)", ylabel="second t-SNE coordinate (no unit)")
-        axes.grid(color="#E5E5E5", linewidth=0.8)
-        axes.set_axisbelow(True)
+        figures.gridlines(axes)
     shown = f"{len(rows):,} of {num_rows:,} nodes" if len(rows) < num_rows else f"all {num_rows:,} nodes"
     explanation = "Where both maps agree, experts have specialised in classes; distances between groups say little."
     figure.supxlabel(f"{shown}. {explanation}", fontsize=9, color=figures.INK)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=figures.INK)
+    figures.set_title(figure, title)
     figures.save(figure, path)
 
 
