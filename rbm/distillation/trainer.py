@@ -64,7 +64,7 @@ class NodeTrainer(Trainer):
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
         logits = self.all_logits()
-        observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
+        observed = self.split.of_observed(logits)
         self.on_epoch_end(observed)
         return split_accuracies(observed, logits, self.split)
 
@@ -168,7 +168,7 @@ class StudentTrainer(NodeTrainer):
             return super().evaluate()
         rows = local_slice(self.full_x.shape[0])
         answers = all_gather_rows(predict(self.model, self.full_x, rows, lambda logits: logits.argmax(-1)))
-        observed = answers[self.split.observed_nodes] if len(self.split.unseen_nodes) else answers
+        observed = self.split.of_observed(answers)
         self._learn_reliability(observed)
         return split_accuracies(observed, answers, self.split)
 
