@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from rbm.config import as_text
 from rbm.datasets.homophily import HETEROPHILOUS, Homophily
 from rbm.distillation.auto.space import GIVEN
 from rbm.distillation.registry import title_of
@@ -48,7 +49,7 @@ def search_sentence(found: dict[str, Any]) -> str:
             " the search started from."
         )
     base = "the settings that it started from" if found["choice"]["start"] == GIVEN else "the defaults"
-    changed = [f"{name} {_value(value)}" for name, value in found["changed"].items()]
+    changed = [f"{name} {as_text(value)}" for name, value in found["changed"].items()]
     changes = f" but {', '.join(changed)}" if changed else ""
     halves = "one half of them" if found["halves"] == 1 else f"mean over {found['halves']} different halves"
     before = "" if found["given_accuracy"] is None else f", and {found['given_accuracy']:.2%} before the search"
@@ -67,10 +68,6 @@ def _ahead(found: dict[str, Any]) -> str:
     best = "it is" if corrected > 0 else f"the best of {found['tried']} others was"
     lead = f"; {best} ahead by {100 * gain:.2f} points there, and by {100 * corrected:.2f} after correction for chance"
     return lead if corrected > 0 else f"{lead}, so the settings stay"
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _time(seconds: float) -> str:
