@@ -72,28 +72,26 @@ def study(
     if name not in STUDIES:
         raise ValueError(f"study is {name!r}, expected one of {', '.join(STUDIES)}")
     folder.mkdir(parents=True, exist_ok=True)
-    parts = []
+    complexity, parts = name == "complexity", []
     for dataset in datasets:
         config = preset_config("clean", dataset, setting).updated({"seed": seed})
-        data = load_dataset(dataset, root, seed=seed).to(device)
-        methods = COUNTED if name == "complexity" else MIXTURES
         result = distill(
-            data,
-            config=_short(config) if name == "complexity" else config,
-            methods=methods,
+            load_dataset(dataset, root, seed=seed).to(device),
+            config=_short(config) if complexity else config,
+            methods=COUNTED if complexity else MIXTURES,
             labels_alone=False,
             cache=cache,
-            measure_latency=name == "complexity",
+            measure_latency=complexity,
             console=console,
         )
-        parts.extend(complexity_rows(dataset, result) if name == "complexity" else _pictures(dataset, result, folder))
-    page = folder / f"{name}.md"
-    if name == "complexity":
+        parts.extend(complexity_rows(dataset, result) if complexity else _pictures(dataset, result, folder))
+    if complexity:
         write_csv(folder / "complexity.csv", parts, (*_COLUMNS, *_MADE))
-        write_text(page, f"# Sizes and speed of students\n\n`{command}`\n\n{complexity_table(parts)}\n{_FORMULAS}")
+        title, text = "Sizes and speed of students", f"{complexity_table(parts)}\n{_FORMULAS}"
     else:
-        text = "\n".join(parts)
-        write_text(page, f"# What the last router sees, by expert and by class\n\n`{command}`\n\n{text}")
+        title, text = "What the last router sees, by expert and by class", "\n".join(parts)
+    page = folder / f"{name}.md"
+    write_text(page, f"# {title}\n\n`{command}`\n\n{text}")
     return page
 
 
