@@ -95,6 +95,13 @@ class NodeTrainer(Trainer):
     def projection_parameters(self) -> list[nn.Parameter]:
         return [] if self.projection is None else list(self.projection.parameters())
 
+    def state(self) -> dict[str, Any]:
+        return {} if self.projection is None else self.projection.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.projection is not None:
+            self.projection.load_state_dict(state)
+
     def further_groups(self) -> list[dict[str, Any]]:
         """Groups of the optimiser in addition to the parameters."""
         return []
@@ -216,16 +223,13 @@ class StudentTrainer(NodeTrainer):
             self.pairs = None
 
     def state(self) -> dict[str, Any]:
-        return {
-            "reliability": self.reliability.state() if self.reliability else {},
-            "projection": self.projection.state_dict() if self.projection else {},
-        }
+        reliability = self.reliability.state() if self.reliability else {}
+        return {"reliability": reliability, "projection": super().state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         if self.reliability:
             self.reliability.restore(state["reliability"])
-        if self.projection:
-            self.projection.load_state_dict(state["projection"])
+        super().restore(state["projection"])
 
     def update_targets(self) -> None:
         """Compute weights and targets of this epoch. Without random draws, they change only with the reliability."""
