@@ -21,12 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 
 from rbm.experiments.experiment import parse_seeds
 from rbm.experiments.statistics import paired_test
+from rbm.utils.environment import today
 from rbm.utils.files import append_csv, read_csv
 
 COLUMNS = (
@@ -150,7 +150,7 @@ def main() -> None:
                     kept = arguments.metrics / f"{name}_{dataset}_{setting}_{seed}.jsonl"
                     shutil.copy(Path(folder) / "run" / "metrics.jsonl", kept)
             record = {
-                "date": datetime.now(tz=timezone.utc).date().isoformat(),
+                "date": today(),
                 "commit": commit,
                 "load": round(os.getloadavg()[0], 2),
                 **dict(zip(KEY, (name, dataset, setting, seed), strict=True)),

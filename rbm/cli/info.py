@@ -2,11 +2,11 @@
 
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from rich.table import Table
 
+from rbm.utils.environment import package_version
 from rbm_kernels import _native
 from rbm_kernels._dispatch import DEVICES, implementations
 
@@ -16,7 +16,8 @@ PACKAGES = ("torch", "triton", "torch-geometric", "numpy", "scikit-learn", "safe
 def tables() -> Iterator[Table | str]:
     """Tables for the terminal in print order, and a sentence if no library was built."""
     yield _pairs("Build", {name: str(value) for name, value in _native.build_info().items()})
-    yield _pairs("Versions", {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}})
+    versions = {name: package_version(name) for name in PACKAGES}
+    yield _pairs("Versions", {"python": platform.python_version()} | versions)
     yield _pairs("Devices", devices())
     yield _pairs("Libraries", libraries())
     if _native.is_built_without_libraries():
@@ -58,10 +59,3 @@ def _pairs(title: str, pairs: dict[str, str]) -> Table:
     for name, value in pairs.items():
         table.add_row(name, value)
     return table
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

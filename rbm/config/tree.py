@@ -1,5 +1,6 @@
 """The configuration of one run: all sections in one tree, read from YAML and written to it."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -163,6 +164,20 @@ def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
     return leaves
+
+
+def differences(stored: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The leaves in which two trees differ: name and both values, ``absent`` for a leaf that a tree lacks."""
+    was, now = flat(stored), flat(given)
+    for name in {**now, **was}:
+        values = was.get(name, "absent"), now.get(name, "absent")
+        if values[0] != values[1]:
+            yield name, *values
+
+
+def as_text(value: Any) -> str:
+    """A setting in a message, as YAML writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:

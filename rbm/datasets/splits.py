@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 
 from rbm.config import SETTINGS, Config
 from rbm.datasets.registry import UNSEEN_FRACTION
+from rbm.datasets.validation import num_classes
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows, SparseRows, packed
 
@@ -44,6 +45,10 @@ class GraphSplit:
     def full_rows(self) -> Rows | HalfPrecisionRows:
         """Features of all nodes in a form for repeated passes, made once: see ``nn.sparse_rows.packed``."""
         return packed(self.graph.x)
+
+    def of_observed(self, rows: Tensor) -> Tensor:
+        """The observed nodes' part of ``rows [N, ...]`` of all nodes: no copy if all nodes are observed."""
+        return rows if self.observed is self.graph else rows[self.observed_nodes]
 
     @cached_property
     def observed_rows(self) -> Rows | HalfPrecisionRows:
@@ -121,12 +126,11 @@ def without_test_set(
     inductive setting all its test nodes are hidden, and so arrive as unseen nodes. Arguments and errors are those of
     :func:`split_graph`.
     """
-    known = data.get("num_classes")
     observed = split_graph(data, setting, unseen_fraction=unseen_fraction, seed=seed).observed
-    return halved(observed, int(data.y.max()) + 1 if known is None else known, seed)
+    return halved(observed, num_classes(data), seed)
 
 
-def halved(observed: Data, num_classes: int, seed: int, *, other: bool = False) -> Data:
+def halved(observed: Data, classes: int, seed: int, *, other: bool = False) -> Data:
     """Make the graph of :func:`without_test_set` from an observed graph; the seed draws half of the validation nodes.
 
     With ``other``, the half that was not drawn becomes the test nodes; if the number of nodes is odd, it has one more.
@@ -139,7 +143,7 @@ def halved(observed: Data, num_classes: int, seed: int, *, other: bool = False) 
     if validation.numel() < 2:
         raise ValueError("data.val_mask: 1 node is marked, expected at least 2 to set half of them apart")
     permutation = torch.randperm(validation.numel(), generator=torch.Generator().manual_seed(seed))
-    graph.num_classes = num_classes
+    graph.num_classes = classes
     graph.y = graph.y.masked_fill(graph.test_mask, -1)
     graph.test_mask = torch.zeros_like(graph.val_mask)
     middle = validation.numel() // 2

@@ -20,7 +20,7 @@ from rbm.datasets import num_classes, validate_data
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import warn_of_missing_edges, warn_of_scale, warn_of_untaught_classes
 from rbm.distillation.auto.folder import read_chosen
-from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, shared_cache, with_logits
+from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.finish import REPORT_SECONDS, draws, finish, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method
@@ -35,7 +35,7 @@ from rbm.teachers.outputs import TeacherOutputs, check_logits
 from rbm.teachers.prepare import prepare_teacher
 from rbm.training.run_folder import RunFolder, open_run
 from rbm.training.tensorboard import check_tensorboard, events
-from rbm.utils.cache import Cache
+from rbm.utils.cache import Cache, cache_or_temporary
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, watched_console
@@ -164,7 +164,7 @@ def distill(
             if isinstance(given, Tensor):
                 data, teacher, named = with_logits(data, given), None, "logits"
             config = config.updated({"teacher": {"name": named}}) if named else config
-            cache = opened.enter_context(shared_cache(cache))  # the run reuses encodings of the search
+            cache = opened.enter_context(cache_or_temporary(cache))  # the run reuses encodings of the search
             chosen = choose(
                 distill,
                 data,

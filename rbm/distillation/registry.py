@@ -61,3 +61,8 @@ METHODS = {
     "trees": Method("Boosted trees", ("teacher", "trees", "encoding"), train_trees),
     "labels": Method("MLP on labels", ("teacher",), train_labels),
 }
+
+
+def title_of(model: str) -> str:
+    """The title of the teacher or of a method's student in tables; another name is its own title."""
+    return "Teacher" if model == "teacher" else METHODS[model].title if model in METHODS else model

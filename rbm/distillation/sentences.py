@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
+from rbm.config import as_text
 from rbm.datasets.homophily import HETEROPHILOUS, Homophily
 from rbm.distillation.auto.space import GIVEN
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
@@ -48,13 +49,13 @@ def search_sentence(found: dict[str, Any]) -> str:
             " the search started from."
         )
     base = "the settings that it started from" if found["choice"]["start"] == GIVEN else "the defaults"
-    changed = [f"{name} {_value(value)}" for name, value in found["changed"].items()]
+    changed = [f"{name} {as_text(value)}" for name, value in found["changed"].items()]
     changes = f" but {', '.join(changed)}" if changed else ""
     halves = "one half of them" if found["halves"] == 1 else f"mean over {found['halves']} different halves"
     before = "" if found["given_accuracy"] is None else f", and {found['given_accuracy']:.2%} before the search"
     return (
         f"Search: {trials} {'trials' if trials > 1 else 'trial'} within {budget}, {found['given_up']} stopped early;"
-        f" chosen: {_title(found['choice']['method'])} with {base}{changes}; {found['accuracy']:.2%} on held-out"
+        f" chosen: {title_of(found['choice']['method'])} with {base}{changes}; {found['accuracy']:.2%} on held-out"
         f" validation nodes ({halves}){before}{_ahead(found)}."
     )
 
@@ -67,10 +68,6 @@ def _ahead(found: dict[str, Any]) -> str:
     best = "it is" if corrected > 0 else f"the best of {found['tried']} others was"
     lead = f"; {best} ahead by {100 * gain:.2f} points there, and by {100 * corrected:.2f} after correction for chance"
     return lead if corrected > 0 else f"{lead}, so the settings stay"
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _time(seconds: float) -> str:
@@ -122,12 +119,12 @@ def _teacher(verdict: dict[str, Any]) -> str:
 def _best(verdict: dict[str, Any]) -> str:
     best, cost = verdict["best"], verdict["cost"]
     first = (
-        f"Best student: {_title(best)}, {verdict['accuracy'][best]:.2%} at validation, uses {cost[best]:,} parameters"
+        f"Best student: {title_of(best)}, {verdict['accuracy'][best]:.2%} at validation, uses {cost[best]:,} parameters"
     )
     others = {name: Comparison(**fields) for name, fields in verdict["behind"].items() if name != LABELS_ALONE}
     if len(others) > _FEW:
-        gaps = ", ".join(f"{_title(name)} {100 * found.difference:.2f}" for name, found in others.items())
-        significant = [_title(name) for name, found in others.items() if not found.is_chance]
+        gaps = ", ".join(f"{title_of(name)} {100 * found.difference:.2f}" for name, found in others.items())
+        significant = [title_of(name) for name, found in others.items() if not found.is_chance]
         comparisons = [
             f"points behind: {gaps}",
             f"more than chance for {listed(significant)}" if significant else "all may be chance",
@@ -140,7 +137,7 @@ def _best(verdict: dict[str, Any]) -> str:
 def _behind(name: str, found: Comparison, cost: int) -> str:
     chance = "may be chance" if found.is_chance else "more than chance"
     place = f"{100 * found.difference:.2f} points behind" if found.difference else "equally accurate"
-    return f"{_title(name)} uses {cost:,} and is {place} ({_interval(found)}; {chance})"
+    return f"{title_of(name)} uses {cost:,} and is {place} ({_interval(found)}; {chance})"
 
 
 def _lead(verdict: dict[str, Any]) -> list[str]:
@@ -168,15 +165,15 @@ def _kept(verdict: dict[str, Any]) -> str:
         reason = "cheaper, and behind the best by no more than chance and at most half a point"
     others = [name for name in verdict["cost"] if name != kept]
     choice = f"; --keep {' or '.join(others)} keeps another" if others else ""
-    return f"Kept: {_title(kept)}, {reason}{choice}."
+    return f"Kept: {title_of(kept)}, {reason}{choice}."
 
 
 def _needs(needs: dict[str, dict[str, Any]], has_edges: bool) -> str:
-    alone = [_title(name) for name, need in needs.items() if not need["encodings"]]
+    alone = [title_of(name) for name, need in needs.items() if not need["encodings"]]
     parts = [f"{listed(alone)}: features alone"] if alone else []
     encoded = {name: (need["encodings"], need.get("beside")) for name, need in needs.items() if need["encodings"]}
     for width, beside in dict.fromkeys(encoded.values()):
-        names = [_title(name) for name, need in encoded.items() if need == (width, beside)]
+        names = [title_of(name) for name, need in encoded.items() if need == (width, beside)]
         if not has_edges:
             parts.append(f"{listed(names)}: features and {width} further columns, which say nothing without edges")
             continue
@@ -196,10 +193,6 @@ def _needs(needs: dict[str, dict[str, Any]], has_edges: bool) -> str:
 def _interval(compared: Comparison) -> str:
     ends = f"{100 * compared.low:+.1f} to {100 * compared.high:+.1f}"
     return f"{CONFIDENCE:.0%} interval {ends} on the same {compared.nodes:,} nodes"
-
-
-def _title(method: str) -> str:
-    return METHODS[method].title if method in METHODS else method
 
 
 def listed(names: list[str]) -> str:

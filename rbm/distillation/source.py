@@ -36,4 +36,4 @@ def outputs_of_labels(split: GraphSplit, labels: TrainedStudent) -> TeacherOutpu
     finally:
         hook.remove()
     # With a single layer, the recorded inputs are the features.
-    return outputs if len(layers) == 1 else replace(outputs, hidden=torch.cat(hidden)[split.observed_nodes])
+    return outputs if len(layers) == 1 else replace(outputs, hidden=split.of_observed(torch.cat(hidden)))

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rbm.datasets.registry import short_name
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.verdict import LABELS_ALONE
 
-ROWS = {"teacher": "Teacher", **{name: method.title for name, method in METHODS.items()}}
 # Name and unit of each column, which the terminal stacks; shares are shown with %.
 _COLUMNS = (
     *(("Test", ""), ("Val", ""), ("Test max", ""), ("Params", ""), ("Active", "")),
@@ -44,8 +43,9 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
         heading = _heading(*column)
         heading += [""] * (lines - len(heading))
         table.add_column("\n".join(heading), justify="right", no_wrap=True)
+    kept = title_of(summary["verdict"]["kept"])
     for name, *cells in _cells(summary, timings):
-        table.add_row(name, *cells, style="bold" if name == ROWS.get(summary["verdict"]["kept"]) else None)
+        table.add_row(name, *cells, style="bold" if name == kept else None)
     return table
 
 
@@ -69,7 +69,7 @@ def results_text(summary: dict[str, Any], timings: dict[str, Any]) -> str:
 
 def results_html(summary: dict[str, Any], timings: dict[str, Any]) -> str:
     """The same table as HTML for notebooks, and the verdict."""
-    kept = ROWS.get(summary["verdict"]["kept"])
+    kept = title_of(summary["verdict"]["kept"])
     rows = []
     for name, *cells in _cells(summary, timings):
         tag = "th" if name == kept else "td"
@@ -93,8 +93,13 @@ def chosen_epochs(summary: dict[str, Any], records: list[dict[str, Any]]) -> dic
         records: lines of its ``metrics.jsonl``.
     """
     lengths = Counter(record["phase"] for record in records)
-    summaries = {name: summary[name] for name in summary if name in ROWS and lengths[name]}
-    return {name: counts["best_epoch"] - (counts["epochs"] - lengths[name]) for name, counts in summaries.items()}
+    models = {name: result for name, result in _models(summary).items() if lengths[name]}
+    return {name: result["best_epoch"] - (result["epochs"] - lengths[name]) for name, result in models.items()}
+
+
+def _models(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The results of the teacher and of all students, by name."""
+    return {name: part for name, part in summary.items() if isinstance(part, dict) and "test_accuracy" in part}
 
 
 def _headings() -> list[str]:
@@ -114,18 +119,16 @@ def _title(summary: dict[str, Any]) -> str:
 
 def _cells(summary: dict[str, Any], timings: dict[str, Any]) -> list[list[str]]:
     rows = []
-    for key in summary:
-        if key not in ROWS:
-            continue
-        result, latency = summary[key], timings.get(key, {})
+    for key, result in _models(summary).items():
+        latency = timings.get(key, {})
         rows.append(
             [
-                ROWS[key],
+                title_of(key),
                 *(f"{result[share]:.2%}" for share in ("test_accuracy", "val_accuracy")),
                 # It evaluates test nodes only at epochs that may be selected, so its maximum is over few epochs.
                 "" if key == LABELS_ALONE else f"{result['test_max']:.2%}",
-                _count(result["parameters"]),
-                _count(result["active_parameters"]),
+                short_count(result["parameters"]),
+                short_count(result["active_parameters"]),
                 _milliseconds(latency, "one_node_ms", 2),
                 _milliseconds(latency, "all_nodes_ms", 1),
             ]
@@ -137,7 +140,8 @@ def _milliseconds(latency: dict[str, float], name: str, digits: int) -> str:
     return f"{latency[name]:.{digits}f}" if name in latency else ""
 
 
-def _count(number: int | None) -> str:
+def short_count(number: int | None, unknown: str = "") -> str:
+    """Text of a number of parameters, from a million on in millions."""
     if number is None:
-        return ""
+        return unknown
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"

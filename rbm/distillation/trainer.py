@@ -64,7 +64,7 @@ class NodeTrainer(Trainer):
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
         logits = self.all_logits()
-        observed = logits[self.split.observed_nodes] if len(self.split.unseen_nodes) else logits
+        observed = self.split.of_observed(logits)
         self.on_epoch_end(observed)
         return split_accuracies(observed, logits, self.split)
 
@@ -94,6 +94,13 @@ class NodeTrainer(Trainer):
 
     def projection_parameters(self) -> list[nn.Parameter]:
         return [] if self.projection is None else list(self.projection.parameters())
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.projection is None else self.projection.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.projection is not None:
+            self.projection.load_state_dict(state)
 
     def further_groups(self) -> list[dict[str, Any]]:
         """Groups of the optimiser in addition to the parameters."""
@@ -168,7 +175,7 @@ class StudentTrainer(NodeTrainer):
             return super().evaluate()
         rows = local_slice(self.full_x.shape[0])
         answers = all_gather_rows(predict(self.model, self.full_x, rows, lambda logits: logits.argmax(-1)))
-        observed = answers[self.split.observed_nodes] if len(self.split.unseen_nodes) else answers
+        observed = self.split.of_observed(answers)
         self._learn_reliability(observed)
         return split_accuracies(observed, answers, self.split)
 
@@ -216,16 +223,13 @@ class StudentTrainer(NodeTrainer):
             self.pairs = None
 
     def state(self) -> dict[str, Any]:
-        return {
-            "reliability": self.reliability.state() if self.reliability else {},
-            "projection": self.projection.state_dict() if self.projection else {},
-        }
+        reliability = self.reliability.state() if self.reliability else {}
+        return {"reliability": reliability, "projection": super().state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         if self.reliability:
             self.reliability.restore(state["reliability"])
-        if self.projection:
-            self.projection.load_state_dict(state["projection"])
+        super().restore(state["projection"])
 
     def update_targets(self) -> None:
         """Compute weights and targets of this epoch. Without random draws, they change only with the reliability."""

@@ -1,6 +1,5 @@
 """The paper's other measurements: sizes and latencies of students, and whether experts specialise."""
 
-import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from rbm.config import Config
 from rbm.config.presets import preset_config
 from rbm.datasets import load_dataset
 from rbm.distillation.distill import distill
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
 from rbm.training.metrics import purity
+from rbm.utils.environment import today
 from rbm.utils.files import write_csv, write_text
 
 STUDIES = ("complexity", "representation")
@@ -72,28 +72,26 @@ def study(
     if name not in STUDIES:
         raise ValueError(f"study is {name!r}, expected one of {', '.join(STUDIES)}")
     folder.mkdir(parents=True, exist_ok=True)
-    parts = []
+    complexity, parts = name == "complexity", []
     for dataset in datasets:
         config = preset_config("clean", dataset, setting).updated({"seed": seed})
-        data = load_dataset(dataset, root, seed=seed).to(device)
-        methods = COUNTED if name == "complexity" else MIXTURES
         result = distill(
-            data,
-            config=_short(config) if name == "complexity" else config,
-            methods=methods,
+            load_dataset(dataset, root, seed=seed).to(device),
+            config=_short(config) if complexity else config,
+            methods=COUNTED if complexity else MIXTURES,
             labels_alone=False,
             cache=cache,
-            measure_latency=name == "complexity",
+            measure_latency=complexity,
             console=console,
         )
-        parts.extend(complexity_rows(dataset, result) if name == "complexity" else _pictures(dataset, result, folder))
-    page = folder / f"{name}.md"
-    if name == "complexity":
+        parts.extend(complexity_rows(dataset, result) if complexity else _pictures(dataset, result, folder))
+    if complexity:
         write_csv(folder / "complexity.csv", parts, (*_COLUMNS, *_MADE))
-        write_text(page, f"# Sizes and speed of students\n\n`{command}`\n\n{complexity_table(parts)}\n{_FORMULAS}")
+        title, text = "Sizes and speed of students", f"{complexity_table(parts)}\n{_FORMULAS}"
     else:
-        text = "\n".join(parts)
-        write_text(page, f"# What the last router sees, by expert and by class\n\n`{command}`\n\n{text}")
+        title, text = "What the last router sees, by expert and by class", "\n".join(parts)
+    page = folder / f"{name}.md"
+    write_text(page, f"# {title}\n\n`{command}`\n\n{text}")
     return page
 
 
@@ -108,7 +106,7 @@ def complexity_rows(dataset: str, result: Distillation) -> list[dict[str, Any]]:
     """A row for the teacher and for each student: parameters, parameters used per node, and milliseconds."""
     made = {
         "nodes": result.summary["nodes"],
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": str(result.split.graph.x.device),
@@ -125,11 +123,8 @@ def complexity_table(rows: list[dict[str, Any]]) -> str:
     """A Markdown table of :func:`complexity_rows`."""
     lines = ["| | | parameters | active | one node (ms) | all nodes (ms) |", "|---|---|---:|---:|---:|---:|"]
     for row in rows:
-        title = "Teacher" if row["method"] == "teacher" else METHODS[row["method"]].title
-        counts = f"{row['parameters']:,} | {row['active_parameters']:,}"
-        lines.append(
-            f"| {row['dataset']} | {title} | {counts} | {row['one_node_ms']:.3f} | {row['all_nodes_ms']:.1f} |"
-        )
+        cells = (row["dataset"], title_of(row["method"]), f"{row['parameters']:,}", f"{row['active_parameters']:,}")
+        lines.append(f"| {' | '.join(cells)} | {row['one_node_ms']:.3f} | {row['all_nodes_ms']:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -144,7 +139,7 @@ def _pictures(dataset: str, result: Distillation, folder: Path) -> list[str]:
         plot_representation(result, method, folder / file)
         share, chance = purity(experts, labels), purity(torch.zeros_like(experts), labels)
         parts += [
-            f"## {METHODS[method].title}, {dataset}",
+            f"## {title_of(method)}, {dataset}",
             "",
             f"The top expert alone tells the class of {share:.1%} of the nodes (the largest class has {chance:.1%}).",
             "",

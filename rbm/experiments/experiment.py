@@ -1,5 +1,6 @@
 """The definition of an experiment: the runs that a file describes, each a task with a configuration."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -109,11 +110,8 @@ class Experiment:
 
     def tasks(self) -> Iterator["Task"]:
         """One task per dataset, setting, variant and seed; seeds are the outer loop, so that rows fill evenly."""
-        for seed in self.seeds:
-            for dataset in self.datasets:
-                for setting in self.settings:
-                    for variant in self.variants:
-                        yield Task(dataset, setting, variant, seed)
+        for seed, *of_seed in itertools.product(self.seeds, self.datasets, self.settings, self.variants):
+            yield Task(*of_seed, seed)
 
     def config(self, task: "Task") -> Config:
         """The complete configuration of a task."""

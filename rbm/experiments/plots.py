@@ -77,14 +77,13 @@ def plot_table(
         axes.set_ylim(len(columns) - 0.5, -0.5)
         margin = 0.06 * (max(ends) - min(ends)) + 0.3
         draw.in_percent(axes.xaxis, min(ends) - margin, max(ends) + margin, unit=100.0, ticks=5)
-        axes.grid(color="#E5E5E5", linewidth=0.8)
-        axes.set_axisbelow(True)
+        draw.gridlines(axes)
         draw.tidy(axes, name)
     for axes in panels[len(lines) :]:
         axes.set_visible(False)
     legend_text = "test accuracy; filled: ours, with its standard deviation over seeds, hollow: the paper"
     figure.supxlabel(legend_text, fontsize=9)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=draw.INK)
+    draw.set_title(figure, title)
     draw.save(figure, path)
 
 
@@ -115,8 +114,7 @@ def plot_latency(rows: list[dict], path: str | Path, *, title: str = "") -> None
     axes.set(xscale="log", yscale="log", xlabel="nodes at once", ylabel="time (ms)")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
-    axes.grid(color="#E5E5E5", linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw.gridlines(axes)
     draw.tidy(axes, title or "Latency")
     legend = {"title": "line: median\nshade: up to the 99th of 100", "title_fontsize": 8.5, "alignment": "left"}
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), **legend)

@@ -1,7 +1,6 @@
 """The rows of an experiment's CSV file, one per trained model with its provenance: reading and appending them."""
 
 import csv
-import datetime
 import platform
 import subprocess
 from dataclasses import asdict
@@ -14,8 +13,9 @@ import torch_geometric
 
 from rbm.config import LATER_SETTINGS, Config
 from rbm.distillation.registry import METHODS
-from rbm.utils.cache import fingerprint
+from rbm.utils.environment import today
 from rbm.utils.files import append_csv, read_text, write_text
+from rbm.utils.tensor_files import fingerprint
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
 ACCURACIES = ("test_at_best_val", "val", "test_max")
@@ -49,7 +49,7 @@ def made_by(config: Config, method: str) -> dict[str, str]:
     return {
         "config": config_fingerprint(config, method),
         "commit": _commit(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_geometric": torch_geometric.__version__,

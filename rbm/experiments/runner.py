@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from torch_geometric.data import Data
@@ -17,6 +16,7 @@ from rbm.datasets.registry import short_name
 from rbm.distillation.distill import distill
 from rbm.experiments.experiment import Experiment, Task
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
+from rbm.utils.cache import cache_or_temporary
 from rbm.utils.locks import only_process
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
@@ -99,7 +99,7 @@ def _run_missing(
     done, waiting = _plan(experiments, out, jobs)
     total = sum(len(experiment.methods) for experiment, _ in tasks)
     finished = total - len(waiting)
-    with count_runs(console, "runs", total) as bar, _shared(cache) as folder:
+    with count_runs(console, "runs", total) as bar, cache_or_temporary(cache) as folder:
         bar.update(finished, "")
         arguments = [(*what, root, folder, device) for what in waiting]
         with closing(_results(arguments, jobs)) as results:  # ends the workers, even if a row cannot be written
@@ -111,15 +111,6 @@ def _run_missing(
                 bar.update(finished, f"{short_name(task.dataset)} {task.setting} {task.variant} seed {task.seed}")
     keys = {row_key(row) for experiment, task in tasks for row in _expected(task, experiment)}
     return [row for key, row in done.items() if key in keys]
-
-
-@contextmanager
-def _shared(cache: Path | str | None) -> Iterator[Path]:
-    if cache is not None:
-        yield Path(cache)
-        return
-    with TemporaryDirectory(prefix="rbm-") as folder:
-        yield Path(folder)
 
 
 def _results(arguments: list[tuple], jobs: int) -> Iterator[tuple[Task, list[dict[str, str]]]]:

@@ -1,6 +1,6 @@
 """The results of one configuration over several seeds, for ``rbm distill --seeds``: a table, and what it says."""
 
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.experiments.experiment import Experiment
 from rbm.experiments.statistics import p_text
 from rbm.experiments.tables import Group, Runs, compare_runs, group_rows, percent, published
@@ -34,7 +34,7 @@ def seeds_report(chosen: Experiment, rows: list[dict[str, str]]) -> str:
         "",
         "| | Test | Val | Test max | Active |",
         "|---|---:|---:|---:|---:|",
-        *(f"| {_title(name)} | {' | '.join(_cells(runs))} |" for name, runs in models.items()),
+        *(f"| {title_of(name)} | {' | '.join(_cells(runs))} |" for name, runs in models.items()),
         "",
         _MEANING,
     ]
@@ -53,7 +53,7 @@ def _cells(runs: Runs) -> list[str]:
 
 
 def _best(best: str, models: dict[str, Runs]) -> str:
-    sentence = f"Best student at validation: {_title(best)}."
+    sentence = f"Best student at validation: {title_of(best)}."
     others = [_compared(models[best], name, runs) for name, runs in models.items() if name != best]
     if not others:
         return sentence
@@ -74,12 +74,8 @@ def _compared(first: Runs, name: str, second: Runs) -> str:
     return f"{lead} (p {p if p.startswith('<') else f'= {p}'}, {'may be' if test.p >= _CHANCE else 'more than'} chance)"
 
 
-def _title(name: str) -> str:
-    return "Teacher" if name == "teacher" else METHODS[name].title
-
-
 def _model(name: str) -> str:
-    return "teacher" if name == "teacher" else _title(name)
+    return "teacher" if name == "teacher" else title_of(name)
 
 
 def _over(seeds: int) -> str:

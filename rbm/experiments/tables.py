@@ -8,7 +8,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from rbm.datasets.registry import short_name
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.experiments.statistics import Paired, Summary, p_text, paired_test
 
 Runs = dict[int, dict[str, str]]  # seed -> row
@@ -84,7 +84,10 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
                 "paper's RbM": "" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
                 "RbM, best test": _cell(percent(rbm, "test_max")),
                 "**RbM, test**": f"**{_cell(percent(rbm, 'test_at_best_val'))}**",
-                **{f"{_short(name)}, test": _cell(percent(runs, "test_at_best_val")) for name, runs in others.items()},
+                **{
+                    f"{title_of(name).removesuffix(' student')}, test": _cell(percent(runs, "test_at_best_val"))
+                    for name, runs in others.items()
+                },
                 "teacher, test": _cell(percent(teachers, "test_at_best_val")),
                 "RbM - MLP": difference,
                 "p": p,
@@ -93,12 +96,6 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
     columns = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
     header = [f"| {' | '.join(columns)} |", f"|---|---|{'---:|' * (len(columns) - 2)}"] if columns else []
     return "".join(f"{line}\n" for line in [*header, *(f"| {' | '.join(map(line.get, columns))} |" for line in lines)])
-
-
-def _short(method: str) -> str:
-    """A method's title as a column heading."""
-    title = METHODS[method].title if method in METHODS else method
-    return title.removesuffix(" student")
 
 
 def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> dict[str, dict]:

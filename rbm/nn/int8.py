@@ -5,7 +5,6 @@ Each output column of each expert has its own scale, and each row gets one at ru
 """
 
 import copy
-import itertools
 
 import torch
 from torch import Tensor, nn
@@ -142,12 +141,6 @@ def check_kind(kind: str | None) -> None:
     """Raise ValueError unless ``kind`` is None or one that :func:`quantized` knows."""
     if kind not in (None, *KINDS):
         raise ValueError(f"quantize is {kind!r}, expected {' or '.join(KINDS)}; leave it out for float32")
-
-
-def dtype_of(module: nn.Module) -> torch.dtype:
-    """Dtype of a module's input: that of its first floating-point parameter or buffer, or float32 if it has none."""
-    tensors = itertools.chain(module.parameters(), module.buffers())
-    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
 
 def _replace(module: nn.Module) -> int:

@@ -1,8 +1,10 @@
-"""The parameters of a model: their number, and groups for weight decay."""
+"""The parameters of a model: their number, their dtype, and groups for weight decay."""
 
+import itertools
 import math
 from typing import Any
 
+import torch
 from torch import nn
 
 from rbm.nn.memory_router import MemoryRouter
@@ -27,6 +29,14 @@ def count_parameters(student: nn.Module) -> tuple[int, int]:
             experts = [layer.weight, layer.bias]
         idle += (layer.num_experts - layer.top_k) * sum(p[0].numel() for p in experts)
     return total, total - idle
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """Dtype of a module's input: that of its first floating-point parameter or buffer, or float32 if it has none. An
+    exported or quantised student has only buffers.
+    """
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from rbm.nn.dropout import dropout
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.packed_student import PackedMixin
+from rbm.nn.parameters import dtype_of
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.sparse_rows import Features, Linear, Rows, as_rows, to_dense
@@ -117,8 +118,7 @@ def rows_for(student: HubMixin, x: Features) -> Rows:
 
 def _check_dtype(student: nn.Module, given: torch.dtype) -> None:
     """Reject integers and float64, NumPy's defaults. Other floating-point types may come from autocast or FSDP."""
-    tensors = itertools.chain(student.parameters(), student.buffers())  # an exported student has only buffers
-    expected = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    expected = dtype_of(student)
     if given != expected and (given == torch.float64 or not given.is_floating_point):
         raise TypeError(f"rows of x have dtype {given}, expected {expected}, that of the student; use x.to({expected})")
 

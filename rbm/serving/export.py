@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from rbm.nn.int8 import Int8Layer, check_kind, dtype_of, quantized
+from rbm.nn.int8 import Int8Layer, check_kind, quantized
+from rbm.nn.parameters import dtype_of
 from rbm.serving.standard_ops import plain
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load

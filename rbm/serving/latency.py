@@ -6,7 +6,6 @@ hops (:mod:`rbm.datasets.encodings.hops`) has an additional row for new nodes, w
 """
 
 import copy
-import datetime
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets.registry import short_name
 from rbm.distillation.latency import milliseconds, neighborhood_answer
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import title_of
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.distillation.soft_targets import Neighborhood
 from rbm.nn.int8 import quantized
@@ -32,6 +31,7 @@ from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load, load_encodings
+from rbm.utils.environment import today
 from rbm.utils.files import write_json
 from rbm.utils.progress import Progress
 
@@ -90,7 +90,7 @@ def measure_run(
     graph, teacher = split.graph.to(device), teacher_of_run(run, config, split, classes)
     models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
     x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
-    title = METHODS[method].title if method in METHODS else method
+    title = title_of(method)
     models[method] = (title if quantize is None else f"{title}, {quantize}", student, x.__getitem__)
     if quantize is not None:
         models["float32"] = (f"{title}, float32", trained, x.__getitem__)
@@ -121,7 +121,7 @@ def measure_run(
         "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "rows": rows,
     }
     list_file(file)

@@ -115,8 +115,7 @@ def outputs_from_logits(logits: Tensor, split: GraphSplit) -> TeacherOutputs:
     """Outputs from logits ``[N, C]`` on the full graph."""
     check_logits(logits, split.graph.num_nodes, logits.shape[-1])
     logits = logits.detach().to(split.graph.x.device, torch.float32)
-    # No copy if all nodes are observed: logits may take most of a graph's memory.
-    soft_labels = logits if split.observed is split.graph else logits[split.observed_nodes]
+    soft_labels = split.of_observed(logits)  # without a copy: logits may take most of a graph's memory
     return TeacherOutputs(soft_labels, logits, _given_result(soft_labels, logits, split))
 
 

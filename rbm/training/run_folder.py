@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from rbm.config import Config, flat
+from rbm.config import Config, as_text, differences, flat
 from rbm.datasets.encodings import hops
 from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
@@ -317,14 +317,10 @@ def _check_same(stored: Config, given: Config, path: Path) -> None:
     for name in ("dataset", "root"):  # earlier versions stored paths as they were given
         if was[name] and now[name] and absolute(name, was[name]) == now[name]:
             was[name] = now[name]
-    changed = [f"{name} (was {_shown(was[name])}, now {_shown(now[name])})" for name in was if was[name] != now[name]]
+    changed = [f"{name} (was {as_text(old)}, now {as_text(new)})" for name, old, new in differences(was, now)]
     if not changed:
         return
     raise ValueError(
         f"run folder {path} was started with another configuration: {'; '.join(changed)};"
         " resume without these changes, or use another --out"
     )
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

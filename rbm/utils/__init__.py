@@ -4,5 +4,6 @@
   :mod:`rbm.utils.locks`, :mod:`rbm.utils.chunks`, :mod:`rbm.utils.figures`.
 - Processes: :mod:`rbm.utils.distributed`, :mod:`rbm.utils.parallel`, :mod:`rbm.utils.cluster`.
 - Runs: :mod:`rbm.utils.progress`, :mod:`rbm.utils.timings`, :mod:`rbm.utils.repeatable`,
-  :mod:`rbm.utils.precision`, :mod:`rbm.utils.studies`, :mod:`rbm.utils.plugins`, :mod:`rbm.utils.defaults`.
+  :mod:`rbm.utils.precision`, :mod:`rbm.utils.studies`, :mod:`rbm.utils.environment`, :mod:`rbm.utils.plugins`,
+  :mod:`rbm.utils.defaults`.
 """

@@ -5,8 +5,9 @@ the tensors. A file that is damaged, or was not written by this version, counts 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from filelock import FileLock
@@ -83,6 +84,13 @@ class Cache:
 
     def _path(self, kind: str, settings: dict[str, Any], inputs: Iterable[Tensor]) -> Path:
         return self.folder / f"{kind}-{fingerprint(kind, settings, inputs)}.safetensors"
+
+
+@contextmanager
+def cache_or_temporary(folder: Path | str | None) -> Iterator[Path]:
+    """The folder of a cache, or a temporary one if there is none: what is computed inside is then shared only there."""
+    with nullcontext(folder) if folder is not None else TemporaryDirectory(prefix="rbm-") as found:
+        yield Path(found)
 
 
 @contextmanager

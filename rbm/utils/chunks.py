@@ -1,4 +1,4 @@
-"""Processing tables that may be larger than memory in chunks of rows."""
+"""Rows of tables that may be larger than memory: chunks of them, and random samples."""
 
 from collections.abc import Iterator
 
@@ -13,6 +13,11 @@ def row_chunks(rows: int, size: int | None = None) -> Iterator[slice]:
     size = size or CHUNK_ROWS
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
+
+
+def drawn_rows(rows: int, most: int, seed: int) -> Tensor:
+    """At most ``most`` of ``rows`` row numbers, drawn at random by the seed: int64, ascending."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[:most].sort().values
 
 
 def rows_not_finite(table: Tensor) -> Tensor:

@@ -41,6 +41,17 @@ def tidy(axes: Axes, title: str) -> None:
     axes.yaxis.label.set_color(INK)
 
 
+def gridlines(axes: Axes) -> None:
+    """Add light grid lines behind the plot."""
+    axes.grid(color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def set_title(figure: Figure, title: str) -> None:
+    """Set the heading of a whole figure, at its left."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+
+
 def in_percent(axis: Axis, low: float, high: float, *, unit: float = 1.0, ticks: int = 6) -> None:
     """Set the limits of a percentage axis within 0 and 100 %, with ticks at whole steps of 1, 2 or 5.
 

@@ -102,18 +102,12 @@ class Progress:
     @contextmanager
     def phase(self, phase: str, total: int) -> Iterator[Bar]:
         """A bar for a training phase of at most ``total`` epochs; ``finish`` ends it early."""
-        if not _is_watched(self._console):
-            yield Lines(self._console, phase, total)
-            return
         columns = (
-            TextColumn("[bold]{task.description:<10}"),
-            BarColumn(bar_width=12),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            _TimeColumn(),
+            *(TextColumn("[bold]{task.description:<10}"), BarColumn(bar_width=12), MofNCompleteColumn()),
+            *(TextColumn("{task.fields[status]}"), _TimeColumn()),
         )
-        with RichProgress(*columns, console=self._console) as rich:
-            yield Bar(rich, phase, total)
+        with _bar(self._console, phase, total, columns) as bar:
+            yield bar
 
     @contextmanager
     def count(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -125,19 +119,8 @@ class Progress:
             done += more
             bar.update(done)
 
-        if not _is_watched(self._console):
-            bar = Lines(self._console, what, total)
-            yield advance
-            bar.finish()
-            return
-        columns = (
-            TextColumn("[bold]{task.description:<10}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            _TimeColumn(),
-        )
-        with RichProgress(*columns, console=self._console) as rich:
-            bar = Bar(rich, what, total)
+        columns = (TextColumn("[bold]{task.description:<10}"), BarColumn(bar_width=24), MofNCompleteColumn())
+        with _bar(self._console, what, total, (*columns, _TimeColumn())) as bar:
             yield advance
             bar.finish()
 
@@ -155,17 +138,14 @@ class Progress:
 @contextmanager
 def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
     """One bar for several runs: how many are done, elapsed and remaining time, and the last run."""
-    console = console or Console(quiet=True)
-    if not _is_watched(console):
-        yield _RunLines(console, what, total)
-        return
     columns = (
         *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
         *(TimeElapsedColumn(), _LeftColumn()),
         TextColumn("{task.fields[status]}"),
     )
-    with RichProgress(*columns, console=console, speed_estimate_period=3600) as rich:
-        yield Bar(rich, what, total)
+    console = console or Console(quiet=True)
+    with _bar(console, what, total, columns, _RunLines, speed_estimate_period=3600) as bar:
+        yield bar
 
 
 class _RunLines(Lines):
@@ -175,6 +155,23 @@ class _RunLines(Lines):
         if done > self._done:
             self._done = done
             self._write(self._total, status)
+
+
+@contextmanager
+def _bar(
+    console: Console,
+    title: str,
+    total: int | None,
+    columns: tuple[ProgressColumn, ...],
+    lines: type[Lines] = Lines,
+    **options: float,
+) -> Iterator[Bar]:
+    """A bar with these columns, or ``lines`` if nobody watches the console."""
+    if not _is_watched(console):
+        yield lines(console, title, total)
+        return
+    with RichProgress(*columns, console=console, **options) as rich:
+        yield Bar(rich, title, total)
 
 
 def _is_watched(console: Console) -> bool:

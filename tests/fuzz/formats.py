@@ -218,7 +218,8 @@ def _make_cache(folder: Path) -> None:
 
 def _cache(path: Path) -> Any:
     """A damaged file counts as missing, so the result is always returned."""
-    from rbm.utils.cache import Cache, fingerprint
+    from rbm.utils.cache import Cache
+    from rbm.utils.tensor_files import fingerprint
 
     path.rename(path.parent / f"deepwalk-{fingerprint('deepwalk', {}, [])}.safetensors")
     tensors, values = Cache(path.parent).tensors_with_values(

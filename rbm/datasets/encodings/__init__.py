@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import add_self_loops
 
 from rbm.datasets.encodings.deepwalk import deepwalk, random_walks
-from rbm.datasets.encodings.graph import add_self_loops
 from rbm.datasets.encodings.label_propagation import label_propagation
 from rbm.datasets.encodings.transfer import FILLS, transfer
 from rbm.nn.sparse_rows import SparseRows, in_single_precision
@@ -95,7 +95,7 @@ def _positions(
     transductive = split.setting == "transductive"
 
     def edges_of(data) -> Tensor:
-        return add_self_loops(data.edge_index, data.num_nodes) if config.self_loops else data.edge_index
+        return add_self_loops(data.edge_index, num_nodes=data.num_nodes)[0] if config.self_loops else data.edge_index
 
     settings = {
         "dim": config.embedding_dim,

@@ -1,4 +1,4 @@
-"""Graph operations shared by the encodings: checks, self-loops, and the adjacency matrix for messages."""
+"""Graph operations shared by the encodings: checks, and the adjacency matrix for messages."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,12 +18,6 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
             f"edge_index: got node ids from {int(edge_index.min())} to {int(edge_index.max())}, expected 0 to"
             f" {num_nodes - 1}; renumber the nodes or drop these edges"
         )
-
-
-def add_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Append one self-loop per node; existing self-loops are kept, as in the released code."""
-    nodes = torch.arange(num_nodes, device=edge_index.device)
-    return torch.cat([edge_index, nodes.expand(2, -1)], dim=1)
 
 
 def in_matrix(sources: np.ndarray, targets: np.ndarray, shape: tuple[int, int], dtype: type) -> sp.csr_matrix:

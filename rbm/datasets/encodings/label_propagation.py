@@ -7,8 +7,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from rbm.datasets.encodings.graph import add_self_loops, check_edges, in_matrix
+from rbm.datasets.encodings.graph import check_edges, in_matrix
 
 # Numbers held in memory at a time with exclude_self: 256 MB.
 _COLUMN_NUMBERS = 2**25
@@ -73,7 +74,7 @@ def label_propagation(
 def _step(edge_index: Tensor, num_nodes: int, decay: float, self_loops: bool) -> sp.csr_matrix:
     """``decay P`` in float64."""
     edges = edge_index.cpu()
-    edges = add_self_loops(edges, num_nodes) if self_loops else edges[:, edges[0] != edges[1]]
+    edges, _ = add_self_loops(edges, num_nodes=num_nodes) if self_loops else remove_self_loops(edges)
     sources, targets = edges.numpy()
     degrees = np.bincount(targets, minlength=num_nodes)
     scale = sp.diags(decay / np.maximum(degrees, 1))

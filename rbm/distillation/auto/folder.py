@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rbm.config import LATER_SETTINGS, Config, flat
+from rbm.config import LATER_SETTINGS, Config, differences
 from rbm.distillation.auto.search import Search, rows, sampler
 from rbm.distillation.auto.space import Space
 from rbm.training.run_files import begin_list, list_file, remove_run
@@ -61,7 +61,12 @@ class AutoFolder:
                     f"run folder {path} holds a search that a former version began, and judged in another way; use"
                     " another --out, or --overwrite"
                 )
-            _check_same(path, known["search"], description)
+            for name, was, now in differences(known["search"], description):
+                if name not in _MAY_CHANGE:
+                    raise ValueError(
+                        f"run folder {path} holds a search of other settings: {name.removeprefix('config.')} (was"
+                        f" {was}, now {now}); give them as they were, to go on, or use another --out"
+                    )
         else:
             self._write({})
 
@@ -158,14 +163,3 @@ def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> d
     if space.features_only:  # absent in searches of earlier versions
         what["features_only"] = True
     return {**what, "budget": budget, "graph": graph, "config": asdict(space.given)}
-
-
-def _check_same(path: Path, stored: dict[str, Any], given: dict[str, Any]) -> None:
-    was, now = flat(stored), flat(given)
-    for name in {**now, **was}:
-        if name not in _MAY_CHANGE and was.get(name, "absent") != now.get(name, "absent"):
-            raise ValueError(
-                f"run folder {path} holds a search of other settings: {name.removeprefix('config.')} (was"
-                f" {was.get(name, 'absent')}, now {now.get(name, 'absent')}); give them as they were, to go on, or use"
-                " another --out"
-            )

@@ -2,11 +2,9 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torch_geometric.data import Data
 
 from rbm.config import Config
 from rbm.datasets import num_classes
-from rbm.datasets.splits import halved, split_for, split_graph, without_test_set
+from rbm.datasets.splits import halved, split_for
 from rbm.distillation.auto.folder import AutoFolder, describe, new_study, open_auto
 from rbm.distillation.auto.search import MOST_HALVES, Search, point_of, rows
 from rbm.distillation.auto.space import GIVEN, MODULE, Point, Space
@@ -25,7 +23,7 @@ from rbm.distillation.sentences import search_sentence
 from rbm.distillation.verdict import rows_of
 from rbm.nn.students import predict
 from rbm.teachers.prepare import share_training
-from rbm.utils.cache import Cache
+from rbm.utils.cache import Cache, cache_or_temporary
 from rbm.utils.distributed import world_size
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, count_runs
@@ -192,7 +190,7 @@ def _search(
     console: Console | None,
     options: dict[str, Any],
 ) -> Chosen:
-    with shared_cache(cache) as shared, count_runs(console, "search, seconds", round(options["budget"])) as bar:
+    with cache_or_temporary(cache) as shared, count_runs(console, "search, seconds", round(options["budget"])) as bar:
 
         def note(search: Search, trial: int) -> None:
             if place is not None:
@@ -289,11 +287,7 @@ def with_logits(data: Data, logits: Tensor) -> Data:
 
 def _observed(data: Data, config: Config, unseen_fraction: float | None) -> Data:
     """The part of the graph that the run may see, without the labels of test nodes."""
-    if config.evaluate_on == "validation":
-        data = without_test_set(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
-        unseen_fraction = None
-    split = split_graph(data, config.setting, unseen_fraction=unseen_fraction, seed=config.seed)
-    observed = copy.copy(split.observed)
+    observed = copy.copy(split_for(config, data, unseen_fraction=unseen_fraction).observed)
     observed.y = observed.y.masked_fill(observed.test_mask, -1)
     return observed
 
@@ -312,10 +306,3 @@ def _status(search: Search, trial: int) -> str:
     best = search.best()
     best_text = "" if best is None else f"  best {search.accuracy(best):.2%}"
     return f"trial {last['trial'] + 1}: {what} {float(last['accuracy']):.2%} ({known} of {search.halves}){best_text}"
-
-
-@contextmanager
-def shared_cache(cache: Path | str | None) -> Iterator[Path]:
-    """The folder of a cache, or a temporary one if there is none."""
-    with nullcontext(cache) if cache is not None else TemporaryDirectory(prefix="rbm-") as folder:
-        yield Path(folder)

@@ -29,6 +29,6 @@ def train_ensemble(task: DistillationTask) -> TrainedStudent:
     ensemble.eval()
     with torch.no_grad():
         logits = ensemble(student_inputs(split, encodings)[1])
-    accuracies = split_accuracies(logits[split.observed_nodes], logits, split)
+    accuracies = split_accuracies(split.of_observed(logits), logits, split)
     result = Result(accuracies.val, accuracies.test, accuracies.test, best_epoch=epochs - 1, epochs=epochs)
     return TrainedStudent(ensemble, asdict(result), encodings)

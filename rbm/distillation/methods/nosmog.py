@@ -59,13 +59,6 @@ class NOSMOGTrainer(GLNNTrainer):
             loss = loss + config.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
         return loss
 
-    def state(self) -> dict:
-        return {} if self.projection is None else self.projection.state_dict()
-
-    def restore(self, state: dict) -> None:
-        if self.projection is not None:
-            self.projection.load_state_dict(state)
-
 
 def train_nosmog(task: DistillationTask) -> TrainedStudent:
     """Train an MLP on features and positions."""

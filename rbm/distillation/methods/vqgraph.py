@@ -31,7 +31,7 @@ These are the losses of the released code (YangLing0818/VQGraph), with these dif
   sampled neighbours.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -270,12 +270,6 @@ class VQGraphTrainer(GLNNTrainer):
         temperature = self.config.code_temperature
         ours, theirs = F.normalize(rows) @ self.codes.T, self.unit_rows[nodes] @ self.codes.T
         return temperature**2 * losses.soft_label_loss(ours, theirs, temperature)
-
-    def state(self) -> dict[str, Any]:
-        return self.projection.state_dict()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.projection.load_state_dict(state)
 
 
 def train_vqgraph(task: DistillationTask) -> TrainedStudent:

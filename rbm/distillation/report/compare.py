@@ -1,19 +1,15 @@
 """Comparison of several runs: their figures in one table, their models in one chart, and the settings that differ."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
 
-import yaml
-
+from rbm.config import flat
+from rbm.distillation.registry import title_of
 from rbm.distillation.report import charts
-from rbm.distillation.report.observe import title_of
-from rbm.distillation.report.parts import Chart, Grid, Section
+from rbm.distillation.report.parts import Cell, Chart, Grid, Section, percent
 from rbm.distillation.report.run_data import TEACHER, RunData
 from rbm.distillation.report.svg import MARKERS, SERIES
-from rbm.distillation.report.tables import count, percent, share
 from rbm.distillation.sentences import listed
-
-_EMPTY = ("", -1)
 
 
 def names(runs: Sequence[RunData]) -> list[str]:
@@ -77,77 +73,53 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
         chart = charts.latency_chart(points, styles, "all-latency")
         made.append(Chart("Accuracy over time for one node", chart, "Up and to the left is better."))
     return [
-        Section("together", "Side by side", made, [_table(everywhere), *_models(everywhere)]),
+        Section("together", "Side by side", made, [_table(everywhere), _models(everywhere)]),
         Section("settings", "Settings that differ", grids=[_differences(everywhere)]),
     ]
 
 
 def _table(runs: dict[str, RunData]) -> Grid:
     """One row per run."""
-    heads = (
-        "Graph",
-        "Kept",
-        "Accuracy (%)",
-        "95 % interval",
-        "Teacher (%)",
-        "ECE (%)",
-        "Used",
-        "One node (ms)",
-        "Dead",
-    )
+    heads = ("Accuracy (%)", "95 % interval", "Teacher (%)", "ECE (%)", "Used", "One node (ms)", "Dead")
     rows = []
     for name, run in runs.items():
         middle, low, high = run.accuracy[run.kept]
-        ms, used = run.milliseconds(run.kept), run.summary[run.kept]["active_parameters"]
-        experts = run.figures["experts"]
-        dead = sum(len(layer["dead"]) for layer in experts["layers"]) if experts else -1
-        teacher = run.accuracy.get(TEACHER)
+        experts, teacher = run.figures["experts"], run.accuracy.get(TEACHER)
+        dead = sum(len(layer["dead"]) for layer in experts["layers"]) if experts else None
         rows.append(
             [
-                (name, name),
-                (run.name, run.name),
-                (title_of(run.kept), title_of(run.kept)),
-                (f"{middle:.2f}", middle),
-                (f"{low:.1f} to {high:.1f}", low),
-                (f"{teacher[0]:.2f}", teacher[0]) if teacher else _EMPTY,
-                share(run.figures["models"][run.kept]["ece"]),
-                (count(used), used or -1),
-                (f"{ms:.3g}", ms) if ms else _EMPTY,
-                (f"{dead}", dead) if experts else _EMPTY,
+                *map(Cell.text, (name, run.name, title_of(run.kept))),
+                Cell.number(middle, ".2f"),
+                Cell.interval(low, high),
+                Cell.number(teacher[0] if teacher else None, ".2f"),
+                Cell.share(run.figures["models"][run.kept]["ece"]),
+                Cell.parameters(run.summary[run.kept]["active_parameters"]),
+                Cell.number(run.milliseconds(run.kept), ".3g"),
+                Cell.number(dead, "d"),
             ]
         )
     note = "Used: parameters that one prediction uses. Dead: experts of the run's mixture that no node uses."
-    numbers = [(head, head not in ("Graph", "Kept")) for head in heads]
-    return Grid([("Run", False), *numbers], rows, note, True)
+    columns = [*((head, False) for head in ("Run", "Graph", "Kept")), *((head, True) for head in heads)]
+    return Grid(columns, rows, note, True)
 
 
-def _models(runs: dict[str, RunData]) -> list[Grid]:
-    """Accuracy of every model of every run; empty if the runs trained only the kept students."""
+def _models(runs: dict[str, RunData]) -> Grid:
+    """Accuracy of every model of every run."""
     models = list(dict.fromkeys(model for run in runs.values() for model in run.models))
     rows = []
     for model in models:
-        found = [run.accuracy.get(model) for run in runs.values()]
-        cells = [(f"{accuracy[0]:.2f}", accuracy[0]) if accuracy else _EMPTY for accuracy in found]
-        rows.append([(title_of(model), title_of(model)), *cells])
+        accuracies = [run.accuracy.get(model, (None,))[0] for run in runs.values()]
+        rows.append([Cell.text(title_of(model)), *(Cell.number(accuracy, ".2f") for accuracy in accuracies)])
     heads = [("Test accuracy (%)", False), *((name, True) for name in runs)]
-    return [Grid(heads, rows, "One column per run.", True)]
+    return Grid(heads, rows, "One column per run.", True)
 
 
 def _differences(runs: dict[str, RunData]) -> Grid:
     """One row per setting that differs between runs."""
-    settings = {name: _flat(yaml.safe_load(run.config.to_yaml())) for name, run in runs.items()}
-    keys = list(dict.fromkeys(key for flat in settings.values() for key in flat))
-    rows = []
-    for key in keys:
-        values = [str(flat.get(key, "")) for flat in settings.values()]
+    settings, rows = [flat(asdict(run.config)) for run in runs.values()], []
+    for key in settings[0]:
+        values = [str(own[key]) for own in settings]
         if len(set(values)) > 1 and key not in ("dataset", "root"):
-            rows.append([(key, key), *((value, value) for value in values)])
+            rows.append([Cell.text(key), *map(Cell.text, values)])
     note = "All other settings are the same." if rows else "All settings are the same."
     return Grid([("Setting", False), *((name, True) for name in runs)], rows, note, True)
-
-
-def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
-    return found

@@ -5,13 +5,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
-from rbm.distillation.summary import ROWS
 from rbm.nn.losses import expert_load
 from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MixtureStudent
 from rbm.training.metrics import evaluating, purity
+from rbm.utils.chunks import drawn_rows
 
 MOST_NODES = 20_000
 MOST_POINTS = 600
@@ -46,9 +48,7 @@ def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
     if method is None:
         return None
     student, x, labels = result.students[method], result.student_inputs(method), result.split.graph.y.cpu()
-    nodes = torch.arange(len(labels))
-    if len(nodes) > MOST_NODES:
-        nodes = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:MOST_NODES].sort().values
+    nodes = drawn_rows(len(labels), MOST_NODES, seed)
     rows, labels = x[nodes.to(x.device)], labels[nodes]
     with evaluating(student):
         _, (routings, *_) = student(rows, return_trace=True)
@@ -58,7 +58,7 @@ def observe_experts(result: Distillation, seed: int) -> dict[str, Any] | None:
     memory = getattr(last, "memory", None)
     return {
         "method": method,
-        "title": ROWS.get(method, method),
+        "title": title_of(method),
         "nodes": len(nodes),
         "of": int(result.split.graph.num_nodes),
         "top_k": int(last.top_k),
@@ -77,9 +77,9 @@ def _layer(routing: Any, layer: Any, labels: Tensor) -> dict[str, Any]:
     columns = experts[known].flatten()
     rows = labels[known].repeat_interleave(experts.shape[1])
     mass.index_put_((rows, columns), gates[known].flatten().double(), accumulate=True)
-    by_class = mass / mass.sum(1, keepdim=True).clamp_min(1e-12)
+    by_class = F.normalize(mass, p=1, dim=1)
     row_counts = torch.bincount(experts.flatten(), minlength=layer.num_experts)
-    entropy = float(-(load * load.clamp_min(1e-12).log()).sum())
+    entropy = float(torch.special.entr(load).sum())
     return {
         "in": int(layer.in_features),
         "out": int(layer.out_features),
@@ -106,15 +106,15 @@ def _plane(seen: Tensor, top: Tensor, labels: Tensor, memory: Tensor | None, see
     from sklearn.decomposition import PCA
     from threadpoolctl import threadpool_limits
 
-    drawn = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seed))[:MOST_POINTS].sort().values
-    unit = torch.nn.functional.normalize(seen[drawn], dim=1).numpy()
+    drawn = drawn_rows(len(seen), MOST_POINTS, seed)
+    unit = F.normalize(seen[drawn], dim=1).numpy()
     parts = min(2, *unit.shape)
     with threadpool_limits(limits=1):
         pca = PCA(parts, svd_solver="full" if min(unit.shape) < 500 else "randomized", random_state=seed)
         points = pca.fit_transform(unit)
     total = np.nan_to_num(pca.explained_variance_ratio_)
     has_memory = memory is not None and memory.dim() == 2 and memory.shape[1] == seen.shape[1]
-    marks = pca.transform(torch.nn.functional.normalize(memory.float().cpu(), dim=1).numpy()) if has_memory else []
+    marks = pca.transform(F.normalize(memory.float().cpu(), dim=1).numpy()) if has_memory else []
     return {
         "width": seen.shape[1],
         "shown": len(drawn),

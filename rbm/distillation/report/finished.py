@@ -41,7 +41,7 @@ def read_distillation(folder: Path | str, root: Path | str | None = None) -> Dis
     encodings: dict[str, Encodings | None] = {}
     for method in methods:
         full = load_encodings(folder, method)
-        encodings[method] = None if full is None else Encodings(full[split.observed_nodes], full)
+        encodings[method] = None if full is None else Encodings(split.of_observed(full), full)
     return Distillation(
         students={method: load(folder, method, quiet=True) for method in methods},
         method=read_description(folder / STUDENT)["method"],

@@ -4,9 +4,7 @@ Figures on test nodes do not affect the choice of a student or a setting. The ke
 come from validation nodes (:mod:`rbm.distillation.verdict`).
 """
 
-import datetime
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -17,11 +15,12 @@ from torch import Tensor, nn
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.report.experts import observe_experts
 from rbm.distillation.result import Distillation
-from rbm.distillation.summary import ROWS
 from rbm.distillation.verdict import compare
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows
 from rbm.training.metrics import evaluating
+from rbm.utils.chunks import drawn_rows
+from rbm.utils.environment import package_version, today
 
 FORMAT = 1
 MOST_NODES = 2**17  # maximum number of test nodes; of more, a random sample is used
@@ -113,10 +112,7 @@ def _test_nodes(split: GraphSplit, seed: int) -> tuple[Tensor, int]:
     unseen = split.unseen_nodes
     nodes = unseen.cpu() if len(unseen) else split.graph.test_mask.cpu().nonzero().flatten()
     nodes = nodes[split.graph.y.cpu()[nodes] >= 0]
-    if (total := len(nodes)) > MOST_NODES:
-        drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:MOST_NODES]
-        nodes = nodes[drawn.sort().values]
-    return nodes, total
+    return nodes[drawn_rows(len(nodes), MOST_NODES, seed)], len(nodes)
 
 
 def _logits(student: nn.Module, x: Rows | HalfPrecisionRows, nodes: Tensor) -> Tensor:
@@ -220,22 +216,10 @@ def _disagreements(
 
 def _made(split: GraphSplit) -> dict[str, Any]:
     return {
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "python": platform.python_version(),
         "machine": f"{platform.system()} on {platform.machine()}",
         "device": str(split.graph.x.device),
         "threads": torch.get_num_threads(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: package_version(name) for name in PACKAGES},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def title_of(method: str) -> str:
-    """The title of a model on the page."""
-    return ROWS.get(method, method)

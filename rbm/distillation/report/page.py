@@ -1,12 +1,11 @@
 """The sections of a report: charts and tables, each chart with a sentence that explains it."""
 
+from rbm.distillation.registry import title_of
 from rbm.distillation.report import charts, tables
-from rbm.distillation.report.observe import title_of
-from rbm.distillation.report.parts import Chart, Grid, Section
+from rbm.distillation.report.parts import Cell, Chart, Grid, Section, percent
 from rbm.distillation.report.run_data import TEACHER, RunData
-from rbm.distillation.report.tables import count, percent, share
 from rbm.distillation.sentences import listed, verdict_sentences
-from rbm.distillation.summary import chosen_epochs
+from rbm.distillation.summary import chosen_epochs, short_count
 from rbm.distillation.verdict import Comparison
 
 
@@ -37,8 +36,8 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     ours, theirs = run.milliseconds(run.kept), run.milliseconds(TEACHER)
     if ours:
         found.append(("One node", f"{ours:.3g} ms", f"the teacher: {theirs:.3g} ms" if theirs else "on this machine"))
-    used = run.summary[run.kept]["active_parameters"]
-    found.append(("Parameters used", count(used), f"of {count(run.summary[run.kept]['parameters'])} per node"))
+    used, total = (short_count(run.summary[run.kept][f"{part}parameters"], "unknown") for part in ("active_", ""))
+    found.append(("Parameters used", used, f"of {total} per node"))
     found.append(("Calibration error", percent(100 * run.figures["models"][run.kept]["ece"]), "ECE; 0 is perfect"))
     return found
 
@@ -137,8 +136,8 @@ def _calibration(run: RunData) -> Section:
     chart = charts.reliability_chart(bins, run.styles, f"{run.key}-reliability")
     order = sorted(seen, key=lambda model: seen[model]["ece"])
     rows = [
-        [(title_of(m), title_of(m)), share(seen[m]["ece"]), (f"{seen[m]['log_loss']:.3f}", seen[m]["log_loss"])]
-        for m in order
+        [Cell.text(title_of(model)), Cell.share(seen[model]["ece"]), Cell.number(seen[model]["log_loss"], ".3f")]
+        for model in order
     ]
     grid = Grid(
         [("Model", False), ("ECE (%)", True), ("Log loss (nats)", True)],

@@ -10,12 +10,14 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from rbm.datasets.registry import short_name
+from rbm.distillation.registry import title_of
 from rbm.distillation.report.experts import last_router, mixture_of
 from rbm.distillation.result import Distillation
-from rbm.distillation.summary import ROWS, chosen_epochs
+from rbm.distillation.summary import chosen_epochs
 from rbm.training.metrics import expert_loads
 from rbm.training.run_files import list_file
 from rbm.utils import figures
+from rbm.utils.chunks import drawn_rows
 
 _PHASE_COLORS = {"teacher": figures.ORANGE, "mlp": figures.GREEN, "rbm": figures.BLUE, "labels": figures.RED}
 
@@ -31,7 +33,7 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
     files = [folder / "training.png"]
     list_file(files[0])
     best_epochs = chosen_epochs(result.summary, records)
-    titles = {phase: ROWS[phase] for phase in best_epochs}
+    titles = {phase: title_of(phase) for phase in best_epochs}
     plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
     if (method := mixture_of(result)) is None:
         return files
@@ -64,7 +66,7 @@ def plot_representation(result: Distillation, method: str, path: str | Path) -> 
     """Call :func:`plot_router_inputs` for the last router of a run's student ``method``."""
     rows, experts = last_router(result, method)
     name, layers = short_name(result.summary["dataset"]), len(result.students[method].layers)
-    title = f"{name}, {ROWS.get(method, method)}: what the router of layer {layers} of {layers} sees"
+    title = f"{name}, {title_of(method)}: what the router of layer {layers} of {layers} sees"
     plot_router_inputs(rows, experts, result.split.graph.y.cpu(), path, seed=result.config.seed, title=title)
 
 
@@ -130,8 +132,7 @@ def plot_training_curves(
     for axes in (loss_axes, accuracy_axes):
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-        axes.grid(color="#E5E5E5", linewidth=0.8)
-        axes.set_axisbelow(True)
+        figures.gridlines(axes)
     loss_axes.legend(frameon=False, fontsize=8.5, labelcolor=figures.INK)
     accuracy_axes.legend(
         title="solid: validation, dashed: test, dot: best validation",
@@ -218,7 +219,7 @@ def plot_router_inputs(
     for name, values in (("top_expert", top_expert), ("labels", labels)):
         if values.shape != (num_rows,):
             raise ValueError(f"{name}: got shape {list(values.shape)}, expected [{num_rows}], one value a row")
-    rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))[:max_points].sort().values
+    rows = drawn_rows(num_rows, max_points, seed)
     points = _embed_in_plane(inputs.detach().float().cpu()[rows].numpy(), seed)
     figure, panels = figures.new(10.5, 5.2, 2)
     for axes, values, is_expert in zip(panels, (top_expert, labels), (True, False), strict=True):
@@ -226,12 +227,11 @@ def plot_router_inputs(
         figures.tidy(axes, "By expert with the largest gate" if is_expert else "By class of the node")
         axes.set_aspect("equal", adjustable="datalim")
         axes.set(xlabel="first t-SNE coordinate (no unit)", ylabel="second t-SNE coordinate (no unit)")
-        axes.grid(color="#E5E5E5", linewidth=0.8)
-        axes.set_axisbelow(True)
+        figures.gridlines(axes)
     shown = f"{len(rows):,} of {num_rows:,} nodes" if len(rows) < num_rows else f"all {num_rows:,} nodes"
     explanation = "Where both maps agree, experts have specialised in classes; distances between groups say little."
     figure.supxlabel(f"{shown}. {explanation}", fontsize=9, color=figures.INK)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=figures.INK)
+    figures.set_title(figure, title)
     figures.save(figure, path)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from rbm.config import Config
 from rbm.datasets.registry import short_name
+from rbm.distillation.registry import title_of
 from rbm.distillation.report.charts import interval, styles_of
-from rbm.distillation.report.observe import title_of
 from rbm.training.run_folder import read_metrics
 from rbm.utils.files import read_json
 

@@ -1,29 +1,12 @@
-"""The tables of a report, and the format of its figures."""
+"""The tables of a report."""
 
 from typing import Any
 
-from rbm.distillation.report.observe import title_of
-from rbm.distillation.report.parts import Grid, Section
+from rbm.distillation.registry import title_of
+from rbm.distillation.report.parts import Cell, Grid, Section, percent
 from rbm.distillation.report.run_data import TEACHER, RunData
 
 _LEAST = 10  # nodes that a group must have to be named in a sentence
-
-
-def percent(value: float) -> str:
-    """Text of a figure that is already in per cent."""
-    return f"{value:.1f} %"
-
-
-def share(value: float) -> tuple[str, float]:
-    """Cell for a share in [0, 1], shown in per cent."""
-    return f"{100 * value:.2f}", value
-
-
-def count(number: int | None) -> str:
-    """Text of a number of parameters."""
-    if number is None:
-        return "unknown"
-    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f} M"
 
 
 def models(run: RunData) -> Grid:
@@ -36,13 +19,13 @@ def models(run: RunData) -> Grid:
         seen, own, ms = run.figures["models"].get(model), run.summary[model], run.milliseconds(model)
         rows.append(
             [
-                (title_of(model), title_of(model)),
-                (f"{middle:.2f}", middle),
-                (f"{low:.1f} to {high:.1f}", low),
-                share(own["val_accuracy"]),
-                share(seen["macro_f1"]) if seen else ("", -1),
-                (count(own["active_parameters"]), own["active_parameters"] or -1),
-                (f"{ms:.3g}", ms) if ms else ("", -1),
+                Cell.text(title_of(model)),
+                Cell.number(middle, ".2f"),
+                Cell.interval(low, high),
+                Cell.share(own["val_accuracy"]),
+                Cell.share(seen["macro_f1"] if seen else None),
+                Cell.parameters(own["active_parameters"]),
+                Cell.number(ms, ".3g"),
             ]
         )
     note = (
@@ -60,10 +43,9 @@ def classes(run: RunData, recalls: dict[str, list[float | None]]) -> Grid:
     heads.append((f"{title_of(run.kept)}, precision (%)", True))
     rows = []
     for i, nodes in enumerate(run.figures["support"]):
-        cells = [(str(i), i), (f"{nodes:,}", nodes)]
-        cells += [("", -1) if values[i] is None else (f"{values[i]:.1f}", values[i]) for values in recalls.values()]
-        right = 100 * matrix[i][i] / given[i] if given[i] else None
-        rows.append([*cells, ("", -1) if right is None else (f"{right:.1f}", right)])
+        precision = 100 * matrix[i][i] / given[i] if given[i] else None
+        shares = [*(values[i] for values in recalls.values()), precision]
+        rows.append([Cell.number(i, "d"), Cell.number(nodes), *(Cell.number(value, ".1f") for value in shares)])
     note = (
         "Recall: share of the class that is predicted correctly. Precision: share of correct predictions of the class."
     )
@@ -72,22 +54,19 @@ def classes(run: RunData, recalls: dict[str, list[float | None]]) -> Grid:
 
 def disagreements(found: dict[str, Any]) -> Grid:
     """The nodes on which student and teacher disagree."""
-    heads = (
-        *("Node", "Class", "Teacher", "Confidence (%)", "Student", "Confidence (%)", "Degree"),
-        "Homophily (%)",
-    )
+    heads = ("Node", "Class", "Teacher", "Confidence (%)", "Student", "Confidence (%)", "Degree", "Homophily (%)")
     rows = []
     for node, label, theirs, their_sure, ours, our_sure, degree, homophily in found["rows"]:
         rows.append(
             [
-                (str(node), node),
-                (str(label), label),
-                (f"{'✓ ' if theirs == label else ''}{theirs}", theirs),
-                (f"{100 * their_sure:.1f}", their_sure),
-                (f"{'✓ ' if ours == label else ''}{ours}", ours),
-                (f"{100 * our_sure:.1f}", our_sure),
-                (str(degree), degree),
-                ("", -1) if homophily is None else (f"{100 * homophily:.0f}", homophily),
+                Cell.number(node, "d"),
+                Cell.number(label, "d"),
+                Cell(f"{'✓ ' if theirs == label else ''}{theirs}", theirs),
+                Cell.share(their_sure, 1),
+                Cell(f"{'✓ ' if ours == label else ''}{ours}", ours),
+                Cell.share(our_sure, 1),
+                Cell.number(degree, "d"),
+                Cell.share(homophily, 0),
             ]
         )
     shown = "All nodes on which they disagree"
@@ -108,11 +87,11 @@ def layers(found: dict[str, Any]) -> Grid:
         cells = (number, layer["in"], layer["out"], len(layer["load"]), len(layer["dead"]))
         rows.append(
             [
-                *((f"{cell:,}", cell) for cell in cells),
-                (f"{layer['entropy']:.3f}", layer["entropy"]),
-                (f"{layer['most_entropy']:.3f}", layer["most_entropy"]),
-                (f"{layer['effective']:.2f}", layer["effective"]),
-                (f"{100 * layer['purity']:.1f}", layer["purity"]),
+                *map(Cell.number, cells),
+                Cell.number(layer["entropy"], ".3f"),
+                Cell.number(layer["most_entropy"], ".3f"),
+                Cell.number(layer["effective"], ".2f"),
+                Cell.share(layer["purity"], 1),
             ]
         )
     note = (
@@ -128,8 +107,8 @@ def latencies(found: dict[str, Any]) -> Grid:
     heads = [("Model", False), *((head, True) for head in ("Nodes at once", "p50 (ms)", "p95 (ms)", "p99 (ms)"))]
     rows = []
     for row in found["rows"]:
-        times = [(f"{row[name]:.3g}", row[name]) for name in ("p50_ms", "p95_ms", "p99_ms")]
-        rows.append([(row["title"], row["title"]), (f"{row['batch_size']:,}", row["batch_size"]), *times])
+        times = [Cell.number(row[name], ".3g") for name in ("p50_ms", "p95_ms", "p99_ms")]
+        rows.append([Cell.text(row["title"]), Cell.number(row["batch_size"]), *times])
     note = f"rbm latency, {found['device']}, {threads(found)}, {found['date']}; p95: 95 of 100 calls are faster."
     return Grid(heads, rows, note, True)
 
@@ -151,7 +130,7 @@ def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
         return f"Nearly all nodes are in one group of {part}, so there is nothing to compare."
     unit = (lambda name: f"{name} neighbours") if part == "degree" else (lambda name: f"{name} % homophily")
     worst, best = min(rates, key=rates.get), max(rates, key=rates.get)
-    text = (
+    sentence = (
         f"{title_of(run.kept)} is best at {unit(best)} ({percent(rates[best])} correct) and worst at {unit(worst)}"
         f" ({percent(rates[worst])}), among groups with {_LEAST} nodes or more."
     )
@@ -160,12 +139,12 @@ def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
         gaps = {i: 100 * (right[run.kept][i] - right[TEACHER][i]) / groups["nodes"][i] for i in places}
         widest = max(gaps, key=lambda i: abs(gaps[i]))
         side = "ahead of" if gaps[widest] >= 0 else "behind"
-        text += (
+        sentence += (
             f" It is farthest {side} its teacher at {unit(groups['names'][widest])}, by {abs(gaps[widest]):.1f} points."
         )
     if groups["left_out"]:
-        text += f" {groups['left_out']:,} nodes without a labelled neighbour are not shown."
-    return text
+        sentence += f" {groups['left_out']:,} nodes without a labelled neighbour are not shown."
+    return sentence
 
 
 def configuration(run: RunData) -> Section:
@@ -177,7 +156,7 @@ def configuration(run: RunData) -> Section:
     timed = [(title_of(name), f"{phase['seconds']:.1f} s") for name, phase in run.timings.items() if "seconds" in phase]
     phases = sorted(timed, key=lambda phase: phase[0] == "total")  # the total last, after the report
     grids = [
-        Grid([(head, False), ("", True)], [[(name, name), (value, value)] for name, value in pairs])
+        Grid([(head, False), ("", True)], [[Cell.text(name), Cell.text(value)] for name, value in pairs])
         for head, pairs in (("Made with", rows), ("Graph", sizes), ("Time of a phase", phases))
     ]
     return Section("configuration", "Settings and versions", grids=grids, code=run.config.to_yaml())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rbm.config import Config, flat, nested
+from rbm.config import Config, differences, flat, nested
 from rbm.config.presets import preset_config
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.space import with_values
@@ -63,13 +63,11 @@ def _claim(folder: Path, search: Search) -> None:
         stored = read_yaml("search", file)
         if not isinstance(stored, dict):
             raise ValueError(f"search {file} holds {type(stored).__name__}, expected what a search wrote")
-        was, now = flat(stored), flat(given)
-        for name in {**now, **was}:
-            if was.get(name, "absent") != now.get(name, "absent"):
-                raise ValueError(
-                    f"{folder} holds a search of other settings: {name} (was {was.get(name, 'absent')}, now"
-                    f" {now.get(name, 'absent')}); give them as they were, to go on, or another folder by --out"
-                )
+        for name, was, now in differences(stored, given):
+            raise ValueError(
+                f"{folder} holds a search of other settings: {name} (was {was}, now {now}); give them as they were,"
+                " to go on, or another folder by --out"
+            )
         return
     write_text(file, yaml.safe_dump(given, sort_keys=False))
 

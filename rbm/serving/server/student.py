@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbm.nn.int8 import check_kind, dtype_of, quantized
+from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.newer import SIGNStudent
+from rbm.nn.parameters import dtype_of
 from rbm.nn.saved_student import STUDENT, read_description
 from rbm.serving.prediction import predict_probabilities
 from rbm.training.run_folder import load, load_encodings

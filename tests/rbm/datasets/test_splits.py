@@ -38,6 +38,7 @@ def test_transductive_hides_nothing():
     assert split.observed is data
     assert split.observed_nodes.tolist() == list(range(NODES))
     assert (split.unseen_nodes.dtype, split.unseen_nodes.numel()) == (torch.int64, 0)
+    assert split.of_observed(data.y) is data.y
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -53,6 +54,7 @@ def test_inductive_hides_the_permuted_test_nodes(seed, fraction):
     observed_test = sorted(set(test.tolist()) - set(expected.tolist()))
     other = ids(~(data.train_mask | data.val_mask | data.test_mask))
     assert split.observed_nodes.tolist() == ids(data.train_mask) + ids(data.val_mask) + observed_test + other
+    assert torch.equal(split.of_observed(data.y), split.observed.y)
 
 
 def test_observed_graph_is_the_full_graph_without_the_unseen_nodes():

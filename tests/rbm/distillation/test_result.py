@@ -1,6 +1,7 @@
 """The result of `rbm.distill` in Python: names, progress, and how it prints."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from rich.console import Console
 
 import rbm
 from rbm.config import Config
+from rbm.distillation.registry import METHODS
 from rbm.distillation.run_graph import OWN_GRAPH, named_after_graph
 from rbm.training.run_folder import open_run
 from rbm.utils import progress
@@ -36,6 +38,12 @@ def test_the_result_is_its_table_and_its_verdict(small_graph):
     assert "<b>" not in page
     assert page.count("<tr>") == 4
     assert f'<th style="text-align:right">{result.summary["mlp"]["test_accuracy"]:.2%}</th>' in page
+
+
+def test_a_method_of_your_own_has_a_row(small_graph, monkeypatch):
+    """Also if it was added after the table's module was imported."""
+    monkeypatch.setitem(METHODS, "own", replace(METHODS["mlp"], title="My student"))
+    assert re.search(r"^ *My student +[\d.]+%", str(run(small_graph, methods=["own"])), re.MULTILINE)
 
 
 def test_what_a_graph_is_called(small_graph, tmp_path):

@@ -9,8 +9,9 @@ import torch
 from saved_runs import save_run
 
 import rbm
-from rbm.nn.int8 import Int8Layer, dtype_of, quantized
+from rbm.nn.int8 import Int8Layer, quantized
 from rbm.nn.moe import MoEStudent
+from rbm.nn.parameters import dtype_of
 from rbm.nn.sparse_rows import SparseRows
 from rbm.serving.export import export_student
 from rbm.serving.prediction import Predictor, predict_file

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from rbm.utils.cache import Cache, fingerprint
+from rbm.utils.cache import Cache
+from rbm.utils.tensor_files import fingerprint
 
 WANTS = """
 import sys, time, torch
