@@ -25,6 +25,7 @@ from rbm.nn.sparse_rows import Rows, SparseRows
 from rbm.teachers.base import KEPT_BYTES, ConvTeacher, spread
 from rbm.teachers.gcn import GCN
 from rbm.teachers.sage import GraphSAGE
+from rbm.utils.precision import cast_once
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 
@@ -114,14 +115,14 @@ class LabelledNodes:
         with torch.no_grad():
             known = self._first_product()[reached]
         self._known = None  # the next step changes the weights
-        return known_product(*conv.transformation(), self.rows, known)
+        return known_product(*conv.transformation(), cast_once(self.rows), known)
 
     def _first_product(self) -> Tensor:
         """The first layer's output for all rows, ``[N, H]``, reused unless its parameters have changed."""
         conv = self.teacher.convs[0]
         versions = [parameter._version for parameter in conv.transformation()]
         if self._known is None or self._known[0] != versions:
-            self._known = versions, conv.transform(self.aggregated)
+            self._known = versions, conv.transform(cast_once(self.aggregated))
         return self._known[1]
 
     def _go_back(self) -> None:

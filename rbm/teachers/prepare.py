@@ -101,6 +101,8 @@ def _made_from(split: GraphSplit, config: Config) -> tuple[dict[str, Any], list[
     """What a trained teacher depends on: settings and tensors."""
     graph = split.observed
     settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
+    if config.precision != "float32":  # the default, so that it leaves the names of existing files
+        settings["precision"] = config.precision
     # Unseen nodes do not affect the training, but define the test accuracy.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]

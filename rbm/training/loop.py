@@ -1,9 +1,10 @@
 """The epoch loop of all trained networks: selection by validation accuracy, early stopping, logging, checkpoints."""
 
 import copy
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from rbm.training.metrics import accuracy
 from rbm.training.run_folder import RunFolder
 from rbm.training.time_limit import current_limit
 from rbm.utils.distributed import broadcast_from_rank0, world_size
+from rbm.utils.precision import autocast, wide
 from rbm.utils.progress import Progress
 from rbm.utils.timings import part_of_phase
 
@@ -45,9 +47,16 @@ def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphS
 
 
 class Trainer(ABC):
-    """A model with its optimiser. :func:`fit` calls its methods to train an epoch, evaluate, and save its state."""
+    """A model with its optimiser. :func:`fit` calls its methods to train an epoch, evaluate, and save its state.
+
+    Attributes:
+        model: what is trained.
+        precision: ``float32``, or ``bfloat16`` for mixed precision. Trainers run forwards by :meth:`forward`, which
+            follows it.
+    """
 
     model: nn.Module
+    precision: str = "float32"
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -57,6 +66,22 @@ class Trainer(ABC):
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
         """An optimiser of everything that is trained."""
+
+    def forward(self, function: Callable, *inputs: Any, **options: Any) -> Any:
+        """``function(*inputs, **options)``, such as the model on its rows, in the precision of the training.
+
+        A result, or the first one of several, is float32, so that losses are. Hidden rows of a trace have the dtype of
+        the forward.
+        """
+        if self.precision == "float32":
+            return function(*inputs, **options)
+        with autocast(self.precision, self._device_type()):
+            outputs = function(*inputs, **options)
+        return wide(outputs)
+
+    def _device_type(self) -> str:
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
+        return next((tensor.device.type for tensor in tensors), "cpu")
 
     def train_epoch(self, epoch: int) -> float:
         """Train for one epoch and return its loss: one optimiser step on :meth:`epoch_loss`, unless overridden."""
