@@ -28,7 +28,8 @@ class _Conv(GCNConv):
             return self.propagate(adjacency, x=wide(projected), edge_weight=None) + self.bias
 
     def transform(self, aggregated: Tensor) -> Tensor:
-        return linear(aggregated, self.lin.weight) + self.bias
+        projected = linear(aggregated, self.lin.weight)
+        return projected + self.bias.to(projected.dtype)
 
     def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
         return self.lin.weight, self.bias

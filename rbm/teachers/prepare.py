@@ -143,8 +143,11 @@ def share_training(
         fastest = min(fastest, limit.passed() - began)
         left = max(selection.least_left(epoch, first, last, network.patience) for _, selection in training)
         limit.check("teacher", fastest * left)
+    trainer.precision = "float32"
     for split, selection in zip(splits, selections, strict=True):
         teacher.load_state_dict(selection.state)
+        if config.precision != "float32":
+            selection.correct(split_accuracies(*trainer.logits(), split))
         cached_teacher(teacher, split, config, cache, partial(asdict, selection.result), progress)
 
 

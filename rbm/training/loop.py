@@ -52,11 +52,13 @@ class Trainer(ABC):
     Attributes:
         model: what is trained.
         precision: ``float32``, or ``bfloat16`` for mixed precision. Trainers run forwards by :meth:`forward`, which
-            follows it.
+            follows it. It is float32 again after the training.
+        follows_precision: False for models without forwards, which are trained alike in every precision.
     """
 
     model: nn.Module
     precision: str = "float32"
+    follows_precision: bool = True
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -152,6 +154,12 @@ class Selection:
             result.best_epoch = epoch
             self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
+    def correct(self, accuracies: Accuracies) -> None:
+        """Replace the accuracies of the best epoch by those of its float32 model, after a mixed-precision training."""
+        result = self.result
+        result.val_accuracy, result.test_accuracy = accuracies.val, accuracies.test
+        result.test_max = max(result.test_max, accuracies.test)
+
     def is_over(self, epoch: int, first: int, patience: int, warmup: int = 0) -> bool:
         """Whether ``patience`` epochs have passed since the best one.
 
@@ -180,6 +188,8 @@ def fit(
     progress: Progress,
 ) -> Result:
     """Train the model of ``trainer``, restore the epoch with the best validation accuracy, and set eval mode.
+
+    After mixed precision, the result has the accuracies of the restored model in float32.
 
     When ranks train together, all call this function, with trainers that return the same losses and accuracies. Only
     the first rank has the folder; the others continue from its checkpoint.
@@ -237,13 +247,15 @@ def fit(
             if selection.is_over(epoch, first, patience, warmup):
                 break
         result = selection.result
+        trainer.model.load_state_dict(selection.state)
+        trainer.model.eval()
+        trainer.at_best_epoch(result.best_epoch)
+        if trainer.precision != "float32":
+            trainer.precision = "float32"
+            selection.correct(trainer.evaluate())
         bar.finish(
             f"best epoch {result.best_epoch + 1}: val {result.val_accuracy:.2%}  test {result.test_accuracy:.2%}"
         )
-
-    trainer.model.load_state_dict(selection.state)
-    trainer.model.eval()
-    trainer.at_best_epoch(result.best_epoch)
     return result
 
 
@@ -279,6 +291,7 @@ def fit_phase(
         trainer.model.load_state_dict(state)
         trainer.resume_at(warmup + 1)
         trainer.model.eval()
+        trainer.precision = "float32"
         return result
     result = asdict(
         fit(

@@ -51,6 +51,10 @@ class LabelsTrainer(NodeTrainer):
             self.best = val, super().evaluate().test
         return Accuracies(train, val, self.best[1])
 
+    def at_best_epoch(self, epoch: int) -> None:
+        if self.precision != "float32":
+            self.best = None  # these weights are evaluated once more, in float32
+
     def state(self) -> dict[str, Any]:
         return {"best": self.best}
 

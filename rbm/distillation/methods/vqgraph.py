@@ -287,7 +287,6 @@ def train_vqgraph(task: DistillationTask) -> TrainedStudent:
     tokenizer = Tokenizer(split.graph.num_features, task.classes, config.tokenizer).to(split.graph.x.device)
     tokenizer_trainer = TokenizerTrainer(tokenizer, split, config.tokenizer)
     task.fit("vqgraph-tokenizer", tokenizer_trainer, config.tokenizer)
-    tokenizer_trainer.precision = "float32"  # of the student's targets, as of a teacher's soft labels
     student = task.new_student(MLPStudent, config)
     trainer = VQGraphTrainer(student, split, *tokenizer_trainer.tokens(), tokenizer.codebook.codes, config)
     return TrainedStudent(student, task.fit("vqgraph", trainer, config), None)
