@@ -1,6 +1,7 @@
-"""CPU seconds per epoch of ``rbm distill``, training and evaluation, for several versions of this package.
+"""CPU seconds per epoch of ``rbm distill``, training and evaluation, for versions of this package or settings.
 
     python -m benchmarks.epoch_seconds before=/tmp/before now=. --root PATH --out benchmarks/results/epoch_seconds.csv
+    python -m benchmarks.epoch_seconds float32=. bfloat16=.,precision=bfloat16 --root PATH --out FILE
 
 Versions differ in rounding, and rounding can change the epoch at which a training stops by a factor of two or more. So
 the times of whole runs (:mod:`benchmarks.whole_run`) describe individual runs, while these describe the cost of an
@@ -25,11 +26,16 @@ COLUMNS = ("date", "commit", "version", "dataset", "setting", "phase", "round", 
 PHASES = ("teacher", "mlp", "rbm", "labels")
 
 
-def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str]) -> dict[str, float]:
-    """CPU seconds per epoch of each phase, for the version whose code this process imports."""
+def measure(
+    dataset: str, setting: str, root: str, epochs: int, phases: list[str], changes: list[str]
+) -> dict[str, float]:
+    """CPU seconds per epoch of each phase, for the version whose code this process imports, with changes
+    ``section.key=value`` to the preset.
+    """
     import torch
 
     import rbm
+    from rbm.config import parse_assignments
     from rbm.config.presets import preset_config
     from rbm.training import loop
 
@@ -42,6 +48,7 @@ def measure(dataset: str, setting: str, root: str, epochs: int, phases: list[str
 
     loop.train_epoch = noted
     data, config = rbm.load_dataset(dataset, root), preset_config("clean", dataset, setting)
+    config = config.updated(parse_assignments(changes))
     few, more = ({"max_epochs": count, "patience": count} for count in (epochs, 5 * epochs))
     first = {"rbm": config.rbm.pretraining + 1, "labels": 0}
     options = {"measure_latency": False, "labels_alone": False}
@@ -82,7 +89,9 @@ def markdown(records: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", metavar="NAME=FOLDER", help="a checkout with its libraries")
+    parser.add_argument(
+        "versions", nargs="*", metavar="NAME=FOLDER[,SETTING...]", help="a checkout with its libraries, and changes"
+    )
     parser.add_argument("--root", required=True, help="folder of the datasets")
     parser.add_argument("--out", type=Path, help="CSV file to append to")
     parser.add_argument("--dataset", default="amazon-photo")
@@ -92,20 +101,22 @@ def main() -> None:
     help_text = "phases to measure; mlp and rbm also measure the teacher and each other"
     parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES, help=help_text)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--changes", nargs="*", default=[], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         where = (arguments.dataset, arguments.worker, arguments.root)
-        print(json.dumps(measure(*where, arguments.epochs, arguments.phases)))
+        print(json.dumps(measure(*where, arguments.epochs, arguments.phases, arguments.changes)))
         return
     from rbm.utils.files import append_csv, read_csv  # not in workers, whose package may be an older version
 
     for turn in range(arguments.rounds):
         for setting in arguments.settings:
-            for name, folder in (version.split("=", 1) for version in arguments.versions):
+            for name, place in (version.split("=", 1) for version in arguments.versions):
+                folder, *changes = place.split(",")
                 tree = Path(folder).resolve()
                 command = [sys.executable, __file__, "--worker", setting, "--dataset", arguments.dataset]
                 command += ["--root", str(Path(arguments.root).resolve()), "--epochs", str(arguments.epochs)]
-                command += ["--phases", *arguments.phases]
+                command += ["--phases", *arguments.phases, "--changes", *changes]
                 environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment, cwd=tree)
                 commit = subprocess.run(

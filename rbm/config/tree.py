@@ -28,12 +28,17 @@ Protocol = Literal["rbm", "cpf"]
 Evaluated = Literal["test", "validation"]
 Preset = Literal["clean", "paper", "official"]
 SparseFeatures = Literal["auto", "always", "never"]
+Precision = Annotated[
+    Literal["float32", "bfloat16"],
+    Field(description="float32 or bfloat16 (float16 would need a scaled loss, which this package does not have)"),
+]
 SETTINGS, PROTOCOLS, PRESETS = get_args(Setting), get_args(Protocol), get_args(Preset)
 SPARSE_FEATURES = get_args(SparseFeatures)
 # Settings added later, with the value that all earlier runs had. A run file that lacks them is read with these values.
 # The fingerprint of a result row ignores settings with these values, so that earlier rows keep their fingerprints.
 LATER_SETTINGS: dict[str, Any] = {
     "undirected": False,
+    "precision": "float32",
     "rbm": {
         "select_pretraining": False,
         "route_from_best": False,
@@ -61,6 +66,8 @@ class Config(Section):
     ``inflate`` multiplies the hidden width of every student; 8 gives the paper's "+" variants.
     ``sparse_features`` selects whether a named dataset's features are loaded as a CSR tensor: see
     :func:`rbm.datasets.load_dataset`. ``undirected`` adds the reverse of each edge of a graph from a user's files.
+    ``precision = "bfloat16"`` is mixed precision: the forwards of training steps and evaluations run under autocast.
+    Weights, optimiser, losses, and the finished models stay in float32 (:mod:`rbm.utils.precision`).
 
     The students ``rbm``, ``mlp``, ``moe`` and ``ensemble`` share one training recipe, given by ``distill``,
     ``reliability`` and ``encoding``. The other methods have their own recipes in the sections of their names.
@@ -75,6 +82,7 @@ class Config(Section):
     undirected: bool = False
     setting: Setting = "transductive"
     preset: Preset = "clean"
+    precision: Precision = "float32"
     seed: Annotated[int, Field(ge=0, lt=2**31, description="between 0 and 2^31 - 1")] = 0
     inflate: Annotated[int, Field(ge=1, le=1024, description="at least 1 and at most 1024")] = 1
     teacher: TeacherConfig = field(default_factory=TeacherConfig)

@@ -153,7 +153,9 @@ class DistillationTask:
     def fit(
         self, phase: str, trainer: Trainer, network: Network, *, warmup: int = 0, select_warmup: bool = False
     ) -> dict[str, Any]:
-        """Train a phase and restore its best validation epoch: see :func:`fit_phase`."""
+        """Train a phase, in the precision of the run, and restore its best validation epoch: see :func:`fit_phase`."""
+        if trainer.follows_precision:
+            trainer.precision = self.config.precision
         options = {"warmup": warmup, "select_warmup": select_warmup}
         return fit_phase(phase, trainer, network, self.folder, self.progress, **options)
 

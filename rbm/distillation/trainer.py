@@ -36,6 +36,7 @@ from rbm.utils.distributed import (
     own_randomness,
     world_size,
 )
+from rbm.utils.precision import wide
 
 
 class NodeTrainer(Trainer):
@@ -70,7 +71,7 @@ class NodeTrainer(Trainer):
 
     def all_logits(self) -> Tensor:
         """Logits of all nodes, ``[N, C]``, without gradients."""
-        return all_gather_rows(predict(self.model, self.full_x, local_slice(self.full_x.shape[0])))
+        return all_gather_rows(self.forward(predict, self.model, self.full_x, local_slice(self.full_x.shape[0])))
 
     def labelled_loss(self, logits: Tensor) -> Tensor:
         """Cross-entropy of the labelled nodes, from the logits of the observed nodes, ``[N_observed, C]``."""
@@ -79,7 +80,7 @@ class NodeTrainer(Trainer):
     def expert_loads(self) -> list[list[float]] | None:
         if not isinstance(self.model, MixtureStudent) or self.model.pretraining:
             return None
-        return expert_loads(self.model, self.full_x).tolist()
+        return self.forward(expert_loads, self.model, self.full_x).tolist()
 
     def on_epoch_end(self, logits: Tensor) -> None:
         """Hook: called after each epoch with the logits of the observed nodes, ``[N_observed, C]``."""
@@ -161,12 +162,12 @@ class StudentTrainer(NodeTrainer):
     def all_logits(self) -> Tensor:
         if self.first_layer is None:
             return super().all_logits()
-        observed = self.first_layer.logits()
+        observed = self.forward(self.first_layer.logits)
         if self.unseen_x is None:
             return observed
         logits = observed.new_empty(self.full_x.shape[0], observed.shape[1])
         logits[self.split.observed_nodes] = observed
-        logits[self.split.unseen_nodes] = predict(self.model, self.unseen_x)
+        logits[self.split.unseen_nodes] = self.forward(predict, self.model, self.unseen_x)
         return logits
 
     @torch.no_grad()
@@ -174,7 +175,8 @@ class StudentTrainer(NodeTrainer):
         if self.evaluates_logits:
             return super().evaluate()
         rows = local_slice(self.full_x.shape[0])
-        answers = all_gather_rows(predict(self.model, self.full_x, rows, lambda logits: logits.argmax(-1)))
+        answers = self.forward(predict, self.model, self.full_x, rows, lambda logits: logits.argmax(-1))
+        answers = all_gather_rows(answers)
         observed = self.split.of_observed(answers)
         self._learn_reliability(observed)
         return split_accuracies(observed, answers, self.split)
@@ -264,7 +266,10 @@ class StudentTrainer(NodeTrainer):
     def _batch_loss(self, batch: Batch, student: nn.Module, x: Features, *, similarity: bool = False) -> Tensor:
         """The loss of a batch with rows ``x``; ``similarity`` adds the similarity loss of the labelled rows."""
         is_cached = self.first_layer is not None and x is self.observed_x
-        logits, trace = self.first_layer.train() if is_cached else student(x, return_trace=True)
+        if is_cached:
+            logits, trace = self.forward(self.first_layer.train)
+        else:
+            logits, trace = self.forward(student, x, return_trace=True)
         terms = []
         if batch.soft_weight is not None:
             terms.append(batch.soft_weight * self._soft_loss(batch, logits))
@@ -290,7 +295,7 @@ class StudentTrainer(NodeTrainer):
         return losses.pair_loss(logits, teacher, batch.pair_weights, distill.temperature, distill.temperature_mode)
 
     def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
-        projected = dropout(self.projection(first).relu(), self.network.dropout, self.model.training)
+        projected = dropout(self.projection(wide(first)).relu(), self.network.dropout, self.model.training)
         return self.config.distill.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
 
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:

@@ -1,12 +1,14 @@
 """Fast dropout on a CPU, where PyTorch takes as long to draw a mask as for a matrix product."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 _LEVELS = 1 << 16
+_INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
 def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None = None, count: int = 0) -> Tensor:
@@ -33,10 +35,23 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
     words = torch.empty((math.prod(shape) + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
     bits = words.view(torch.int16)[: math.prod(shape)].view(shape)
     if rows is not None:
-        bits = bits[rows]
+        bits = bits.index_select(0, rows)  # several times as fast as bits[rows]
     kept = bits >= dropped - _LEVELS // 2
     # One factor per entry: the backward is one product and does not need x.
-    return x * kept.to(x.dtype).mul_(_LEVELS / (_LEVELS - dropped))
+    return x * _factors(kept, _LEVELS / (_LEVELS - dropped), x.dtype)
+
+
+def _factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """``scale`` in ``dtype`` where ``kept`` is true, and 0 elsewhere."""
+    if dtype not in _INTEGERS:
+        return kept.to(dtype).mul_(scale)
+    # One or zero times the bits of the scale: PyTorch converts truth values to floating-point numbers far more slowly.
+    return kept.to(_INTEGERS[dtype]).mul_(_bits(scale, dtype)).view(dtype)
+
+
+@lru_cache
+def _bits(scale: float, dtype: torch.dtype) -> int:
+    return torch.tensor(scale, dtype=dtype).view(_INTEGERS[dtype]).item()
 
 
 class Dropout(nn.Dropout):

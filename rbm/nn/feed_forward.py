@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
-from rbm.nn.memory_router import MemoryRouter, Routing, autocast_dtype, draw_experts
+from rbm.nn.memory_router import MemoryRouter, Routing, draw_experts
 from rbm.nn.sparse_rows import refuse_nested
 from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
+from rbm.utils.precision import autocast_dtype
 from rbm_kernels import expert_matmul
 from rbm_kernels.ops.expert_matmul.op import order_for
 

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm.nn.students import CHUNK_ROWS, MLPStudent, RbMStudent, Trace
+from rbm.utils.precision import autocast_dtype, cast_once
 
 
 class FirstLayer:
@@ -24,7 +25,7 @@ class FirstLayer:
 
     def __init__(self, student: MLPStudent | RbMStudent, x: Tensor) -> None:
         self.student, self.x, self.layer = student, x, student.layers[0]
-        self._kept: tuple[list[int], Tensor | None, Any] | None = None
+        self._kept: tuple[Any, Tensor | None, Any] | None = None
 
     @staticmethod
     def serves(student: nn.Module, x: object) -> bool:
@@ -42,7 +43,7 @@ class FirstLayer:
         if getattr(student, "pretraining", False) or self._must_run():
             return student(self.x)
         routed = isinstance(layer, FusedRbMLayer)
-        first = layer(self.x, return_routing=True) if routed else layer(self.x)
+        first = layer(self.x, return_routing=True) if routed else layer(cast_once(self.x))
         self._kept = self._versions(), layer.memory.clone() if routed else None, first
         return student(self.x, first=first)
 
@@ -53,7 +54,8 @@ class FirstLayer:
             return self.student(self.x, return_trace=True)
         _, memory, first = kept
         if memory is None:
-            return self.student(self.x, first=known_product(layer.weight, layer.bias, self.x, first), return_trace=True)
+            first = known_product(layer.weight, layer.bias, cast_once(self.x), first)
+            return self.student(self.x, first=first, return_trace=True)
         if layer.track_memory:
             layer.update_memory()
         if not torch.equal(layer.memory, memory):
@@ -61,16 +63,18 @@ class FirstLayer:
         y, routing = first
         if layer.track_memory:
             layer._record(self.x, routing.gates, routing.experts)
-        y = _KnownExperts.apply(*layer._fold(None), self.x, routing.gates, routing.experts, y)
+        experts = layer._fold(autocast_dtype(self.x, layer.weight.dtype))
+        y = _KnownExperts.apply(*experts, cast_once(self.x), routing.gates, routing.experts, y)
         return self.student(self.x, first=(y, routing), return_trace=True)
 
     def _must_run(self) -> bool:
-        """Whether the layer itself must run in every forward: if it tracks usage, and under autocast."""
-        return getattr(self.layer, "track_usage", False) or torch._C._is_any_autocast_enabled()
+        """Whether the layer itself must run in every forward: if it tracks usage."""
+        return getattr(self.layer, "track_usage", False)
 
-    def _versions(self) -> list[int]:
-        """Versions of the first layer's parameters, which change when the parameters are written."""
-        return [parameter._version for parameter in self.layer.parameters()]
+    def _versions(self) -> tuple[list[int], torch.dtype | None]:
+        """Versions of the first layer's parameters, which change when these are written, and the dtype of autocast."""
+        parameters = [*self.layer.parameters()]
+        return [parameter._version for parameter in parameters], autocast_dtype(self.x, parameters[0].dtype)
 
 
 def known_product(weight: Tensor, bias: Tensor, rows: Tensor, known: Tensor) -> Tensor:

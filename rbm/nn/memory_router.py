@@ -25,6 +25,7 @@ from rbm.utils.arguments import (
     check_top_k,
 )
 from rbm.utils.distributed import world_size
+from rbm.utils.precision import autocast_dtype
 from rbm_kernels import memory_update_
 
 
@@ -335,16 +336,6 @@ def draw_experts(weight: Tensor, bias: Tensor | None) -> None:
     weight.uniform_(-bound, bound)
     if bias is not None:
         bias.uniform_(-bound, bound)
-
-
-def autocast_dtype(rows: Tensor, parameters: torch.dtype) -> torch.dtype | None:
-    """The dtype that autocast selects on the device of ``rows``; None if autocast is off, and for float64."""
-    if not torch._C._is_any_autocast_enabled() or torch.float64 in (rows.dtype, parameters):
-        return None
-    device = rows.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return None
 
 
 def _follow_before_saving(layer: MemoryRouter, prefix: str, keep_vars: bool) -> None:

@@ -23,6 +23,7 @@ from rbm.nn.students import MixtureStudent, layer_sizes
 from rbm.utils.arguments import check_choice, check_number, check_probability, check_sizes, check_top_k
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum
+from rbm.utils.precision import autocast_dtype, full_precision, wide
 from rbm_kernels import NetworkLayer, expert_matmul
 
 
@@ -89,7 +90,9 @@ class MoELayer(nn.Module):
     def forward(self, h: Features, *, return_routing: bool = False) -> Tensor | tuple[Tensor, Routing]:
         """Map rows to outputs; with ``return_routing`` also return gates, experts and cosines, ``[B, k]``."""
         rows = as_rows(h)
-        cosines = F.normalize(self.router(rows), dim=-1) @ F.normalize(self.addresses, dim=0)
+        addresses = wide(self.router(rows))
+        with full_precision(addresses.device):  # a cosine of 8 bits would send rows to other experts
+            cosines = F.normalize(addresses, dim=-1) @ F.normalize(self.addresses, dim=0)
         logits = input_scale(None, self.log_temperature) * cosines
         if self.training and self.noise > 0:
             logits = logits + self.noise / self.num_experts * torch.randn_like(logits)
@@ -130,11 +133,13 @@ class MoELayer(nn.Module):
             parameter.copy_(parameter[expert].clone().expand_as(parameter))
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
-        rows = dropout(rows, self.dropout, self.training)
         if isinstance(rows, SparseRows):
             scale = input_scale(None, self.log_scale)
+            rows = dropout(rows, self.dropout, self.training)
             return sparse.expert_matmul(rows, self.weight, self.bias * scale, scale, gates, experts)
-        return expert_matmul(rows, *fold(self.weight, self.bias, None, self.log_scale), gates, experts)
+        dtype = autocast_dtype(rows, self.weight.dtype)
+        rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
+        return expert_matmul(rows, *fold(self.weight, self.bias, None, self.log_scale, dtype), gates, experts)
 
 
 class MoEStudent(MixtureStudent):

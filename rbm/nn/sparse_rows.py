@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows
+from rbm.utils.precision import full_precision
 from rbm_kernels.checks import accumulation_dtype
 from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
@@ -231,7 +232,7 @@ def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0)
         return rbm_kernels.cosine_topk(rows, memory, k, temperature=temperature)
     dtype = accumulation_dtype(rows, memory)
     # Routing stays in this dtype under autocast, as in the operator.
-    with torch.autocast(rows.device.type, enabled=False):
+    with full_precision(rows.device):
         wide, squared = _shrunk(rows.to(dtype))
         memory = unit(memory.detach().to(dtype))
         dots = _times(wide, wide.values, memory[:, : rows.width].T)
@@ -254,6 +255,13 @@ def memory_statistics(
     """:func:`rbm_kernels.memory_statistics`: ``[E, D]`` and ``[E]``, without rows that are not finite."""
     if not isinstance(rows, SparseRows):
         return rbm_kernels.memory_statistics(rows, gates, experts, num_experts, normalize=normalize)
+    with full_precision(rows.device):
+        return _sparse_memory_statistics(rows, gates, experts, num_experts, normalize)
+
+
+def _sparse_memory_statistics(
+    rows: SparseRows, gates: Tensor, experts: Tensor, num_experts: int, normalize: bool
+) -> tuple[Tensor, Tensor]:
     gates = gates.detach()  # no_grad does not stop forward-mode tangents
     squared = rows.squared_norms()
     usable = squared.isfinite() & gates.isfinite().all(-1)

@@ -12,6 +12,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from rbm.nn.dropout import Dropout
 from rbm.nn.sparse_rows import Features, Rows, as_rows
+from rbm.utils.precision import full_precision, wide
 
 # Rows -> adjacency -> (version of the rows, product); an entry disappears with either.
 _products = WeakTensorKeyDictionary()
@@ -171,11 +172,19 @@ def spread(adjacency: Tensor, x: Tensor) -> Tensor:
     # Tensors of inference mode cannot be used in training, and have no version counter.
     inference = x.is_inference() or torch.is_inference_mode_enabled()
     if x.requires_grad or inference or torch.compiler.is_compiling():
-        return adjacency @ x
+        return aggregate(adjacency, x)
     known = _products.setdefault(x, WeakTensorKeyDictionary())
     version, product = known.get(adjacency, (None, None))
     if version != x._version:
-        product = adjacency @ x
+        product = aggregate(adjacency, x)
         if product.nbytes <= KEPT_BYTES:
             known[adjacency] = x._version, product
     return product
+
+
+def aggregate(adjacency: Tensor, x: Tensor) -> Tensor:
+    """``adjacency @ x``, in float32 under autocast: a CPU has no sparse products in bfloat16, and the sums of a node
+    with many neighbours would lose digits in it.
+    """
+    with full_precision(x.device):
+        return adjacency @ wide(x)

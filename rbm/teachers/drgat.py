@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.teachers.attention import AttentionConv, AttentionTeacher, Edges, build_norm
+from rbm.utils.precision import full_precision, wide
 
 
 class DRGAT(AttentionTeacher):
@@ -85,5 +86,6 @@ class EvolvingGate(nn.Module):
             bound = 1 / math.sqrt(self.lin.out_features) if self.training else 0.0
             state = torch.empty(2, h.shape[0], 1, dtype=h.dtype, device=h.device).uniform_(-bound, bound)
         compared = self.lin(F.normalize(initial, dim=-1) * F.normalize(h, dim=-1))
-        out, state = self.rnn(compared[None], state)
+        with full_precision(h.device):
+            out, state = self.rnn(wide(compared)[None], state)
         return out[0].abs(), state

@@ -7,6 +7,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from rbm.nn.sparse_rows import Rows, SparseRows, linear
 from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
+from rbm.utils.precision import full_precision, wide
 
 
 class _Conv(GCNConv):
@@ -22,10 +23,13 @@ class _Conv(GCNConv):
     def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
         if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
             return self.transform(spread(adjacency, x))
-        return self.propagate(adjacency, x=linear(x, self.lin.weight), edge_weight=None) + self.bias
+        projected = linear(x, self.lin.weight)
+        with full_precision(x.device):
+            return self.propagate(adjacency, x=wide(projected), edge_weight=None) + self.bias
 
     def transform(self, aggregated: Tensor) -> Tensor:
-        return linear(aggregated, self.lin.weight) + self.bias
+        projected = linear(aggregated, self.lin.weight)
+        return projected + self.bias.to(projected.dtype)
 
     def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
         return self.lin.weight, self.bias

@@ -13,7 +13,7 @@ Three facts save work. They change results only by the order of summation:
 Dropout draws a mask for all rows and applies the part for the rows that are used.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from rbm.nn.sparse_rows import Rows, SparseRows
 from rbm.teachers.base import KEPT_BYTES, ConvTeacher, spread
 from rbm.teachers.gcn import GCN
 from rbm.teachers.sage import GraphSAGE
+from rbm.utils.precision import autocast_dtype, cast_once
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 
@@ -53,7 +54,7 @@ class LabelledNodes:
         self.teacher, self.x, self.adjacency = teacher, x, adjacency
         # Sparse rows are projected before they are summed, because their sums would be dense.
         self.aggregated = None if isinstance(x, SparseRows) else spread(adjacency, x)
-        self._known: tuple[list[int], Tensor] | None = None
+        self._known: tuple[Any, Tensor] | None = None
         self.trains = nodes is not None
         if not self.trains:
             return
@@ -112,16 +113,17 @@ class LabelledNodes:
         if self.aggregated is None:
             return conv(self.rows, self.first_part)
         with torch.no_grad():
-            known = self._first_product()[reached]
+            known = self._first_product().index_select(0, reached)  # several times as fast as [reached]
         self._known = None  # the next step changes the weights
-        return known_product(*conv.transformation(), self.rows, known)
+        return known_product(*conv.transformation(), cast_once(self.rows), known)
 
     def _first_product(self) -> Tensor:
-        """The first layer's output for all rows, ``[N, H]``, reused unless its parameters have changed."""
+        """The first layer's output for all rows, ``[N, H]``, reused unless its parameters or its dtype have changed."""
         conv = self.teacher.convs[0]
-        versions = [parameter._version for parameter in conv.transformation()]
+        weight, bias = conv.transformation()
+        versions = weight._version, bias._version, autocast_dtype(self.aggregated, weight.dtype)
         if self._known is None or self._known[0] != versions:
-            self._known = versions, conv.transform(self.aggregated)
+            self._known = versions, conv.transform(cast_once(self.aggregated))
         return self._known[1]
 
     def _go_back(self) -> None:

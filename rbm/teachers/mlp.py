@@ -9,6 +9,7 @@ from torch_geometric.nn import conv
 from rbm.nn.sparse_rows import Features, Linear, Rows, as_rows
 from rbm.teachers.base import ConvTeacher
 from rbm.teachers.gcn import GCN
+from rbm.utils.precision import full_precision, wide
 
 
 class _Dense(Linear):
@@ -58,4 +59,6 @@ class APPNP(MLP):
     def forward(self, x: Features, edge_index: Tensor) -> Tensor:
         x = as_rows(x)
         adjacency = self._as_adjacency(x, edge_index)
-        return self.propagation(super().forward(x, adjacency), adjacency)
+        logits = super().forward(x, adjacency)
+        with full_precision(x.device):
+            return self.propagation(wide(logits), adjacency)

@@ -101,6 +101,8 @@ def _made_from(split: GraphSplit, config: Config) -> tuple[dict[str, Any], list[
     """What a trained teacher depends on: settings and tensors."""
     graph = split.observed
     settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
+    if config.precision != "float32":  # the default, so that it leaves the names of existing files
+        settings["precision"] = config.precision
     # Unseen nodes do not affect the training, but define the test accuracy.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
@@ -141,8 +143,11 @@ def share_training(
         fastest = min(fastest, limit.passed() - began)
         left = max(selection.least_left(epoch, first, last, network.patience) for _, selection in training)
         limit.check("teacher", fastest * left)
+    trainer.precision = "float32"
     for split, selection in zip(splits, selections, strict=True):
         teacher.load_state_dict(selection.state)
+        if config.precision != "float32":
+            selection.correct(split_accuracies(*trainer.logits(), split))
         cached_teacher(teacher, split, config, cache, partial(asdict, selection.result), progress)
 
 

@@ -1,11 +1,14 @@
 """RevGAT: attention in reversible blocks, with which training memory does not grow with depth."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GroupAddRev
 
 from rbm.nn.dropout import dropout
 from rbm.teachers.attention import AttentionConv, AttentionTeacher, Edges, build_norm, draw_seed
+from rbm.utils.precision import autocast_dtype
 
 
 class RevGAT(AttentionTeacher):
@@ -62,10 +65,11 @@ class RevGAT(AttentionTeacher):
         mask = None
         if self.training and self.dropout.p > 0 and self.blocks:
             mask = dropout(torch.ones_like(h), self.dropout.p)
+        dtype = autocast_dtype(h, h.dtype)
         for block in self.blocks:
             # Blocks get everything random as arguments, for the recomputation in the backward pass. The seed replaces
-            # the dropped edges.
-            h = block(h, edges, mask, draw_seed() if self.training and self.edge_dropout > 0 else None)
+            # the dropped edges. The backward pass runs without autocast, so they also get its dtype.
+            h = block(h, edges, mask, draw_seed() if self.training and self.edge_dropout > 0 else None, dtype)
         return h
 
 
@@ -85,8 +89,12 @@ class Block(nn.Module):
         self.conv = AttentionConv(heads * out_channels, out_channels, heads)
         self.edge_dropout = edge_dropout
 
-    def forward(self, x: Tensor, edges: Edges, mask: Tensor | None, seed: int | None) -> Tensor:
+    def forward(
+        self, x: Tensor, edges: Edges, mask: Tensor | None, seed: int | None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Rows of the shape of ``x``; ``dtype`` is that of autocast, or None."""
         h = self.norm(x).relu()
         if mask is not None:
             h = h * mask
-        return self.conv(h, edges if seed is None else edges.without(self.edge_dropout, seed))
+        with nullcontext() if dtype is None else torch.autocast(x.device.type, dtype=dtype):
+            return self.conv(h, edges if seed is None else edges.without(self.edge_dropout, seed))

@@ -7,6 +7,7 @@ from torch_geometric.utils import add_self_loops, degree
 
 from rbm.nn.sparse_rows import Rows, SparseRows, linear
 from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
+from rbm.utils.precision import full_precision, wide
 
 
 class _MeanConv(SAGEConv):
@@ -28,7 +29,8 @@ class _MeanConv(SAGEConv):
         if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
             return self.transform(spread(adjacency, x))
         projected = linear(x, self.lin_l.weight, self.lin_l.bias)
-        return self.propagate(adjacency, x=(projected, None), size=None)
+        with full_precision(x.device):
+            return self.propagate(adjacency, x=(wide(projected), None), size=None)
 
     def transform(self, aggregated: Tensor) -> Tensor:
         return self.lin_l(aggregated)

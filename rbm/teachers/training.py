@@ -1,11 +1,14 @@
 """Trainers of teachers: an epoch is one step on the whole observed graph, or one step per batch of training nodes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.datasets.splits import GraphSplit
 from rbm.nn import losses
+from rbm.nn.sparse_rows import Features
 from rbm.teachers import LabelInput, LabelPropagation, edges_for, features_for
 from rbm.teachers.labelled import LabelledNodes
 from rbm.teachers.neighbor_sampling import NeighborBatches
@@ -16,7 +19,7 @@ class TeacherTrainer(Trainer):
     """Trains a teacher on the hard labels of the observed graph, full batch."""
 
     def __init__(self, model: nn.Module, split: GraphSplit, config: Config) -> None:
-        self.model, self.split, self.config = model, split, config
+        self.model, self.split, self.config, self.precision = model, split, config, config.precision
         self.observed_edges = edges_for(model, split.observed)
         self.full_edges = edges_for(model, split.graph) if len(split.unseen_nodes) else self.observed_edges
         self.full_x = features_for(model, split.full_rows)
@@ -39,20 +42,22 @@ class TeacherTrainer(Trainer):
     def epoch_loss(self, epoch: int) -> Tensor:
         graph = self.split.observed
         if self.observed:
-            logits = self.observed.logits()
+            logits = self.forward(self.observed.logits)
         else:
-            logits = self.model(self.observed_x, self.observed_edges)[graph.train_mask]
+            logits = self.forward(self.model, self.observed_x, self.observed_edges)[graph.train_mask]
         return losses.hard_label_loss(logits, graph.y[graph.train_mask])
 
     @torch.no_grad()
     def logits(self) -> tuple[Tensor, Tensor]:
         """Logits of the observed nodes, ``[N_observed, C]``, and of all nodes, ``[N, C]``."""
-        observed, full = self.observed, self.full
-        logits = observed.all_logits() if observed else self.model(self.observed_x, self.observed_edges)
+        logits = self._all_logits(self.observed, self.observed_x, self.observed_edges)
         if not len(self.split.unseen_nodes):
             return logits, logits
         # Only unseen nodes, which come with their edges after training, need the full graph.
-        return logits, full.all_logits() if full else self.model(self.full_x, self.full_edges)
+        return logits, self._all_logits(self.full, self.full_x, self.full_edges)
+
+    def _all_logits(self, shared: LabelledNodes | None, x: Features, edges: Any) -> Tensor:
+        return self.forward(shared.all_logits) if shared else self.forward(self.model, x, edges)
 
     def evaluate(self) -> Accuracies:
         return split_accuracies(*self.logits(), self.split)
@@ -73,7 +78,7 @@ class SampledTrainer(TeacherTrainer):
         total = 0.0
         for sample in self.batches:
             self.optimizer.zero_grad()
-            logits = self.model(self.observed_x[sample.nodes], sample.edges)[: sample.count]
+            logits = self.forward(self.model, self.observed_x[sample.nodes], sample.edges)[: sample.count]
             loss = losses.hard_label_loss(logits, self.split.observed.y[sample.nodes[: sample.count]])
             loss.backward()
             self.optimizer.step()
@@ -97,9 +102,9 @@ class AttentionTrainer(TeacherTrainer):
     def epoch_loss(self, epoch: int) -> Tensor:
         graph = self.split.observed
         if isinstance(self.model, LabelInput):
-            logits, nodes = self.model.masked_forward(self.observed_x, self.observed_edges)
+            logits, nodes = self.forward(self.model.masked_forward, self.observed_x, self.observed_edges)
         else:
-            logits, nodes = self.model(self.observed_x, self.observed_edges), graph.train_mask
+            logits, nodes = self.forward(self.model, self.observed_x, self.observed_edges), graph.train_mask
         saturating = self.config.attention.loss == "log"
         loss = losses.saturating_label_loss if saturating else losses.hard_label_loss
         return loss(logits[nodes], graph.y[nodes])

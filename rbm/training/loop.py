@@ -1,9 +1,10 @@
 """The epoch loop of all trained networks: selection by validation accuracy, early stopping, logging, checkpoints."""
 
 import copy
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from rbm.training.metrics import accuracy
 from rbm.training.run_folder import RunFolder
 from rbm.training.time_limit import current_limit
 from rbm.utils.distributed import broadcast_from_rank0, world_size
+from rbm.utils.precision import autocast, wide
 from rbm.utils.progress import Progress
 from rbm.utils.timings import part_of_phase
 
@@ -45,9 +47,18 @@ def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphS
 
 
 class Trainer(ABC):
-    """A model with its optimiser. :func:`fit` calls its methods to train an epoch, evaluate, and save its state."""
+    """A model with its optimiser. :func:`fit` calls its methods to train an epoch, evaluate, and save its state.
+
+    Attributes:
+        model: what is trained.
+        precision: ``float32``, or ``bfloat16`` for mixed precision. Trainers run forwards by :meth:`forward`, which
+            follows it. It is float32 again after the training.
+        follows_precision: False for models without forwards, which are trained alike in every precision.
+    """
 
     model: nn.Module
+    precision: str = "float32"
+    follows_precision: bool = True
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -57,6 +68,22 @@ class Trainer(ABC):
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
         """An optimiser of everything that is trained."""
+
+    def forward(self, function: Callable, *inputs: Any, **options: Any) -> Any:
+        """``function(*inputs, **options)``, such as the model on its rows, in the precision of the training.
+
+        A result, or the first one of several, is float32, so that losses are. Hidden rows of a trace have the dtype of
+        the forward.
+        """
+        if self.precision == "float32":
+            return function(*inputs, **options)
+        with autocast(self.precision, self._device_type()):
+            outputs = function(*inputs, **options)
+        return wide(outputs)
+
+    def _device_type(self) -> str:
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
+        return next((tensor.device.type for tensor in tensors), "cpu")
 
     def train_epoch(self, epoch: int) -> float:
         """Train for one epoch and return its loss: one optimiser step on :meth:`epoch_loss`, unless overridden."""
@@ -127,6 +154,12 @@ class Selection:
             result.best_epoch = epoch
             self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
+    def correct(self, accuracies: Accuracies) -> None:
+        """Replace the accuracies of the best epoch by those of its float32 model, after a mixed-precision training."""
+        result = self.result
+        result.val_accuracy, result.test_accuracy = accuracies.val, accuracies.test
+        result.test_max = max(result.test_max, accuracies.test)
+
     def is_over(self, epoch: int, first: int, patience: int, warmup: int = 0) -> bool:
         """Whether ``patience`` epochs have passed since the best one.
 
@@ -155,6 +188,8 @@ def fit(
     progress: Progress,
 ) -> Result:
     """Train the model of ``trainer``, restore the epoch with the best validation accuracy, and set eval mode.
+
+    After mixed precision, the result has the accuracies of the restored model in float32.
 
     When ranks train together, all call this function, with trainers that return the same losses and accuracies. Only
     the first rank has the folder; the others continue from its checkpoint.
@@ -212,13 +247,15 @@ def fit(
             if selection.is_over(epoch, first, patience, warmup):
                 break
         result = selection.result
+        trainer.model.load_state_dict(selection.state)
+        trainer.model.eval()
+        trainer.at_best_epoch(result.best_epoch)
+        if trainer.precision != "float32":
+            trainer.precision = "float32"
+            selection.correct(trainer.evaluate())
         bar.finish(
             f"best epoch {result.best_epoch + 1}: val {result.val_accuracy:.2%}  test {result.test_accuracy:.2%}"
         )
-
-    trainer.model.load_state_dict(selection.state)
-    trainer.model.eval()
-    trainer.at_best_epoch(result.best_epoch)
     return result
 
 
@@ -254,6 +291,7 @@ def fit_phase(
         trainer.model.load_state_dict(state)
         trainer.resume_at(warmup + 1)
         trainer.model.eval()
+        trainer.precision = "float32"
         return result
     result = asdict(
         fit(

@@ -1,14 +1,80 @@
-"""Faster float32 matrix products on AMD CPUs: oneDNN instead of MKL, if it is as exact."""
+"""The precision of matrix products: mixed precision (bfloat16 under autocast), and faster float32 on AMD CPUs.
+
+Mixed precision casts the operands of a forward's matrix products to bfloat16. On CPUs with AVX512-BF16 or AMX they then
+take about half the time. Weights stay float32. Losses are computed in float32, from logits that :func:`wide` converts.
+Routing and sums over neighbours stay in float32 too, inside :func:`full_precision`.
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+# Rows -> (version of the rows, copy in another dtype); an entry disappears with its rows.
+_copies = WeakTensorKeyDictionary()
 # Error relative to the largest entry: float32 is below this, bfloat16 far above.
 _FLOAT32 = 1e-5
+
+
+def autocast(precision: str, device: torch.device | str) -> AbstractContextManager:
+    """Run the forwards inside in ``precision``, ``float32`` or ``bfloat16``, on ``device``.
+
+    Keep backward passes and optimiser steps outside: autocast keeps the cast weights until the block ends.
+    """
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=getattr(torch, precision))
+
+
+def full_precision(device: torch.device | str) -> AbstractContextManager:
+    """Disable autocast inside, for operations that need float32. Their arguments have to be :func:`wide`."""
+    if not torch._C._is_any_autocast_enabled():
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, enabled=False)
+
+
+def wide(outputs: Any) -> Any:
+    """A bfloat16 or float16 tensor as float32, with gradient; of a tuple, its first item, such as the logits before a
+    trace. Everything else is returned unchanged.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if type(outputs) is tuple and outputs:
+        return (wide(outputs[0]), *outputs[1:])
+    return outputs
+
+
+def autocast_dtype(rows: Tensor, parameters: torch.dtype) -> torch.dtype | None:
+    """The dtype that autocast selects on the device of ``rows``; None if autocast is off, and for float64."""
+    if not torch._C._is_any_autocast_enabled() or torch.float64 in (rows.dtype, parameters):
+        return None
+    device = rows.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
+def cast_once(rows: Tensor) -> Tensor:
+    """Constant ``rows`` in the dtype of autocast; unchanged if autocast is off.
+
+    Autocast itself keeps the cast copies of parameters only, and casts rows again in every forward. The copy made here
+    is kept until the rows change or are freed.
+    """
+    dtype = autocast_dtype(rows, rows.dtype)
+    if dtype is None or dtype == rows.dtype:
+        return rows
+    if rows.is_inference():  # has no version counter
+        return rows.to(dtype)
+    version, copy = _copies.get(rows, (None, None))
+    if version != rows._version or copy.dtype != dtype:
+        copy = rows.detach().to(dtype)
+        _copies[rows] = rows._version, copy
+    return copy
 
 
 @contextmanager

@@ -34,6 +34,8 @@ def test_the_page_shows_the_rows_that_are_kept():
     with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert epoch_seconds.markdown(rows) in (here / "NOTES.md").read_text()
+    with (here / "results" / "epoch_seconds_precision.csv").open(newline="") as file:
+        assert epoch_seconds.markdown([*csv.DictReader(file)]) in (here.parent / "docs" / "scale.md").read_text()
     # A phase that only one version has is omitted.
     kept = [row for row in rows if row["phase"] == "mlp" or row["version"] == "now"]
     assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])

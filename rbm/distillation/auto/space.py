@@ -26,7 +26,7 @@ ENCODINGS = {"none": (False, False), "walks": (True, False), "labels": (False, T
 # Settings that identify the run and do not affect how it learns.
 _OF_THE_RUN = (
     *("dataset", "root", "protocol", "evaluate_on", "sparse_features", "undirected"),
-    *("setting", "preset", "seed", "inflate"),
+    *("setting", "preset", "precision", "seed", "inflate"),
 )
 _OF_A_TEACHER = ("teacher", "attention")
 

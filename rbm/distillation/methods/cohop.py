@@ -107,7 +107,7 @@ class CoHOpTrainer(NodeTrainer):
         self.labelled = (labels >= 0).nonzero().flatten()
 
     def epoch_loss(self, epoch: int) -> Tensor:
-        logits = self.model(self.observed_x)
+        logits = self.forward(self.model, self.observed_x)
         loss = losses.hard_label_loss(logits[self.labelled], self.labels[self.labelled])
         if self.config.contrast_weight > 0:
             loss = loss + self.config.contrast_weight * contrast_loss(logits.log_softmax(-1), self.graph)

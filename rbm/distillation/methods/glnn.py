@@ -53,7 +53,7 @@ class GLNNTrainer(NodeTrainer):
 
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         """The loss of a batch; ``target(logits, nodes)`` is :meth:`hard_loss` or :meth:`soft_loss`."""
-        return target(self.model(self.observed_x[nodes]), nodes)
+        return target(self.forward(self.model, self.observed_x[nodes]), nodes)
 
     def _pass(self, nodes: Tensor, target, weight: float) -> Tensor:
         total, count = torch.zeros((), device=nodes.device), 0

@@ -108,7 +108,7 @@ class HGMDTrainer(NodeTrainer):
         beta = torch.full((len(drawn),), self.config.beta, device=drawn.device)
         share = torch.distributions.Beta(beta, beta).sample() if len(drawn) else beta
         target = self.aggregate(drawn, probability[drawn], share)
-        logits = self.model(self.observed_x)
+        logits = self.forward(self.model, self.observed_x)
         hard = self.labelled_loss(logits)
         soft = target.loss(logits, None, self.config.temperature, "softmax")
         return self.config.label_weight * hard + (1 - self.config.label_weight) * soft

@@ -38,7 +38,7 @@ class KRDTrainer(NodeTrainer):
 
     def epoch_loss(self, epoch: int) -> Tensor:
         self.epoch, config = epoch, self.config
-        logits = self.model(self.observed_x)
+        logits = self.forward(self.model, self.observed_x)
         hard = self.labelled_loss(logits)
         soft = self._targets(epoch).loss(logits, None, config.temperature, "softmax")
         return config.label_weight * hard + (1 - config.label_weight) * soft

@@ -38,15 +38,22 @@ class LabelsTrainer(NodeTrainer):
         self.best: tuple[float, float] | None = None  # validation and test accuracy of the same epoch
 
     def epoch_loss(self, epoch: int) -> Tensor:
-        return losses.hard_label_loss(self.model(self.train_x), self.train_y)
+        return losses.hard_label_loss(self.forward(self.model, self.train_x), self.train_y)
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        train, val = accuracy(self.model(self.train_x), self.train_y), accuracy(self.model(self.val_x), self.val_y)
+        train, val = (
+            accuracy(self.forward(self.model, x), y)
+            for x, y in ((self.train_x, self.train_y), (self.val_x, self.val_y))
+        )
         # Without validation nodes the accuracy is NaN, and every epoch counts as best.
         if self.best is None or not val < self.best[0]:
             self.best = val, super().evaluate().test
         return Accuracies(train, val, self.best[1])
+
+    def at_best_epoch(self, epoch: int) -> None:
+        if self.precision != "float32":
+            self.best = None  # these weights are evaluated once more, in float32
 
     def state(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -74,6 +81,8 @@ def train_labels(task: DistillationTask) -> TrainedStudent:
 def _made_from(task: DistillationTask, network: Network) -> tuple[dict[str, Any], list[Tensor]]:
     """Everything that the MLP depends on: not the teacher's name and edges, so trials of many teachers share it."""
     settings = {item.name: getattr(network, item.name) for item in fields(Network)}
+    if task.config.precision != "float32":  # the default, so that it leaves the names of existing files
+        settings["precision"] = task.config.precision
     graph, observed = task.split.graph, task.split.observed
     inputs = [graph.x, graph.y, task.split.observed_nodes, task.split.unseen_nodes]
     inputs += [observed.train_mask, observed.val_mask, observed.test_mask]

@@ -21,6 +21,7 @@ from rbm.nn.dropout import dropout
 from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MLPStudent
 from rbm.teachers.outputs import TeacherOutputs
+from rbm.utils.precision import wide
 
 
 class NOSMOGTrainer(GLNNTrainer):
@@ -44,18 +45,18 @@ class NOSMOGTrainer(GLNNTrainer):
 
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         rows, config = self.observed_x[nodes], self.config
-        logits, trace = self.model(rows, return_trace=True)
+        logits, trace = self.forward(self.model, rows, return_trace=True)
         loss = target(logits, nodes)
         if config.adversarial_weight > 0:
             perturbed = pgd_perturb(
                 to_dense(rows),
-                lambda x: target(self.model(x), nodes),
+                lambda x: target(self.forward(self.model, x), nodes),
                 eps=config.adversarial_eps,
                 steps=config.adversarial_steps,
             )
-            loss = loss + config.adversarial_weight * target(self.model(perturbed), nodes)
+            loss = loss + config.adversarial_weight * target(self.forward(self.model, perturbed), nodes)
         if self.projection is not None:
-            projected = dropout(self.projection(trace.last).relu(), config.dropout, self.model.training)
+            projected = dropout(self.projection(wide(trace.last)).relu(), config.dropout, self.model.training)
             loss = loss + config.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
         return loss
 

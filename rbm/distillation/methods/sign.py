@@ -44,8 +44,9 @@ class SIGNTrainer(NodeTrainer):
 
     def epoch_loss(self, epoch: int) -> Tensor:
         if self.weight == 1:
-            return losses.hard_label_loss(self.model(self.labelled_x), self.split.observed.y[self.train_nodes])
-        logits = self.model(self.observed_x)
+            logits = self.forward(self.model, self.labelled_x)
+            return losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
+        logits = self.forward(self.model, self.observed_x)
         soft = losses.soft_label_loss(logits, self.teacher_outputs.soft_labels)
         return self.weight * self.labelled_loss(logits) + (1 - self.weight) * soft
 

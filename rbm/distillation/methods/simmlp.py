@@ -120,9 +120,9 @@ class AlignmentTrainer(NodeTrainer):
 
     def loss(self, rows: Rows, adjacency: Tensor) -> Tensor:
         """The loss on masked rows ``[N, F]`` and the adjacency ``[N, N]`` of the remaining edges."""
-        encoded = self.model.encoder(rows)
+        encoded = self.forward(self.model.encoder, rows)
         aggregated = self.aggregator(encoded, adjacency)
-        loss = alignment_loss(self.predictor(encoded), aggregated, self.config.power)
+        loss = alignment_loss(self.forward(self.predictor, encoded), aggregated, self.config.power)
         if self.decoder is not None:
             loss = loss + self.config.reconstruction_weight * self.reconstruction_loss(aggregated)
         return loss
@@ -130,12 +130,12 @@ class AlignmentTrainer(NodeTrainer):
     def reconstruction_loss(self, aggregated: Tensor) -> Tensor:
         """Mean squared difference between the decoder's unit rows, from ``aggregated [N, H]``, and the features."""
         if self.target is None:
-            return F.mse_loss(self.decoder(aggregated), self.features)
-        return self.target.loss(self.decoder.before_last(aggregated), self.decoder.layers[-1])
+            return F.mse_loss(self.forward(self.decoder, aggregated), self.features)
+        return self.target.loss(self.forward(self.decoder.before_last, aggregated), self.decoder.layers[-1])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        rows, split = self.model.encoder(self.full_rows), self.split
+        rows, split = self.forward(self.model.encoder, self.full_rows), self.split
         observed = rows[split.observed_nodes] if len(split.unseen_nodes) else rows
         labels = split.observed.y[self.train_nodes]
         means = rows.new_zeros(self.model.head.out_features, rows.shape[1])
@@ -168,12 +168,12 @@ class HeadTrainer(NodeTrainer):
         return rows[self.split.observed_nodes] if len(self.split.unseen_nodes) else rows
 
     def epoch_loss(self, epoch: int) -> Tensor:
-        logits = self.model.head(self._observed(self.encoded)[self.train_nodes])
+        logits = self.forward(self.model.head, self._observed(self.encoded)[self.train_nodes])
         return losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
-        logits = self.model.head(self.encoded)
+        logits = self.forward(self.model.head, self.encoded)
         return split_accuracies(self._observed(logits), logits, self.split)
 
 

@@ -45,6 +45,7 @@ from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.metrics import evaluating
+from rbm.utils.precision import wide
 
 _EDGES_AT_ONCE = 2**14
 
@@ -216,9 +217,9 @@ class _EnergyDistillation:
             nodes, edges = self.edges[:, drawn].unique(return_inverse=True)
             energy, rows = EdgeSum(edges, len(nodes)), rows[nodes]
         found: list[tuple[Tensor, Tensor]] = []
-        for before, after in self.model.operations(in_single_precision(rows)):
-            known = energy(before) if found else self.input_energies[drawn].sum()
-            found.append((known, energy(after)))
+        for before, after in self.forward(list, self.model.operations(in_single_precision(rows))):
+            known = energy(wide(before)) if found else self.input_energies[drawn].sum()
+            found.append((known, energy(wide(after))))
         return energy_loss(found, self.targets, log=self.config.energy_log)
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ _ROUNDS_AT_ONCE = 10
 class TreesTrainer(Trainer):
     """Trainer of boosted trees; an epoch is a round of boosting."""
 
+    follows_precision = False
+
     def __init__(
         self,
         split: GraphSplit,

@@ -52,6 +52,7 @@ from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.loop import Accuracies, split_accuracies
 from rbm.training.metrics import evaluating
+from rbm.utils.precision import full_precision, wide
 
 _ROWS_AT_ONCE = 2**12
 
@@ -75,9 +76,10 @@ class Codebook(nn.Module):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The code with the largest cosine to each of the rows ``[N, D]``, with the row's gradient, and its index
-        ``[N]``. In training mode the codes are updated afterwards.
+        ``[N]``. In training mode the codes are updated afterwards. Under autocast, all of this stays in float32.
         """
-        with torch.no_grad():
+        rows = wide(rows)
+        with torch.no_grad(), full_precision(rows.device):
             unit, codes = F.normalize(rows), F.normalize(self.codes)
             nearest = torch.cat([(part @ codes.T).argmax(-1) for part in unit.split(_ROWS_AT_ONCE)])
             assigned = self.codes[nearest]
@@ -102,7 +104,7 @@ class Codebook(nn.Module):
 
 class Tokens(NamedTuple):
     """Outputs of a tokenizer: rows ``[N, D]`` before quantisation, their codes ``[N, D]`` and code indices ``[N]``, the
-    codes decoded for edges and for nodes, ``[N, D]`` each, and logits ``[N, C]``.
+    codes decoded for edges and for nodes, ``[N, D]`` each, and logits ``[N, C]``. All are float32, also under autocast.
     """
 
     rows: Tensor
@@ -136,7 +138,7 @@ class Tokenizer(nn.Module):
         codes, nearest = self.codebook(rows)
         for_edges = self.edge_decoder(codes)
         logits = self.head(self.second(for_edges, adjacency).relu())
-        return Tokens(rows, codes, nearest, for_edges, self.node_decoder(codes), logits)
+        return Tokens(*map(wide, (rows, codes, nearest, for_edges, self.node_decoder(codes), logits)))
 
 
 class EdgeError:
@@ -200,7 +202,7 @@ class TokenizerTrainer(NodeTrainer):
                 model.codebook.start_from(model(self.rows, self.adjacency).rows)
 
     def epoch_loss(self, epoch: int) -> Tensor:
-        return self.loss(self.model(self.rows, self.adjacency))
+        return self.loss(self.forward(self.model, self.rows, self.adjacency))
 
     def loss(self, tokens: Tokens) -> Tensor:
         """Cross-entropy of the labelled nodes plus the reconstruction losses of nodes and edges and the commitment."""
@@ -215,10 +217,10 @@ class TokenizerTrainer(NodeTrainer):
     @torch.no_grad()
     def tokens(self) -> tuple[Tokens, Tensor]:
         """Tokens of the observed nodes, and logits ``[N, C]`` of all nodes."""
-        observed = self.model(self.rows, self.adjacency)
+        observed = self.forward(self.model, self.rows, self.adjacency)
         if not len(self.split.unseen_nodes):
             return observed, observed.logits
-        return observed, self.model(self.full_rows, self.full_adjacency).logits
+        return observed, self.forward(self.model, self.full_rows, self.full_adjacency).logits
 
     def evaluate(self) -> Accuracies:
         observed, logits = self.tokens()
@@ -259,8 +261,8 @@ class VQGraphTrainer(GLNNTrainer):
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         if target != self.code_loss:
             return super().batch_loss(nodes, target)
-        _, trace = self.model(self.observed_x[nodes], return_trace=True)
-        hidden = trace.last
+        _, trace = self.forward(self.model, self.observed_x[nodes], return_trace=True)
+        hidden = wide(trace.last)
         if len(self.model.norms):
             hidden = dropout(self.model.norms[-1](hidden).relu(), self.config.dropout, self.model.training)
         return self.code_loss(self.projection(hidden), nodes)

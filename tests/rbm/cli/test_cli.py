@@ -209,6 +209,29 @@ def test_configuration_file_and_options(rbm, tmp_path):
     assert "seed: 5" in config
 
 
+def test_precision(rbm, tmp_path):
+    quick = [*QUICK, "--set", "encoding.deepwalk=false", "--no-plots", "--precision", "bfloat16"]
+    assert rbm("distill", *quick, "--out", "run")[0] == 0
+    assert "precision: bfloat16" in (tmp_path / "run" / "config.yaml").read_text()
+    assert rbm("distill", "--resume", "--no-plots", "--out", "run")[0] == 0
+    status, _, err = rbm("distill", "--resume", "--precision", "float32", "--out", "run")
+    assert status == 2
+    assert "precision (was bfloat16, now float32)" in err
+    status, _, err = rbm("distill", "--precision", "float16", "--out", "other")
+    assert status == 2
+    assert "precision is 'float16', expected float32 or bfloat16" in err
+
+
+def test_precision_of_several_seeds(rbm, tmp_path):
+    quick = [*QUICK, "--set", "encoding.deepwalk=false", "--method", "mlp", "--seeds", "0"]
+    for precision in ("float32", "bfloat16"):
+        assert rbm("distill", *quick, "--precision", precision, "--out", f"{precision}.csv")[0] == 0
+    mixed, plain = ((tmp_path / f"{name}.csv").read_text() for name in ("bfloat16", "float32"))
+    fingerprints = [{line.split(",")[16] for line in text.splitlines()[1:]} for text in (mixed, plain)]
+    assert fingerprints[0]
+    assert not fingerprints[0] & fingerprints[1]
+
+
 def test_resume_without_options_takes_what_the_run_was_started_with(rbm, run_folder):
     folder, _ = run_folder
     before = (folder / "summary.json").read_bytes()

@@ -20,14 +20,18 @@ CONFIG = {
 }
 
 
-def trainer_of(kind, graph, setting="transductive", **student):
+def trainer_of(kind, graph, setting="transductive", precision="float32", **student):
     torch.manual_seed(0)
     split = split_graph(graph, setting, unseen_fraction=0.4)
     config = Config().updated(CONFIG)
     outputs = outputs_from_logits(torch.randn(graph.num_nodes, 3), split)
     if kind is MLPStudent:
-        return StudentTrainer(MLPStudent(graph.num_features, 8, 3, **student), split, outputs, config)
-    return RbMTrainer(RbMStudent(graph.num_features, 8, 3, num_experts=4, top_k=2, **student), split, outputs, config)
+        trainer = StudentTrainer(MLPStudent(graph.num_features, 8, 3, **student), split, outputs, config)
+    else:
+        student = RbMStudent(graph.num_features, 8, 3, num_experts=4, top_k=2, **student)
+        trainer = RbMTrainer(student, split, outputs, config)
+    trainer.precision = precision
+    return trainer
 
 
 def course(trainer) -> list[torch.Tensor]:
@@ -40,6 +44,7 @@ def course(trainer) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 @pytest.mark.parametrize(
     ("kind", "student"),
@@ -53,12 +58,12 @@ def course(trainer) -> list[torch.Tensor]:
         (RbMStudent, {"num_layers": 1, "detach_gates": False}),
     ],
 )
-def test_same_bits_as_without(small_graph, monkeypatch, kind, student, setting):
-    found = course(trainer := trainer_of(kind, small_graph, setting, **student))
+def test_same_bits_as_without(small_graph, monkeypatch, kind, student, setting, precision):
+    found = course(trainer := trainer_of(kind, small_graph, setting, precision, **student))
     assert trainer.first_layer is not None
     assert trainer.first_layer._kept is not None, "or this compares a way with itself"
     monkeypatch.setattr(FirstLayer, "serves", lambda *_: False)
-    expected = course(trainer := trainer_of(kind, small_graph, setting, **student))
+    expected = course(trainer := trainer_of(kind, small_graph, setting, precision, **student))
     assert trainer.first_layer is None
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
@@ -88,9 +93,10 @@ def test_counts_are_those_of_every_forward(small_graph, monkeypatch, from_epoch)
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [MLPStudent, RbMStudent])
-def test_an_epoch_has_one_first_product(small_graph, kind, monkeypatch):
-    trainer = trainer_of(kind, small_graph)
+def test_an_epoch_has_one_first_product(small_graph, kind, monkeypatch, precision):
+    trainer = trainer_of(kind, small_graph, precision=precision)
     layer, calls = trainer.model.layers[0], []
     forward = type(layer).forward
 

@@ -13,12 +13,13 @@ from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import read_sealed
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("changes", [{"name": "sage"}, {"name": "drgat"}, {"max_epochs": 9}])
-def test_is_what_a_training_on_each_would_have_left(changes, small_graph, tmp_path):
+def test_is_what_a_training_on_each_would_have_left(changes, precision, small_graph, tmp_path):
     # Random classes: validation accuracy fluctuates, and each split selects and stops at a different epoch.
     small_graph.y = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
     teacher = {"hidden_channels": 8, "lr": 0.05, "patience": 4, "min_epochs": 1, "max_epochs": 60} | changes
-    config = Config().updated({"teacher": teacher})
+    config = Config().updated({"teacher": teacher, "precision": precision})
     splits = [split_for(config, halved(small_graph, 3, half)) for half in range(4)]
     folders = {name: tmp_path / name for name in ("shared", "alone")}
     share_training(splits, 1, config, 3, Cache(folders["shared"]), Progress(None))

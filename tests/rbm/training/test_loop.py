@@ -16,6 +16,8 @@ from rbm.utils.progress import Progress
 class Script:
     """A trainer with given validation accuracies; its weight counts the epochs."""
 
+    precision = "float32"
+
     def __init__(self, val, test=None):
         self.model = nn.Linear(1, 1)
         nn.init.zeros_(self.model.weight)
@@ -157,3 +159,15 @@ def test_by_default_an_epoch_is_one_step_on_its_loss():
 def test_a_trainer_without_a_loss_is_named():
     with pytest.raises(NotImplementedError, match="Line defines neither train_epoch nor epoch_loss; define one"):
         Line().train_epoch(0)
+
+
+def test_mixed_precision_ends_with_the_accuracies_of_the_float32_model():
+    class Mixed(Script):
+        precision = "bfloat16"
+
+        def evaluate(self):
+            return Accuracies(1.0, 0.4, 0.3) if self.precision == "float32" else super().evaluate()
+
+    result = run(trainer := Mixed(val=[0.1, 0.5, 0.3, 0.2, 0.2, 0.1], test=[0.2] * 6))
+    assert (result.best_epoch, result.val_accuracy, result.test_accuracy, result.test_max) == (1, 0.4, 0.3, 0.3)
+    assert trainer.precision == "float32"

@@ -6,7 +6,7 @@ import torch
 from rbm import distill
 from rbm.config import Config
 from rbm.utils import precision as matmul
-from rbm.utils.precision import fast_float32
+from rbm.utils.precision import autocast, cast_once, fast_float32, full_precision, wide
 
 QUICK = Config().updated(
     {section: {"max_epochs": 2, "min_epochs": 0} for section in ("teacher", "mlp")} | {"encoding": {"deepwalk": False}}
@@ -90,3 +90,48 @@ def test_training_uses_it_and_predictions_do_not(faster, monkeypatch, small_grap
     monkeypatch.setattr(finish, "student_latency", note("latency", finish.student_latency))
     distill(small_graph, config=QUICK, methods=["mlp"])
     assert seen == {"training": "medium", "latency": "highest"}
+
+
+def bfloat16():
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def test_constant_rows_are_cast_once():
+    rows = torch.randn(4, 3)
+    assert cast_once(rows) is rows
+    with bfloat16():
+        copy = cast_once(rows)
+        assert copy.dtype == torch.bfloat16
+        assert torch.equal(copy, rows.bfloat16())
+        assert cast_once(rows) is copy
+        rows.mul_(2)
+        assert torch.equal(cast_once(rows), rows.bfloat16()), "a copy of rows that have changed since"
+        wide_rows = rows.double()
+        assert cast_once(wide_rows) is wide_rows
+
+
+def test_constant_rows_of_inference_mode_are_cast():
+    with torch.inference_mode():
+        rows = torch.randn(4, 3)
+    with bfloat16():
+        assert cast_once(rows).dtype == torch.bfloat16
+
+
+def test_logits_become_wide():
+    logits, trace = torch.randn(2, 3).bfloat16(), torch.randn(2, 3).bfloat16()
+    found = wide((logits, trace))
+    assert (found[0].dtype, found[1].dtype) == (torch.float32, torch.bfloat16)
+    assert wide(logits.double()).dtype == torch.float64
+    assert wide("as it is") == "as it is"
+
+
+def test_full_precision_inside_autocast():
+    a = torch.randn(3, 3)
+    with bfloat16():
+        assert (a @ a).dtype == torch.bfloat16
+        with full_precision("cpu"):
+            assert (a @ a).dtype == torch.float32
+    with autocast("float32", "cpu"):
+        assert (a @ a).dtype == torch.float32
+    with autocast("bfloat16", "cpu"):
+        assert (a @ a).dtype == torch.bfloat16
