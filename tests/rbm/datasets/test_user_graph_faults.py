@@ -45,7 +45,7 @@ FAULTS = {
     "labels short": ({"y": np.zeros(5, int)}, r"y has shape \[5\], expected \[6\], a class for each node"),
     "labels one-hot": ({"y": np.eye(6, 2)}, r"y has shape \[6, 2\], expected \[6\]"),
     "labels not whole": ({"y": np.linspace(0, 1, 6)}, "y holds numbers that are not whole, expected whole ones"),
-    "labels unknown as NaN": ({"y": np.array([0, 1, 0, 1, 0, np.nan])}, "y holds numbers that are not whole"),
+    "labels not finite": ({"y": np.array([0, 1, 0, 1, 0, np.inf])}, "y holds numbers that are not whole"),
     "two masks": ({"test_mask": None}, "has train_mask, val_mask but lacks test_mask; expected all or none"),
     "mask misspelt": ({"val_mask": None, "val_msk": np.arange(2)}, "has train_mask, test_mask but lacks val_mask"),
     "mask short": ({"val_mask": np.ones(5, bool)}, "val_mask has 5 entries, expected one for each of 6 nodes"),
