@@ -53,9 +53,9 @@ def load_graph(
     * ``edge_index`` or ``edges``: whole numbers ``[2, M]`` or ``[M, 2]``, source and target. An array of shape
       ``[2, 2]`` is read as the first; tables have one edge per row. Self-loops, duplicates and directions are kept;
       messages flow from the first node of an edge to the second. For a graph without edges, give an empty array.
-    * ``y``, ``labels`` or ``node_labels``: class numbers ``[N]`` from 0; -1 means unknown and is allowed outside the
-      masks only. A number that no node has, such as 2 among 0, 1, 3, counts as a class, with a warning. To declare the
-      number of classes and avoid the warning, add the number ``num_classes`` as a part.
+    * ``y``, ``labels`` or ``node_labels``: class numbers ``[N]`` from 0; -1 or NaN means unknown and is allowed outside
+      the masks only. A number that no node has, such as 2 among 0, 1, 3, counts as a class, with a warning. To declare
+      the number of classes and avoid the warning, add the number ``num_classes`` as a part.
     * ``train_mask``, ``val_mask`` and ``test_mask`` (or ``train_masks`` and so on, or ``train`` and so on): true or
       false for each node, or node ids; or ``masks``, ``[N, 3]`` or ``[3, N]``, in this order. Without masks, 20
       training and 30 validation nodes per class are drawn from the labelled nodes
@@ -66,8 +66,8 @@ def load_graph(
     In a folder, a column ``id`` or ``node_id`` of ``x.csv`` or ``x.parquet`` names the nodes, by strings or numbers
     (needs ``pyarrow``). Edges in a table are then pairs of ids; edges with an unknown id are left out, with a warning.
     Tables of labels, masks and logits may have such a column too, and then their rows may come in any order. A node
-    that a table of labels lacks has no label, and one that a mask lacks is not in the set. A mask may also be a list
-    of ids.
+    that a table of labels lacks, or whose field is empty there, has no label; one that a mask lacks is not in the set.
+    A mask may also be a list of ids.
 
     Args:
         path: the file or folder.
@@ -96,13 +96,15 @@ def load_graph(
         )
     x = _features(path, parts["x"])
     num_nodes = x.size(0)
-    y = _whole(f"{path}, y", parts["y"])
+    y = _labels(path, parts["y"])
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
         hint = ""
         if _has_header_label(y, x):
             hint = "; is the first line of a .csv a header of pandas? write it with header=False"
-        hint = "; for one-hot rows, use y.argmax(1)" if y.dim() == 2 and len(y) == num_nodes else hint
+        if y.dim() == 2 and len(y) == num_nodes:
+            one_hot = bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
+            hint = "; for one-hot rows, use y.argmax(1)" if one_hot else "; keep one of its columns"
         raise ValueError(
             f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node{hint}"
         )
@@ -168,13 +170,20 @@ def _whole(where: str, value: Any) -> Tensor:
     value = as_tensor(value, where)
     if value.is_floating_point():
         if not bool((value.isfinite() & (value == value.round())).all()):
-            unknown = "; for an unknown label, use -1" if bool(value.isnan().any()) else ""
-            raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones{unknown}")
+            raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones")
         if bool((value.abs() > _MOST_EXACT).any()):
             raise ValueError(f"dataset: {where} holds floating-point numbers beyond 2^53, which are not exact")
     elif value.dtype == torch.bool:
         raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers; use astype(int) for 0 and 1")
     return value.to(torch.int64)
+
+
+def _labels(path: Path, value: Any) -> Tensor:
+    """Convert labels to int64; NaN, an unknown label, becomes -1."""
+    value = as_tensor(value, f"{path}, y")
+    if value.is_floating_point():
+        value = value.masked_fill(value.isnan(), -1.0)
+    return _whole(f"{path}, y", value)
 
 
 def _class_count(path: Path, value: Any) -> int:

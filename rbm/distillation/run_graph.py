@@ -91,7 +91,15 @@ def graph_of_run(run: Path, config: Config, root: Path | str | None = None) -> D
             f"run {run} was made on a graph that rbm.distill was given as an object, and has no {GRAPH}: that graph had"
             f" more than {MOST_BYTES >> 20} MiB, or the file was removed"
         )
-    return load_configured_dataset(config, root)
+    try:
+        return load_configured_dataset(config, root)
+    except FileNotFoundError as error:
+        if not is_path(config.dataset):
+            raise
+        raise FileNotFoundError(
+            f"{error}. Run {run} was made on it; if it was moved, write its new path as dataset into"
+            f" {run / 'config.yaml'}"
+        ) from error
 
 
 def teacher_of_run(run: Path, config: Config, split: GraphSplit, classes: int) -> nn.Module | None:
@@ -116,9 +124,10 @@ def split_of_run(run: Path, config: Config, root: Path | str | None = None) -> t
     graph = split.graph
     for name, size in (("nodes", graph.num_nodes), ("edges", graph.num_edges), ("features", graph.num_features)):
         if summary.get(name) != size:
+            remedy = "restore that graph" if is_path(config.dataset) else "name the folder with that dataset by --root"
             raise ValueError(
                 f"run {run} was made on a graph of {summary.get(name)} {name}, and its dataset {config.dataset!r} has"
-                f" {size:,}; name the folder of the dataset that it was made on by --root, or run it again"
+                f" {size:,}; {remedy}, or run it again"
             )
     return split, num_classes(data)
 

@@ -8,6 +8,7 @@ import codecs
 import csv
 import io
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,23 @@ NEW = -1  # a row that is no node
 _NAMED = 5
 _LONGEST_LINE = 2**28
 _FLAGS = {"0", "1", "0.0", "1.0", "true", "false"}
+# Words in usual names of the columns of an edge list, such as from_node or sourceId.
+_ENDS = {
+    *("from", "to", "source", "target", "src", "dst", "dest", "destination", "start", "end", "head", "tail"),
+    *("sender", "receiver", "node", "nodes", "vertex", "id", "ids", "u", "v"),
+}
+
+
+class TextColumnError(ValueError):
+    """A column of a table holds text where numbers are expected.
+
+    Args:
+        path: the table.
+        column: name of the column.
+    """
+
+    def __init__(self, path: Path, column: str) -> None:
+        super().__init__(f"{path} has the column {column!r}, which holds no numbers")
 
 
 class NodeIds:
@@ -89,8 +107,20 @@ def id_column(path: Path) -> str | None:
     return next((name for name in _column_names(path) if name.strip().lower() in COLUMNS), None)
 
 
-def read_named_rows(path: Path) -> tuple["pyarrow.Array", Tensor | None]:
+def lacks_header(path: Path, ids: NodeIds) -> bool:
+    """Whether a ``.csv`` with several columns begins with the id of a node that is no number, instead of a header."""
+    import pyarrow
+
+    first, *others = _column_names(path) or [""]
+    return bool(others) and not _is_number(first) and ids.rows(pyarrow.array([first]))[0] >= 0
+
+
+def read_named_rows(path: Path, *, lacking: float | None = None) -> tuple["pyarrow.Array", Tensor | None]:
     """Ids and numbers ``[N, columns]`` of a table with a column of ids; None if it has no other column.
+
+    Args:
+        path: the table.
+        lacking: the number for an empty field; None if there must be none.
 
     Raises:
         ValueError: a column does not hold numbers, or a field is empty.
@@ -105,10 +135,15 @@ def read_named_rows(path: Path) -> tuple["pyarrow.Array", Tensor | None]:
     columns = []
     for other, column in zip(rest.column_names, rest.columns, strict=True):
         if column.null_count:
-            raise ValueError(f"{path} has {column.null_count} empty fields in its column {other!r}")
+            if lacking is None:
+                raise ValueError(
+                    f"{path} has {column.null_count} empty fields in its column {other!r}, expected numbers; fill them"
+                    " in"
+                )
+            column = _filled(column, lacking)
         columns.append(column.to_numpy())
         if columns[-1].dtype.kind not in "biuf":
-            raise ValueError(f"{path} has the column {other!r}, which holds no numbers; drop it")
+            raise TextColumnError(path, other)
     return ids, torch.from_numpy(np.column_stack(columns).astype(np.float64)) if columns else None
 
 
@@ -118,12 +153,12 @@ def read_by_ids(path: Path, ids: NodeIds, *, lacking: float | None = None) -> Te
     Args:
         path: the table.
         ids: the ids of the graph.
-        lacking: the number for nodes that the table lacks; None if it must have all.
+        lacking: the number for nodes that the table lacks and for empty fields; None if it must have all.
 
     Raises:
         ValueError: an id is unknown or occurs twice, or a node is lacking.
     """
-    names, values = read_named_rows(path)
+    names, values = read_named_rows(path, lacking=lacking)
     rows = _known(NodeIds(names, path).names, ids, path)
     if values is None:
         return torch.from_numpy(rows)
@@ -140,15 +175,20 @@ def read_by_ids(path: Path, ids: NodeIds, *, lacking: float | None = None) -> Te
 def read_edges(path: Path, ids: NodeIds) -> Tensor:
     """Edges ``[2, M]`` from a table of two columns of ids. Edges with an unknown id are left out, with a warning.
 
+    The first line of a ``.csv`` is a header if it names no node and its names are usual ones for the ends of an edge,
+    or have no digit although each id has one. Any other first line is an edge.
+
     Raises:
         ValueError: another number of columns, or most edges have an unknown id.
     """
+    if not path.stat().st_size:
+        return torch.empty(2, 0, dtype=torch.int64)
     columns = _texts(path)
     if len(columns) != 2:
-        raise ValueError(f"{path} has {len(columns)} columns, expected two, from and to; edge weights are not used")
+        remedy = "; separate them by a comma or a tab" if len(columns) == 1 else "; edge weights are not used"
+        raise ValueError(f"{path} has {len(columns)} columns, expected two, from and to{remedy}")
     edges = np.stack([ids.rows(column) for column in columns])
-    # Without quotes, names of columns look like ids. They are no edge if neither is one.
-    header = int(path.suffix == ".csv" and edges.shape[1] > 0 and bool((edges[:, 0] < 0).all()))
+    header = int(path.suffix == ".csv" and _names_ends(columns, edges, ids))
     edges, texts = edges[:, header:], [column[header:] for column in columns]
     if (unknown := (edges < 0).any(axis=0)).any():
         names = [text.filter(_mask(each < 0)) for text, each in zip(texts, edges, strict=True)]
@@ -156,10 +196,24 @@ def read_edges(path: Path, ids: NodeIds) -> Tensor:
             f"{path}: {int(unknown.sum()):,} of {unknown.size:,} edges name nodes that {ids.source} lacks:"
             f" {_listed([name for each in names for name in each.to_pylist()])}"
         )
+        if path.suffix == ".csv" and not header and (edges[:, 0] < 0).all():
+            message = f"{message} (line 1, {','.join(text[0].as_py() for text in texts)!r}, counts as an edge)"
         if 2 * unknown.sum() > unknown.size:
             raise ValueError(f"{message}; expected values of its column {id_column(ids.source)!r}")
         logging.getLogger("rbm").warning("dataset: %s; these edges are left out.", message)
     return torch.from_numpy(edges[:, ~unknown])
+
+
+def _names_ends(columns: list["pyarrow.Array"], edges: np.ndarray, ids: NodeIds) -> bool:
+    """Whether the first of these lines is a header, see :func:`read_edges`; ``edges`` are the nodes of their ids."""
+    if not edges.shape[1] or (edges[:, 0] >= 0).any():
+        return False
+    names = [column[0].as_py() for column in columns]
+    if any(re.search(r"\d", name) for name in names):
+        return False
+    words = [word.lower() for name in names for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+    digits = _compute(ids.source).match_substring_regex(ids.names, r"\d")
+    return (bool(words) and _ENDS.issuperset(words)) or _compute(ids.source).all(digits).as_py()
 
 
 def read_mask(path: Path, ids: NodeIds) -> Tensor | None:
@@ -192,6 +246,14 @@ def read_nodes(path: Path, ids: NodeIds) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"{path} holds something else than whole numbers before its ids: {error}") from error
     return np.column_stack([*numbers, rows])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_header(path: Path, column: "pyarrow.Array", ids: NodeIds) -> bool:
@@ -272,6 +334,17 @@ def _as_text(column: "pyarrow.ChunkedArray") -> "pyarrow.Array":
     whole = column.cast(pyarrow.string()).combine_chunks()
     whole = pyarrow.concat_arrays(whole.chunks) if isinstance(whole, pyarrow.ChunkedArray) else whole
     return compute.utf8_trim_whitespace(whole)
+
+
+def _filled(column: "pyarrow.ChunkedArray", number: float) -> "pyarrow.ChunkedArray":
+    """A column with ``number`` in its empty fields; unchanged if it does not hold numbers."""
+    import pyarrow
+
+    types = pyarrow.types
+    kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)  # is_null: no field has a value
+    if not any(fits(column.type) for fits in kinds):
+        return column
+    return column.cast(pyarrow.float64()).fill_null(number)
 
 
 def _mask(flags: np.ndarray) -> "pyarrow.Array":

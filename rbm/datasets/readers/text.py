@@ -139,6 +139,7 @@ def _odd_line(text: bytes, line: int) -> str:
         if not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
             shown = ascii(fields.strip()[:60].decode("utf-8", "replace"))
             hint = "; write true and false as 1 and 0" if set(fields.lower().split(b",")) & {b"true", b"false"} else ""
+            hint = "; replace the semicolons between columns by commas" if b";" in fields else hint
             return f"line {number} is {shown}, expected numbers between commas, blanks or tabs{hint}"
     return ""
 

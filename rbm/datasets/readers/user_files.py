@@ -15,7 +15,9 @@ from rbm.datasets.readers.features import csr_from_scipy
 from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor, scipy_csr
 from rbm.datasets.readers.node_ids import (
     NodeIds,
+    TextColumnError,
     id_column,
+    lacks_header,
     read_by_ids,
     read_edges,
     read_mask,
@@ -48,6 +50,7 @@ _NUMBERS = (
 _OF_NAMES = "; names become numbers by numpy.unique(NAMES, return_inverse=True)[1]"
 _OF_NODES = "; nodes are rows of x, counted from 0; to use names, write the name of each row into a column 'id' of x"
 _OF_FEATURES = "; drop it, or call it 'id' if it names the nodes"
+_OF_COLUMNS = "; drop it, or write numbers instead"
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -228,6 +231,10 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     parts = [path for path in paths if path.suffix in _READERS and path.is_file() and _is_part(path.stem)]
+    others = [path for path in paths if path not in parts and path.suffix in _READERS]
+    if parts and others and not any(path.stem in NAMES["x"] for path in parts):
+        # The features have another name. Edges of ids would then raise an error first, which hides the cause.
+        return _named(folder, {path.stem if path in parts else f"./{path.name}": path for path in paths})
     named = [path for path in parts if path.stem in NAMES["x"] and id_column(path)]
     ids = x = None
     if len(named) == 1:
@@ -258,6 +265,10 @@ def _by_id(path: Path, ids: NodeIds) -> Tensor:
             lacking = {NAMES["y"]: -1.0} | {NAMES[name]: 0.0 for name in _MASKS}
             found = next((number for names, number in lacking.items() if path.stem in names), None)
             return _from_table(path, _checked(read_by_ids, path, ids, lacking=found))
+        if path.suffix == ".csv" and lacks_header(path, ids):
+            raise ValueError(
+                f"dataset: {path} begins with the id of a node, expected a header such as id,label; write one"
+            )
         if any(path.stem in NAMES[name] for name in _MASKS):
             nodes = _checked(read_mask, path, ids)
             return _READERS[path.suffix](path) if nodes is None else nodes
@@ -267,6 +278,9 @@ def _by_id(path: Path, ids: NodeIds) -> Tensor:
 def _checked(read: Callable, *arguments: Any, **options: Any) -> Any:
     try:
         return read(*arguments, **options)
+    except TextColumnError as error:
+        remedy = _OF_NAMES if arguments[0].stem in NAMES["y"] else _OF_COLUMNS
+        raise ValueError(f"dataset: {error}{remedy}") from error
     except ValueError as error:
         raise ValueError(f"dataset: {error}") from error
 

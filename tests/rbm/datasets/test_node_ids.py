@@ -89,6 +89,56 @@ def test_edges_to_unknown_nodes_are_counted_named_and_left_out(graph, caplog):
 
 
 @pytest.mark.parametrize(
+    ("first", "unknown"),
+    [
+        ("from_node,toNode", 0),  # usual names
+        ("customer,merchant", 0),  # unusual ones, without the digit that each id has
+        ("u98,u99", 1),  # an edge whose nodes are both unknown
+        ("u98,u1", 1),
+        ("u2,u1", 0),
+    ],
+)
+def test_first_line_of_edges_is_an_edge_unless_its_names_are_those_of_columns(tmp_path, caplog, first, unknown):
+    write(tmp_path, x=["id,f", *(f"u{number},1" for number in range(6))], edges=[first, "u1,u2", "u3,u4"])
+    write(tmp_path, y=["id,class", *(f"u{number},{number % 2}" for number in range(6))])
+    edges = rbm.load_graph(tmp_path, small_classes="share").edge_index.t().tolist()
+    assert edges == [*([[2, 1]] if first == "u2,u1" else []), [1, 2], [3, 4]]
+    told = [record.getMessage() for record in caplog.records if "name nodes" in record.getMessage()]
+    assert len(told) == unknown
+    if unknown:
+        assert "edges.csv: 1 of 3 edges name nodes that" in told[0]
+        assert ("line 1, 'u98,u99', counts as an edge" in told[0]) == (first == "u98,u99")
+
+
+def test_names_of_columns_among_ids_without_digits(graph, caplog):
+    """Where ids have no digit, only usual names make a header."""
+    write(graph, edges=["alice,bob", *map(",".join, EDGES)])
+    assert rbm.load_graph(graph).edge_index.size(1) == 4
+    assert "1 of 5 edges name nodes" in caplog.text
+
+
+def test_no_edges_and_empty_labels(graph):
+    """An empty table of edges has no edges; an empty or missing label is unknown, also in Parquet."""
+    write(graph, y=["id,label", "e,1", "7,0", "ü 2,", "user_17,0", "paper_31336,nan"], test=["user_17"], val=["e"])
+    write(graph, train=["7"])
+    (graph / "edges.csv").write_text("")
+    data = rbm.load_graph(graph)
+    assert data.edge_index.shape == (2, 0)
+    assert data.y.tolist() == [-1, -1, 0, 0, 1]
+    (graph / "y.csv").unlink()
+    for labels in ([1, None, 0, None, 0], [1.0, float("nan"), 0.0, None, 0.0]):
+        table = {"id": ["e", "ü 2", "7", "paper_31336", "user_17"], "label": labels}
+        parquet.write_table(pyarrow.table(table), graph / "y.parquet")
+        assert rbm.load_graph(graph).y.tolist() == [-1, -1, 0, 0, 1]
+
+
+def test_lack_of_features_is_reported_first(graph):
+    (graph / "x.csv").rename(graph / "nodes.csv")
+    with pytest.raises(ValueError, match=r"lacks x; expected x \(or features\).* \(it has \./nodes\.csv\)"):
+        rbm.load_graph(graph)
+
+
+@pytest.mark.parametrize(
     ("tables", "message"),
     [
         ({"x": ["id,f", "a,1", "b,2", "a,3"]}, r"x\.csv holds 'a' more than once, expected distinct ids"),
@@ -99,6 +149,10 @@ def test_edges_to_unknown_nodes_are_counted_named_and_left_out(graph, caplog):
         ({"x": ["id,f,g", "a,1,2,3"]}, r"x\.csv is no table: "),
         ({"edges": ["e,7,1"]}, r"edges\.csv has 3 columns, expected two, from and to; edge weights are not used"),
         ({"y": ["id,label", "e,1", "e,0"]}, r"y\.csv holds 'e' more than once"),
+        ({"y": ["id,label", "e,spam"]}, r"y\.csv has the column 'label', which holds no numbers; names become numbers"),
+        ({"y": ["e,1", "7,0"]}, r"y\.csv begins with the id of a node, expected a header such as id,label"),
+        ({"y": ["id,a,b", *(f"{name},1,2" for name in NAMES)]}, r"y has shape \[5, 2\], .*; keep one of its columns"),
+        ({"edges": ["e 7", "7 e"]}, r"edges\.csv has 1 columns, expected two, .*; separate them by a comma or a tab"),
         ({"y": ["id,label", "nobody,1"]}, r"y\.csv names 'nobody', expected ids of nodes in .*x\.csv"),
         ({"train": ["e", "nobody"]}, r"train\.csv names 'nobody', expected ids of nodes in .*x\.csv"),
         ({"logits": ["id,a,b", "e,1,2"]}, r"logits\.csv lacks 'paper_31336', 'ü 2', .* a row for each of the 5 nodes"),

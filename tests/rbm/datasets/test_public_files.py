@@ -136,6 +136,7 @@ TABLES = {
     "names of classes": ("y.csv", "label\ncat\n", r"line 2 is 'cat', .*numpy\.unique\(NAMES"),
     "weights": ("edges.csv", "0,1,0.5\n", r"has 3 columns, expected two, .*edge weights are not used"),
     "a gap": ("x.csv", "a,b\n1,2\n3,\n", r"line 3 holds 1 numbers, expected 2; a field is empty: fill in"),
+    "semicolons": ("x.csv", "a;b\n1;2\n", r"line 2 is '1;2', .*; replace the semicolons between columns by commas"),
     "flags": ("test.csv", "m\nTrue\nFalse\n", r"line 2 is 'True', .*; write true and false as 1 and 0"),
 }
 
@@ -150,7 +151,7 @@ def test_a_message_about_a_table_says_how_to_fix_it(tmp_path, name, text, messag
 REMEDIES = {
     "one-hot": ({"y": torch.eye(2, dtype=torch.int64)[torch.arange(NODES) % 2]}, r"one-hot rows, use y\.argmax\(1\)"),
     "flags": ({"y": torch.arange(NODES) % 2 == 1}, r"use astype\(int\) for 0 and 1"),
-    "unknown": ({"y": torch.full((NODES,), float("nan"))}, r"for an unknown label, use -1"),
+    "several labels": ({"y": torch.ones(NODES, 2, dtype=torch.int64)}, r"y has shape .*; keep one of its columns"),
     "coordinates": ({"x": torch.eye(NODES).to_sparse()}, r"layout torch\.sparse_coo, .*use x\.to_sparse_csr\(\)"),
     "no validation": (
         {name: torch.arange(NODES) % 2 == 0 for name in ("train_mask", "test_mask")},
@@ -163,6 +164,12 @@ REMEDIES = {
 def test_the_message_says_how_to_fix_it(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         load_graph(save(tmp_path, Data(**graph(**changes))))
+
+
+def test_a_label_that_is_no_number_is_unknown(tmp_path):
+    labels = torch.tensor([0.0, 1.0] * (NODES // 2))
+    labels[3] = float("nan")
+    assert load_graph(save(tmp_path, Data(**graph(y=labels)))).y.tolist()[:5] == [0, 1, 0, -1, 0]
 
 
 def test_a_relative_path_from_another_folder(tmp_path, monkeypatch):

@@ -166,6 +166,21 @@ def test_mistakes(run, small_graph, tmp_path, command):
     assert not (folder / "latency.json").exists()
 
 
+def test_a_graph_file_that_was_moved(small_graph, tmp_path, command):
+    """The message says where the run folder keeps the path; with the new path there, the run works again."""
+    torch.save(small_graph, tmp_path / "graph.pt")
+    folder, config = tmp_path / "run", Config().updated({**QUICK, "dataset": str(tmp_path / "graph.pt")})
+    rbm.distill(small_graph, config=config, methods=["mlp"], folder=folder, measure_latency=False)
+    (tmp_path / "graph.pt").rename(tmp_path / "moved.pt")
+    arguments = (folder, "--batch-sizes", "1", "--repeats", "1")
+    status, _, error = command(*arguments)
+    assert status == 2
+    assert f"if it was moved, write its new path as dataset into {folder / 'config.yaml'}" in error
+    stored = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(stored.replace("graph.pt", "moved.pt"))
+    assert command(*arguments)[0] == 0
+
+
 @pytest.mark.parametrize("kind", ["dense", "csr"])
 def test_a_run_on_a_graph_of_ones_own(small_graph, tmp_path, command, kind):
     """The graph is given as an object; the run folder stores it under its name."""
