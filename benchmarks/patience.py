@@ -10,13 +10,14 @@ Each phase is replayed separately: a student keeps the teacher that it had. Only
 import argparse
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from rbm.config import Config
 from rbm.config.presets import preset_config
-from rbm.training.loop import Accuracies, Selection
+from rbm.training.selection import Accuracies, EpochLimits, Selection
 from rbm.utils.files import write_csv
 
 COLUMNS = ("version", "dataset", "setting", "seed", "phase", "patience", "epochs", "best_epoch", "val", "test")
@@ -27,15 +28,15 @@ PHASES = ("teacher", "mlp", "rbm")
 
 def replay(records: list[dict], phase: str, config: Config, patience: int) -> Selection:
     """What :func:`rbm.training.loop.fit` would select in a phase, given its epochs as lines of ``metrics.jsonl``."""
-    section = getattr(config, phase)
-    warmup = config.rbm.pretraining if phase == "rbm" else 0
-    selects_warmup = phase == "rbm" and section.select_pretraining
-    first = min(section.min_epochs + (0 if selects_warmup else warmup), warmup + section.max_epochs - 1)
-    selection, nothing = Selection(), nn.Module()
+    warmup = (
+        {"warmup": config.rbm.pretraining, "select_warmup": config.rbm.select_pretraining} if phase == "rbm" else {}
+    )
+    limits = EpochLimits.of(replace(getattr(config, phase), patience=patience), **warmup)
+    selection, nothing = Selection(limits), nn.Module()
     for record in (record for record in records if record["phase"] == phase):
         epoch, accuracies = record["epoch"], (record[f"{part}_accuracy"] for part in ("train", "val", "test"))
-        selection.see(epoch, Accuracies(*accuracies), nothing, epoch >= first)
-        if selection.is_over(epoch, first, patience, warmup):
+        selection.see(epoch, Accuracies(*accuracies), nothing)
+        if selection.is_over:
             break
     return selection
 

@@ -25,7 +25,7 @@ from rbm.config import Config
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.rbm import RbMTrainer
 from rbm.teachers.outputs import outputs_from_logits
-from rbm.training.loop import Selection
+from rbm.training.selection import EpochLimits, Selection
 from rbm.utils.files import append_csv
 
 COLUMNS = ("date", "commit", "torch", "threads", "load", "features", "process", "epoch", "seconds", "peak_mib", "loss")
@@ -42,13 +42,14 @@ def measure(kind: str, root: str, epochs: int) -> list[dict]:
     teacher_outputs = outputs_from_logits(torch.randn(data.num_nodes, data.num_classes), split)
     trainer = RbMTrainer(student, split, teacher_outputs, config)
     student.pretraining = False
-    routed, selection, measured = config.rbm.pretrain_epochs + 1, Selection(), []
+    routed, measured = config.rbm.pretrain_epochs + 1, []
+    selection = Selection(EpochLimits(max_epochs=epochs + 1, patience=epochs + 1))
     for epoch in range(epochs + 1):
         start = time.perf_counter()
         student.train()
         loss = trainer.train_epoch(routed + epoch)
         student.eval()
-        selection.see(epoch, trainer.evaluate(), student, True)
+        selection.see(epoch, trainer.evaluate(), student)
         seconds = time.perf_counter() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         measured.append({"epoch": epoch, "seconds": round(seconds, 4), "peak_mib": round(peak), "loss": loss})

@@ -22,8 +22,8 @@ from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn.rbm_layer import FusedRbMLayer, Routing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk
 from rbm.nn.students import RbMStudent
-from rbm.training.loop import Accuracies
 from rbm.training.metrics import accuracy
+from rbm.training.selection import Accuracies
 
 START = {"init_scale": 1.0, "init_attention": 1.0, "select_pretraining": True}
 WALKS = {"encoding": {"deepwalk": True}}

@@ -21,6 +21,7 @@ from rbm.config.presets import preset_config
 from rbm.datasets.splits import split_for
 from rbm.distillation.methods.vqgraph import Codebook, Tokenizer, TokenizerTrainer
 from rbm.training.loop import fit
+from rbm.training.selection import EpochLimits
 from rbm.utils.files import append_csv, read_csv
 from rbm.utils.progress import Progress
 
@@ -70,9 +71,8 @@ def figures(config: Config, tokenizer: TokenizerConfig, root: str, variant: str)
     before = len(trainer.tokens()[0].nearest.unique())
     if "untrained" in variant:
         return {"codes_before": before, **dict.fromkeys(("codes", "val", "held_out", "best_epoch", "epochs"), "")}
-    result = fit(
-        "tokenizer", trainer, max_epochs=tokenizer.max_epochs, patience=tokenizer.patience, progress=Progress(None)
-    )
+    limits = EpochLimits(tokenizer.max_epochs, tokenizer.patience)
+    result = fit("tokenizer", trainer, limits, progress=Progress(None))
     return {
         "codes_before": before,
         "codes": len(trainer.tokens()[0].nearest.unique()),

@@ -24,8 +24,9 @@ from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Features, Rows, concat_columns, to_dense
 from rbm.nn.students import MixtureStudent, Trace, predict
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
+from rbm.training.loop import Trainer, build_adam
 from rbm.training.metrics import expert_loads
+from rbm.training.selection import Accuracies, split_accuracies
 from rbm.utils.distributed import (
     Replicas,
     all_gather_rows,

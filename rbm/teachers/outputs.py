@@ -11,8 +11,8 @@ from rbm.config import ReliabilityConfig
 from rbm.datasets.splits import GraphSplit
 from rbm.nn.sparse_rows import in_single_precision, to_dense
 from rbm.teachers import edges_for, features_for
-from rbm.training.loop import Result, split_accuracies
 from rbm.training.metrics import evaluating
+from rbm.training.selection import Result, split_accuracies
 from rbm.utils.chunks import rows_not_finite
 from rbm.utils.distributed import broadcast_from_rank0, compute_once
 

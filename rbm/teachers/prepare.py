@@ -14,8 +14,9 @@ from rbm.teachers import LabelInput, LabelPropagation, Teacher, build_teacher
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 from rbm.teachers.training import build_teacher_trainer
 from rbm.training.cached import cached_phase
-from rbm.training.loop import Selection, fit_phase, split_accuracies, train_epoch
+from rbm.training.loop import fit_phase, train_epoch
 from rbm.training.run_folder import RunFolder
+from rbm.training.selection import EpochLimits, Selection, split_accuracies
 from rbm.training.time_limit import current_limit
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process
@@ -125,24 +126,22 @@ def share_training(
     if cache.holds("teacher", *_made_from(splits[wanted], config)):
         return
     torch.manual_seed(config.seed)
-    network = config.teacher
     teacher = build_configured_teacher(config, splits[wanted], classes)
     trainer = build_teacher_trainer(teacher, splits[wanted], config)
-    selections, first = [Selection() for _ in splits], min(network.min_epochs, network.max_epochs - 1)
+    selections = [Selection(EpochLimits.of(config.teacher)) for _ in splits]
     training = list(zip(splits, selections, strict=True))
-    limit, fastest, last = current_limit(), float("inf"), network.max_epochs - 1
-    for epoch in range(network.max_epochs):
+    limit, fastest = current_limit(), float("inf")
+    for epoch in range(config.teacher.max_epochs):
         began = limit.passed()
         train_epoch("teacher", trainer, epoch)
         logits = trainer.logits()
         for split, selection in training:
-            selection.see(epoch, split_accuracies(*logits, split), teacher, epoch >= first)
-        training = [pair for pair in training if not pair[1].is_over(epoch, first, network.patience)]
+            selection.see(epoch, split_accuracies(*logits, split), teacher)
+        training = [pair for pair in training if not pair[1].is_over]
         if not training:
             break
         fastest = min(fastest, limit.passed() - began)
-        left = max(selection.least_left(epoch, first, last, network.patience) for _, selection in training)
-        limit.check("teacher", fastest * left)
+        limit.check("teacher", fastest * max(selection.least_left for _, selection in training))
     trainer.precision = "float32"
     for split, selection in zip(splits, selections, strict=True):
         teacher.load_state_dict(selection.state)

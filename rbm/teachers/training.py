@@ -12,7 +12,8 @@ from rbm.nn.sparse_rows import Features
 from rbm.teachers import LabelInput, LabelPropagation, edges_for, features_for
 from rbm.teachers.labelled import LabelledNodes
 from rbm.teachers.neighbor_sampling import NeighborBatches
-from rbm.training.loop import Accuracies, Trainer, build_adam, split_accuracies
+from rbm.training.loop import Trainer, build_adam
+from rbm.training.selection import Accuracies, split_accuracies
 
 
 class TeacherTrainer(Trainer):

@@ -5,17 +5,16 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rbm.config import Network
-from rbm.datasets.splits import GraphSplit
-from rbm.training.metrics import accuracy
 from rbm.training.run_folder import RunFolder
+from rbm.training.selection import Accuracies, EpochLimits, Result, Selection
 from rbm.training.time_limit import current_limit
 from rbm.utils.distributed import broadcast_from_rank0, world_size
 from rbm.utils.precision import autocast, wide
@@ -23,27 +22,6 @@ from rbm.utils.progress import Progress
 from rbm.utils.timings import part_of_phase
 
 CHECKPOINT_SECONDS = 10.0
-
-
-class Accuracies(NamedTuple):
-    """Shares of right predictions, in [0, 1]."""
-
-    train: float
-    val: float
-    test: float
-
-
-def split_accuracies(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> Accuracies:
-    """Train and validation accuracy on the observed graph; test accuracy on the unseen nodes, or on the test nodes if
-    none are unseen. Classes may be given instead of logits, see :func:`rbm.training.metrics.accuracy`.
-    """
-    observed, full = split.observed, split.graph
-    test = split.unseen_nodes if len(split.unseen_nodes) else full.test_mask
-    return Accuracies(
-        accuracy(observed_logits[observed.train_mask], observed.y[observed.train_mask]),
-        accuracy(observed_logits[observed.val_mask], observed.y[observed.val_mask]),
-        accuracy(full_logits[test], full.y[test]),
-    )
 
 
 class Trainer(ABC):
@@ -122,68 +100,11 @@ class Trainer(ABC):
         return
 
 
-@dataclass
-class Result:
-    """Result of a training. ``test_accuracy`` is that of the epoch with the best validation accuracy.
-
-    ``test_max`` is the maximum over epochs, which the released code reports. It depends on test labels and is only for
-    comparison with the paper.
-    """
-
-    val_accuracy: float = -1.0
-    test_accuracy: float = 0.0
-    test_max: float = 0.0
-    best_epoch: int = 0
-    epochs: int = 0
-
-
-@dataclass
-class Selection:
-    """Result so far, and the weights of the best epoch."""
-
-    result: Result = field(default_factory=Result)
-    state: dict[str, Tensor] = field(default_factory=dict)
-
-    def see(self, epoch: int, accuracies: Accuracies, model: nn.Module, selectable: bool) -> None:
-        """Record an epoch; among equal validation accuracies the later epoch wins, as in the released code."""
-        result = self.result
-        result.epochs = epoch + 1
-        result.test_max = max(result.test_max, accuracies.test)
-        if selectable and accuracies.val >= result.val_accuracy:
-            result.val_accuracy, result.test_accuracy = accuracies.val, accuracies.test
-            result.best_epoch = epoch
-            self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def correct(self, accuracies: Accuracies) -> None:
-        """Replace the accuracies of the best epoch by those of its float32 model, after a mixed-precision training."""
-        result = self.result
-        result.val_accuracy, result.test_accuracy = accuracies.val, accuracies.test
-        result.test_max = max(result.test_max, accuracies.test)
-
-    def is_over(self, epoch: int, first: int, patience: int, warmup: int = 0) -> bool:
-        """Whether ``patience`` epochs have passed since the best one.
-
-        If the best epoch is in the warmup, they are counted from the end of the warmup.
-        """
-        return epoch >= self._earliest_end(first, patience, warmup)
-
-    def least_left(self, epoch: int, first: int, last: int, patience: int, warmup: int = 0) -> int:
-        """Number of epochs that follow at least, even if the validation accuracy does not improve any more."""
-        return max(0, min(last, self._earliest_end(first, patience, warmup)) - epoch)
-
-    def _earliest_end(self, first: int, patience: int, warmup: int) -> int:
-        return max(first, max(self.result.best_epoch, warmup - 1) + patience)
-
-
 def fit(
     phase: str,
     trainer: Trainer,
+    limits: EpochLimits,
     *,
-    max_epochs: int,
-    patience: int,
-    warmup: int = 0,
-    select_warmup: bool = False,
-    min_epochs: int = 0,
     folder: RunFolder | None = None,
     progress: Progress,
 ) -> Result:
@@ -197,11 +118,7 @@ def fit(
     Args:
         phase: name of this training in the metrics and in the run folder.
         trainer: see :class:`Trainer`.
-        max_epochs: epochs after the ``warmup``.
-        patience: stop after this many epochs without a validation accuracy at least as good as the best.
-        warmup: number of first epochs that do not count for stopping and are not selected (pretraining).
-        select_warmup: allow epochs of the ``warmup`` to be selected too.
-        min_epochs: number of first selectable epochs that are not selected. The last epoch can always be selected.
+        limits: its number of epochs, and which of them may be selected.
         folder: where metrics and checkpoints are written, and from which a checkpoint of this phase is resumed.
         progress: shows losses and accuracies.
 
@@ -209,9 +126,7 @@ def fit(
         FloatingPointError: the loss is no longer finite.
         OutOfTimeError: the training cannot end within its :func:`rbm.training.time_limit.time_limit`.
     """
-    selection, start = Selection(), 0
-    last = warmup + max_epochs - 1
-    first = min(min_epochs if select_warmup else warmup + min_epochs, last)
+    selection, start = Selection(limits), 0
     checkpoint = broadcast_from_rank0(lambda: folder.load_checkpoint() if folder else None)
     if checkpoint is not None and checkpoint["phase"] == phase:
         try:
@@ -223,15 +138,15 @@ def fit(
     if folder:
         folder.keep_metrics(phase, start)
 
-    saved_at, limit, fastest = time.monotonic(), current_limit(), float("inf")
-    with progress.phase(phase, last + 1) as bar:
-        for epoch in range(start, last + 1):
-            started, began = time.perf_counter(), limit.passed()
+    saved_at, time_left, fastest = time.monotonic(), current_limit(), float("inf")
+    with progress.phase(phase, limits.last + 1) as bar:
+        for epoch in range(start, limits.last + 1):
+            started, began = time.perf_counter(), time_left.passed()
             loss = train_epoch(phase, trainer, epoch)
             with part_of_phase("evaluation"):
                 accuracies = trainer.evaluate()
-            selection.see(epoch, accuracies, trainer.model, epoch >= first)
-            seconds, took = time.perf_counter() - started, limit.passed() - began
+            selection.see(epoch, accuracies, trainer.model)
+            seconds, took = time.perf_counter() - started, time_left.passed() - began
 
             bar.update(epoch + 1, f"loss {loss:.4f}  val {accuracies.val:6.2%}  test {accuracies.test:6.2%}")
             if folder:
@@ -243,8 +158,8 @@ def fit(
                     folder.save_checkpoint(_snapshot(phase, epoch + 1, trainer, selection))
                     saved_at = time.monotonic()
             fastest = min(fastest, took)
-            limit.check(phase, fastest * selection.least_left(epoch, first, last, patience, warmup))
-            if selection.is_over(epoch, first, patience, warmup):
+            time_left.check(phase, fastest * selection.least_left)
+            if selection.is_over:
                 break
         result = selection.result
         trainer.model.load_state_dict(selection.state)
@@ -293,19 +208,8 @@ def fit_phase(
         trainer.model.eval()
         trainer.precision = "float32"
         return result
-    result = asdict(
-        fit(
-            phase,
-            trainer,
-            max_epochs=network.max_epochs,
-            patience=network.patience,
-            warmup=warmup,
-            select_warmup=select_warmup,
-            min_epochs=network.min_epochs,
-            folder=folder,
-            progress=progress,
-        )
-    )
+    limits = EpochLimits.of(network, warmup, select_warmup=select_warmup)
+    result = asdict(fit(phase, trainer, limits, folder=folder, progress=progress))
     if folder is not None:
         folder.save_phase(phase, trainer.model, result)
     return result

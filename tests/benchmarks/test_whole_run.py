@@ -9,7 +9,8 @@ import torch
 
 from benchmarks import epoch_seconds, patience, whole_run
 from rbm.config import Config
-from rbm.training.loop import Accuracies, Trainer, fit_phase
+from rbm.training.loop import Trainer, fit_phase
+from rbm.training.selection import Accuracies
 from rbm.utils.progress import Progress
 
 

@@ -9,7 +9,7 @@ from rbm.distillation.methods.mlp import shaped_like_rbm
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import StudentTrainer, student_inputs
 from rbm.nn.students import EnsembleStudent, MLPStudent
-from rbm.training.loop import Result, split_accuracies
+from rbm.training.selection import Result, split_accuracies
 
 
 def train_ensemble(task: DistillationTask) -> TrainedStudent:

@@ -16,8 +16,8 @@ from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.students import MLPStudent
 from rbm.training.cached import cached_phase
-from rbm.training.loop import Accuracies
 from rbm.training.metrics import accuracy
+from rbm.training.selection import Accuracies
 
 
 class LabelsTrainer(NodeTrainer):

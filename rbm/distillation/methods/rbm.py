@@ -16,7 +16,7 @@ from rbm.nn.dead_experts import reset_dead_experts
 from rbm.nn.kmeans_init import group_nodes, initialize_memory, sample_inputs
 from rbm.nn.students import MLPStudent, RbMStudent, Trace
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.training.loop import Accuracies
+from rbm.training.selection import Accuracies
 from rbm.utils.distributed import broadcast_from_rank0
 
 

@@ -38,7 +38,7 @@ from rbm.nn.reconstruction import SparseTarget
 from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision, to_dense
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
-from rbm.training.loop import Accuracies, split_accuracies
+from rbm.training.selection import Accuracies, split_accuracies
 
 
 def masked(rows: Rows, share: float) -> Rows:

@@ -21,7 +21,8 @@ from rbm.distillation.trainer import student_inputs
 from rbm.nn.sparse_rows import to_dense
 from rbm.nn.trees import TreesStudent
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.training.loop import Accuracies, Trainer, split_accuracies
+from rbm.training.loop import Trainer
+from rbm.training.selection import Accuracies, split_accuracies
 
 # Each call of scikit-learn bins all features again, which takes as long as several rounds.
 _ROUNDS_AT_ONCE = 10

@@ -50,8 +50,8 @@ from rbm.nn.students import MLPStudent
 from rbm.teachers import GCN
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.training.loop import Accuracies, split_accuracies
 from rbm.training.metrics import evaluating
+from rbm.training.selection import Accuracies, split_accuracies
 from rbm.utils.precision import full_precision, wide
 
 _ROWS_AT_ONCE = 2**12

@@ -8,8 +8,9 @@ from torch import nn
 
 from rbm.config import Config
 from rbm.training import loop as training
-from rbm.training.loop import Accuracies, fit
+from rbm.training.loop import fit
 from rbm.training.run_folder import RunFolder, read_metrics
+from rbm.training.selection import Accuracies, EpochLimits
 from rbm.utils.progress import Progress
 
 
@@ -46,8 +47,9 @@ class Script:
         pass
 
 
-def run(trainer, **options):
-    return fit("rbm", trainer, **{"max_epochs": 6, "patience": 10, "progress": Progress(None), **options})
+def run(trainer, folder=None, progress=None, **limits):
+    limits = EpochLimits(**{"max_epochs": 6, "patience": 10, **limits})
+    return fit("rbm", trainer, limits, folder=folder, progress=progress or Progress(None))
 
 
 def test_reports_the_test_accuracy_at_the_best_validation_epoch():

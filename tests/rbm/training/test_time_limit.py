@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 from rbm.training import time_limit as module
-from rbm.training.loop import Accuracies, Result, Selection, fit
+from rbm.training.loop import fit
+from rbm.training.selection import Accuracies, EpochLimits, Result, Selection
 from rbm.training.time_limit import OutOfTimeError, TimeLimit, current_limit, time_limit
 from rbm.utils.progress import Progress
 
@@ -45,7 +46,7 @@ def clock(monkeypatch):
 def test_a_training_that_cannot_end_in_time_stops_at_its_first_epoch():
     trainer = Slow()
     with pytest.raises(OutOfTimeError, match="phase 'mlp' was cut short") as raised, time_limit(5.0):
-        fit("mlp", trainer, max_epochs=10**6, patience=10**4, progress=Progress(None))
+        fit("mlp", trainer, EpochLimits(max_epochs=10**6, patience=10**4), progress=Progress(None))
     assert trainer.epochs == 1
     assert raised.value.needed > 100, "ten thousand epochs without a better one must follow"
 
@@ -53,7 +54,7 @@ def test_a_training_that_cannot_end_in_time_stops_at_its_first_epoch():
 def test_a_training_that_may_end_in_time_goes_on():
     trainer = Slow()
     with time_limit(60.0):
-        result = fit("mlp", trainer, max_epochs=10**6, patience=5, progress=Progress(None))
+        result = fit("mlp", trainer, EpochLimits(max_epochs=10**6, patience=5), progress=Progress(None))
     assert result.epochs == 6
     assert current_limit().seconds == float("inf"), "the limit ends with its block"
 
@@ -63,15 +64,17 @@ def test_a_training_that_may_end_in_time_goes_on():
     [
         (0, 0, {}, 10),
         (7, 6, {}, 9),
-        (3, 0, {"first": 30}, 27),
-        (3, 0, {"last": 5}, 2),
+        (3, 0, {"min_epochs": 30}, 27),
+        (3, 0, {"max_epochs": 6}, 2),
         (3, 0, {"warmup": 21}, 27),
         (40, 0, {}, 0),
     ],
 )
 def test_epochs_that_follow_at_least(epoch, best, options, left):
-    selection = Selection(Result(best_epoch=best))
-    assert selection.least_left(epoch, **{"first": 0, "last": 99, "patience": 10, **options}) == left
+    limits = EpochLimits(**{"max_epochs": 100, "patience": 10, **options})
+    selection = Selection(limits, Result(best_epoch=best, epochs=epoch + 1))
+    assert selection.least_left == left
+    assert selection.is_over == (left == 0)
 
 
 def test_work_that_is_repeated_has_to_fit_twice(clock):

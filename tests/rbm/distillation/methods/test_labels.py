@@ -11,6 +11,7 @@ from rbm.distillation.methods.labels import LabelsTrainer
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn.students import MLPStudent
 from rbm.training.loop import fit
+from rbm.training.selection import EpochLimits
 from rbm.utils.progress import Progress
 
 
@@ -26,7 +27,7 @@ def test_selects_what_all_accuracies_select(small_graph, monkeypatch, setting):
         torch.manual_seed(0)
         split = split_graph(small_graph, setting, unseen_fraction=0.4)
         trainer = LabelsTrainer(MLPStudent(small_graph.num_features, 16, 3, dropout=0.5), split, network)
-        result = fit("labels", trainer, max_epochs=60, patience=20, progress=Progress(None))
+        result = fit("labels", trainer, EpochLimits(max_epochs=60, patience=20), progress=Progress(None))
         return result, trainer
 
     monkeypatch.setattr(NodeTrainer, "evaluate", lambda trainer: asked.append(trainer) or every(trainer))
