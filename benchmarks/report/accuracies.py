@@ -13,9 +13,9 @@ from benchmarks.report.medians import RUNS, human, markdown
 # Searches on seeds that were not used to choose these variants (docs/experts.md).
 JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "shared, routed lr 0.1")
 
-# Variants of results/made_graphs.csv by the name of their line, in the order of the columns of kept students.
+# Variants of results/made_graphs.csv: by the name of their line, and in the order of the columns of kept students.
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
-MADE_BEFORE = ("labels teach", "after", "before")
+MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 
 
 def experiment(name: str) -> str:
@@ -214,18 +214,27 @@ def newer_serving() -> str:
 
 
 def made_graphs() -> str:
-    """Test accuracies on made graphs, and those of kept students with two earlier choices of the soft labels."""
+    """Test accuracies on made graphs, those of kept students with earlier choices of the soft labels, and the change of
+    RbM by its start.
+    """
     rows = _made_rows()
     table = []
-    for graph in sorted({graph for graph, _ in rows["labels teach"]}):
-        now, after, before = ([row for (g, _), row in rows[v].items() if g == graph] for v in MADE_BEFORE)
+    for graph in sorted({graph for graph, _ in rows[MADE_NOW]}):
+        now, *before = ([row for (g, _), row in rows[v].items() if g == graph] for v in (MADE_NOW, *MADE_BEFORE))
         tests = [[float(row[f"{model}_test"]) for row in now] for model in ("teacher", "labels", "mlp", "rbm")]
-        kept = [[float(row[f"{row['kept']}_test"]) for row in chosen] for chosen in (now, after, before)]
+        kept = [[float(row[f"{row['kept']}_test"]) for row in chosen] for chosen in (now, *before)]
         features, share, degree = graph
         cells = [f"{sum(values) / len(values):.1f}" if values else "" for values in (*tests, *kept)]
         table.append([features, f"{100 * share:.0f}%", str(degree), str(len(now)), *cells])
     header = ["features", "within a class", "degree", "seeds", "teacher", "MLP on labels", "MLP", "RbM"]
-    return markdown([*header, "kept", "kept, teachers alone", "kept before"], table, 1)
+    own = rows["labels teach"]
+    changes = [float(row["rbm_test"]) - float(own[run]["rbm_test"]) for run, row in rows[MADE_NOW].items() if run in own]
+    text = (
+        f"With weights of its own at the start of pretraining (variant `labels teach`), RbM differs by"
+        f" {-sum(changes) / len(changes):+.2f} points on average over the same {len(changes)} runs"
+        f" ({-max(changes):+.1f} to {-min(changes):+.1f})."
+    )
+    return f"{markdown([*header, 'kept', 'teachers alone', 'at first'], table, 1)}\n{textwrap.fill(text, 120)}\n"
 
 
 def made_gains() -> str:
