@@ -15,6 +15,16 @@ JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "s
 
 # Variants of results/made_graphs.csv: by the name of their line, and in the order of the columns of kept students.
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
+# Students whose seeds are compared with those of the first one, by method and variant.
+NEWER_PAIRS = {
+    ("glnn", ""): "GLNN",
+    ("nosmog", ""): "NOSMOG",
+    ("mlp", ""): "MLP",
+    ("rbm", ""): "RbM",
+    ("hgmd", ""): "HGMD",
+    ("sign", ""): "SIGN",
+    ("sign", "soft labels"): "SIGN, soft labels",
+}
 MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 
 
@@ -190,6 +200,34 @@ def newer() -> str:
     return render(read_table("newer"), read_rows(RUNS / "newer.csv"))
 
 
+def newer_pairs() -> str:
+    """Points ahead of GLNN in ``results/newer.csv`` with the p of a paired t-test, of the students with all its seeds.
+
+    Bold: p below 0.05 after Holm's correction for all tests of the table.
+    """
+    from rbm.experiments.comparisons import holm
+    from rbm.experiments.results import read_rows
+    from rbm.experiments.statistics import p_text, paired_test
+
+    tests = defaultdict(lambda: defaultdict(dict))
+    for row in read_rows(RUNS / "newer.csv"):
+        name = NEWER_PAIRS.get((row["method"], row["variant"]))
+        if name:
+            tests[row["dataset"], row["setting"]][name][int(row["seed"])] = 100 * float(row["test_at_best_val"])
+    header, *names = NEWER_PAIRS.values()
+    pairs = {(cell, name): paired_test(found[name], found[header]) for cell, found in tests.items() for name in names}
+    corrected = dict(zip(pairs, holm([pair.p for pair in pairs.values()]), strict=True))
+    table = []
+    for cell in sorted(tests, key=lambda cell: cell[1]):
+        values = [f"{pairs[cell, name].difference:+.2f}" for name in names]
+        shown = [
+            f"{f'**{value}**' if corrected[cell, name] < 0.05 else value} ({p_text(pairs[cell, name].p)})"
+            for value, name in zip(values, names, strict=True)
+        ]
+        table.append([", ".join(cell), str(len(tests[cell][header])), *shown])
+    return markdown(["", "seeds", *names], table)
+
+
 def newer_serving() -> str:
     """What each needs to answer for an unseen node of Cora, its number of parameters, and the time of one answer."""
     from rbm.experiments.paper_tables import read_table
@@ -227,8 +265,8 @@ def made_graphs() -> str:
         cells = [f"{sum(values) / len(values):.1f}" if values else "" for values in (*tests, *kept)]
         table.append([features, f"{100 * share:.0f}%", str(degree), str(len(now)), *cells])
     header = ["features", "within a class", "degree", "seeds", "teacher", "MLP on labels", "MLP", "RbM"]
-    own = rows["labels teach"]
-    changes = [float(row["rbm_test"]) - float(own[run]["rbm_test"]) for run, row in rows[MADE_NOW].items() if run in own]
+    own, now = rows["labels teach"], rows[MADE_NOW]
+    changes = [float(now[run]["rbm_test"]) - float(own[run]["rbm_test"]) for run in now.keys() & own.keys()]
     text = (
         f"With weights of its own at the start of pretraining (variant `labels teach`), RbM differs by"
         f" {-sum(changes) / len(changes):+.2f} points on average over the same {len(changes)} runs"

@@ -244,6 +244,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper": partial(experiment, "paper"),
     "students": accuracies.students,
     "newer": accuracies.newer,
+    "newer-pairs": accuracies.newer_pairs,
     "newer-serving": accuracies.newer_serving,
     "experts-unseen": partial(gains, "mlp", "experts_unseen"),
     "experts-shortlist": partial(gains, "mlp", "experts_shortlist"),
