@@ -1,4 +1,4 @@
-"""Runs the main function with its defaults on graphs that had no part in choosing these defaults.
+"""Runs the main function with its defaults on graphs of other people, as a new user would on an own file.
 
 Each file is a graph in a form that ``rbm distill --dataset`` reads. Rows are in percent; `kept` is the student that the
 run keeps. An interrupted run continues from the CSV file.

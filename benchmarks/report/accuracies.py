@@ -275,6 +275,35 @@ def made_graphs() -> str:
     return f"{markdown([*header, 'kept', 'teachers alone', 'at first'], table, 1)}\n{textwrap.fill(text, 120)}\n"
 
 
+def public_graphs() -> str:
+    """``results/public_graphs.csv``: means over seeds on graphs of other people, and RbM's mean lead over the MLP."""
+    from rbm.experiments.statistics import paired_test
+    from rbm.utils.files import read_csv
+
+    found = defaultdict(list)
+    for row in read_csv(RUNS / "public_graphs.csv"):
+        found[row["graph"], row["setting"]].append(row)
+    table, rbm, mlp = [], defaultdict(list), defaultdict(list)
+    for (graph, setting), rows in sorted(found.items()):
+        tests = [[float(row[f"{model}_test"]) for row in rows] for model in ("teacher", "labels", "mlp", "rbm")]
+        kept = [float(row[f"{row['kept']}_test"]) for row in rows]
+        mlp[graph] += tests[2]
+        rbm[graph] += tests[3]
+        share, chance = (f"{100 * float(rows[0][name]):.0f}%" for name in ("homophily", "by_chance"))
+        nodes, degree = int(rows[0]["nodes"]), float(rows[0]["edges"]) / float(rows[0]["nodes"])
+        cells = [f"{sum(values) / len(values):.1f}" for values in (*tests, kept)]
+        table.append([graph, setting, f"{nodes:,}", f"{degree:.0f}", share, chance, *cells])
+    header = ["graph", "setting", "nodes", "degree", "within a class", "by chance"]
+    means = [{number: sum(values) / len(values) for number, values in enumerate(side.values())} for side in (rbm, mlp)]
+    test = paired_test(*means)
+    text = (
+        f"RbM's mean lead over the MLP is {test.difference:+.2f} points (*p* = {test.p:.2f}, paired *t*-test over the"
+        f" {test.count} graphs, each with the mean of its runs)."
+    )
+    columns = [*header, "teacher", "MLP on labels", "MLP", "RbM", "kept"]
+    return f"{markdown(columns, table, 2)}\n{textwrap.fill(text, 120)}\n"
+
+
 def made_gains() -> str:
     """Points of test accuracy over the plain MLP on made graphs whose classes do not follow edges.
 

@@ -257,6 +257,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts-recipe": partial(gains, "mlp", "experts_recipe"),
     "experts-made": accuracies.made_gains,
     "made-graphs": accuracies.made_graphs,
+    "public-graphs": accuracies.public_graphs,
     "experts-untried-mlp": partial(gains, "mlp", "experts_untried"),
     "experts-untried-start": partial(gains, "start_1", "experts_untried"),
     "experts-steady": partial(gains, "start_1", "experts_steady"),
