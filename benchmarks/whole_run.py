@@ -93,19 +93,39 @@ def markdown(records: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def against(records: list[dict], paper: list[dict], version: str) -> str:
-    """A version's accuracies compared with ``results/paper.csv``, made with the unchanged preset and the same seeds."""
-    preset = {"protocol": "rbm", "teacher": "sage", "preset": "clean", "variant": ""}
+PRESET = {"protocol": "rbm", "teacher": "sage", "preset": "clean", "variant": ""}
+
+
+def rows_of(records: list[dict], version: str) -> list[dict]:
+    """A version's accuracies as rows like those of ``results/paper.csv``, to compare another version with."""
+    return [
+        {
+            **PRESET,
+            **{key: record[key] for key in ("dataset", "setting", "seed")},
+            "method": name,
+            "val": record[f"{name}_val"],
+            "test_at_best_val": record[f"{name}_test"],
+        }
+        for record in records
+        if record["version"] == version
+        for name in ("teacher", "mlp", "rbm")
+    ]
+
+
+def against(records: list[dict], rows: list[dict], version: str, base: str = "preset") -> str:
+    """A version's accuracies compared with ``rows`` of the same seeds: ``results/paper.csv``, made with the unchanged
+    preset, or those of another version (:func:`rows_of`). ``base`` is their name in the table.
+    """
     lines = [
-        f"| | seeds | validation: preset | {version} | difference | p | test: preset | {version} | difference | p |",
+        f"| | seeds | validation: {base} | {version} | difference | p | test: {base} | {version} | difference | p |",
         "|---|---:|" + "---:|" * 8,
     ]
     own = [record for record in records if record["version"] == version]
     for dataset, setting in dict.fromkeys((record["dataset"], record["setting"]) for record in own):
         here = [record for record in own if (record["dataset"], record["setting"]) == (dataset, setting)]
         for name, title in (("teacher", "teacher"), ("mlp", "MLP"), ("rbm", "RbM")):
-            wanted = preset | {"dataset": dataset, "setting": setting, "method": name}
-            known = {int(row["seed"]): row for row in paper if all(row[key] == value for key, value in wanted.items())}
+            wanted = PRESET | {"dataset": dataset, "setting": setting, "method": name}
+            known = {int(row["seed"]): row for row in rows if all(row[key] == value for key, value in wanted.items())}
             cells = []
             for column, part in (("val", "val"), ("test_at_best_val", "test")):
                 new = {int(r["seed"]): float(r[f"{name}_{part}"]) for r in here if int(r["seed"]) in known}

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, NOTES.md and some pages of docs: ``python -m benchmarks.report.tables``.
+"""Writes the tables of README.md, NOTES.md, TRAINING.md and some pages of docs: ``python -m benchmarks.report.tables``.
 
 They are made from committed results. A table is between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test compares
 each page with the results.
@@ -17,7 +17,7 @@ from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
 from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, markdown, significant
 
 PAGES = (
-    *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md"),
+    *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "benchmarks" / "TRAINING.md"),
     *(ROOT / "docs" / f"{name}.md" for name in ("auto", "choose", "results", "experts", "experts-evidence", "verdict")),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -65,6 +65,23 @@ def cpu_ceiling() -> str:
         f"At 65,536 rows that is {rate / 1e9:.0f} GFLOP/s; the best square `torch.mm` of the same run reached"
         f" {best / 1e9:.0f}.\nMemory beyond the result is {100 * extra:.0f} % of `x` and `y`.\n"
     )
+
+
+def whole_run() -> str:
+    """Processor time and accuracies of whole runs: today's code, the code before, and with other settings."""
+    from benchmarks import whole_run
+    from rbm.utils.files import read_csv
+
+    return whole_run.markdown(read_csv(RESULTS / "whole_run.csv"))
+
+
+def whole_run_precision() -> str:
+    """Accuracies of whole runs in bfloat16 compared with those in float32."""
+    from benchmarks import whole_run
+    from rbm.utils.files import read_csv
+
+    records = read_csv(RESULTS / "whole_run.csv")
+    return whole_run.against(records, whole_run.rows_of(records, "float32"), "bfloat16", "float32")
 
 
 def one_node() -> str:
@@ -226,6 +243,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-layer": cpu_layer,
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
+    "whole-run": whole_run,
+    "whole-run-precision": whole_run_precision,
     "serving-threads": threads_of_one_row,
     "cpu-ffn": cpu_ffn,
     "epoch": epoch,

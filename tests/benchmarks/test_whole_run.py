@@ -34,7 +34,7 @@ def test_the_page_shows_the_rows_that_are_kept():
     here = Path(epoch_seconds.__file__).parent
     with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert epoch_seconds.markdown(rows) in (here / "NOTES.md").read_text()
+    assert epoch_seconds.markdown(rows) in (here / "TRAINING.md").read_text()
     with (here / "results" / "epoch_seconds_precision.csv").open(newline="") as file:
         assert epoch_seconds.markdown([*csv.DictReader(file)]) in (here.parent / "docs" / "scale.md").read_text()
     # A phase that only one version has is omitted.
@@ -47,7 +47,7 @@ def test_the_page_shows_the_narrow_teacher():
     for name, path in {"runs": "whole_run.csv", "patience": "patience.csv", "paper": "../../results/paper.csv"}.items():
         with (here / "results" / path).open(newline="") as file:
             tables[name] = list(csv.DictReader(file))
-    page = (here / "NOTES.md").read_text()
+    page = (here / "TRAINING.md").read_text()
     assert whole_run.against(tables["runs"], tables["paper"], "quarter") in page
     assert patience.markdown(tables["patience"]) in page
 
