@@ -89,8 +89,8 @@ def distill(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="float32 (default), or bfloat16 for mixed precision: faster on GPUs and on CPUs with AVX512-BF16 or"
-            " AMX.",
+            help="float32 (default), or bfloat16 for mixed precision: faster on CPUs with AVX512-BF16 or AMX, slower"
+            " on others; not yet run on a GPU.",
             rich_help_panel=SETTINGS,
         ),
     ] = None,
