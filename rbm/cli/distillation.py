@@ -59,7 +59,8 @@ def distill(
     inflate: Annotated[
         int | None,
         typer.Option(
-            help="Factor for the students' hidden width; 8 gives the paper's + variants.", rich_help_panel=STUDENTS
+            help="Factor for the students' hidden width (default: 1); 8 gives the paper's + variants.",
+            rich_help_panel=STUDENTS,
         ),
     ] = None,
     features_only: Annotated[
@@ -78,7 +79,8 @@ def distill(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed for the split, initialisation and dropout.", rich_help_panel=SETTINGS)
+        int | None,
+        typer.Option(help="Seed for the split, initialisation and dropout (default: 0).", rich_help_panel=SETTINGS),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -89,8 +91,8 @@ def distill(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="float32 (default), or bfloat16 for mixed precision: faster on GPUs and on CPUs with AVX512-BF16 or"
-            " AMX.",
+            help="float32 (default), or bfloat16 for mixed precision: faster on CPUs with AVX512-BF16 or AMX, slower"
+            " on others; not yet run on a GPU.",
             rich_help_panel=SETTINGS,
         ),
     ] = None,
@@ -109,7 +111,8 @@ def distill(
         ),
     ] = False,
     budget: Annotated[
-        str | None, typer.Option(help="With --auto: total time, such as 90s or 10m.", rich_help_panel=STUDENTS)
+        str | None,
+        typer.Option(help="With --auto: total time, such as 90s or 1.5h (default: 10m).", rich_help_panel=STUDENTS),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the run folder.", rich_help_panel=FOLDER)

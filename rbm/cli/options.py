@@ -39,7 +39,9 @@ Undirected = Annotated[
 TeacherName = Annotated[
     str | None,
     typer.Option(
-        help="sage (default), gcn, gat, appnp, mlp, label_propagation, revgat or drgat.", rich_help_panel=STUDENTS
+        help="sage (default), gcn, gat, appnp, mlp, label_propagation, revgat, drgat, or logits: those in your graph's"
+        " files.",
+        rich_help_panel=STUDENTS,
     ),
 ]
 ConfigFile = Annotated[

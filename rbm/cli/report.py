@@ -35,8 +35,11 @@ def report(
     from rbm.distillation.report.pictures import write_representation
     from rbm.distillation.report.run_data import OBSERVED
     from rbm.distillation.report.write import write_observed, write_page
+    from rbm.nn.saved_student import check_exists
     from rbm.utils.files import check_ending
 
+    for run in runs:
+        check_exists(run)
     page = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
     page = check_ending("report", page, (".html",))
     if not page.parent.is_dir():
@@ -46,7 +49,7 @@ def report(
         raise FileExistsError(f"report {page} exists; use --overwrite to replace it, or another --out")
     for run in runs:
         if tsne or not (run / OBSERVED).is_file():
-            with status.status(f"{run}: its models are asked again"):
+            with status.status(f"{run}: its models run again"):
                 result = read_distillation(run, root)
                 if not (run / OBSERVED).is_file():
                     write_observed(result, run)

@@ -37,11 +37,11 @@ def tune(
     protocol: Protocol = None,
     teacher: TeacherName = None,
     method: Annotated[str, typer.Option(help="Student to tune, by its method.")] = "rbm",
-    inflate: Annotated[int | None, typer.Option(help="Factor for the students' hidden width.")] = None,
+    inflate: Annotated[int | None, typer.Option(help="Factor for the students' hidden width (default: 1).")] = None,
     preset: Annotated[
         str | None, typer.Option(help="Starting point of the search: clean (default), paper or official.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the search itself.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the search itself (default: 0).")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds that each trial runs with; more seeds mean less noise.")] = "0-1",
     config: ConfigFile = None,
     set_: Assignments = None,

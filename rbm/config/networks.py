@@ -175,8 +175,9 @@ class RbMConfig(Network, Pretrained):
     ``reset_dead_experts`` is a number of routed epochs (0: never). Each time that many have passed, experts that no
     observed node uses are started anew (:func:`rbm.reset_dead_experts`).
 
-    With ``start_as_mlp``, pretraining starts from the weights and random numbers of the student ``mlp``. If dropout and
-    optimiser settings are equal too, as they are by default, both train alike, to the bit, until routing begins.
+    With ``start_as_mlp``, pretraining starts from the weights and random numbers of the student ``mlp``. If the two
+    sections' other settings and their dropout are equal (``dropout_first_layer`` is then false, as the MLP has none
+    there), both train alike, to the bit, until routing begins.
     """
 
     num_experts: Experts = NUM_EXPERTS

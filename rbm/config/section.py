@@ -13,6 +13,8 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from typing_extensions import dataclass_transform
 
+from rbm.utils.suggestions import did_you_mean
+
 T = TypeVar("T", bound=type)
 _MOST_SHOWN = 200
 
@@ -76,7 +78,10 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
     values = {}
     for key, value in changes.items():
         if key not in known:
-            raise ValueError(f"unknown setting {path}{str(key)[:_MOST_SHOWN]}; known here: {', '.join(sorted(known))}")
+            name = str(key)[:_MOST_SHOWN]
+            raise ValueError(
+                f"unknown setting {path}{name}; known here: {', '.join(sorted(known))}{_hint(section, name, path)}"
+            )
         current = getattr(section, key)
         if is_dataclass(current):
             if not isinstance(value, dict):
@@ -84,6 +89,15 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
             value = updated(current, value, f"{path}{key}.")
         values[key] = value
     return replace(section, **values)
+
+
+def _hint(section: Any, name: str, path: str) -> str:
+    """Which setting may have been meant: one of a section if its prefix was left out, or one with a similar name."""
+    parts = {item.name: getattr(section, item.name) for item in fields(section)}
+    inner = {key: {item.name for item in fields(part)} for key, part in parts.items() if is_dataclass(part)}
+    if having := [f"{path}{key}.{name}" for key, names in inner.items() if name in names]:
+        return f"; did you mean one of {', '.join(having)}?"
+    return did_you_mean(f"{path}{name}", [f"{path}{key}" for key in parts])
 
 
 def shown(value: Any) -> str:

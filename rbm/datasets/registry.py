@@ -1,6 +1,5 @@
 """The graphs that the package loads by name, and the share of unseen test nodes under each protocol."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from torch_geometric.data import Data
 
 from rbm.config import PROTOCOLS
 from rbm.utils.files import absolute
+from rbm.utils.suggestions import did_you_mean
 
 # Share of the test nodes that the inductive setting hides, except for Planetoid's graphs.
 UNSEEN_FRACTION = 0.2
@@ -155,8 +155,7 @@ def find_dataset(name: str) -> DatasetInfo:
     key = _key(name)
     if key in DATASETS:
         return DATASETS[key]
-    close = difflib.get_close_matches(key, [*DATASETS, *_ALIASES], n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(key, [*DATASETS, *_ALIASES])
     raise ValueError(f"dataset: got {name!r}, expected one of {', '.join(DATASETS)}, or a file or folder{hint}")
 
 

@@ -40,6 +40,7 @@ from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, watched_console
 from rbm.utils.repeatable import deterministic, plain_modes
+from rbm.utils.suggestions import did_you_mean
 from rbm.utils.timings import Timings
 
 DEFAULT_METHODS = ("mlp", "rbm")
@@ -267,7 +268,8 @@ def _check_arguments(
         raise TypeError(f"methods is {methods!r}, expected a list of names; use methods={methods.split(',')}")
     unknown = [name for name in methods if name not in METHODS]
     if not methods or unknown or len(set(methods)) < len(methods):
-        raise ValueError(f"methods is {list(methods)}, expected one or more of {', '.join(METHODS)}, each once")
+        hint = did_you_mean(str(unknown[0]), METHODS) if unknown else ""
+        raise ValueError(f"methods is {list(methods)}, expected one or more of {', '.join(METHODS)}, each once{hint}")
     if config.evaluate_on == "validation" and (isinstance(teacher, Tensor) or len(encodings)):
         raise ValueError(
             "evaluate_on is 'validation', which takes nodes away, and logits or encodings are given for all nodes;"

@@ -39,6 +39,12 @@ def _checksum(name: str, arguments: dict[str, Any]) -> str:
     return fingerprint("student", [name, arguments])
 
 
+def check_exists(folder: Path) -> None:
+    """Raise FileNotFoundError unless the folder of a run or of a saved student exists."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} does not exist; expected the run folder of a finished rbm distill")
+
+
 def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
     """The files of a saved student: its description and its weights.
 
@@ -50,9 +56,10 @@ def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
         method: the method whose student of a run folder is returned; by default the one kept for predictions.
 
     Raises:
-        FileNotFoundError: a file is missing.
+        FileNotFoundError: the folder or a file is missing.
         ValueError: ``student.json`` names no method, or the folder has no student of ``method``.
     """
+    check_exists(folder)
     config, weights = folder / CONFIG, folder / WEIGHTS
     if (folder / STUDENT).is_file() or not config.is_file():
         config = folder / STUDENT

@@ -17,6 +17,7 @@ from rbm.teachers.label_propagation import LabelPropagation
 from rbm.teachers.mlp import APPNP, MLP
 from rbm.teachers.revgat import RevGAT
 from rbm.teachers.sage import GraphSAGE
+from rbm.utils.suggestions import did_you_mean
 
 TEACHERS: dict[str, type[Teacher]] = {
     "sage": GraphSAGE,
@@ -55,7 +56,10 @@ def build_teacher(
 def check_teacher(name: str) -> None:
     """Raise ValueError unless ``name`` is one of ``TEACHERS``."""
     if name not in TEACHERS:
-        raise ValueError(f"teacher: got {name!r}, expected one of {', '.join(TEACHERS)}, or your own trained module")
+        raise ValueError(
+            f"teacher: got {name!r}, expected one of {', '.join(TEACHERS)}, or your own: the name logits for those of"
+            f" the graph, or in Python a trained module{did_you_mean(name, TEACHERS)}"
+        )
 
 
 def edges_for(teacher: nn.Module, graph: Data) -> Any:
