@@ -227,6 +227,16 @@ def test_scripts_are_whole(script):
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
+def test_a_trial_of_a_wheel_has_what_tests_import():
+    """``.ci/try-wheel`` copies each folder of the checkout that tests import and the wheel does not have."""
+    copied = set(re.search(r"^cp -r (.*) pyproject", (ROOT / ".ci" / "try-wheel").read_text(), re.M)[1].split())
+    own = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"rbm", "rbm_kernels"}
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    imported = {name for name in own if any(re.search(rf"^\s*(from|import) {name}\b", text, re.M) for text in texts)}
+    assert imported
+    assert imported | {"tests"} == copied
+
+
 @pytest.mark.parametrize(
     ("tag", "date", "message"),
     [
