@@ -44,7 +44,8 @@ def distill(
     method: Annotated[
         str,
         typer.Option(
-            help="Students to train, such as glnn or mlp,rbm,moe; the run folder keeps all of them.",
+            help="Students to train, of mlp, rbm, moe, ensemble, glnn, krd, nosmog, cohop, hgmd, tined, tined_plus,"
+            " simmlp, vqgraph, sign and trees; the run folder keeps all of them.",
             rich_help_panel=STUDENTS,
         ),
     ] = _METHODS,

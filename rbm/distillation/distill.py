@@ -31,7 +31,7 @@ from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
-from rbm.teachers.outputs import TeacherOutputs, check_logits
+from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module
 from rbm.teachers.prepare import prepare_teacher
 from rbm.training.run_folder import RunFolder, open_run
 from rbm.training.tensorboard import check_tensorboard, events
@@ -258,6 +258,8 @@ def _given(
         check_sampling(config)
     elif isinstance(teacher, Tensor):
         check_logits(teacher, split.graph.num_nodes, classes)
+    else:
+        check_module(teacher)
     return teacher
 
 

@@ -151,6 +151,11 @@ class Nodes:
         if self._in_order:
             self.count = self._total
         else:
+            if not self.path.suffix:
+                raise ValueError(
+                    f"nodes is {str(path)!r}, expected a .npy or .csv file with the node of each row of features, or"
+                    f" the word {ALL}"
+                )
             self._nodes, kind, shape = _open_table("nodes file", path, ids)
             if kind.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
                 raise ValueError(f"nodes file {path} holds {kind} of shape {shape}, expected whole numbers [B]")

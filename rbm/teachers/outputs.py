@@ -1,5 +1,6 @@
 """The outputs of a trained teacher for students: soft labels, hidden rows, changes of entropy under noise."""
 
+import inspect
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -133,6 +134,21 @@ def outputs_from_module(
             soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
     result = result or _given_result(soft_labels, logits, split)
     return TeacherOutputs(soft_labels, logits, result, teacher, observed)
+
+
+def check_module(teacher: nn.Module) -> None:
+    """Raise TypeError if the arguments of ``teacher`` do not allow the call ``teacher(x, edge_index)``."""
+    try:
+        signature = inspect.signature(teacher.forward)
+    except ValueError:  # compiled code may not tell
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"teacher is a {type(teacher).__name__} with forward{signature}, which cannot be called as"
+            f" teacher(x, edge_index) ({error}); wrap it in a module whose forward takes these two"
+        ) from None
 
 
 def check_logits(logits: Tensor, nodes: int, classes: int) -> None:

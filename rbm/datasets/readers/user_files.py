@@ -48,6 +48,7 @@ _NUMBERS = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 _OF_NAMES = "; names become numbers by numpy.unique(NAMES, return_inverse=True)[1]"
+_OF_LABELS = f"{_OF_NAMES}; a column of the nodes' ids is called 'id'"
 _OF_NODES = "; nodes are rows of x, counted from 0; to use names, write the name of each row into a column 'id' of x"
 _OF_FEATURES = "; drop it, or call it 'id' if it names the nodes"
 _OF_COLUMNS = "; drop it, or write numbers instead"
@@ -314,7 +315,7 @@ def _read_csv(path: Path) -> Tensor:
     try:
         table = read_table(path, np.float64, header=True)
     except ValueError as error:
-        remedies = {NAMES["y"]: _OF_NAMES, NAMES["edge_index"]: _OF_NODES}
+        remedies = {NAMES["y"]: _OF_LABELS, NAMES["edge_index"]: _OF_NODES}
         hint = next((remedy for names, remedy in remedies.items() if path.stem in names), "")
         raise ValueError(f"dataset: {error}{hint if 'expected numbers between' in str(error) else ''}") from error
     return _from_table(path, torch.from_numpy(table))
@@ -340,7 +341,7 @@ def _read_parquet(path: Path) -> Tensor:
     bad = [name for name, column in zip(table.column_names, columns, strict=True) if column.dtype.kind not in "biuf"]
     if bad:
         remedy = (
-            _OF_NAMES if path.stem in NAMES["y"] else _OF_NODES if path.stem in NAMES["edge_index"] else _OF_FEATURES
+            _OF_LABELS if path.stem in NAMES["y"] else _OF_NODES if path.stem in NAMES["edge_index"] else _OF_FEATURES
         )
         raise ValueError(f"dataset: {path} has the column {bad[0]!r}, which holds no numbers{remedy}")
     return _from_table(path, as_tensor(np.column_stack(columns), str(path)))

@@ -108,6 +108,14 @@ def test_labels_as_names(tmp_path):
         load_graph(tmp_path)
 
 
+def test_labels_with_a_column_of_ids_of_another_name(tmp_path):
+    (write_folder(tmp_path, y=None) / "y.csv").write_text("user,class\nu0,1\nu1,0")
+    with pytest.raises(
+        ValueError, match=r"line 2 is 'u0,1', expected numbers .*; a column of the nodes' ids is called"
+    ):
+        load_graph(tmp_path)
+
+
 def test_two_numbered_columns_of_whole_numbers_are_an_edge(tmp_path):
     write_folder(tmp_path, edge_index=None)
     (tmp_path / "edge_index.csv").write_text("0,1\n1,2\n")

@@ -121,6 +121,10 @@ def test_methods_asked_for(small_graph, quick):
         ({"config": {"rbm": {}}}, r"config is a dict, .*; use rbm\.Config\(\)\.updated\(config\)"),
         ({"teacher": np.ones((6, 3))}, r"teacher is a ndarray, .*; use torch\.as_tensor\(teacher\)"),
         ({"methods": "mlp,rbm"}, r"methods is 'mlp,rbm', .*; use methods=\['mlp', 'rbm'\]"),
+        (
+            {"teacher": torch.nn.Linear(12, 3)},
+            r"a Linear with forward\(input.*cannot be called as teacher\(x, edge_index\)",
+        ),
     ],
 )
 def test_arguments_of_another_kind(small_graph, options, message):

@@ -169,3 +169,9 @@ def test_tables_of_pandas(run, known, tmp_path):
     (tmp_path / "edges.csv").write_text(",row,node\n0,0,4\n1,0,5\n")  # with the index
     with pytest.raises(ValueError, match=r"neighbors file .* cannot be read .*write the table with index=False"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "other.npy", neighbors=tmp_path / "edges.csv")
+
+
+def test_a_word_that_is_no_file(run, tmp_path):
+    save(tmp_path)
+    with pytest.raises(ValueError, match=r"nodes is 'al', expected a \.npy or \.csv file .*, or the word all"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", nodes="al")
