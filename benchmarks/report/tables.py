@@ -279,6 +279,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "public-graphs": accuracies.public_graphs,
     "experts-untried-mlp": partial(gains, "mlp", "experts_untried"),
     "experts-untried-start": partial(gains, "start_1", "experts_untried"),
+    "experts-start-as-mlp": partial(gains, "mlp", "experts_start_as_mlp"),
     "experts-steady": partial(gains, "start_1", "experts_steady"),
     "experts-bar": accuracies.bar,
     "experts-used": accuracies.experts_used,
