@@ -17,7 +17,7 @@ from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Results
 from benchmarks.measure.pace import SMOKE, Pace, minutes
 from benchmarks.measure.precision import in_hardware, slowness
-from benchmarks.measure.shapes import MOST, PRECISIONS, Shape, Workload, for_this_machine
+from benchmarks.measure.shapes import MOST, PRECISIONS, Shape, Workload, for_this_machine, workload_of
 from benchmarks.measure.suite import Ceilings, Suite
 from benchmarks.peers import missing_libraries
 
@@ -104,8 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = _left_out() if requested is None else [p for p in PRECISIONS if p not in requested]
 
     def is_kept(item: pytest.Item) -> bool:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        match parameters.get("workload", parameters.get("shape")):
+        match workload_of(item):
             case Workload(precision=precision) if precision in left_out:
                 return False
             case Workload(shape=shape):
@@ -133,8 +132,7 @@ def _place(item: pytest.Item) -> float:
 
 def _weight(item: pytest.Item) -> float:
     """Approximate seconds of a test, for the pace of a run: two cores, in float32."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    workload = parameters.get("workload", parameters.get("shape"))
+    workload = workload_of(item)
     shape = workload.shape if isinstance(workload, Workload) else workload
     if _suite(item) in ("expert_matmul", "layer", "ffn") and isinstance(shape, Shape):
         is_first = shape == for_this_machine(MOST)[0] and workload.routing == "uniform"

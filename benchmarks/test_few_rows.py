@@ -9,13 +9,12 @@ otherwise idle machine; then again with a build of ``-DRBM_MOST_VECTOR_BYTES=32`
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from benchmarks.measure.device import HERE
+from benchmarks.measure.device import HERE, threads
 from benchmarks.measure.harness import Results
 from benchmarks.measure.pace import SMOKE
 from benchmarks.measure.shapes import Shape
@@ -32,14 +31,6 @@ TURN_SECONDS = 2e-4
 def vector_bytes() -> int:
     """Vector size of librbm_cpu on this machine in bytes: a single output is packed as one vector."""
     return 4 * pack_experts(torch.zeros(1, 1, 1), None).shape[2]
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    yield
-    torch.set_num_threads(before)
 
 
 def least_seconds(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:

@@ -24,7 +24,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.measure.device import Call, Device
+from benchmarks.measure.device import Call, Device, threads
 from benchmarks.measure.harness import Results, Timing, interleave
 from benchmarks.measure.shapes import Shape
 from rbm import FusedRbMLayer
@@ -62,10 +62,8 @@ CPU = Processor()
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 class Operators:
@@ -229,23 +227,18 @@ def test_operators(results: Results, seconds: float):
 TRITONS_OWN = """
 import json, time
 import torch, triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from benchmarks.measure.harness import interleave
 from benchmarks.test_launches import CPU
+from rbm_kernels._ahead_of_time import AbsentGpu
 from rbm_kernels.ops.expert_matmul import launch
-
-class AbsentGpu:
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
 
 def nothing(*args): pass
 
 def not_loaded(kernel):
     kernel._run, kernel.function = nothing, 0
 
-triton.runtime.driver.set_active(AbsentGpu())
+triton.runtime.driver.set_active(AbsentGpu(90))
 CompiledKernel._init_handles = not_loaded
 run, made = triton.runtime.JITFunction.run, []
 

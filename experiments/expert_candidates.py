@@ -204,7 +204,7 @@ class FadingLayer(FusedRbMLayer):
     def network_layer(self) -> None:
         return None
 
-    def _nearest(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _nearest(self, rows: Rows) -> Routing:
         if self.top_k == self.num_experts:
             return super()._nearest(rows)
         gates, experts, cosines = cosine_topk(
@@ -213,7 +213,7 @@ class FadingLayer(FusedRbMLayer):
         nearest, next_ = gates.split([self.top_k, 1], dim=-1)
         faded = nearest - next_ + torch.finfo(gates.dtype).eps  # some gates remain if all cosines are equal
         kept = (each[..., : self.top_k].contiguous() for each in (experts, cosines))
-        return faded / faded.sum(-1, keepdim=True), *kept
+        return Routing(faded / faded.sum(-1, keepdim=True), *kept)
 
 
 class FadingStudent(RbMStudent):

@@ -3,7 +3,7 @@
 import torch
 
 from rbm_kernels import _native
-from rbm_kernels._library import TRITON_OPERATORS
+from rbm_kernels._library import STAND_INS, TRITON_OPERATORS
 
 OPERATORS = (
     "cosine_topk",
@@ -19,8 +19,6 @@ OPERATORS = (
     "memory_update_",
 )
 DEVICES = ("CPU", "CUDA")
-# Operators that librbm_cuda implements.
-_IN_LIBRARY = ("memory_statistics", "memory_update_")
 _BUILT = {"CPU": "C++ (librbm_cpu)", "CUDA": "CUDA (librbm_cuda)"}
 
 
@@ -32,6 +30,5 @@ def implementations() -> dict[str, dict[str, str]]:
 def _serving(operator: str, device: str) -> str:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{operator}", device):
         return "reference (eager PyTorch)"
-    # If both implement an operator, librbm_cuda takes precedence when it is loaded.
-    by_triton = operator in TRITON_OPERATORS and not (operator in _IN_LIBRARY and _native.status()["cuda"]["loaded"])
+    by_triton = operator in TRITON_OPERATORS and not (operator in STAND_INS and _native.status()["cuda"]["loaded"])
     return "Triton" if device == "CUDA" and by_triton else _BUILT[device]

@@ -20,9 +20,9 @@ from torch.autograd import forward_ad
 from rbm_kernels import checks
 
 LIBRARY = torch.library.Library("rbm", "FRAGMENT")
-# The Triton functions for CUDA, by operator. Those in _STAND_INS are used only without librbm_cuda.
+# The Triton functions for CUDA, by operator. librbm_cuda implements those in STAND_INS too, and takes precedence.
 TRITON_OPERATORS: dict[str, Callable] = {}
-_STAND_INS: list[str] = []
+STAND_INS: list[str] = []
 # Number of combinations of shapes, dtypes and devices that an operator remembers as checked.
 _REMEMBERED = 1024
 
@@ -93,7 +93,7 @@ def implement_cuda(
         if find_spec("triton") is not None:
             TRITON_OPERATORS[name] = on_its_device
             if stands_in:
-                _STAND_INS.append(name)
+                STAND_INS.append(name)
             else:
                 LIBRARY.impl(name, on_its_device, "CUDA")
         return on_its_device
@@ -103,7 +103,7 @@ def implement_cuda(
 
 def bind_stand_ins() -> None:
     """Bind Triton to CUDA for the operators of librbm_cuda if that library is missing or could not be loaded."""
-    for name in _STAND_INS:
+    for name in STAND_INS:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"rbm::{name}", "CUDA"):
             LIBRARY.impl(name, TRITON_OPERATORS[name], "CUDA")
 
@@ -187,7 +187,7 @@ def implement_autograd_by_others(name: str, equivalent: Callable) -> None:
     operator = getattr(torch.ops.rbm, name).default
 
     def differentiable(keyset, *args, **kwargs):
-        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or has_tangent(*args):
+        if _needs_derivative(*args):
             return equivalent(*args, **kwargs)
         return _beneath_autograd(operator, keyset, args, kwargs)
 
@@ -209,7 +209,7 @@ def refuse_derivative(name: str, differentiable: str) -> None:
     operator = getattr(torch.ops.rbm, name).default
 
     def refusing(keyset, *args, **kwargs):
-        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or has_tangent(*args):
+        if _needs_derivative(*args):
             raise RuntimeError(
                 f"rbm::{name} has no derivative of its own: differentiate rbm::{differentiable} (with"
                 " create_graph=True for a second time), or detach the arguments"
@@ -248,6 +248,11 @@ def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Call
             raise
 
     return call
+
+
+def _needs_derivative(*args) -> bool:
+    """Whether gradients are enabled and one of ``args`` requires one, or forward-mode differentiation is active."""
+    return (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or has_tangent(*args)
 
 
 def has_tangent(*args) -> bool:

@@ -38,6 +38,13 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, 
         )
 
 
+def check_bias(op: str, bias: Tensor | None, weight: Tensor) -> None:
+    """Raise TypeError or ValueError unless ``bias`` is None or ``[E, N]`` in the dtype of ``weight [E, N, D]``."""
+    if bias is not None:
+        check_dtype(op, "bias", bias, (weight.dtype,))
+        check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
+
+
 def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
     """Raise RuntimeError unless the indices are between 0 and ``count - 1``, like the C++ operators.
 

@@ -1,8 +1,8 @@
 """Minimum cost of an operator: bytes that must be moved and operations that must be done, from shapes alone.
 
-Every operator's folder has a ``cost.py`` with its formulas. They are lower bounds for any kernel: each input is read
-from device memory once, each output is written once, and only what the mathematics requires is computed. The time
-above this bound is what an implementation loses.
+The folder of each operator that has GPU kernels has a ``cost.py`` with its formulas. They are lower bounds for any
+kernel: each input is read from device memory once, each output is written once, and only what the mathematics requires
+is computed. The time above this bound is what an implementation loses.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """The plan of a call of ``gpu.sh``: its options, and the stages in order of importance."""
 
 import argparse
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -154,11 +153,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         parser.error("--skip-build and --prebuilt say two things of one build: give one of them")
     paths = {"out": options.out.absolute(), "state": options.state and options.state.absolute()}
     return Options(**{**vars(options), **paths})
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _seconds(text: str) -> float:

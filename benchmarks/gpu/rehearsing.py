@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.gpu.devices import TwoDevices, two_devices
-from benchmarks.measure.shapes import PRECISIONS, REFERENCE, Shape, Workload
+from benchmarks.measure.shapes import PRECISIONS, REFERENCE, Shape, Workload, workload_of
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_more_of_the_same(item: pytest.Item) -> bool:
-    workload = item.callspec.params.get("workload") if hasattr(item, "callspec") else None
+    workload = workload_of(item)
     if not isinstance(workload, Workload) or workload.precision in (PRECISIONS[0], "int32"):
         return False
     # Served batches, from one row to 256, have a different code path for each precision.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.plan import ROOT, Options, cores
+from benchmarks.gpu.plan import ROOT, Options
 from benchmarks.gpu.state import State
 
 # A file in OUT_DIR may have 16 MiB.
@@ -168,5 +168,5 @@ class Run:
 
     @property
     def jobs(self) -> int:
-        """Number of processes to run in parallel for work on the CPU."""
-        return cores()
+        """Number of processes to run in parallel for work on the CPU: the cores that this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -93,7 +93,7 @@ def tests(run: Run, step: Step) -> bool:
             if (ended := program.poll()) is not None:
                 del running[operator]
                 run.log(ended.output)
-                _tested(run, operator, step.part, kept, ended)
+                _record_tests(run, operator, step.part, kept, ended)
         time.sleep(0.05)
     run.state.mark()
     return True
@@ -115,7 +115,7 @@ def _start_tests(run: Run, operator: str, files: list[Path], part: str, kept: Pa
     return run.start([*command, *(str(path) for path in files)], end - time.monotonic(), environment)
 
 
-def _tested(run: Run, operator: str, part: str, kept: Path, ended) -> None:
+def _record_tests(run: Run, operator: str, part: str, kept: Path, ended) -> None:
     found = outcomes.read(kept, operator, part)
     failures = found.count("failed")
     if ended.status not in (*_GOOD, TIMED_OUT) and not failures:
@@ -245,21 +245,21 @@ def sanitize(run: Run, step: Step) -> bool:
             name: [tool, "--tool", name, "--error-exitcode", "86", *options, *program, *cases]
             for name, (options, cases) in SANITIZERS.items()
         }
-    outcomes, report = [], []
+    verdicts, report = [], []
     for name, command in tools.items():
         if run.left() < LEAST_SECONDS:
-            outcomes.append(f"{name} out of time")
+            verdicts.append(f"{name} out of time")
             continue
         ended = run.call(command, run.left(), environment)
         run.failed |= ended.status not in (0, TIMED_OUT)
         verdict = {0: "clean", TIMED_OUT: "cut off"}.get(ended.status, f"FAILED (status {ended.status})")
-        outcomes.append(f"{name} {verdict}")
+        verdicts.append(f"{name} {verdict}")
         report.append(f"== {name}\n{ended.output}")
         run.keep("\n".join(report), "sanitizer.txt")
         if ended.status not in (0, TIMED_OUT):
             run.say(ended.tail())
-    is_clean = all(line.endswith("clean") for line in outcomes)
-    (run.say if is_clean else run.note)(f"sanitizers: {', '.join(outcomes)}")
+    is_clean = all(line.endswith("clean") for line in verdicts)
+    (run.say if is_clean else run.note)(f"sanitizers: {', '.join(verdicts)}")
     return True
 
 

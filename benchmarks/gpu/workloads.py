@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu.state import WORKLOAD, State
 from benchmarks.measure.harness import Results, machine
-from benchmarks.measure.shapes import PRECISIONS, REFERENCE, Workload
+from benchmarks.measure.shapes import PRECISIONS, REFERENCE, Workload, workload_of
 
 METRIC = "seconds of the workload"
 
@@ -60,7 +60,7 @@ def _is_workload(row: dict[str, str], commit: str) -> bool:
 
 def _is_reference(item: pytest.Item) -> bool:
     """The reference shape in the first precision; ordering alone uses int32."""
-    workload = item.callspec.params.get("workload") if hasattr(item, "callspec") else None
+    workload = workload_of(item)
     if not isinstance(workload, Workload):
         return False
     about = (workload.shape, workload.routing)

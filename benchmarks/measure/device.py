@@ -231,6 +231,17 @@ class Rehearsal(Gpu):
 
 
 @contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let PyTorch use this many threads on the CPU, and restore the former number afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _side_stream() -> Iterator[torch.cuda.Stream]:
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(current)

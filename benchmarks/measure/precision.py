@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from benchmarks.measure.device import threads
+
 DTYPES = {
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
@@ -54,13 +56,10 @@ def in_hardware(precision: str) -> bool:
 def _product_seconds(dtype: torch.dtype, size: int = 256) -> float:
     """Thread CPU time, on which other programs have little effect; the fastest of five."""
     a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-    threads, seconds = torch.get_num_threads(), []
-    torch.set_num_threads(1)
-    try:
+    seconds = []
+    with threads(1):
         for _ in range(5):  # the first call loads the kernels
             start = time.thread_time()
             torch.mm(a, b)
             seconds.append(time.thread_time() - start)
-    finally:
-        torch.set_num_threads(threads)
     return max(min(seconds), 1e-9)

@@ -1,6 +1,7 @@
 """The workloads of the suites: shapes, precisions, routings, and their tensors."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,6 +96,12 @@ def workloads(precisions: tuple[str, ...] = PRECISIONS, routings: tuple[str, ...
     found += [Workload(first, precision) for precision in precisions]
     found += [Workload(shape, p) for shape in others for p in (precisions if HERE.is_gpu else precisions[:1])]
     return list(dict.fromkeys(found))
+
+
+def workload_of(item: Any) -> Workload | Shape | None:
+    """The workload, or only the shape, that a pytest item has as its parameter; None if it has neither."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("workload", parameters.get("shape"))
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.peers.experts import gate_of_expert, grouped_products, inverse, sort_pairs
-from rbm.nn.feed_forward import expert_feed_forward
+from rbm.nn.feed_forward import expert_feed_forward, swiglu
 from rbm_kernels import expert_matmul
 from rbm_kernels.cost import Cost
-
-
-def swiglu(pair: Tensor) -> Tensor:
-    """``[..., 2 I]`` to ``[..., I]``: SiLU of the first half times the second."""
-    first, second = pair.chunk(2, dim=-1)
-    return F.silu(first) * second
 
 
 def eager_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:

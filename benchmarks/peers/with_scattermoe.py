@@ -9,8 +9,8 @@ from scattermoe.parallel_experts import parallel_linear
 from torch import Tensor
 
 from benchmarks.peers.experts import sort_pairs
-from benchmarks.peers.ffn import swiglu
 from benchmarks.peers.libraries import multiplies_as_tf32
+from rbm.nn.feed_forward import swiglu
 
 
 def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:

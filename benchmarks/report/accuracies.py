@@ -13,7 +13,9 @@ from benchmarks.report.medians import RUNS, human, markdown
 # Searches on seeds that were not used to choose these variants (docs/experts.md).
 JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "shared, routed lr 0.1")
 
-# Variants of results/made_graphs.csv: by the name of their line, and in the order of the columns of kept students.
+# Variants of results/made_graphs.csv: the present one, and earlier ones in the order of the columns of kept students.
+MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
+# Variants that are compared with the MLP, by the name of their line.
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
 # Students whose seeds are compared with those of the first one, by method and variant.
 NEWER_PAIRS = {
@@ -25,7 +27,6 @@ NEWER_PAIRS = {
     ("sign", ""): "SIGN",
     ("sign", "soft labels"): "SIGN, soft labels",
 }
-MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 
 
 def experiment(name: str) -> str:
@@ -240,14 +241,8 @@ def newer_serving() -> str:
             size = f"{found['parameters'][column.method]:,}"
             table.append([title, column.sees, size, latencies[column.method]])
             if column.method == "sign":
-                table.append(
-                    [
-                        f"{title}, new node",
-                        "features, and what its neighbours have stored",
-                        size,
-                        latencies["new_nodes"],
-                    ]
-                )
+                needs = "features, and what its neighbours have stored"
+                table.append([f"{title}, new node", needs, size, latencies["new_nodes"]])
     return markdown(["", "sees when it answers", "parameters", "one node"], table, 2)
 
 
@@ -310,7 +305,7 @@ def made_gains() -> str:
     Each seed counts once, with its mean over the graphs that all variants have, because graphs of one seed share their
     features.
     """
-    from rbm.experiments.statistics import Summary, paired_test
+    from rbm.experiments.statistics import Summary, p_text, paired_test
 
     rows = _made_rows()
     shared = set.intersection(*(set(rows[variant]) for variant in MADE.values()))
@@ -330,8 +325,9 @@ def made_gains() -> str:
             paired_test(means(variant, "rbm", [kind]), means(variant, "mlp", [kind])) for kind in ("dense", "sparse")
         ]
         cells = [f"{value:+.2f}" for value in (*(kind.difference for kind in by_kind), test.difference)]
-        p = f"{test.p:.3f}" if test.p >= 0.001 else "< 0.001"
-        lines.append([name, str(len(graphs)), str(len(seeds)), *cells, f"{lead.std / lead.count**0.5:.2f}", p])
+        lines.append(
+            [name, str(len(graphs)), str(len(seeds)), *cells, f"{lead.std / lead.count**0.5:.2f}", p_text(test.p)]
+        )
     return markdown(["", "graphs", "seeds", "dense", "sparse", "mean", "standard error", "p"], lines, 1)
 
 

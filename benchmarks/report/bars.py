@@ -4,7 +4,6 @@ The bar: on the rows of README, no row significantly behind the MLP, a mean diff
 rows significantly ahead. The rows used here are those of the searches, with accuracies on validation nodes.
 """
 
-import math
 from collections.abc import Sequence
 
 # Files of results/searches whose rows belong together, by the width of their students. experts_unseen.csv is not
@@ -28,7 +27,7 @@ def against_the_mlp(read, searches: Sequence[tuple[str, Sequence[str]]] = SEARCH
         searches: see :data:`SEARCHES`.
     """
     from rbm.experiments.comparisons import Cells, Gain, gain, holm, kinds
-    from rbm.experiments.statistics import Paired, paired_test
+    from rbm.experiments.statistics import Paired, p_text, paired_test
 
     def common(first: Cells, second: Cells) -> Cells:
         return {cell: runs for cell, runs in first.items() if len(runs.keys() & second.get(cell, {}).keys()) > 1}
@@ -46,9 +45,8 @@ def against_the_mlp(read, searches: Sequence[tuple[str, Sequence[str]]] = SEARCH
     lines = []
     for (kind, width, lead, tests), p in sorted(zip(found, corrected, strict=True), key=lambda line: -line[0][2][0]):
         clear = [test.difference for test in tests if test.p < SIGNIFICANT]
-        shown = "" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
         counts = (lead.pairs, len(tests), sum(d > 0 for d in clear), sum(d < 0 for d in clear))
-        lines.append([kind, width, *map(str, counts), f"{lead.difference:+.2f}", f"{lead.error:.2f}", shown])
+        lines.append([kind, width, *map(str, counts), f"{lead.difference:+.2f}", f"{lead.error:.2f}", p_text(p)])
     return lines
 
 

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
-from benchmarks.report import accuracies
+from benchmarks.report import accuracies, headline
 from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
+from benchmarks.report.headline import ONE_NODE, PEERS
 from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, markdown, significant
 
 PAGES = (
@@ -25,7 +26,6 @@ NOT_MEASURED = (
     "Nothing has been measured on a GPU yet: `bash benchmarks/gpu.sh OUT_DIR` measures it, and `OUT_DIR/results.csv`,\n"
     "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.report.tables`.\n"
 )
-PEERS = ("eager", "eager compiled", "split", "sorted")
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 # By name, because importing benchmarks.peers.libraries fails if the operators' libraries did not build.
 LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
@@ -35,12 +35,6 @@ MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
 
 def headed(name: str) -> str:
     return {"eager compiled": "compiled"}.get(name, name)
-
-
-def headline() -> str:
-    from benchmarks.report.headline import table  # only here, so that the module works without a graph library
-
-    return table()
 
 
 def cpu_layer() -> str:
@@ -88,7 +82,7 @@ def one_node() -> str:
     cpu = Figures(CPU)
     rows = []
     for operator, about in (
-        ("one node of amazon-computers, inductive", "Amazon-Computers, unseen nodes, 831-256-10, three experts"),
+        (ONE_NODE, "Amazon-Computers, unseen nodes, 831-256-10, three experts"),
         ("one node of amazon-computers, transductive", "Amazon-Computers, seen nodes, 831-256-10, five experts"),
         ("student, 128 hidden", "Cora's width, 1433-128-7"),
     ):
@@ -239,7 +233,7 @@ def gpu_kernels(path: Path | None = None) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "headline": headline,
+    "headline": headline.table,
     "cpu-layer": cpu_layer,
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,

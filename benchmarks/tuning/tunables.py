@@ -48,9 +48,9 @@ class Tunable(ABC):
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
         """Temporarily replace the entry by a candidate."""
 
-    @abstractmethod
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The candidate as source code for config.py."""
+        """The candidate as source code for config.py; by default with its named fields."""
+        return repr(candidate)
 
     def holding(self, candidate: Candidate, programs: int) -> Candidate:
         """The candidate with the number of programs that fit on a multiprocessor."""
@@ -132,8 +132,7 @@ class RoutingConfiguration(Tunable):
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """Tiles of rows by features, warps and stages; the programs follow from the tile as in config.py."""
-        here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
-        machine = here or Machine(architecture, 132)
+        machine = _machine(architecture)
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
         found = [cosine_topk_config.configuration(*shape, machine, backward=self.backward)]
         widths = [width for width in (32, 64, 128, 256) if width <= triton.next_power_of_2(case.in_features)]
@@ -151,10 +150,6 @@ class RoutingConfiguration(Tunable):
         """Replace the rule's result."""
         return replaced(vars(cosine_topk_kernels), "configuration", lambda *shape, backward: candidate)
 
-    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The configuration with named fields."""
-        return repr(candidate)
-
 
 @dataclass(frozen=True)
 class MemoryConfiguration(Tunable):
@@ -162,8 +157,7 @@ class MemoryConfiguration(Tunable):
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """Tiles of rows by experts, with all features up to 256; warps, stages, programs. Shares are one wave."""
-        here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
-        machine = here or Machine(architecture, 132)
+        machine = _machine(architecture)
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
         found = [memory_config.configuration(*shape, machine)]
         widest = max(8, triton.next_power_of_2(case.num_experts))
@@ -181,10 +175,6 @@ class MemoryConfiguration(Tunable):
         """Replace the rule's result."""
         return replaced(vars(memory_kernels), "configuration", lambda *shape: candidate)
 
-    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The configuration with named fields."""
-        return repr(candidate)
-
 
 @dataclass(frozen=True)
 class RoutedTile(Tunable):
@@ -192,9 +182,8 @@ class RoutedTile(Tunable):
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """Columns, slices of the product and of the routing, warps and stages."""
-        here = torch.cuda.is_available() and machine_of(torch.device("cuda"))
         shape = (case.rows, case.in_features, case.out_features, case.num_experts, DTYPES[case.precision])
-        found = [routed_config.choose_tile(*shape, here or Machine(architecture, 132))]
+        found = [routed_config.choose_tile(*shape, _machine(architecture))]
         width = max(16, triton.next_power_of_2(case.in_features))
         slices = dict.fromkeys(min(width, size) for size in (64, 128, 256))
         for block_n, block_k, block_d, warps, stages in product((16, 32), slices, slices, (4, 8), (1, 2, 4)):
@@ -207,10 +196,6 @@ class RoutedTile(Tunable):
         """Replace the rule's result."""
         return replaced(vars(routed_config), "choose_tile", lambda *shape: candidate)
 
-    def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
-        """The tile with named fields."""
-        return repr(candidate)
-
 
 TUNABLES = (
     RoutingConfiguration("cosine_topk", "forward", ("gates, experts, cosines",), "cosine_topk_fwd_kernel", False),
@@ -222,6 +207,11 @@ TUNABLES = (
     MemoryConfiguration("memory_update", "sums", ("weighted_sum, total",), "memory_statistics_kernel"),
     RoutedTile("routed_matmul", "tile", ("y",), "routed_matmul_fwd_kernel"),
 )
+
+
+def _machine(architecture: int) -> Machine:
+    """This machine's GPU; without one, a GPU of this architecture with as many multiprocessors as an H200."""
+    return machine_of(torch.device("cuda")) if torch.cuda.is_available() else Machine(architecture, 132)
 
 
 @contextmanager

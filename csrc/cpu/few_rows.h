@@ -1,5 +1,5 @@
 // The expert matmul for few rows: inner products directly from x and weight. Nothing is gathered, and the only
-// temporary are the sums of a few columns. Each thread has its own columns, and an expert's weights are read once for
+// temporaries are the sums of a few columns. Each thread has its own columns, and an expert's weights are read once for
 // all rows that use it.
 #pragma once
 

@@ -43,20 +43,20 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
     return F.normalize(torch.from_numpy(centers).float(), dim=-1).to(rows.device)
 
 
-def group_nodes(told_apart_by: Tensor, num_groups: int, *, seed: int = 0) -> Tensor:
+def group_nodes(rows: Tensor, num_groups: int, *, seed: int = 0) -> Tensor:
     """K-means groups of rows ``[B, H]``, by Euclidean distance: int64 ``[B]`` in ``[0, num_groups)``.
 
     Raises:
         ValueError: there are fewer rows than groups, or rows are not finite.
     """
-    if told_apart_by.shape[0] < num_groups:
-        raise ValueError(f"num_experts is {num_groups} but there are only {told_apart_by.shape[0]} rows to group")
-    if not torch.isfinite(told_apart_by).all():
+    if rows.shape[0] < num_groups:
+        raise ValueError(f"num_experts is {num_groups} but there are only {rows.shape[0]} rows to group")
+    if not torch.isfinite(rows).all():
         raise ValueError("rows hold NaN or infinity; K-means needs finite rows")
     from sklearn.cluster import KMeans
 
-    groups = KMeans(num_groups, n_init=10, random_state=seed).fit_predict(told_apart_by.detach().float().cpu().numpy())
-    return torch.from_numpy(groups).long().to(told_apart_by.device)
+    groups = KMeans(num_groups, n_init=10, random_state=seed).fit_predict(rows.detach().float().cpu().numpy())
+    return torch.from_numpy(groups).long().to(rows.device)
 
 
 def group_memory(rows: Features, groups: Tensor, num_experts: int) -> Tensor:
@@ -69,7 +69,7 @@ def group_memory(rows: Features, groups: Tensor, num_experts: int) -> Tensor:
     return F.normalize(sums.float(), dim=-1)
 
 
-def _sample(rows: Rows | HalfPrecisionRows | Tensor, count: int, seed: int) -> Rows | HalfPrecisionRows | Tensor:
+def _sample(rows: Rows | HalfPrecisionRows, count: int, seed: int) -> Rows | HalfPrecisionRows:
     """``count`` rows drawn at random, in order, or all if there are no more. The draw depends only on the number of
     rows.
     """

@@ -179,7 +179,8 @@ def auxiliary_loss(
     Raises:
         ValueError: the model has no such layer, its routing is not recorded, or it has not been called yet.
     """
-    record, model_layers = open_record(model) if routing is None else routing, {*routed_layers(model).values()}
+    record = open_record(model) if routing is None else routing
+    model_layers = {*routed_layers(model).values()}
     layers = {name: layer for name, layer in record.layers.items() if layer in model_layers and name in record}
     if not layers:
         raise ValueError("routing of the model is recorded and holds no forward of it: call the model before the loss")

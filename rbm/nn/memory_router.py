@@ -120,8 +120,7 @@ class MemoryRouter(nn.Module):
     def route(self, h: Features) -> Routing:
         """Route the rows ``[..., in_features]`` by the present memory, without recording or counting them."""
         h = as_rows(h)
-        gates, experts, cosines = self._nearest(self._rows(h))
-        return self._shaped(Routing(gates, experts, cosines), h)
+        return self._shaped(self._nearest(self._rows(h)), h)
 
     @torch.no_grad()
     def update_memory(self) -> None:
@@ -193,8 +192,8 @@ class MemoryRouter(nn.Module):
         """Dtype of the parameters."""
         raise NotImplementedError
 
-    def _nearest(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        return cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature)
+    def _nearest(self, rows: Rows) -> Routing:
+        return Routing(*cosine_topk(rows, self.memory.detach(), self.top_k, temperature=self.gate_temperature))
 
     def _route(self, rows: Rows) -> Routing:
         """Route the rows ``[B, in_features]`` of a forward: record them in training, count them with track_usage."""
@@ -209,7 +208,7 @@ class MemoryRouter(nn.Module):
                 # The record stays until a new one replaces it, because a repeated forward records nothing.
                 with torch.no_grad():
                     self._follow(torch.where(first, self.pending_total, 0))
-        routing = Routing(*self._nearest(rows))
+        routing = self._nearest(rows)
         if records:
             self._record(rows, routing.gates, routing.experts, first)
         if self.track_usage and not recomputing:
@@ -336,6 +335,14 @@ def draw_experts(weight: Tensor, bias: Tensor | None) -> None:
     weight.uniform_(-bound, bound)
     if bias is not None:
         bias.uniform_(-bound, bound)
+
+
+@torch.no_grad()
+def copy_expert(weight: Tensor, bias: Tensor | None, expert: int) -> None:
+    """Copy the weight and bias of one expert to all experts, in place: ``[E, N, D]`` and ``[E, N]``."""
+    for parameter in (weight, bias):
+        if parameter is not None:
+            parameter.copy_(parameter[expert].clone().expand_as(parameter))
 
 
 def _follow_before_saving(layer: MemoryRouter, prefix: str, keep_vars: bool) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from rbm.nn import losses
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import fold, input_scale
-from rbm.nn.memory_router import Routing, draw_experts
+from rbm.nn.memory_router import Routing, copy_expert, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
 from rbm.utils.arguments import check_choice, check_number, check_probability, check_sizes, check_top_k
@@ -126,11 +126,9 @@ class MoELayer(nn.Module):
             self.gates_over == "all",
         )
 
-    @torch.no_grad()
     def clone_expert(self, expert: int = 0) -> None:
         """Copy the weight and bias of one expert to all experts."""
-        for parameter in (self.weight, self.bias):
-            parameter.copy_(parameter[expert].clone().expand_as(parameter))
+        copy_expert(self.weight, self.bias, expert)
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
         if isinstance(rows, SparseRows):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import FoldedExperts, fold, forget, input_scale
-from rbm.nn.memory_router import MemoryRouter, Routing, draw_experts
+from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.utils.arguments import check_flags, check_positive
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
@@ -152,12 +152,9 @@ class FusedRbMLayer(MemoryRouter):
         bias = None if self.bias is None else self.bias[expert]
         return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 
-    @torch.no_grad()
     def clone_expert(self, expert: int = 0) -> None:
         """Copy the weight and bias of one expert to all experts."""
-        self.weight.copy_(self.weight[expert].clone().expand_as(self.weight))
-        if self.bias is not None:
-            self.bias.copy_(self.bias[expert].clone().expand_as(self.bias))
+        copy_expert(self.weight, self.bias, expert)
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """The weight, and the bias and attention if the layer has them: ``[E, ...]`` each."""

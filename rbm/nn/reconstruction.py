@@ -9,13 +9,11 @@ With hidden rows ``u``, a linear map ``y = W u + b`` to the width of the data ``
 that are mostly zeros, this is a small part of the work for ``y`` and its derivative.
 """
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rbm.nn.sparse_rows import SparseRows
+from rbm.nn.sparse_rows import SparseRows, to_csr
 
 _EPS = 1e-12  # as torch.nn.functional.normalize
 
@@ -35,9 +33,7 @@ class SparseTarget:
             raise ValueError(f"rows: {rows.dense.shape[1]} of their columns are dense, expected sparse ones alone")
         self.shape = rows.shape
         self.matrix = rows.to_csr()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's, harmless here
-            self.transposed = self.matrix.t().to_sparse_csr()
+        self.transposed = to_csr(self.matrix.t())
         self.squares = rows.values.square().sum()
 
     def loss(self, hidden: Tensor, layer: nn.Linear) -> Tensor:

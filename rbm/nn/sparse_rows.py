@@ -175,9 +175,14 @@ def packed(features: Features) -> Rows | HalfPrecisionRows:
         return rows
     if rows.numel() < 2**20 or int(torch.count_nonzero(rows)) * 50 > rows.numel():
         return rows
+    return SparseRows(to_csr(rows.detach()))
+
+
+def to_csr(matrix: Tensor) -> Tensor:
+    """A matrix of any layout as a CSR tensor, without PyTorch's notices that CSR is in beta."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's own notices
-        return SparseRows(rows.detach().to_sparse_csr())
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")
+        return matrix.to_sparse_csr()
 
 
 def concat_columns(features: Features, dense: Tensor) -> Rows | HalfPrecisionRows:
@@ -311,7 +316,8 @@ def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
     longest, factor = LONG[rows.dtype]
     squared = rows.squared_norms()
     is_long = ~(squared < longest**2)
-    if rows.device.type == "cpu" and _is_eager() and not is_long.any():
+    is_traced = torch.compiler.is_compiling() or _in_transformation()
+    if rows.device.type == "cpu" and not is_traced and not is_long.any():
         return rows, squared
     factors = torch.where(is_long, factor, squared.new_ones(()))
     dense = None if rows.dense is None else rows.dense * factors[:, None]
@@ -319,14 +325,14 @@ def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
     return rows, rows.squared_norms()
 
 
-def _is_eager() -> bool:
-    """Whether the code is neither traced nor transformed by torch.func."""
-    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+def _in_transformation() -> bool:
+    """Whether torch.func transforms the code; False while compiling."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
     """Product of the sparse columns, with ``values`` as entries, and ``matrix [Ds, N]``."""
-    if not _is_eager() and not torch.compiler.is_compiling():  # no transformation of torch.func takes a CSR tensor
+    if _in_transformation():  # torch.func does not support CSR tensors
         return dense_rows(rows.crow, rows.col, values, rows.width) @ matrix
     return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix
 

@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout
 from rbm.nn.half_rows import HalfPrecisionRows
+from rbm.nn.memory_router import Routing
 from rbm.nn.packed_student import PackedMixin
 from rbm.nn.parameters import dtype_of
 from rbm.nn.pretrained import HubMixin
-from rbm.nn.rbm_layer import FusedRbMLayer, Routing
+from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm.nn.sparse_rows import Features, Linear, Rows, as_rows, to_dense
 from rbm.utils.arguments import check_choice, check_flags, check_probability, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
@@ -105,14 +106,20 @@ class Trace(NamedTuple):
 
 def rows_for(student: HubMixin, x: Features) -> Rows:
     """Rows of a student's input; ValueError if their width is wrong, TypeError for integers and unexpected float64."""
+    rows = rows_of_width(student, x)
+    if rows.dtype is not torch.float32:
+        _check_dtype(student, rows.dtype)
+    return rows
+
+
+def rows_of_width(student: HubMixin, x: Features) -> Rows:
+    """Rows of a student's input in any dtype; ValueError if their width is wrong."""
     rows = as_rows(x)
     if rows.shape[-1] != student.in_channels:
         raise ValueError(
             f"rows of x hold {rows.shape[-1]} numbers (shape {list(rows.shape)}), expected {student.in_channels}:"
             f" {student.row}"
         )
-    if rows.dtype is not torch.float32:
-        _check_dtype(student, rows.dtype)
     return rows
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from rbm.nn.pretrained import HubMixin
-from rbm.nn.sparse_rows import Features, as_rows, to_dense
+from rbm.nn.sparse_rows import Features, to_dense
+from rbm.nn.students import rows_of_width
 
 _TREES_AT_ONCE = 64  # bounds the memory of a forward: one number per row and tree
 _NEVER = -30.0  # logit of a class without labels
@@ -51,13 +52,7 @@ class TreesStudent(HubMixin, nn.Module):
 
     def scores(self, x: Features, first: int, last: int) -> Tensor:
         """Sum of the leaf values of rounds ``first`` to ``last - 1``, ``[B, outputs]``."""
-        rows = as_rows(x)
-        if rows.shape[-1] != self.in_channels:
-            raise ValueError(
-                f"rows of x hold {rows.shape[-1]} numbers (shape {list(rows.shape)}), expected {self.in_channels}:"
-                f" {self.row}"
-            )
-        rows = to_dense(rows)
+        rows = to_dense(rows_of_width(self, x))
         total = rows.new_zeros(rows.shape[0], self.outputs)
         step = max(1, _TREES_AT_ONCE // self.outputs)
         for start in range(first, last, step):

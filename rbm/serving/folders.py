@@ -35,7 +35,7 @@ class _Task:
     neighbors: str | None
 
 
-_Answer = dict[str, Any]  # name, rows, message, error
+_Answer = dict[str, str]  # name, message, error
 
 
 def predict_folder(
@@ -100,8 +100,12 @@ def predict_folder(
         unfinished = [task for task in tasks if not _is_done(parquet, Path(task.out), rows[task])]
         with progress.count("files", len(tasks)) as advance:
             advance(len(tasks) - len(unfinished))
-            given = {"run": str(Path(run).resolve()), "method": method, "quantize": quantize}
-            for answer in _on_ray(unfinished, given, workers) if ray else _here(unfinished, predictor):
+            if ray:
+                student = {"run": str(Path(run).resolve()), "method": method, "quantize": quantize}
+                answers = _on_ray(unfinished, student, workers)
+            else:
+                answers = (_answer(predictor, task) for task in unfinished)
+            for answer in answers:
                 if answer["error"]:
                     raise ValueError(answer["error"])
                 if answer["message"]:
@@ -186,18 +190,14 @@ def _claim(out: Path, about: dict[str, Any]) -> None:
         )
 
 
-def _here(tasks: list[_Task], predictor: Predictor) -> Iterator[_Answer]:
-    return (_answer(predictor, task) for task in tasks)
-
-
 def _answer(predictor: Predictor, task: _Task) -> _Answer:
     """The result for one file; an error in its content is reported, and the worker continues."""
     name = Path(task.features).name
     try:
-        rows, message = predictor.predict(task.features, task.out, nodes=task.nodes, neighbors=task.neighbors)
+        _, message = predictor.predict(task.features, task.out, nodes=task.nodes, neighbors=task.neighbors)
     except (ValueError, FileNotFoundError) as error:
-        return {"name": name, "rows": 0, "message": "", "error": str(error)}
-    return {"name": name, "rows": rows, "message": message or "", "error": ""}
+        return {"name": name, "message": "", "error": str(error)}
+    return {"name": name, "message": message or "", "error": ""}
 
 
 class _Worker:

@@ -39,6 +39,8 @@ PERCENTILES = (50, 95, 99)
 MOST_ROWS = 2**20
 # Calls of one measurement stop after this many seconds, see milliseconds().
 _SECONDS = 10.0
+# Title, the timed call, and a function that makes its input from the ids of nodes before the clock starts.
+_Model = tuple[str, Callable[[Any], Any], Callable[[Tensor], Any]]
 
 
 def measure_run(
@@ -74,13 +76,8 @@ def measure_run(
         ValueError: batch sizes below one or above :data:`MOST_ROWS`, repeats below one, or a dataset that is not the
             one of the run.
     """
-    if not batch_sizes or min(batch_sizes) < 1:
-        raise ValueError(f"batch_sizes: got {list(batch_sizes)}, expected whole numbers of at least 1, such as 1,64")
-    if max(batch_sizes) > MOST_ROWS:
-        raise ValueError(f"batch_sizes: got {max(batch_sizes):,}, expected at most {MOST_ROWS:,} rows at once")
-    if repeats < 1:
-        raise ValueError(f"repeats: got {repeats}, expected at least 1")
-    run, progress = Path(run), Progress(console)
+    _check(batch_sizes, repeats)
+    run = Path(run)
     trained = load(run, method, quiet=True).to(device)
     student = trained if quantize is None else quantized(trained, quantize)
     file, encodings = run / file_of("latency.json", method, quantize), load_encodings(run, method)
@@ -88,7 +85,7 @@ def measure_run(
     config = Config.from_yaml(run / "config.yaml")
     split, classes = split_of_run(run, config, root)
     graph, teacher = split.graph.to(device), teacher_of_run(run, config, split, classes)
-    models: dict[str, tuple[str, Callable, Callable[[Tensor], Any]]] = {}
+    models: dict[str, _Model] = {}
     x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
     title = title_of(method)
     models[method] = (title if quantize is None else f"{title}, {quantize}", student, x.__getitem__)
@@ -103,14 +100,7 @@ def measure_run(
         answer = neighborhood_answer(teacher.to(device).eval(), graph, config.teacher.num_layers)
         models["teacher"] = ("Teacher, with neighbourhood", answer, lambda nodes: nodes)
 
-    rows = []
-    for batch in batch_sizes:
-        for name, (title, call, prepare) in models.items():
-            with progress.step(f"{title}, {batch} at once"), torch.inference_mode():
-                inputs = (prepare(nodes) for nodes in _random_nodes(graph, batch))
-                times = milliseconds(call, inputs, repeats, seconds=_SECONDS)
-            figures = {f"p{p}_ms": round(float(np.percentile(times, p)), 5) for p in PERCENTILES}
-            rows.append({"model": name, "title": title, "batch_size": batch, "calls": len(times), **figures})
+    rows = _measured(models, graph, batch_sizes, repeats, Progress(console))
     found = {
         "dataset": short_name(config.dataset),
         "nodes": graph.num_nodes,
@@ -127,6 +117,30 @@ def measure_run(
     list_file(file)
     write_json(file, found)
     return found
+
+
+def _check(batch_sizes: Sequence[int], repeats: int) -> None:
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ValueError(f"batch_sizes: got {list(batch_sizes)}, expected whole numbers of at least 1, such as 1,64")
+    if max(batch_sizes) > MOST_ROWS:
+        raise ValueError(f"batch_sizes: got {max(batch_sizes):,}, expected at most {MOST_ROWS:,} rows at once")
+    if repeats < 1:
+        raise ValueError(f"repeats: got {repeats}, expected at least 1")
+
+
+def _measured(
+    models: dict[str, _Model], graph: Data, batch_sizes: Sequence[int], repeats: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """One row for each batch size and model, with the percentiles of its times."""
+    rows = []
+    for batch in batch_sizes:
+        for name, (title, call, prepare) in models.items():
+            with progress.step(f"{title}, {batch} at once"), torch.inference_mode():
+                inputs = (prepare(nodes) for nodes in _random_nodes(graph, batch))
+                times = milliseconds(call, inputs, repeats, seconds=_SECONDS)
+            figures = {f"p{p}_ms": round(float(np.percentile(times, p)), 5) for p in PERCENTILES}
+            rows.append({"model": name, "title": title, "batch_size": batch, "calls": len(times), **figures})
+    return rows
 
 
 def new_node_answer(student: nn.Module, graph: Data, given: Tensor) -> Callable[[Tensor], Tensor]:

@@ -128,9 +128,9 @@ class Nodes:
             the rows are all nodes in order.
         known: encodings of the training graph's nodes, floating ``[N, D]``; None if the student takes none.
         rows: the number of rows of features, if known yet.
-        ids: ids of the training graph's nodes, which a ``.csv`` then names; or None.
         neighbors: provides the encodings of new rows, whose node is -1; None if there are no such rows. Its edges of
             other rows are not used.
+        ids: ids of the training graph's nodes, which a ``.csv`` then names; or None.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -77,15 +77,15 @@ class Predictor:
     Attributes:
         student: the module, in eval mode.
         known: encodings of the training graph's nodes, ``[N, D]``, or None for a student of features alone.
-        given: what these nodes pass on to a new neighbour: their encodings, except for a student of stored hops.
+        passed_on: what these nodes pass on to a new neighbour, ``[N, D]``: their encodings, except for a student of
+            stored hops; or None.
         ids: ids of these nodes, or None if the graph has none.
     """
 
     def __init__(self, run: Path | str, method: str | None = None, quantize: str | None = None) -> None:
         self.run = run
         self.student, self.known = load(run, method, quantize=quantize, quiet=True), load_encodings(run, method)
-        stores_hops = isinstance(self.student, SIGNStudent)
-        self.given = load_encodings(run, method, passed_on=True) if stores_hops else self.known
+        self.passed_on = load_passed_on(run, method, self.student, self.known)
         self.ids = NodeIds.of_run(run)
 
     def predict(
@@ -109,8 +109,7 @@ class Predictor:
             raise FileNotFoundError(
                 f"predictions file {out}: folder {out.parent} does not exist; make it, or name another"
             )
-        width = self.student.in_channels
-        source, joined = _open(self.run, features, width, nodes, neighbors, self.known, self.given, self.ids)
+        source, joined = self._open(features, nodes, neighbors)
         for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
             if given is not None and same_file(out, given):
                 raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
@@ -135,48 +134,47 @@ class Predictor:
         write_atomically(out, write)
         return total, None if joined is None else joined.missing_message(total)
 
+    def _open(
+        self, path: Path | str, nodes: Path | str | None, neighbors: Path | str | None
+    ) -> tuple[FeatureFile, Nodes | Neighbors | None]:
+        """Open the features, and the source of the encodings that they lack.
 
-def _open(
-    run: Path | str,
-    path: Path | str,
-    width: int,
-    nodes: Path | str | None,
-    neighbors: Path | str | None,
-    known: Tensor | None,
-    given: Tensor | None,
-    ids: NodeIds | None,
-) -> tuple[FeatureFile, Nodes | Neighbors | None]:
-    """Open the features for a student with ``width`` inputs, and the source of the encodings that they lack.
-
-    ``known`` and ``given`` are the encodings of the training graph's nodes, and what they pass on to new neighbours.
-    ``ids`` are the ids of these nodes, if they have any. A student of features alone then takes ``nodes`` for its
-    output.
-    """
-    if known is None and ids is not None and nodes is not None and neighbors is None:
-        source = open_features(path, width)
-        return source, Nodes(nodes, None, source.rows, ids=ids)
-    if known is None:
-        for name, file in (("nodes", nodes), ("neighbors", neighbors)):
-            if file is not None:
-                raise ValueError(f"{name}: got {file}, but the student of {run} takes features alone; leave it out")
-        return open_features(path, width), None
-    alone = width - known.shape[1]
-    if alone < 1:
-        raise ValueError(
-            f"{run} holds encodings of {known.shape[1]} columns, and its student takes rows of {width}: they are files"
-            " of two runs; restore the run folder"
+        A student of features alone takes ``nodes`` only for its output, and only if the nodes have ids.
+        """
+        width, known, ids = self.student.in_channels, self.known, self.ids
+        if known is None:
+            names_rows = ids is not None and nodes is not None and neighbors is None
+            for name, file in () if names_rows else (("nodes", nodes), ("neighbors", neighbors)):
+                if file is not None:
+                    raise ValueError(
+                        f"{name}: got {file}, but the student of {self.run} takes features alone; leave it out"
+                    )
+            source = open_features(path, width)
+            return source, Nodes(nodes, None, source.rows, ids=ids) if names_rows else None
+        alone = width - known.shape[1]
+        if alone < 1:
+            raise ValueError(
+                f"{self.run} holds encodings of {known.shape[1]} columns, and its student takes rows of {width}: they"
+                " are files of two runs; restore the run folder"
+            )
+        if nodes is not None or neighbors is not None:
+            source = open_features(path, alone)
+            joined = None if neighbors is None else Neighbors(neighbors, self.passed_on, source.rows, ids)
+            return source, joined if nodes is None else Nodes(nodes, known, source.rows, joined, ids)
+        meaning = (
+            f"{alone} features and {known.shape[1]} encodings; or pass the {alone} features alone: for nodes of the"
+            f" training graph with --nodes FILE, which says which of its {len(known)} nodes each row is (--nodes all:"
+            " all in their order), for new nodes with --neighbors FILE, which says what nodes of that graph each row is"
+            " joined to"
         )
-    if nodes is not None or neighbors is not None:
-        source = open_features(path, alone)
-        joined = None if neighbors is None else Neighbors(neighbors, given, source.rows, ids)
-        return source, joined if nodes is None else Nodes(nodes, known, source.rows, joined, ids)
-    meaning = (
-        f"{alone} features and {known.shape[1]} encodings; or pass the {alone} features alone: for nodes of the"
-        f" training graph with --nodes FILE, which says which of its {len(known)} nodes each row is (--nodes all: all"
-        " in their order), for new nodes with --neighbors FILE, which says what nodes of that graph each row is joined"
-        " to"
-    )
-    return open_features(path, width, meaning), None
+        return open_features(path, width, meaning), None
+
+
+def load_passed_on(run: Path | str, method: str | None, student: nn.Module, encodings: Tensor | None) -> Tensor | None:
+    """What the training graph's nodes pass on to a new neighbour, ``[N, D]``: their ``encodings``, except for a student
+    of stored hops.
+    """
+    return load_encodings(run, method, passed_on=True) if isinstance(student, SIGNStudent) else encodings
 
 
 @torch.inference_mode()

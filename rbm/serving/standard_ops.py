@@ -37,14 +37,24 @@ def plain(model: nn.Module) -> nn.Module:
     return (kind(module) if kind else module).requires_grad_(False)
 
 
+def _dense_gates(gates: Tensor, experts: Tensor, answers: Tensor) -> Tensor:
+    """Gates of all experts, ``[..., E]``, zero for those that a row does not use; ``answers`` are ``[..., E, N]``."""
+    # Standard runtimes scatter into an existing tensor: zeros of the shape of all gates.
+    return torch.zeros_like(answers[..., 0]).scatter(-1, experts, gates.to(answers.dtype))
+
+
+def _constant(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
 class PlainExperts(nn.Module):
     """Linear experts ``[E, N, D]`` as one matrix: ``[..., D]``, gates and experts ``[..., k]`` to ``[..., N]``."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.num_experts, self.out_features = weight.shape[:2]
-        self.register_buffer("weight", weight.flatten(0, 1).detach().clone())
-        self.register_buffer("bias", None if bias is None else bias.flatten().detach().clone())
+        self.register_buffer("weight", _constant(weight.flatten(0, 1)))
+        self.register_buffer("bias", None if bias is None else _constant(bias.flatten()))
 
     def answers(self, rows: Tensor) -> Tensor:
         """Outputs of all experts, ``[..., E N]``."""
@@ -52,9 +62,7 @@ class PlainExperts(nn.Module):
 
     def forward(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         answers = self.answers(rows).unflatten(-1, (self.num_experts, self.out_features))
-        # Standard runtimes scatter into an existing tensor: zeros of the shape of all gates.
-        dense_gates = torch.zeros_like(answers[..., 0]).scatter(-1, experts, gates.to(answers.dtype))
-        return (dense_gates.unsqueeze(-2) @ answers).squeeze(-2)
+        return (_dense_gates(gates, experts, answers).unsqueeze(-2) @ answers).squeeze(-2)
 
 
 class PlainFeedForwards(nn.Module):
@@ -64,18 +72,16 @@ class PlainFeedForwards(nn.Module):
         super().__init__()
         self.num_experts, self.hidden_features = layer.num_experts, layer.hidden_features
         self.activation, self.factor = ACTIVATIONS[layer.activation]
-        bias_in = None if layer.bias_in is None else layer.bias_in.flatten()
+        self.register_buffer("weight_in", _constant(layer.weight_in.flatten(0, 1)))
+        self.register_buffer("bias_in", None if layer.bias_in is None else _constant(layer.bias_in.flatten()))
         # Concatenated: multiplying a row's gated hidden features of all experts gives the sum over experts.
-        weight_out = layer.weight_out.permute(1, 0, 2).flatten(1)
-        for name, tensor in (("weight_in", layer.weight_in.flatten(0, 1)), ("bias_in", bias_in)):
-            self.register_buffer(name, None if tensor is None else tensor.detach().clone())
-        self.register_buffer("weight_out", weight_out.detach().clone())
-        self.register_buffer("bias_out", None if layer.bias_out is None else layer.bias_out.detach().clone())
+        self.register_buffer("weight_out", _constant(layer.weight_out.permute(1, 0, 2).flatten(1)))
+        self.register_buffer("bias_out", _constant(layer.bias_out))
 
     def forward(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         wide = F.linear(rows, self.weight_in, self.bias_in)
         hidden = self.activation(wide.unflatten(-1, (self.num_experts, self.factor * self.hidden_features)))
-        dense_gates = torch.zeros_like(hidden[..., 0]).scatter(-1, experts, gates.to(hidden.dtype))
+        dense_gates = _dense_gates(gates, experts, hidden)
         y = F.linear((hidden * dense_gates.unsqueeze(-1)).flatten(-2), self.weight_out)
         return y if self.bias_out is None else y + dense_gates @ self.bias_out
 
@@ -90,7 +96,7 @@ class PlainInt8Experts(PlainExperts):
     def __init__(self, layer: Int8Layer) -> None:
         weight, scale, bias = unpack(layer.experts, layer.out_features, layer.in_features)
         super().__init__(weight, bias)
-        self.register_buffer("scale", scale.flatten().detach().clone())
+        self.register_buffer("scale", _constant(scale.flatten()))
 
     def answers(self, rows: Tensor) -> Tensor:
         numbers, row_scale = quantize(rows)

@@ -1,4 +1,11 @@
-"""One folder per operator: schema and checks (op.py), eager reference, kernels, configurations, cost, README.
+"""One folder per operator. Its README.md has the mathematics.
+
+- ``op.py``: schema, checks, fake implementation, derivative, and the public function.
+- ``reference.py``: the definition in eager PyTorch.
+- ``kernels.py``: Triton kernels, and the functions that launch them; for ``expert_matmul`` and ``expert_order`` these
+  are in ``launch.py``. ``config.py`` chooses tiles by shape, ``cost.py`` has minimum bytes and operations.
+
+Operators without ``kernels.py`` run in C++ on the CPU, and elsewhere as their reference.
 
 Symbols in shapes: B rows, D features per row, N outputs, E experts, k experts per row. Tensor names: rows ``x [B, D]``
 (``h`` for routing and memory), ``memory [E, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates`` and

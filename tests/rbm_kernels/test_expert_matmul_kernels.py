@@ -220,8 +220,8 @@ def test_tf32_follows_pytorch(setting):
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = setting
-        assert launch.machine(torch.zeros(1))[1] == setting
-        assert launch.machine(torch.zeros(1, dtype=torch.float16))[1] == "half"
+        assert launch.precision_of(torch.zeros(1)) == setting
+        assert launch.precision_of(torch.zeros(1, dtype=torch.float16)) == "half"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 

@@ -124,7 +124,7 @@ def refusal(error: RefusedError, *, close: bool) -> Response:
     """The response to a refused request; ``close`` if its body was not read."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     headers |= {"Connection": "close"} if close else {}
-    return (Refusal if close else Response)(_error(str(error)), error.status, headers, "application/json")
+    return (Refusal if close else Response)(error_body(str(error)), error.status, headers, "application/json")
 
 
 async def predict(request: Request) -> Response:
@@ -147,7 +147,7 @@ async def predict(request: Request) -> Response:
         except RefusedError as error:
             return refusal(error, close=False)
     except asyncio.CancelledError:  # the server stops and no longer waits
-        return Response(_error("the server is stopping"), 503, {"Retry-After": "1"}, "application/json")
+        return Response(error_body("the server is stopping"), 503, {"Retry-After": "1"}, "application/json")
     finally:
         service.held_bytes -= len(body)
     return _json({"classes": classes.tolist(), "probabilities": probabilities.tolist()})
@@ -257,17 +257,18 @@ def build(
 
 async def _no_such_path(request: Request, error: HTTPException) -> Response:
     message = f"{request.method} {request.url.path[:200]} is not served, expected one of {_PATHS}"
-    return Response(_error(message), error.status_code, error.headers, "application/json")
+    return Response(error_body(message), error.status_code, error.headers, "application/json")
 
 
 async def _failed(_: Request, error: Exception) -> Response:
     headers = {"Connection": "close"}  # as uvicorn does after a failure
-    return Response(_error("the server failed; its log says why"), 500, headers, "application/json")
+    return Response(error_body("the server failed; its log says why"), 500, headers, "application/json")
 
 
 def _json(content: dict, status: int = 200) -> Response:
     return Response(to_json(content), status, media_type="application/json")
 
 
-def _error(message: str) -> bytes:
+def error_body(message: str) -> bytes:
+    """The JSON body of a response that reports an error."""
     return to_json({"error": message})

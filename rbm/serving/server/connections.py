@@ -7,11 +7,10 @@ read the response.
 import asyncio
 
 import h11
-from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rbm.serving.server.app import refusal
+from rbm.serving.server.app import error_body, refusal
 from rbm.serving.server.limits import Limits
 from rbm.serving.server.metrics import Metrics
 from rbm.serving.server.requests import RefusedError
@@ -114,7 +113,7 @@ class Connection(H11Protocol):
         if self.cycle is not None:
             self.cycle.disconnected = True  # it must not send a response as well
         self.metrics.requests[status] += 1
-        body = to_json({"error": message})
+        body = error_body(message)
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         for event in (
             h11.Response(status_code=status, headers=list(headers.items())),

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rbm.nn.int8 import check_kind, quantized
-from rbm.nn.newer import SIGNStudent
 from rbm.nn.parameters import dtype_of
 from rbm.nn.saved_student import STUDENT, read_description
-from rbm.serving.prediction import predict_probabilities
+from rbm.serving.prediction import load_passed_on, predict_probabilities
 from rbm.training.run_folder import load, load_encodings
 
 
@@ -106,9 +105,7 @@ def open_student(
         name, encodings, passed_on = type(source).__name__, None, None
     else:
         module, encodings = load(source, method, quantize=quantize, quiet=True), load_encodings(source, method)
-        passed_on = encodings
-        if isinstance(module, SIGNStudent):
-            passed_on = load_encodings(source, method, passed_on=True)
+        passed_on = load_passed_on(source, method, module, encodings)
         name, described = Path(source).resolve().name, Path(source) / STUDENT
         method = read_description(described, method)["method"] if described.is_file() else None
     if encodings is not None and not encodings.shape[1] < module.in_channels:

@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 import torch
-import triton
 
-from rbm_kernels._launching import Machine
+from rbm_kernels._launching import Machine, next_power_of_2
 
 # Programs resident on a multiprocessor: while one computes, the rows of another are being loaded.
 HELD = 2
@@ -34,7 +33,7 @@ def configuration(
     Counted from the code for sm_90, bfloat16, D = 256, E = 8: 41 warp instructions per row forward (110 could be issued
     in the time that reading the row takes), 156 registers, 83 KB of shared memory, of which 32 KB are rows in flight.
     """
-    block_e = max(8, triton.next_power_of_2(num_experts))
+    block_e = max(8, next_power_of_2(num_experts))
     wide = dtype == torch.float32 or block_e > 32
     # Registers hold the parts of the rows and the sums [block_m, 4 block_e] over many columns. So the sums stay small
     # and tiles narrow, except when a bfloat16 row (which has one part) and the memory fit whole.
@@ -56,11 +55,11 @@ def configuration(
         # with 3.9 (D = 1,433, in float16 and bfloat16); 32 rows take 200 to 252.
         block_m = min(block_m, 32)
     widest = 256 if whole_bfloat16 else 32 if wide else 64
-    block_d = max(16, min(widest, triton.next_power_of_2(features)))
+    block_d = max(16, min(widest, next_power_of_2(features)))
     many = block_e > 64
     if not backward and dtype == torch.float32 and machine.architecture // 10 == 10:
         many = block_e > 32  # four warps are limited to 128 registers there, and spill 24 bytes
-    tiles = triton.cdiv(rows, block_m)
+    tiles = -(-rows // block_m)
     whole_row = features <= block_d
     stages = 3 if not (backward or whole_row or wide or dtype == torch.float16) else 2
     if not backward and dtype == torch.float32 and features % 4 and block_e <= 32:

@@ -28,7 +28,8 @@ def forward(
 
     x, weight, bias, gates and experts are read, y is written.
     """
-    moved = rows * (in_features + out_features) + _weights(rows, in_features, out_features, num_experts, k)
+    used = min(num_experts, rows * k)
+    moved = rows * (in_features + out_features) + used * out_features * (in_features + 1)
     return Cost(
         bytes=dtype.itemsize * moved + 8 * rows * k,
         flops=round(2 * rows * (mean_experts or k) * in_features * out_features),
@@ -72,8 +73,3 @@ def backward(rows: int, in_features: int, out_features: int, num_experts: int, k
     """Both backward operators, with the gradients of gates and biases."""
     shape = (rows, in_features, out_features, num_experts, k, dtype)
     return backward_input(*shape) + backward_weight(*shape)
-
-
-def _weights(rows: int, in_features: int, out_features: int, num_experts: int, k: int) -> int:
-    """Elements of the weights and biases that at least one row uses."""
-    return min(num_experts, rows * k) * out_features * (in_features + 1)

@@ -112,7 +112,7 @@ def backward_input(
         return grad_x, grad_gates
     weight = _pad(weight, rows)
     sizes = (rows, in_features, out_features, weight.shape[-1])
-    launches = _prepare_backward(*machine(x), *sizes, bias is not None, *routing.shape)
+    launches = _prepare_backward(*_architecture_and_precision(x), *sizes, bias is not None, *routing.shape)
     for launch, (routed, columns, before, after) in zip(launches, routing.passes(grad_x), strict=True):
         launch(
             grad,
@@ -166,7 +166,7 @@ def backward_weight(
     if rows == 0:
         return grad_weight.zero_(), grad_bias.zero_()
     gates, experts = gates.contiguous(), experts.contiguous()
-    shape = (*machine(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
+    shape = (*_architecture_and_precision(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
     strides = (grad.stride(0), x.stride(0))
     if config.is_small(rows, experts.shape[1], num_experts, grad_weight.numel()):
         _prepare_small_weight(*shape)(grad, x, gates, experts, grad_weight, grad_bias, rows, *strides)
@@ -303,7 +303,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
         return y
     weight = _pad(weight, rows)
     sizes = (rows, in_features, out_features, weight.shape[-1])
-    launches = _prepare_multiply(*machine(x), *sizes, transposed, bias is not None, *routing.shape)
+    launches = _prepare_multiply(*_architecture_and_precision(x), *sizes, transposed, bias is not None, *routing.shape)
     for launch, (routed, _, before, after) in zip(launches, routing.passes(y), strict=True):
         launch(x, weight, bias, *routed, before, after, rows, routing.block_m, num_experts, x.stride(0))
     return y
@@ -365,25 +365,25 @@ def _with_unit_columns(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def machine(x: Tensor) -> tuple[int, str]:
+def _architecture_and_precision(x: Tensor) -> tuple[int, str]:
     """Architecture and precision. The interpreter, which uses CPU tensors, gets the configurations of sm_90."""
-    architecture = machine_of(x.device).architecture
+    return machine_of(x.device).architecture, precision_of(x)
+
+
+def precision_of(x: Tensor) -> str:
+    """``half``, ``tf32`` or ``ieee``: how the kernels multiply rows of this dtype."""
     if x.dtype != torch.float32:
-        return architecture, "half"
+        return "half"
     # PyTorch's own setting, read from where all three of its interfaces store it.
-    return architecture, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _constants(top_k: int, passes: int, has_bias: bool, tile: config.Tile, precision: str) -> Iterator[dict]:
     """Compile-time constants of the kernels over ordered rows, for each pass."""
     for columns in pass_columns(top_k, passes):
         experts = columns.stop - columns.start
-        yield {
-            "HAS_BIAS": has_bias,
-            "STRIDE_ROUTING": top_k,
-            "TOP_K": experts,
-            **_tile_constants(tile, precision),
-        }
+        of_pass = {"HAS_BIAS": has_bias, "STRIDE_ROUTING": top_k, "TOP_K": experts}
+        yield {**of_pass, **_tile_constants(tile, precision)}
 
 
 def _tile_constants(tile: config.Tile, precision: str) -> dict:

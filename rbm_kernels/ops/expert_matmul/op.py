@@ -105,9 +105,7 @@ def check_weights(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> No
     checks.check_dtype(op, "weight", weight, (x.dtype,))
     checks.check_shape(op, "x", x, (None, None), "rows by features")
     checks.check_shape(op, "weight", weight, (None, None, x.shape[1]), "experts by outputs by the features of x")
-    if bias is not None:
-        checks.check_dtype(op, "bias", bias, (x.dtype,))
-        checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
+    checks.check_bias(op, bias, weight)
 
 
 def _check(

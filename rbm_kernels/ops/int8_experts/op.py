@@ -40,9 +40,7 @@ def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
     checks.check_shape(op, "weight", weight, (None, None, None), "experts by outputs by features")
     check_features(op, "weight", weight.shape[2])
     checks.check_devices(op, weight=weight, bias=bias)
-    if bias is not None:
-        checks.check_dtype(op, "bias", bias, (torch.float32,))
-        checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
+    checks.check_bias(op, bias, weight)
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and not tensor.isfinite().all():
             raise ValueError(

@@ -82,9 +82,7 @@ def _check_pack(weight: Tensor, bias: Tensor | None) -> None:
     op = "pack_experts"
     checks.check_dtype(op, "weight", weight, DTYPES)
     checks.check_shape(op, "weight", weight, (None, None, None), "experts by outputs by features")
-    if bias is not None:
-        checks.check_dtype(op, "bias", bias, (weight.dtype,))
-        checks.check_shape(op, "bias", bias, weight.shape[:2], "experts by outputs, as in weight")
+    checks.check_bias(op, bias, weight)
 
 
 def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int, temperature: float = 1.0) -> None:

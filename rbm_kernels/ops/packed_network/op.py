@@ -71,7 +71,6 @@ def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) ->
         raise ValueError(f"rbm::{op}: {name} is from {d} features to {n}, expected at least 1 of either")
     if before is not None and before.out_features != d:
         raise ValueError(f"rbm::{op}: {name} takes {d} features, expected {before.out_features}, the outputs before it")
-    shapes = {"bias": (layer.bias, (None, n)), "scale": (layer.scale, (n,)), "shift": (layer.shift, (n,))}
     checks.check_dtype(op, f"{name}.weight", layer.weight, (torch.float32, torch.int8))
     if layer.weight.dtype == torch.int8:
         check_features(op, name, d)
@@ -83,7 +82,7 @@ def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) ->
         checks.check_shape(op, f"{name}.weight", layer.weight, (None, n, d), "experts by outputs by features")
     experts = layer.weight.shape[0]
     checks.check_num_experts(op, experts)
-    shapes["bias"] = (layer.bias, (experts, n))
+    shapes = {"bias": (layer.bias, (experts, n)), "scale": (layer.scale, (n,)), "shift": (layer.shift, (n,))}
     features = d
     if layer.router is not None:
         features = layer.router[0].shape[0]

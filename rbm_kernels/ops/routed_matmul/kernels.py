@@ -16,7 +16,7 @@ from rbm_kernels.ops.cosine_topk.blocks import (
 )
 from rbm_kernels.ops.cosine_topk.kernels import addressable
 from rbm_kernels.ops.cosine_topk.reference import EPS
-from rbm_kernels.ops.expert_matmul.launch import machine
+from rbm_kernels.ops.expert_matmul.launch import precision_of
 from rbm_kernels.ops.routed_matmul import config
 
 
@@ -141,7 +141,7 @@ def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: i
     if y.numel() == 0:
         return y
     x, memory = addressable(x), addressable(memory)
-    launch = _prepare(rows, in_features, out_features, num_experts, k, x.dtype, machine_of(x.device), machine(x)[1])
+    launch = _prepare(rows, in_features, out_features, num_experts, k, x.dtype, machine_of(x.device), precision_of(x))
     launch(
         x,
         memory,

@@ -64,7 +64,12 @@ def sparse_expert_matmul(
         ValueError: shapes that do not match.
         RuntimeError: on the CPU, an index out of range.
     """
-    return torch.ops.rbm.sparse_expert_matmul(crow, col, values, weight, bias, scale, gates, experts)
+    try:
+        return torch.ops.rbm.sparse_expert_matmul(crow, col, values, weight, bias, scale, gates, experts)
+    except RuntimeError:
+        # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
+        _check(crow, col, values, weight, bias, scale, gates, experts)
+        raise
 
 
 def sparse_expert_matmul_backward_weight(
