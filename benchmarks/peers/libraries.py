@@ -49,7 +49,7 @@ def missing_libraries() -> list[str]:
 def refuse_exact_float32(x: Tensor, name: str) -> None:
     """Raise NotImplementedError if plain float32 is required but a library only supports TensorFloat-32."""
     if x.is_cuda and x.dtype == torch.float32 and not multiplies_as_tf32():
-        raise NotImplementedError(f"{name} multiplies float32 as TensorFloat-32 alone")
+        raise NotImplementedError(f"{name} multiplies float32 only as TensorFloat-32")
 
 
 def multiplies_as_tf32() -> bool:

@@ -17,7 +17,7 @@ grouped_gemm_util.assert_grouped_gemm_is_available()
 def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
     """Follows its ``grouped_forward_once``."""
     if x.dtype != torch.bfloat16:
-        raise NotImplementedError("megablocks' grouped GEMM takes bfloat16 alone")
+        raise NotImplementedError("megablocks' grouped GEMM only takes bfloat16")
     num_experts, k = weight.shape[0], experts.shape[1]
     flat, gate = experts.flatten(), gates.to(x.dtype)
     with torch.no_grad():

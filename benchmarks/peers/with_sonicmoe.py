@@ -15,7 +15,7 @@ from torch import Tensor
 def ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
     """Its entry point for external routing."""
     if x.dtype == torch.float32:
-        raise NotImplementedError("sonicmoe multiplies 16 bits alone")
+        raise NotImplementedError("sonicmoe only multiplies 16-bit numbers")
     y, _ = moe_general_routing_inputs(
         x,
         gates.flatten(),

@@ -76,7 +76,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except ValueError as error:
         # This includes a whole pickled module: loading it would run its code.
         raise ValueError(
-            f"{path} cannot be read as tensors alone ({error});"
+            f"{path} cannot be read as a file of tensors ({error});"
             " write torch.save(model.state_dict(), path) with the released code and load that"
         ) from error
     if not isinstance(content, Mapping):
@@ -138,7 +138,7 @@ class _Released:
         memory = self._take(f"{prefix}.routing_memory", self.experts, fan_in)
         if not memory.any():
             raise ValueError(
-                f"{self.where}: {prefix}.routing_memory holds zeros alone, as before the end of pretraining, when"
+                f"{self.where}: {prefix}.routing_memory holds only zeros, as before the end of pretraining, when"
                 " nothing is routed; save a state of a later epoch"
             )
         layer = {

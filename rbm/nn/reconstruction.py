@@ -30,7 +30,7 @@ class SparseTarget:
 
     def __init__(self, rows: SparseRows) -> None:
         if rows.dense is not None:
-            raise ValueError(f"rows: {rows.dense.shape[1]} of their columns are dense, expected sparse ones alone")
+            raise ValueError(f"rows: {rows.dense.shape[1]} of their columns are dense, expected only sparse columns")
         self.shape = rows.shape
         self.matrix = rows.to_csr()
         self.transposed = to_csr(self.matrix.t())

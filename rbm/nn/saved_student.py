@@ -127,7 +127,7 @@ def rebuild(
         # Each layer has at least one tensor. Without this check, a huge number of layers would take forever to build.
         counts = [arguments.get(name) for name in ("num_layers", "members")]
         if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
-            raise ValueError(f"they ask for more layers than the {len(tensors)} tensors of {weights} make")
+            raise ValueError(f"they describe more layers than {weights} has tensors, {len(tensors)}")
         if kind.__module__.startswith("rbm."):  # the class of a plugin may not support meta tensors
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nothing is copied

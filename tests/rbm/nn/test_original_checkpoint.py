@@ -116,7 +116,7 @@ FAULTS = {
     "dimensions": (with_value("layers.0.routing_memory", torch.ones(3)), r"shape \[3\], expected 2 dimensions"),
     "pretraining": (
         with_value("layers.1.routing_memory", torch.zeros(5, 10)),
-        "zeros alone, as before the end of pret",
+        "holds only zeros, as before the end of pret",
     ),
     "no tensor": (with_value("epoch", 3), "holds 'epoch': int, expected tensors by name"),
 }
@@ -154,7 +154,7 @@ def test_files_that_hold_no_state(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_released(tmp_path / "none.pt", top_k=3)
     torch.save(released(), tmp_path / "module.pt")
-    with pytest.raises(ValueError, match=r"tensors alone .*torch.save\(model.state_dict\(\), path\)"):
+    with pytest.raises(ValueError, match=r"as a file of tensors .*torch.save\(model.state_dict\(\), path\)"):
         load_released(tmp_path / "module.pt", top_k=3)
     torch.save([torch.ones(2)], tmp_path / "list.pt")
     with pytest.raises(ValueError, match=r"list.pt holds list, expected what model.state_dict\(\) gave"):
@@ -171,7 +171,7 @@ class Trap:
 def test_nothing_is_unpickled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trap.pt").write_bytes(pickle.dumps(Trap(), protocol=2))
-    with pytest.raises(ValueError, match="cannot be read as tensors alone"):
+    with pytest.raises(ValueError, match="cannot be read as a file of tensors"):
         load_released("trap.pt", top_k=3)
     assert not (tmp_path / "sprung").exists()
 
@@ -199,5 +199,5 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
     content = bytearray(path.read_bytes())
     content[content.index(state["layers.0.routing_memory"].numpy().tobytes()) + 2] ^= 64
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"cannot be read as tensors alone \(its part .* is not what was written"):
+    with pytest.raises(ValueError, match=r"cannot be read as a file of tensors \(its part .* is not what was written"):
         load_released(path, top_k=TOP_K)

@@ -34,7 +34,7 @@ def test_rows_of_zeros_have_the_data_s_length_alone():
 
 def test_dense_columns_are_refused():
     rows = torch.eye(3)
-    with pytest.raises(ValueError, match="rows: 3 of their columns are dense, expected sparse ones alone"):
+    with pytest.raises(ValueError, match="rows: 3 of their columns are dense, expected only sparse columns"):
         SparseTarget(SparseRows(rows.to_sparse_csr(), rows))
 
 
