@@ -113,7 +113,7 @@ def test_several_blocks_of_the_list(rows, monkeypatch):
 )
 def test_every_configuration_computes(precision, architecture, shape, monkeypatch):
     """Full tiles of the table, on a shape that fills one and begins another; each tile of the table once."""
-    monkeypatch.setattr(launch, "machine", lambda x: (architecture, precision))
+    monkeypatch.setattr(launch, "architecture_and_precision", lambda x: (architecture, precision))
     monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
     check(problem(shape, torch.float16 if precision == "half" else torch.float32))
 

@@ -140,7 +140,7 @@ def test_sums_between_passes_keep_float32():
 @pytest.mark.parametrize(("precision", "architecture"), [("half", 90), ("half", 100), ("tf32", 90), ("ieee", 100)])
 def test_tiles_of_passes(precision, architecture, monkeypatch):
     """Full tiles where the table has others for passes, on a shape that fills one and begins another."""
-    monkeypatch.setattr(launch, "machine", lambda x: (architecture, precision))
+    monkeypatch.setattr(launch, "architecture_and_precision", lambda x: (architecture, precision))
     monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
     dtype = torch.float16 if precision == "half" else torch.float32
     check(problem((140, 66, 140, 4, 2), dtype), 2, 128)

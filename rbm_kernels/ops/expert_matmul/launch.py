@@ -112,7 +112,7 @@ def backward_input(
         return grad_x, grad_gates
     weight = _pad(weight, rows)
     sizes = (rows, in_features, out_features, weight.shape[-1])
-    launches = _prepare_backward(*_architecture_and_precision(x), *sizes, bias is not None, *routing.shape)
+    launches = _prepare_backward(*architecture_and_precision(x), *sizes, bias is not None, *routing.shape)
     for launch, (routed, columns, before, after) in zip(launches, routing.passes(grad_x), strict=True):
         launch(
             grad,
@@ -166,7 +166,7 @@ def backward_weight(
     if rows == 0:
         return grad_weight.zero_(), grad_bias.zero_()
     gates, experts = gates.contiguous(), experts.contiguous()
-    shape = (*_architecture_and_precision(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
+    shape = (*architecture_and_precision(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
     strides = (grad.stride(0), x.stride(0))
     if config.is_small(rows, experts.shape[1], num_experts, grad_weight.numel()):
         _prepare_small_weight(*shape)(grad, x, gates, experts, grad_weight, grad_bias, rows, *strides)
@@ -303,7 +303,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
         return y
     weight = _pad(weight, rows)
     sizes = (rows, in_features, out_features, weight.shape[-1])
-    launches = _prepare_multiply(*_architecture_and_precision(x), *sizes, transposed, bias is not None, *routing.shape)
+    launches = _prepare_multiply(*architecture_and_precision(x), *sizes, transposed, bias is not None, *routing.shape)
     for launch, (routed, _, before, after) in zip(launches, routing.passes(y), strict=True):
         launch(x, weight, bias, *routed, before, after, rows, routing.block_m, num_experts, x.stride(0))
     return y
@@ -365,7 +365,7 @@ def _with_unit_columns(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _architecture_and_precision(x: Tensor) -> tuple[int, str]:
+def architecture_and_precision(x: Tensor) -> tuple[int, str]:
     """Architecture and precision. The interpreter, which uses CPU tensors, gets the configurations of sm_90."""
     return machine_of(x.device).architecture, precision_of(x)
 
