@@ -1,7 +1,7 @@
 """The best epoch of a training: which epochs may be selected, which one is, and when the training ends."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -65,7 +65,7 @@ class EpochLimits:
     min_epochs: int = 0
 
     @classmethod
-    def of(cls, network: Network, warmup: int = 0, *, select_warmup: bool = False) -> Self:
+    def of(cls, network: Network, warmup: int = 0, *, select_warmup: bool = False) -> "EpochLimits":
         """The limits of a network's section of the configuration."""
         return cls(network.max_epochs, network.patience, warmup, select_warmup, network.min_epochs)
 
