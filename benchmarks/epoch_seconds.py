@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
 
@@ -107,7 +106,9 @@ def main() -> None:
         where = (arguments.dataset, arguments.worker, arguments.root)
         print(json.dumps(measure(*where, arguments.epochs, arguments.phases, arguments.changes)))
         return
-    from rbm.utils.files import append_csv, read_csv  # not in workers, whose package may be an older version
+    # Not in workers, whose package may be an older version.
+    from rbm.utils.environment import today
+    from rbm.utils.files import append_csv, read_csv
 
     for turn in range(arguments.rounds):
         for setting in arguments.settings:
@@ -123,7 +124,7 @@ def main() -> None:
                     ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
                 )
                 fixed = {
-                    "date": datetime.now(tz=timezone.utc).date().isoformat(),
+                    "date": today(),
                     "commit": commit.stdout.strip(),
                     "load": round(os.getloadavg()[0], 2),
                     "epochs": arguments.epochs,

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import torch
 from block_graphs import block_graph
+from default_run import ACCURACIES, EPOCHS, MADE, MODELS, in_short, outcome
 from torch_geometric.data import Data
 
 import rbm
 from rbm.config import Config, parse_assignments
-from rbm.experiments.results import made_by
 from rbm.utils.files import append_csv, read_csv
 
 # Mean degree -> shares of edges within a class.
@@ -32,11 +32,9 @@ KINDS = {
     "dense": {"features": 64, "signal": 0.6},
     "sparse": {"features": 1000, "signal": 0.35, "words": 20},
 }
-MODELS = ("teacher", "labels", "mlp", "rbm")
 COLUMNS = (
     *("features", "homophily", "degree", "variant", "seed", "share"),
-    *(f"{model}_{part}" for model in MODELS for part in ("val", "test")),
-    *("kept", "mlp_epoch", "rbm_epoch", "graph", "seconds", "commit", "date", "torch", "threads"),
+    *(*ACCURACIES, "kept", *EPOCHS, "graph", "seconds", *MADE),
 )
 
 
@@ -69,21 +67,14 @@ def run(cell: Cell, seed: int, config: Config, cache: Path | None = None) -> dic
     """A row: accuracies of teacher, MLP on labels and both students, and which student was kept."""
     started = time.perf_counter()
     result = rbm.distill(cell.graph(seed), config=config, cache=cache, measure_latency=False)
-    summary, verdict = result.summary, result.summary["verdict"]
-    made = made_by(config, "rbm")
     return {
         "features": cell.features,
         "homophily": str(cell.homophily),
         "degree": str(cell.degree),
         "seed": str(seed),
-        "share": f"{verdict['homophily']['share']:.4f}",
-        **{f"{model}_val": f"{100 * summary[model]['val_accuracy']:.2f}" for model in MODELS},
-        **{f"{model}_test": f"{100 * summary[model]['test_accuracy']:.2f}" for model in MODELS},
-        "kept": verdict["kept"],
-        **{f"{model}_epoch": str(summary[model]["best_epoch"]) for model in ("mlp", "rbm")},
+        "share": f"{result.summary['verdict']['homophily']['share']:.4f}",
         "graph": result.verdict[0].split(";")[0].split(",")[0].removeprefix("Graph: "),
-        "seconds": f"{time.perf_counter() - started:.1f}",
-        **{name: made[name] for name in ("commit", "date", "torch", "threads")},
+        **outcome(result, config, started),
     }
 
 
@@ -125,8 +116,7 @@ def main() -> None:
         torch.manual_seed(seed)
         row = run(cell, seed, base.updated({"seed": seed}), options.cache)
         append_csv(options.out, [{**row, "variant": options.variant}], COLUMNS)
-        tests = " ".join(f"{model} {row[f'{model}_test']}" for model in MODELS)
-        print(" ".join(key), f"{tests} kept {row['kept']} {row['seconds']} s", flush=True)
+        print(" ".join(key), in_short(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,16 @@ import itertools
 import time
 from pathlib import Path
 
+from default_run import ACCURACIES, EPOCHS, MADE, in_short, outcome
+
 import rbm
 from rbm.config import Config
-from rbm.experiments.results import made_by
 from rbm.utils.files import append_csv, read_csv
 
-MODELS = ("teacher", "labels", "mlp", "rbm")
 KEY = ("graph", "setting", "seed")
 COLUMNS = (
     *(*KEY, "nodes", "edges", "features", "classes", "homophily", "by_chance"),
-    *(f"{model}_{part}" for model in MODELS for part in ("val", "test")),
-    *("kept", "mlp_epoch", "rbm_epoch", "seconds", "commit", "date", "torch", "threads"),
+    *(*ACCURACIES, "kept", *EPOCHS, "seconds", *MADE),
 )
 
 
@@ -31,7 +30,7 @@ def row(file: Path, setting: str, seed: int, cache: Path | None) -> dict[str, ob
     data = rbm.load_graph(file, seed=seed, undirected=True)
     config = Config(setting=setting, seed=seed)
     result = rbm.distill(data, config=config, cache=cache, measure_latency=False)
-    summary, verdict, made = result.summary, result.summary["verdict"], made_by(config, "rbm")
+    homophily = result.summary["verdict"]["homophily"]
     return {
         "graph": file.stem,
         "setting": setting,
@@ -40,14 +39,9 @@ def row(file: Path, setting: str, seed: int, cache: Path | None) -> dict[str, ob
         "edges": data.num_edges,
         "features": data.num_features,
         "classes": data.num_classes,
-        "homophily": f"{verdict['homophily']['share']:.4f}",
-        "by_chance": f"{verdict['homophily']['chance']:.4f}",
-        **{f"{model}_val": f"{100 * summary[model]['val_accuracy']:.2f}" for model in MODELS},
-        **{f"{model}_test": f"{100 * summary[model]['test_accuracy']:.2f}" for model in MODELS},
-        "kept": verdict["kept"],
-        **{f"{model}_epoch": summary[model]["best_epoch"] for model in ("mlp", "rbm")},
-        "seconds": f"{time.perf_counter() - started:.1f}",
-        **{name: made[name] for name in ("commit", "date", "torch", "threads")},
+        "homophily": f"{homophily['share']:.4f}",
+        "by_chance": f"{homophily['chance']:.4f}",
+        **outcome(result, config, started),
     }
 
 
@@ -64,8 +58,7 @@ def main() -> None:
             continue
         made = row(file, setting, seed, options.cache)
         append_csv(options.out, [made], COLUMNS)
-        tests = " ".join(f"{model} {made[f'{model}_test']}" for model in MODELS)
-        print(file.stem, setting, seed, tests, f"kept {made['kept']} {made['seconds']} s", flush=True)
+        print(file.stem, setting, seed, in_short(made), flush=True)
 
 
 if __name__ == "__main__":

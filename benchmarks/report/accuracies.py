@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 
 from benchmarks.report.medians import RUNS, human, markdown
 
@@ -17,16 +18,17 @@ JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "s
 MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 # Variants that are compared with the MLP, by the name of their line.
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
-# Students whose seeds are compared with those of the first one, by method and variant.
+# Students whose seeds are compared with those of the first one: title by kind of row.
 NEWER_PAIRS = {
-    ("glnn", ""): "GLNN",
-    ("nosmog", ""): "NOSMOG",
-    ("mlp", ""): "MLP",
-    ("rbm", ""): "RbM",
-    ("hgmd", ""): "HGMD",
-    ("sign", ""): "SIGN",
-    ("sign", "soft labels"): "SIGN, soft labels",
+    "glnn": "GLNN",
+    "nosmog": "NOSMOG",
+    "mlp": "MLP",
+    "rbm": "RbM",
+    "hgmd": "HGMD",
+    "sign": "SIGN",
+    "sign, soft labels": "SIGN, soft labels",
 }
+MODELS = ("teacher", "labels", "mlp", "rbm")
 
 
 def experiment(name: str) -> str:
@@ -206,27 +208,21 @@ def newer_pairs() -> str:
 
     Bold: p below 0.05 after Holm's correction for all tests of the table.
     """
-    from rbm.experiments.comparisons import holm
+    from rbm.experiments.comparisons import holm, kinds
     from rbm.experiments.results import read_rows
     from rbm.experiments.statistics import p_text, paired_test
 
-    tests = defaultdict(lambda: defaultdict(dict))
-    for row in read_rows(RUNS / "newer.csv"):
-        name = NEWER_PAIRS.get((row["method"], row["variant"]))
-        if name:
-            tests[row["dataset"], row["setting"]][name][int(row["seed"])] = 100 * float(row["test_at_best_val"])
-    header, *names = NEWER_PAIRS.values()
-    pairs = {(cell, name): paired_test(found[name], found[header]) for cell, found in tests.items() for name in names}
+    found, (base, *others) = kinds(read_rows(RUNS / "newer.csv")), NEWER_PAIRS
+    cells = sorted(found[base], key=lambda cell: cell[1])
+    pairs = {(cell, kind): paired_test(found[kind][cell], found[base][cell]) for cell in cells for kind in others}
     corrected = dict(zip(pairs, holm([pair.p for pair in pairs.values()]), strict=True))
-    table = []
-    for cell in sorted(tests, key=lambda cell: cell[1]):
-        values = [f"{pairs[cell, name].difference:+.2f}" for name in names]
-        shown = [
-            f"{f'**{value}**' if corrected[cell, name] < 0.05 else value} ({p_text(pairs[cell, name].p)})"
-            for value, name in zip(values, names, strict=True)
-        ]
-        table.append([", ".join(cell), str(len(tests[cell][header])), *shown])
-    return markdown(["", "seeds", *names], table)
+
+    def shown(cell: tuple[str, ...], kind: str) -> str:
+        pair, mark = pairs[cell, kind], "**" if corrected[cell, kind] < 0.05 else ""
+        return f"{mark}{pair.difference:+.2f}{mark} ({p_text(pair.p)})"
+
+    table = [[", ".join(cell), str(len(found[base][cell])), *(shown(cell, kind) for kind in others)] for cell in cells]
+    return markdown(["", "seeds", *(NEWER_PAIRS[kind] for kind in others)], table)
 
 
 def newer_serving() -> str:
@@ -254,10 +250,8 @@ def made_graphs() -> str:
     table = []
     for graph in sorted({graph for graph, _ in rows[MADE_NOW]}):
         now, *before = ([row for (g, _), row in rows[v].items() if g == graph] for v in (MADE_NOW, *MADE_BEFORE))
-        tests = [[float(row[f"{model}_test"]) for row in now] for model in ("teacher", "labels", "mlp", "rbm")]
-        kept = [[float(row[f"{row['kept']}_test"]) for row in chosen] for chosen in (now, *before)]
         features, share, degree = graph
-        cells = [f"{sum(values) / len(values):.1f}" if values else "" for values in (*tests, *kept)]
+        cells = [*(_mean(now, model) for model in (*MODELS, "kept")), *(_mean(chosen, "kept") for chosen in before)]
         table.append([features, f"{100 * share:.0f}%", str(degree), str(len(now)), *cells])
     header = ["features", "within a class", "degree", "seeds", "teacher", "MLP on labels", "MLP", "RbM"]
     own, now = rows["labels teach"], rows[MADE_NOW]
@@ -278,18 +272,15 @@ def public_graphs() -> str:
     found = defaultdict(list)
     for row in read_csv(RUNS / "public_graphs.csv"):
         found[row["graph"], row["setting"]].append(row)
-    table, rbm, mlp = [], defaultdict(list), defaultdict(list)
+    table, runs = [], defaultdict(list)
     for (graph, setting), rows in sorted(found.items()):
-        tests = [[float(row[f"{model}_test"]) for row in rows] for model in ("teacher", "labels", "mlp", "rbm")]
-        kept = [float(row[f"{row['kept']}_test"]) for row in rows]
-        mlp[graph] += tests[2]
-        rbm[graph] += tests[3]
+        runs[graph] += rows
         share, chance = (f"{100 * float(rows[0][name]):.0f}%" for name in ("homophily", "by_chance"))
         nodes, degree = int(rows[0]["nodes"]), float(rows[0]["edges"]) / float(rows[0]["nodes"])
-        cells = [f"{sum(values) / len(values):.1f}" for values in (*tests, kept)]
+        cells = [_mean(rows, model) for model in (*MODELS, "kept")]
         table.append([graph, setting, f"{nodes:,}", f"{degree:.0f}", share, chance, *cells])
     header = ["graph", "setting", "nodes", "degree", "within a class", "by chance"]
-    means = [{number: sum(values) / len(values) for number, values in enumerate(side.values())} for side in (rbm, mlp)]
+    means = [{graph: fmean(_tests(rows, model)) for graph, rows in runs.items()} for model in ("rbm", "mlp")]
     test = paired_test(*means)
     text = (
         f"RbM's mean lead over the MLP is {test.difference:+.2f} points (*p* = {test.p:.2f}, paired *t*-test over the"
@@ -329,6 +320,15 @@ def made_gains() -> str:
             [name, str(len(graphs)), str(len(seeds)), *cells, f"{lead.std / lead.count**0.5:.2f}", p_text(test.p)]
         )
     return markdown(["", "graphs", "seeds", "dense", "sparse", "mean", "standard error", "p"], lines, 1)
+
+
+def _tests(rows: Sequence[dict[str, str]], model: str) -> list[float]:
+    """Test accuracies of a model in rows of made or public graphs; ``kept`` is the student that each run kept."""
+    return [float(row[f"{row['kept'] if model == 'kept' else model}_test"]) for row in rows]
+
+
+def _mean(rows: Sequence[dict[str, str]], model: str) -> str:
+    return f"{fmean(_tests(rows, model)):.1f}" if rows else ""
 
 
 def _made_rows() -> dict[str, dict[tuple[tuple[str, float, int], int], dict[str, str]]]:

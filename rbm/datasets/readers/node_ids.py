@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rbm.datasets.readers.parquet import check_columns
+from rbm.datasets.readers.text import is_number
 from rbm.utils.files import optional
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def lacks_header(path: Path, ids: NodeIds) -> bool:
     import pyarrow
 
     first, *others = _column_names(path) or [""]
-    return bool(others) and not _is_number(first) and ids.rows(pyarrow.array([first]))[0] >= 0
+    return bool(others) and not is_number(first) and ids.rows(pyarrow.array([first]))[0] >= 0
 
 
 def read_named_rows(path: Path, *, lacking: float | None = None) -> tuple["pyarrow.Array", Tensor | None]:
@@ -246,14 +247,6 @@ def read_nodes(path: Path, ids: NodeIds) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"{path} holds something else than whole numbers before its ids: {error}") from error
     return np.column_stack([*numbers, rows])
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_header(path: Path, column: "pyarrow.Array", ids: NodeIds) -> bool:

@@ -100,7 +100,7 @@ def _first_line(text: bytes, header: bool) -> tuple[bytes, int, int]:
     if header:
         _check_names(fields, below.partition(b"\n")[0])
     columns = len(fields.translate(_TO_SPACES).split())
-    if header and not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
+    if header and not all(is_number(field) for field in fields.translate(_TO_SPACES).split()):
         return below, 1, len(below.partition(b"\n")[0].translate(_TO_SPACES).split()) if below else columns
     return text, 0, columns
 
@@ -125,7 +125,8 @@ def _check_names(line: bytes, second: bytes) -> None:
         )
 
 
-def _is_number(field: bytes) -> bool:
+def is_number(field: str | bytes) -> bool:
+    """Whether a field of a table reads as a number, as NaN and infinity do."""
     try:
         float(field)
     except ValueError:
@@ -136,7 +137,7 @@ def _is_number(field: bytes) -> bool:
 def _odd_line(text: bytes, line: int) -> str:
     """A message on the first line that does not consist of the expected numbers; empty if all lines do."""
     for number, fields in enumerate(text.split(b"\n"), line):
-        if not all(_is_number(field) for field in fields.translate(_TO_SPACES).split()):
+        if not all(is_number(field) for field in fields.translate(_TO_SPACES).split()):
             shown = ascii(fields.strip()[:60].decode("utf-8", "replace"))
             hint = "; write true and false as 1 and 0" if set(fields.lower().split(b",")) & {b"true", b"false"} else ""
             hint = "; replace the semicolons between columns by commas" if b";" in fields else hint

@@ -136,12 +136,12 @@ class AlignmentTrainer(NodeTrainer):
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
         rows, split = self.forward(self.model.encoder, self.full_rows), self.split
-        observed = rows[split.observed_nodes] if len(split.unseen_nodes) else rows
+        observed = split.of_observed(rows)
         labels = split.observed.y[self.train_nodes]
         means = rows.new_zeros(self.model.head.out_features, rows.shape[1])
         means.index_add_(0, labels, observed[self.train_nodes])
         scores = rows @ F.normalize(means, dim=-1).T
-        return split_accuracies(scores[split.observed_nodes] if len(split.unseen_nodes) else scores, scores, split)
+        return split_accuracies(split.of_observed(scores), scores, split)
 
     def state(self) -> dict[str, Any]:
         return self.auxiliary_modules.state_dict()
@@ -164,17 +164,14 @@ class HeadTrainer(NodeTrainer):
         settings = {"lr": self.config.head_lr, "weight_decay": self.config.head_weight_decay}
         return torch.optim.AdamW(self.model.head.parameters(), **settings, fused=True)
 
-    def _observed(self, rows: Tensor) -> Tensor:
-        return rows[self.split.observed_nodes] if len(self.split.unseen_nodes) else rows
-
     def epoch_loss(self, epoch: int) -> Tensor:
-        logits = self.forward(self.model.head, self._observed(self.encoded)[self.train_nodes])
+        logits = self.forward(self.model.head, self.split.of_observed(self.encoded)[self.train_nodes])
         return losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
         logits = self.forward(self.model.head, self.encoded)
-        return split_accuracies(self._observed(logits), logits, self.split)
+        return split_accuracies(self.split.of_observed(logits), logits, self.split)
 
 
 def train_simmlp(task: DistillationTask) -> TrainedStudent:

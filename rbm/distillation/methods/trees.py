@@ -85,14 +85,14 @@ class TreesTrainer(Trainer):
 
     def train_epoch(self, epoch: int) -> float:
         self._grow(epoch + 1)
-        logits = self._logits()[self.split.observed_nodes]
+        logits = self.split.of_observed(self._logits())
         labelled = self.split.observed.train_mask
         return torch.nn.functional.cross_entropy(logits[labelled], self.split.observed.y[labelled]).item()
 
     @torch.no_grad()
     def evaluate(self) -> Accuracies:
         logits = self._logits()
-        return split_accuracies(logits[self.split.observed_nodes], logits, self.split)
+        return split_accuracies(self.split.of_observed(logits), logits, self.split)
 
     def resume_at(self, epoch: int) -> None:
         # The trees are grown again: scikit-learn has no file format for its own state that can be read safely.
