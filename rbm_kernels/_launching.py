@@ -9,6 +9,7 @@ from functools import cache, lru_cache, partial
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 Prepare = TypeVar("Prepare", bound=Callable)
 
@@ -58,6 +59,14 @@ def forget_prepared() -> None:
 def next_power_of_2(size: int) -> int:
     """The next power of two; 1 for size 0. Triton has the same function, but not every module may import Triton."""
     return 1 << (max(1, size) - 1).bit_length()
+
+
+def addressable(x: Tensor) -> Tensor:
+    """``x [B, D]`` itself if features are adjacent and the rows of a tile span less than 2^31 elements; else a copy.
+
+    A tile has at most 64 rows of a batch, or all memory vectors: at most 128.
+    """
+    return x if x.stride(1) == 1 and x.stride(0) < 2**31 // 128 else x.contiguous()
 
 
 def launcher(kernel, grid: tuple[int, ...], *, programs: int | None = None, **constants) -> Callable[..., None]:

@@ -14,14 +14,14 @@ from benchmarks.measure.device import REHEARSES
 from benchmarks.measure.precision import DTYPES, multiplying_as
 from rbm_kernels._launching import Machine
 from rbm_kernels.ops.cosine_topk import config as cosine_topk_config
-from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.ops.cosine_topk import launch as cosine_topk_launch
 from rbm_kernels.ops.expert_matmul import config as expert_matmul_config
 from rbm_kernels.ops.expert_matmul import launch as expert_matmul_launch
 from rbm_kernels.ops.expert_order import expert_order
 from rbm_kernels.ops.expert_order import launch as expert_order_launch
 from rbm_kernels.ops.memory_update import config as memory_update_config
-from rbm_kernels.ops.memory_update import kernels as memory_update_kernels
-from rbm_kernels.ops.routed_matmul import kernels as routed_matmul_kernels
+from rbm_kernels.ops.memory_update import launch as memory_update_launch
+from rbm_kernels.ops.routed_matmul import launch as routed_matmul_launch
 
 ARCHITECTURES = (80, 90, 100, 120)
 
@@ -129,8 +129,8 @@ def _cosine_topk(case: Case, t: Tensors) -> Launches:
     grad = torch.ones_like(t.gates)
     saved = (t.gates, t.experts, t.cosines)
     return {
-        "gates, experts, cosines": lambda: cosine_topk_kernels.forward(t.x, t.memory, case.top_k),
-        "grad_h": lambda: cosine_topk_kernels.backward(grad, grad, t.x, t.memory, *saved),
+        "gates, experts, cosines": lambda: cosine_topk_launch.forward(t.x, t.memory, case.top_k),
+        "grad_h": lambda: cosine_topk_launch.backward(grad, grad, t.x, t.memory, *saved),
     }
 
 
@@ -155,16 +155,16 @@ def _expert_matmul(case: Case, t: Tensors) -> Launches:
 
 
 def _routed_matmul(case: Case, t: Tensors) -> Launches:
-    return {"y": lambda: routed_matmul_kernels.forward(t.x, t.memory, t.weight, t.bias, case.top_k)}
+    return {"y": lambda: routed_matmul_launch.forward(t.x, t.memory, t.weight, t.bias, case.top_k)}
 
 
 def _memory_update(case: Case, t: Tensors) -> Launches:
     sums, total = torch.ones_like(t.memory), torch.ones_like(t.memory[:, 0])
     return {
-        "weighted_sum, total": lambda: memory_update_kernels.memory_statistics(
+        "weighted_sum, total": lambda: memory_update_launch.memory_statistics(
             t.x, t.gates, t.experts, case.num_experts
         ),
-        "memory": lambda: memory_update_kernels.memory_update_(t.memory, sums, total, 0.9),
+        "memory": lambda: memory_update_launch.memory_update_(t.memory, sums, total, 0.9),
     }
 
 

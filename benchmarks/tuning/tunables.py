@@ -17,11 +17,11 @@ from benchmarks.compiled.cases import Case
 from benchmarks.measure.precision import DTYPES
 from rbm_kernels._launching import Machine, forget_prepared, machine_of
 from rbm_kernels.ops.cosine_topk import config as cosine_topk_config
-from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.ops.cosine_topk import launch as cosine_topk_launch
 from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_matmul.config import Tile
 from rbm_kernels.ops.memory_update import config as memory_config
-from rbm_kernels.ops.memory_update import kernels as memory_kernels
+from rbm_kernels.ops.memory_update import launch as memory_launch
 from rbm_kernels.ops.routed_matmul import config as routed_config
 
 Candidate = tuple | int
@@ -148,7 +148,7 @@ class RoutingConfiguration(Tunable):
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
         """Replace the rule's result."""
-        return replaced(vars(cosine_topk_kernels), "configuration", lambda *shape, backward: candidate)
+        return replaced(vars(cosine_topk_launch), "configuration", lambda *shape, backward: candidate)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class MemoryConfiguration(Tunable):
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
         """Replace the rule's result."""
-        return replaced(vars(memory_kernels), "configuration", lambda *shape: candidate)
+        return replaced(vars(memory_launch), "configuration", lambda *shape: candidate)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 - ``op.py``: schema, checks, fake implementation, derivative, and the public function.
 - ``reference.py``: the definition in eager PyTorch.
-- ``kernels.py``: Triton kernels, and the functions that launch them; for ``expert_matmul`` and ``expert_order`` these
-  are in ``launch.py``. ``config.py`` chooses tiles by shape, ``cost.py`` has minimum bytes and operations.
+- ``kernels.py``: Triton kernels. ``launch.py``: the functions that launch them. ``config.py`` chooses tiles by shape,
+  and ``cost.py`` has minimum bytes and operations.
 
 Operators without ``kernels.py`` run in C++ on the CPU, and elsewhere as their reference.
 

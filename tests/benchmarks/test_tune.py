@@ -14,7 +14,7 @@ from benchmarks.compiled.cases import Case, launches
 from benchmarks.tuning import measuring, tune
 from benchmarks.tuning.tunables import TUNABLES
 from rbm_kernels._ahead_of_time import Compiled
-from rbm_kernels.ops.cosine_topk import kernels as cosine_topk_kernels
+from rbm_kernels.ops.cosine_topk import launch as cosine_topk_launch
 from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_matmul.config import Tile
 
@@ -77,15 +77,15 @@ def test_every_candidate_takes_its_place_and_leaves_it(tunable):
     case = Case(tunable.operator, "bfloat16")
     tables = (config._FORWARD, config._BACKWARD, config._WEIGHT)
     before, waves = [dict(table) for table in tables], config._WEIGHT_WAVES
-    rule = cosine_topk_kernels.configuration
+    rule = cosine_topk_launch.configuration
     candidates, by_rule = tunable.candidates(case, 90), ("cosine_topk", "memory_update")
     assert len(candidates) == len(set(candidates)) > 3
     with tunable.using(candidates[1], case, 90):
         assert tunable.candidates(case, 90)[0] == candidates[1] or tunable.operator in by_rule
-        assert (cosine_topk_kernels.configuration is rule) == (tunable.operator != "cosine_topk")
+        assert (cosine_topk_launch.configuration is rule) == (tunable.operator != "cosine_topk")
     assert [dict(table) for table in tables] == before
     assert waves == config._WEIGHT_WAVES
-    assert cosine_topk_kernels.configuration is rule
+    assert cosine_topk_launch.configuration is rule
 
 
 def test_many_experts_have_rows_of_their_own():

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from benchmarks.compiled.cases import ARCHITECTURES, CASES, Case
 from benchmarks.compiled.everywhere import compiled_everywhere
 from rbm_kernels._launching import Machine
-from rbm_kernels.ops.cosine_topk import kernels, op, reference
+from rbm_kernels.ops.cosine_topk import launch, op, reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Each shape exists for a reason: (B, D, E, k)
@@ -56,7 +56,7 @@ def check_forward(h, memory, k, temperature, outputs) -> None:
 @pytest.mark.usefixtures("poisoned_empty")
 def test_forward_and_backward(shape, dtype, device):
     h, memory, k = random_problem(shape, dtype, device)
-    outputs = kernels.forward(h, memory, k, 0.7)
+    outputs = launch.forward(h, memory, k, 0.7)
     check_forward(h, memory, k, 0.7, outputs)
 
     grads = torch.randn_like(outputs[0]), torch.randn_like(outputs[2])
@@ -65,7 +65,7 @@ def test_forward_and_backward(shape, dtype, device):
         saved = outputs[0].double(), outputs[1], outputs[2].double()
         exact = reference.cosine_topk_backward(*given, h.double(), memory.double(), *saved, 0.7)
         eager = reference.cosine_topk_backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
-        got = kernels.backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
+        got = launch.backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
         assert got.dtype == dtype
         assert got.is_contiguous()
         size = float((grads[1] if grad_cosines is not None else grads[0]).abs().max() / h.float().norm(dim=-1).min())
@@ -75,28 +75,28 @@ def test_forward_and_backward(shape, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("poisoned_empty")
 def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
-    monkeypatch.setattr(kernels, "machine_of", lambda device: Machine(90, 1))
+    monkeypatch.setattr(launch, "machine_of", lambda device: Machine(90, 1))
     h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
-    outputs = kernels.forward(h, memory, k)
+    outputs = launch.forward(h, memory, k)
     check_forward(h, memory, k, 1.0, outputs)
     grad = torch.randn_like(outputs[0])
     expected = reference.cosine_topk_backward(None, grad, h, memory, *outputs)
-    torch.testing.assert_close(kernels.backward(None, grad, h, memory, *outputs), expected)
+    torch.testing.assert_close(launch.backward(None, grad, h, memory, *outputs), expected)
 
 
 @pytest.mark.parametrize("shape", [(0, 7, 4, 2), (3, 0, 4, 2)], ids=["no rows", "no features"])
 def test_nothing_to_read(shape, device):
     h, memory, k = random_problem(shape, torch.float32, device)
-    gates, experts, cosines = kernels.forward(h, memory, k)
+    gates, experts, cosines = launch.forward(h, memory, k)
     assert gates.shape == experts.shape == cosines.shape == (shape[0], k)
     assert (cosines == 0).all()
-    assert kernels.backward(gates, cosines, h, memory, gates, experts, cosines).shape == h.shape
+    assert launch.backward(gates, cosines, h, memory, gates, experts, cosines).shape == h.shape
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_ties_go_to_the_lower_expert(dtype, device):
     h, row = torch.randn(20, 40, device=device).to(dtype), torch.randn(40, device=device)
-    _, experts, _ = kernels.forward(h, row.expand(6, 40), 3)
+    _, experts, _ = launch.forward(h, row.expand(6, 40), 3)
     assert (experts == torch.tensor([0, 1, 2], device=device)).all()
 
 
@@ -105,12 +105,12 @@ def test_ties_go_to_the_lower_expert(dtype, device):
 def test_zero_rows(dtype, device):
     h, memory, k = random_problem((20, 40, 5, 5), dtype, device)
     h[3], memory[2] = 0, 0
-    gates, experts, cosines = kernels.forward(h, memory, k)
+    gates, experts, cosines = launch.forward(h, memory, k)
     assert (cosines[3] == 0).all()
     assert experts[3].tolist() == [0, 1, 2, 3, 4]
     torch.testing.assert_close(gates[3], torch.full_like(gates[3], 0.2))
     assert (cosines[experts == 2] == 0).all()
-    grad = kernels.backward(gates, cosines, h, memory, gates, experts, cosines)
+    grad = launch.backward(gates, cosines, h, memory, gates, experts, cosines)
     assert (grad[3] == 0).all()
     assert (grad[4].abs().sum() > 0).all()
 
@@ -120,9 +120,9 @@ def test_zero_rows(dtype, device):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
 def test_bad_rows_stay_alone(dtype, bad, device):
     h, memory, k = random_problem((20, 40, 5, 3), dtype, device)
-    clean = kernels.forward(h, memory, k)
+    clean = launch.forward(h, memory, k)
     h[3, 7] = bad
-    gates, experts, cosines = kernels.forward(h, memory, k)
+    gates, experts, cosines = launch.forward(h, memory, k)
     assert gates[3].isnan().all()
     assert cosines[3].isnan().all()
     assert experts[3].tolist() == [0, 1, 2]
@@ -130,8 +130,8 @@ def test_bad_rows_stay_alone(dtype, bad, device):
     for got, expected in zip((gates, experts, cosines), clean, strict=True):
         assert torch.equal(got[others], expected[others])
     grad = torch.ones_like(gates)
-    grad_h = kernels.backward(None, grad, h, memory, gates, experts, cosines)
-    expected = kernels.backward(None, grad, h[others], memory, *(x[others] for x in clean))
+    grad_h = launch.backward(None, grad, h, memory, gates, experts, cosines)
+    expected = launch.backward(None, grad, h[others], memory, *(x[others] for x in clean))
     assert torch.equal(grad_h[others], expected)
     if bad != bad:
         assert (grad_h[3] == 0).all()
@@ -140,7 +140,7 @@ def test_bad_rows_stay_alone(dtype, bad, device):
 def test_a_bad_expert_ranks_first_as_in_the_reference(device):
     h, memory, k = random_problem((10, 40, 5, 3), torch.float32, device)
     memory[3, 0] = float("nan")
-    for got, expected in zip(kernels.forward(h, memory, k), reference.cosine_topk(h, memory, k), strict=True):
+    for got, expected in zip(launch.forward(h, memory, k), reference.cosine_topk(h, memory, k), strict=True):
         torch.testing.assert_close(got, expected, equal_nan=True)
 
 
@@ -148,8 +148,8 @@ def test_a_bad_expert_ranks_first_as_in_the_reference(device):
 def test_lengths_do_not_matter(dtype, device):
     h, memory, k = random_problem((20, 24, 7, 3), dtype, device)
     lengths = 2.0 ** torch.arange(-20, 20, 2, device=device)[:, None]
-    scaled = kernels.forward((h * lengths).to(dtype), memory * lengths[:7], k)
-    for got, expected in zip(scaled, kernels.forward(h, memory, k), strict=True):
+    scaled = launch.forward((h * lengths).to(dtype), memory * lengths[:7], k)
+    for got, expected in zip(scaled, launch.forward(h, memory, k), strict=True):
         torch.testing.assert_close(got, expected)
 
 
@@ -166,27 +166,27 @@ STRIDES = {
 def test_strides(view, device):
     h = view(torch.randn(18, 48, device=device))
     memory = torch.randn(5, 2 * h.shape[1], device=device)[:, ::2]
-    got = kernels.forward(h, memory, 2)
-    for a, b in zip(got, kernels.forward(h.contiguous(), memory.contiguous(), 2), strict=True):
+    got = launch.forward(h, memory, 2)
+    for a, b in zip(got, launch.forward(h.contiguous(), memory.contiguous(), 2), strict=True):
         assert torch.equal(a, b)
     grad = torch.randn(2, h.shape[0], device=device).T
-    expected = kernels.backward(grad.contiguous(), None, h.contiguous(), memory.contiguous(), *got)
-    assert torch.equal(kernels.backward(grad, None, h, memory, *got), expected)
+    expected = launch.backward(grad.contiguous(), None, h.contiguous(), memory.contiguous(), *got)
+    assert torch.equal(launch.backward(grad, None, h, memory, *got), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_same_bits_every_run(dtype, device):
     h, memory, k = random_problem((40, 80, 8, 3), dtype, device)
-    first = kernels.forward(h, memory, k)
-    grads = [kernels.backward(first[0], first[2], h, memory, *first) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(first, kernels.forward(h, memory, k), strict=True))
+    first = launch.forward(h, memory, k)
+    grads = [launch.backward(first[0], first[2], h, memory, *first) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(first, launch.forward(h, memory, k), strict=True))
     assert torch.equal(*grads)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device):
     h, memory, k = random_problem((40, 24, 8, 3), torch.float32, device)
     permutation = torch.randperm(40, device=device)
-    for got, expected in zip(kernels.forward(h[permutation], memory, k), kernels.forward(h, memory, k), strict=True):
+    for got, expected in zip(launch.forward(h[permutation], memory, k), launch.forward(h, memory, k), strict=True):
         assert torch.equal(got, expected[permutation])
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from rbm_kernels import cosine_topk, expert_matmul, expert_order, routed_matmul
 from rbm_kernels._ahead_of_time import compile_for_all
 from rbm_kernels.ops.expert_matmul import config, launch, reference
-from rbm_kernels.ops.routed_matmul import kernels as routed_kernels
+from rbm_kernels.ops.routed_matmul import launch as routed
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "device"),
@@ -175,7 +175,7 @@ def test_a_bad_expert_of_the_routed_kernel_reaches_its_own_rows_alone(dtype):
     _, experts, _ = cosine_topk(x[:60], memory, 2)
     uses_bad = (experts == BAD).any(1)
     assert 0 < uses_bad.sum() < 60
-    assert torch.equal(finite_rows(routed_kernels.forward(x[:60], memory, weight, bias, 2)), ~uses_bad)
+    assert torch.equal(finite_rows(routed.forward(x[:60], memory, weight, bias, 2)), ~uses_bad)
     assert torch.equal(finite_rows(routed_matmul(x[:60], memory, weight, bias, 2)), ~uses_bad)
 
 

@@ -284,10 +284,8 @@ def test_no_autocast_in_what_kernels_leave_to_the_reference():
 @pytest.mark.parametrize(("stride", "is_copied"), [(2**24 - 1, False), (2**24 + 1, True)])
 def test_a_memory_whose_vectors_lie_far_apart_is_copied(stride, is_copied):
     """A tile addresses its 128 vectors with 32 bits; without a copy, the last would begin beyond 2^31 elements."""
-    from rbm_kernels.ops.cosine_topk.kernels import addressable
-
     memory = torch.empty_strided((128, 4), (stride, 1), device="meta")
-    assert (addressable(memory).stride(0) == 4) == is_copied
+    assert (_launching.addressable(memory).stride(0) == 4) == is_copied
 
 
 def test_more_choices_than_32_bits_count_are_refused():

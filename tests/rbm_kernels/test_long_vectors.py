@@ -58,18 +58,18 @@ class TestFloat32Range:
         routed_alike(h, memory, reference.cosine_topk, reference.cosine_topk_backward)
 
     def test_triton_kernels(self, width, dtype, device):
-        kernels = pytest.importorskip("rbm_kernels.ops.cosine_topk.kernels")
+        launch = pytest.importorskip("rbm_kernels.ops.cosine_topk.launch")
         h, memory = of_lengths(LENGTHS, width, dtype), of_lengths(MEMORY_LENGTHS, width, torch.float32)
 
         def on_device(function):
             return lambda *a: _to_cpu(function(*[t.to(device) if isinstance(t, torch.Tensor) else t for t in a]))
 
-        routed_alike(h, memory, on_device(kernels.forward), on_device(kernels.backward))
+        routed_alike(h, memory, on_device(launch.forward), on_device(launch.backward))
 
     def test_whole_layer_for_few_rows(self, width, dtype, device):
         """Each row in the range that its product with a weight stays in."""
         width = max(width, 3)  # with one feature all cosines are equal, but for a rounding
-        kernels = pytest.importorskip("rbm_kernels.ops.routed_matmul.kernels")
+        launch = pytest.importorskip("rbm_kernels.ops.routed_matmul.launch")
         h = of_lengths([1e-11, 1.0, 1e16, 1e18], width, dtype)
         memory = of_lengths([1e30, 1.0, 3e38], width, torch.float32)
         weight = torch.randn(3, 4, width).to(dtype)
@@ -77,7 +77,7 @@ class TestFloat32Range:
         truth = expert_matmul(h, weight, None, gates, experts)
         for got in (
             routed_matmul(h, memory, weight, None, 2),
-            kernels.forward(h.to(device), memory.to(device), weight.to(device), None, 2).cpu(),
+            launch.forward(h.to(device), memory.to(device), weight.to(device), None, 2).cpu(),
         ):
             size = truth.double().abs().amax(1, keepdim=True)
             error = ((got.double() - truth.double()).abs() / size).max()

@@ -9,7 +9,7 @@ from benchmarks.compiled.cases import ARCHITECTURES, CASES
 from benchmarks.compiled.everywhere import compiled_everywhere
 from rbm_kernels import _dispatch, _library, _native
 from rbm_kernels._launching import Machine
-from rbm_kernels.ops.memory_update import kernels, op, reference
+from rbm_kernels.ops.memory_update import launch, op, reference
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # Each shape exists for a reason: (B, D, E, k)
@@ -52,17 +52,17 @@ def check(got, h, gates, experts, e, normalize=True):
 @pytest.mark.usefixtures("poisoned_empty")
 def test_statistics(shape, dtype, device):
     arguments = drawn(shape, dtype, device)
-    got = kernels.memory_statistics(*arguments)
+    got = launch.memory_statistics(*arguments)
     check(got, *arguments)
-    assert all(torch.equal(a, b) for a, b in zip(got, kernels.memory_statistics(*arguments), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(got, launch.memory_statistics(*arguments), strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.usefixtures("poisoned_empty")
 def test_one_program_takes_several_tiles_without_normalization(dtype, device, monkeypatch):
-    monkeypatch.setattr(kernels, "machine_of", lambda device: Machine(90, 1))
+    monkeypatch.setattr(launch, "machine_of", lambda device: Machine(90, 1))
     arguments = drawn((150, 24, 6, 2), dtype, device)
-    check(kernels.memory_statistics(*arguments, normalize=False), *arguments, normalize=False)
+    check(launch.memory_statistics(*arguments, normalize=False), *arguments, normalize=False)
 
 
 STRIDES = {
@@ -78,7 +78,7 @@ STRIDES = {
 def test_strides(view, device):
     h = view(torch.randn(18, 48, device=device))
     _, gates, experts, e = drawn((h.shape[0], 1, 5, 2), torch.float32, device)
-    got = kernels.memory_statistics(h, gates.T.contiguous().T, experts.T.contiguous().T, e)
+    got = launch.memory_statistics(h, gates.T.contiguous().T, experts.T.contiguous().T, e)
     check(got, h, gates, experts, e)
 
 
@@ -92,7 +92,7 @@ def test_bad_rows_are_left_out_whole(width, dtype, device):
     gates[40, 1], gates[59, 2], gates[5, 0] = float("nan"), float("-inf"), float("inf")
     good = torch.ones(60, dtype=torch.bool)
     good[[0, 5, 17, 25, 40, 50, 59]] = False
-    got = kernels.memory_statistics(h, gates, experts, e)
+    got = launch.memory_statistics(h, gates, experts, e)
     good = good.to(device)
     check(got, h[good], gates[good], experts[good], e)
 
@@ -102,7 +102,7 @@ def test_zero_and_short_rows(width, device):
     h, gates, experts, e = drawn((40, width, 6, 3), torch.float32, device)
     h[:20] = 0
     h[20:30] *= 1e-14
-    check(kernels.memory_statistics(h, gates, experts, e), h, gates, experts, e)
+    check(launch.memory_statistics(h, gates, experts, e), h, gates, experts, e)
 
 
 def test_experts_out_of_range_are_skipped_and_others_may_repeat(device):
@@ -111,7 +111,7 @@ def test_experts_out_of_range_are_skipped_and_others_may_repeat(device):
     counted = experts.clone()
     counted[5, 1] = counted[6, 0] = 6
     exact = reference.memory_statistics(h.double(), gates.double(), counted, 7)
-    for value, truth in zip(kernels.memory_statistics(h, gates, experts, e), exact, strict=True):
+    for value, truth in zip(launch.memory_statistics(h, gates, experts, e), exact, strict=True):
         torch.testing.assert_close(value.double(), truth[:5], atol=1e-5, rtol=1e-6)
 
 
@@ -127,7 +127,7 @@ def test_update(layout, normalize, dtype, device):
     before, moved = memory.clone(), memory.double().clone()
     weighted_sum = torch.randn(memory.shape, dtype=dtype, device=device)
     total = torch.tensor([1.0, 0.0, 2.5, float("nan"), float("inf"), -1.0], dtype=dtype, device=device)
-    kernels.memory_update_(memory, weighted_sum, total, 0.9, normalize)
+    launch.memory_update_(memory, weighted_sum, total, 0.9, normalize)
     reference.memory_update_(moved, weighted_sum.double(), total.double(), 0.9, normalize)
     tolerance = 8 * torch.finfo(dtype).eps
     torch.testing.assert_close(memory.double(), moved, atol=tolerance, rtol=tolerance)
@@ -141,7 +141,7 @@ def test_decay_keeps_all_its_bits(decay, device):
     memory = torch.randn(2, 20, dtype=torch.float64, device=device)
     sums, total, moved = torch.randn_like(memory), torch.ones_like(memory[:, 0]), memory.clone()
     reference.memory_update_(moved, sums, total, decay)
-    kernels.memory_update_(memory, sums, total, decay)
+    launch.memory_update_(memory, sums, total, decay)
     torch.testing.assert_close(memory, moved, atol=4e-16, rtol=4e-16)
 
 
@@ -152,8 +152,8 @@ def test_a_long_memory_moves_from_its_direction(dtype, device):
     lengths = torch.tensor([3e38 if dtype == torch.float32 else 1e308, 1e20, 2e15, 1e-11], dtype=dtype, device=device)
     far = memory * lengths[:, None]
     arguments = torch.randn(4, 40, dtype=dtype, device=device), torch.rand(4, dtype=dtype, device=device) + 0.5, 0.7
-    kernels.memory_update_(memory, *arguments)
-    kernels.memory_update_(far, *arguments)
+    launch.memory_update_(memory, *arguments)
+    launch.memory_update_(far, *arguments)
     torch.testing.assert_close(far, memory)
 
 

@@ -109,9 +109,9 @@ def served_by_triton(h: Tensor, memory: Tensor) -> bool:
 def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     if not served_by_triton(h, memory):
         return _eager(h, memory, k, temperature=temperature)
-    from rbm_kernels.ops.cosine_topk import kernels
+    from rbm_kernels.ops.cosine_topk import launch
 
-    return kernels.forward(h, memory, k, temperature)
+    return launch.forward(h, memory, k, temperature)
 
 
 def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> None:
@@ -132,9 +132,9 @@ def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
 def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
     if not served_by_triton(h, memory):
         return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)
-    from rbm_kernels.ops.cosine_topk import kernels
+    from rbm_kernels.ops.cosine_topk import launch
 
-    return kernels.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature)
+    return launch.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature)
 
 
 def _save(ctx, output, h, memory, k, *, temperature=1.0) -> None:

@@ -162,17 +162,17 @@ def _eager_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
 def _cuda_statistics(
     h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
 ) -> tuple[Tensor, Tensor]:
-    from rbm_kernels.ops.memory_update import kernels
+    from rbm_kernels.ops.memory_update import launch
 
-    return kernels.memory_statistics(h, gates, experts, num_experts, normalize)
+    return launch.memory_statistics(h, gates, experts, num_experts, normalize)
 
 
 @implement_cuda("memory_update_", _check_update, stands_in=True)
 def _cuda_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
-    from rbm_kernels.ops.memory_update import kernels
+    from rbm_kernels.ops.memory_update import launch
 
     _check_memory(memory, weighted_sum, total)
-    kernels.memory_update_(memory, weighted_sum, total, decay, normalize)
+    launch.memory_update_(memory, weighted_sum, total, decay, normalize)
 
 
 def _fake_statistics(

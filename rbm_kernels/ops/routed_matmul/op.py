@@ -83,9 +83,9 @@ def _fake(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
 @implement_cuda("routed_matmul", _check)
 def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     if serves(x, memory):
-        from rbm_kernels.ops.routed_matmul import kernels
+        from rbm_kernels.ops.routed_matmul import launch
 
-        return kernels.forward(x, memory, weight, bias, k, temperature)
+        return launch.forward(x, memory, weight, bias, k, temperature)
     return _two_operators(x, memory, weight, bias, k, temperature)
 
 

@@ -10,7 +10,7 @@ from matmul_problems import problem
 from ptx_executor.gpu import Gpu
 from ptx_executor.program import Program, WatcherError
 from rbm_kernels import expert_order
-from rbm_kernels.ops.cosine_topk import kernels as routing_kernels
+from rbm_kernels.ops.cosine_topk import launch as routing
 from rbm_kernels.ops.expert_matmul import config, launch
 from rbm_kernels.ops.expert_order import launch as order_launch
 
@@ -35,7 +35,7 @@ def route():
     """Cosines of rows whose number and width fill no tile."""
     generator = torch.Generator().manual_seed(0)
     h, memory = (torch.randn(n, 50, generator=generator) for n in (77, 6))
-    return routing_kernels.forward(h, memory, 2)[2]
+    return routing.forward(h, memory, 2)[2]
 
 
 def list_tiles():
