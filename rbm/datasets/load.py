@@ -73,8 +73,8 @@ def load_dataset(
         sparse_features: ``"always"`` returns ``x`` as a CSR tensor, ``"never"`` as a dense one. ``"auto"`` returns CSR
             if at most one entry in fifty is nonzero and a dense ``x`` would hold 2^24 numbers or more (64 MiB), as for
             the two Coauthor graphs. Small graphs train quickly either way, and other code expects dense tensors.
-        undirected: add the reverse of each edge of a graph of your own, see :func:`rbm.datasets.load_graph`. The other
-            graphs are undirected.
+        undirected: add the reverse of each edge of a graph of your own, see :func:`rbm.datasets.load_graph`; refused
+            for named graphs; those of the table are undirected.
         download: fetch missing raw files into ``root``. Otherwise the network is never used.
 
     Returns:
@@ -103,6 +103,7 @@ def load_dataset(
     info = _info(name, protocol)
     _refuse("binarize", binarize and info.kind not in ("amazon", "coauthor"), info.name, "Amazon and Coauthor")
     _refuse("keep_duplicates", keep_duplicates and info.kind != "ogb", info.name, "ogbn")
+    _refuse("undirected", undirected, info.name, "your own")
     if info.loader is not None:
         data = info.loader(root, seed)
         validate_data(data)

@@ -213,6 +213,11 @@ def test_npz_without_labels(tmp_path):
         load_dataset("photo", tmp_path)
 
 
+def test_undirected_is_refused_for_named_graphs():
+    with pytest.raises(ValueError, match="undirected: got True, expected False for digits; only your own graphs"):
+        load_dataset("digits", undirected=True)
+
+
 def test_binarize_is_refused_elsewhere():
     with pytest.raises(ValueError, match="binarize: got True, expected False for digits"):
         load_dataset("digits", binarize=True)

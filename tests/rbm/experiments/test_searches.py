@@ -1,4 +1,4 @@
-"""Committed searches: each row belongs to a file in experiments/searches and has the same settings."""
+"""Committed searches: each row belongs to a file in experiments/searches, or a script, and has the same settings."""
 
 import csv
 import re
@@ -13,7 +13,7 @@ from rbm.experiments.results import config_fingerprint
 
 ROOT = Path(__file__).parents[3]
 SEARCHES, ROWS = ROOT / "experiments/searches", ROOT / "results/searches"
-SCRIPTS = {"learning_rates"}  # rows of a script in experiments/, without such a file
+SCRIPTS = {"learning_rates"}  # rows of a script in experiments/ that is not made of experiments
 # Rows of variants that were removed from their file after one seed, as noted in the file or in docs/experts.md.
 DROPPED = {"experts_seen": 11, "photo": 10}
 
@@ -24,11 +24,16 @@ def asked():
     before = dict(METHODS)
     runpy.run_path(str(ROOT / "experiments/expert_candidates.py"))
     found: dict[str, dict[tuple[str, ...], str]] = {}
+    searches = []
     for path in sorted(SEARCHES.glob("*.yaml")):
-        experiment = Experiment.from_yaml(path)
         written = re.search(r"results/searches/(\w+)\.csv", path.read_text())
         assert written, f"{path.name} does not say where its rows are"
-        rows = found.setdefault(written[1], {})
+        searches.append((written[1], Experiment.from_yaml(path)))
+    of_teachers = runpy.run_path(str(ROOT / "experiments/teacher_settings.py"))
+    for teacher in of_teachers["VARIANTS"]:
+        searches += [("teacher_settings", experiment) for experiment in of_teachers["experiments"](teacher)]
+    for name, experiment in searches:
+        rows = found.setdefault(name, {})
         for task in experiment.tasks():
             config = experiment.config(task)
             for method in experiment.methods:
