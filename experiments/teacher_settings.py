@@ -13,9 +13,9 @@ import sys
 from rbm.experiments.experiment import Experiment
 from rbm.experiments.runner import run_experiment
 
-# For each teacher: the publication's settings, and the changes of each variant.
+# For each teacher: the settings of its publication, and the changes of each variant.
 PUBLISHED = {
-    "gat": {"hidden_channels": 64, "dropout": 0.6, "lr": 0.005, "weight_decay": 0.0005},
+    "gat": {"hidden_channels": 64, "dropout": 0.6, "lr": 0.005, "weight_decay": 0.0005, "min_epochs": 20},
     "appnp": {"hidden_channels": 64, "dropout": 0.5, "lr": 0.01, "weight_decay": 0.005},
 }
 VARIANTS = {
