@@ -18,19 +18,8 @@ JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "s
 MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 # Variants that are compared with the MLP, by the name of their line.
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
-# Students whose seeds are compared with those of the first one: title by kind of row.
-NEWER_PAIRS = {
-    "glnn": "GLNN",
-    "nosmog": "NOSMOG",
-    "mlp": "MLP",
-    "rbm": "RbM",
-    "hgmd": "HGMD",
-    "tined": "TINED",
-    "vqgraph": "VQGraph",
-    "sign": "SIGN",
-    "sign, soft labels": "SIGN, soft labels",
-    "trees": "Trees, teacher's classes",
-}
+# Kinds of students of the table newer: the seeds of all are compared with those of the first one, if at least so many.
+NEWER_PAIRS = ("glnn", "nosmog", "mlp", "rbm", "hgmd", "tined", "vqgraph", "sign", "sign, soft labels", "trees")
 FEWEST_PAIRS = 5
 MODELS = ("teacher", "labels", "mlp", "rbm")
 
@@ -213,13 +202,15 @@ def newer_pairs() -> str:
 
     Bold: p below 0.05 after Holm's correction for all tests of the table.
     """
-    from rbm.experiments.comparisons import holm, kinds
+    from rbm.experiments.comparisons import holm, kind_of, kinds
+    from rbm.experiments.paper_tables import read_table
     from rbm.experiments.results import read_rows
     from rbm.experiments.statistics import p_text, paired_test
 
     found, (base, *others) = kinds(read_rows(RUNS / "newer.csv")), NEWER_PAIRS
-    cells = sorted(found[base], key=lambda cell: cell[1])
-    cells = [cell for cell in cells if len(found[base][cell]) >= FEWEST_PAIRS]
+    titles = {kind_of(column.method, column.variant): title for title, column in read_table("newer").columns.items()}
+    enough = [cell for cell, runs in found[base].items() if len(runs) >= FEWEST_PAIRS]
+    cells = sorted(enough, key=lambda cell: cell[1])
     pairs = {
         (cell, kind): paired_test(found[kind][cell], found[base][cell])
         for cell in cells
@@ -236,7 +227,7 @@ def newer_pairs() -> str:
         return f"{mark}{pair.difference:+.2f}{mark} ({p_text(pair.p)}{seeds})"
 
     table = [[", ".join(cell), str(len(found[base][cell])), *(shown(cell, kind) for kind in others)] for cell in cells]
-    return markdown(["", "seeds", *(NEWER_PAIRS[kind] for kind in others)], table)
+    return markdown(["", "seeds", *(titles[kind] for kind in others)], table)
 
 
 def newer_serving() -> str:

@@ -74,8 +74,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+def kind_of(method: str, variant: str) -> str:
+    """The kind of a row: ``rbm``, or with a variant ``rbm, NAME``."""
+    return f"{method}, {variant}" if variant else method
+
+
 def kinds(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[str, Cells]:
-    """A column in per cent by kind of row, in row order: ``mlp``, ``rbm``, or with a variant ``rbm, NAME``.
+    """A column in per cent by kind of row (:func:`kind_of`), in row order.
 
     Raises:
         ValueError: the column is not one of accuracies.
@@ -85,9 +90,8 @@ def kinds(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[
     found: dict[str, Cells] = defaultdict(dict)
     for group, methods in group_rows(rows).items():
         for method, runs in methods.items():
-            kind = f"{method}, {group.variant}" if group.variant else method
             cell = (group.graph, group.setting)
-            found[kind][cell] = {seed: 100 * float(row[column]) for seed, row in runs.items()}
+            found[kind_of(method, group.variant)][cell] = {seed: 100 * float(row[column]) for seed, row in runs.items()}
     return dict(found)
 
 
