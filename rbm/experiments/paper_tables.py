@@ -231,7 +231,8 @@ def write_outputs(table: Table, rows: list[dict[str, str]], folder: Path, comman
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = folder / f"{table.file_name}.md", folder / f"{table.file_name}.png"
     parts = [f"# {table.about}", "", f"`{command}`", ""]
-    parts += ["Test accuracy at the epoch with the best validation accuracy (the paper's figure in brackets):", ""]
+    beside = " (the paper's figure in brackets)" if table.paper else ""
+    parts += [f"Test accuracy at the epoch with the best validation accuracy{beside}:", ""]
     parts += [render(table, rows)]
     parts += ["Maximum over epochs of the test accuracy, which the paper's code reports:", ""]
     parts += [render(table, rows, "test_max")]
