@@ -31,7 +31,7 @@ from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.teachers import check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
-from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module
+from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module, warn_of_flat_soft_labels
 from rbm.teachers.prepare import prepare_teacher
 from rbm.training.run_folder import RunFolder, open_run
 from rbm.training.tensorboard import check_tensorboard, events
@@ -314,6 +314,8 @@ def _train(
         outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=cache, progress=progress)
     if "teacher" in cache.taken:
         timings["teacher"]["cached"] = True
+    if run is not None or not progress.is_silent:  # once, not per trial of a search
+        warn_of_flat_soft_labels(outputs, split)
     encode = Encoder(split, classes, config.seed, cache, list(encodings), progress, timings)
     if any("encoding" in METHODS[method].sections for method in methods):
         encode(config.encoding)

@@ -1,6 +1,7 @@
 """The outputs of a trained teacher for students: soft labels, hidden rows, changes of entropy under noise."""
 
 import inspect
+import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,8 +15,12 @@ from rbm.nn.sparse_rows import in_single_precision, to_dense
 from rbm.teachers import edges_for, features_for
 from rbm.training.metrics import evaluating
 from rbm.training.selection import Result, split_accuracies
-from rbm.utils.chunks import rows_not_finite
+from rbm.utils.chunks import row_chunks, rows_not_finite
 from rbm.utils.distributed import broadcast_from_rank0, compute_once
+
+# Share of the accuracy above guessing. On Cora, teachers with 0.05 taught GLNN at most half of what they knew, and
+# those with 0.6 and more all of it.
+_LEAST_CONFIDENCE = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +141,25 @@ def outputs_from_module(
     return TeacherOutputs(soft_labels, logits, result, teacher, observed)
 
 
+def warn_of_flat_soft_labels(outputs: TeacherOutputs, split: GraphSplit) -> None:
+    """Warn of a teacher whose soft labels are almost the same for all classes, although its classes are right.
+
+    Students learn from probabilities, so they learn little from such a teacher. It is a network that stopped after a
+    few epochs, or a given teacher whose logits have a very small scale. Measured on validation nodes, as the confidence
+    (the mean probability of the predicted class) relative to the accuracy, both above guessing.
+    """
+    probabilities = outputs.soft_labels[split.observed.val_mask].float().softmax(-1)
+    confidence, accuracy = float(probabilities.amax(-1).mean()), outputs.result["val_accuracy"]
+    guess = 1 / probabilities.shape[1]
+    if confidence - guess < _LEAST_CONFIDENCE * (accuracy - guess):
+        logging.getLogger("rbm").warning(
+            "teacher: %.0f%% of the validation nodes are right, but the mean probability of a predicted class is"
+            " %.0f%% (%.0f%% is guessing), so students learn little from it. Train it for longer, for example with"
+            " teacher.min_epochs: 100, or multiply the logits of a given teacher by a constant.",
+            *(100 * accuracy, 100 * confidence, 100 * guess),
+        )
+
+
 def check_module(teacher: nn.Module) -> None:
     """Raise TypeError if the arguments of ``teacher`` do not allow the call ``teacher(x, edge_index)``."""
     try:
@@ -152,7 +176,10 @@ def check_module(teacher: nn.Module) -> None:
 
 
 def check_logits(logits: Tensor, nodes: int, classes: int) -> None:
-    """Raise ValueError unless ``logits`` is finite and ``[nodes, classes]``."""
+    """Raise ValueError unless ``logits`` is finite and ``[nodes, classes]``, or if its rows are probabilities.
+
+    The softmax of probabilities is almost the same for all classes, so students would learn next to nothing from them.
+    """
     if not isinstance(logits, Tensor) or logits.shape != (nodes, classes):
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
@@ -161,6 +188,17 @@ def check_logits(logits: Tensor, nodes: int, classes: int) -> None:
         )
     if len(bad := rows_not_finite(logits)):
         raise ValueError(f"teacher logits of node {int(bad[0])} are not finite; every node needs a finite row")
+    if classes > 1 and _are_probabilities(logits):
+        raise ValueError(
+            "teacher logits are probabilities: no number is negative and every row sums to one; give their logarithms,"
+            " such as probabilities.clamp_min(1e-9).log(), or the teacher's output before its softmax"
+        )
+
+
+def _are_probabilities(table: Tensor) -> bool:
+    """Whether every row of a finite table ``[N, C]``, possibly of half precision, is a distribution over C classes."""
+    parts = (table[rows].float() for rows in row_chunks(len(table)))
+    return all(bool((part >= 0).all() and ((part.sum(-1) - 1).abs() < 0.01).all()) for part in parts)
 
 
 def _given_result(observed_logits: Tensor, full_logits: Tensor, split: GraphSplit) -> dict[str, Any]:

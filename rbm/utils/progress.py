@@ -95,6 +95,11 @@ class Progress:
     def __init__(self, console: Console | None) -> None:
         self._console = console or Console(quiet=True)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is shown."""
+        return self._console.quiet
+
     def say(self, text: str) -> None:
         """Print one line above the bars."""
         _say(self._console, text)

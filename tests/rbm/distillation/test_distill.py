@@ -260,6 +260,9 @@ def test_memory_has_its_own_optimizer_group(small_graph, quick, memory_weight_de
         (torch.zeros(60, 4), r"teacher logits have shape \[60, 4\], expected \[60, 3\]"),
         (torch.zeros(59, 3), r"teacher logits have shape \[59, 3\]"),
         (torch.zeros(60, 3).index_fill(0, torch.tensor(7), float("nan")), "teacher logits of node 7 are not finite"),
+        (torch.linspace(-3, 3, 180).view(60, 3).softmax(-1), "teacher logits are probabilities"),
+        (torch.linspace(-3, 3, 180).view(60, 3).softmax(-1).half(), "teacher logits are probabilities"),
+        (torch.eye(3)[torch.arange(60) % 3], r"such as probabilities\.clamp_min\(1e-9\)\.log\(\)"),
     ],
 )
 def test_bad_teacher_logits(small_graph, quick, logits, message):
@@ -274,6 +277,22 @@ def test_teacher_module_with_the_wrong_classes(small_graph, quick):
 
     with pytest.raises(ValueError, match=r"teacher logits have shape \[60, 5\], expected \[60, 3\]"):
         rbm.distill(small_graph, Wrong(), config=quick)
+
+
+def test_teacher_module_with_a_softmax_at_its_end(small_graph, quick, tmp_path):
+    class Softmax(nn.Module):
+        def forward(self, x, edge_index):
+            return x[:, :3].softmax(-1)
+
+    with pytest.raises(ValueError, match=r"teacher logits are probabilities.* before its softmax"):
+        rbm.distill(small_graph, Softmax(), config=quick)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_run_reports_flat_soft_labels_once(small_graph, quick, caplog, tmp_path, stored):
+    logits = 0.01 * torch.eye(3)[small_graph.y] - 1
+    rbm.distill(small_graph, logits, config=quick, methods=["glnn"], folder=tmp_path / "run" if stored else None)
+    assert caplog.text.count("teacher.min_epochs: 100") == int(stored)
 
 
 def test_more_experts_than_nodes(small_graph, quick):
