@@ -45,7 +45,7 @@ def warn_of_absent_classes(where: str, labels: Tensor) -> None:
             "%s: no node has class %s, but classes are all numbers from 0 to %d, so %s. If this is a mistake, renumber"
             " the classes, for example with numpy.unique(y, return_inverse=True)[1]; if not, set num_classes=%d in the"
             " graph.",
-            *(where, _first(absent), counts.numel() - 1),
+            *(where, first_ids(absent), counts.numel() - 1),
             *("it counts as one" if absent.numel() == 1 else f"these {absent.numel()} count", counts.numel()),
         )
 
@@ -67,7 +67,7 @@ def warn_of_scale(x: Tensor) -> None:
         else:
             tops = torch.stack([values[rows].abs().amax(0) for rows in row_chunks(len(values))])
             columns = (tops > _LARGEST).any(0).nonzero().flatten()
-        named = f"column {_first(columns)}" if columns.numel() == 1 else f"columns {_first(columns)}"
+        named = f"column {first_ids(columns)}" if columns.numel() == 1 else f"columns {first_ids(columns)}"
         found = f"{columns.numel()} of {x.size(1)} features have absolute values above {_LARGEST} ({named})"
         found += f", up to {largest:.2g}"
     logging.getLogger("rbm").warning(
@@ -88,7 +88,7 @@ def warn_of_untaught_classes(data: Data) -> None:
     elif (absent := present[~torch.isin(present, training_labels)]).numel():
         logger.warning(
             "data.train_mask: no training node has class %s, so no model learns to predict it; add such nodes.",
-            _first(absent),
+            first_ids(absent),
         )
 
 
@@ -153,7 +153,8 @@ def _as_tensor(name: str, value: Any, layouts: tuple[torch.layout, ...]) -> str:
     return f"; use torch.as_tensor(data.{name})"
 
 
-def _first(ids: Tensor, limit: int = 5) -> str:
+def first_ids(ids: Tensor, limit: int = 5) -> str:
+    """The first numbers of ``ids [n]`` for a message, such as ``"3, 7"``; dots stand for more than ``limit``."""
     shown = ", ".join(str(i) for i in ids[:limit].tolist())
     return shown + (", ..." if ids.numel() > limit else "")
 
@@ -178,7 +179,7 @@ def _check_features(data: Data) -> int:
         bad = rows.spread(torch.arange(x.size(0), device=x.device))[~torch.isfinite(rows.values)].unique()
     if bad.numel():
         raise ValueError(
-            f"data.x: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {_first(bad)}), "
+            f"data.x: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {first_ids(bad)}), "
             "expected finite numbers; repair or drop these nodes, for example with torch.nan_to_num(data.x)"
         )
     return x.size(0)
@@ -198,7 +199,7 @@ def _check_edges(data: Data, num_nodes: int) -> None:
         bad = ((edges < 0) | (edges >= num_nodes)).any(dim=0).nonzero().flatten()
         source, target = edges[:, bad[0]].tolist()
         raise ValueError(
-            f"data.edge_index: {bad.numel()} of {edges.size(1)} edges point outside the graph (edge {_first(bad)}; "
+            f"data.edge_index: {bad.numel()} of {edges.size(1)} edges point outside the graph (edge {first_ids(bad)}; "
             f"edge {bad[0]} is {source} -> {target}), expected node ids from 0 to {num_nodes - 1}; "
             "renumber the nodes or drop these edges"
         )
@@ -219,7 +220,7 @@ def _check_masks(data: Data, num_nodes: int) -> None:
         both = (masks[one] & masks[other]).nonzero().flatten()
         if both.numel():
             raise ValueError(
-                f"data.{one}: {both.numel()} nodes are in data.{other} as well (node {_first(both)}), expected "
+                f"data.{one}: {both.numel()} nodes are in data.{other} as well (node {first_ids(both)}), expected "
                 "disjoint sets; clear them in one of the two"
             )
 
@@ -240,7 +241,7 @@ def _check_labels(data: Data) -> None:
     bad = wrong.nonzero().flatten()
     if bad.numel():
         raise ValueError(
-            f"data.y: {bad.numel()} labels are out of range (node {_first(bad)}; node {bad[0]} has "
+            f"data.y: {bad.numel()} labels are out of range (node {first_ids(bad)}; node {bad[0]} has "
             f"{int(data.y[bad[0]])}), expected {expected}; renumber the classes or take these nodes out of the masks"
         )
     if known is None:

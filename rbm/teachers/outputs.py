@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from rbm.config import ReliabilityConfig
 from rbm.datasets.splits import GraphSplit
+from rbm.datasets.validation import first_ids
 from rbm.nn.sparse_rows import in_single_precision, to_dense
 from rbm.teachers import edges_for, features_for
 from rbm.training.metrics import evaluating
@@ -18,9 +19,10 @@ from rbm.training.selection import Result, split_accuracies
 from rbm.utils.chunks import row_chunks, rows_not_finite
 from rbm.utils.distributed import broadcast_from_rank0, compute_once
 
-# Share of the accuracy above guessing. On Cora, teachers with 0.05 taught GLNN at most half of what they knew, and
-# those with 0.6 and more all of it.
+# Share of the accuracy above guessing. On Cora, GATs with 0.05 taught GLNN at most half of what they knew, and teachers
+# with 0.6 and more all of it. On CiteSeer, a GLNN did not learn a class for which RevGAT had 0.1.
 _LEAST_CONFIDENCE = 0.2
+_FEWEST_NODES = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,21 +144,32 @@ def outputs_from_module(
 
 
 def warn_of_flat_soft_labels(outputs: TeacherOutputs, split: GraphSplit) -> None:
-    """Warn of a teacher whose soft labels are almost the same for all classes, although its classes are right.
+    """Warn of classes that a teacher predicts correctly, but with hardly more probability than the other classes.
 
-    Students learn from probabilities, so they learn little from such a teacher. It is a network that stopped after a
-    few epochs, or a given teacher whose logits have a very small scale. Measured on validation nodes, as the confidence
-    (the mean probability of the predicted class) relative to the accuracy, both above guessing.
+    Students learn from probabilities, so they learn little about these classes. Such a teacher is a network that
+    stopped after a few epochs, or was given with logits of a very small scale. The confidence (the mean probability of
+    the predicted class) is compared with the share of correct predictions, among the validation nodes that the teacher
+    assigns to a class, both above guessing.
     """
-    probabilities = outputs.soft_labels[split.observed.val_mask].float().softmax(-1)
-    confidence, accuracy = float(probabilities.amax(-1).mean()), outputs.result["val_accuracy"]
-    guess = 1 / probabilities.shape[1]
-    if confidence - guess < _LEAST_CONFIDENCE * (accuracy - guess):
+    observed = split.observed
+    confidences, classes = outputs.soft_labels[observed.val_mask].float().softmax(-1).max(-1)
+    right = (classes == observed.y[observed.val_mask]).float()
+    guess = 1 / outputs.soft_labels.shape[1]
+    counts = torch.bincount(classes, minlength=outputs.soft_labels.shape[1])
+    confidence, precision = (torch.bincount(classes, each, len(counts)) / counts for each in (confidences, right))
+    flat = (counts >= _FEWEST_NODES) & (confidence - guess < _LEAST_CONFIDENCE * (precision - guess))
+    if flat.any():
+        nodes = flat[classes]
         logging.getLogger("rbm").warning(
-            "teacher: %.0f%% of the validation nodes are right, but the mean probability of a predicted class is"
-            " %.0f%% (%.0f%% is guessing), so students learn little from it. Train it for longer, for example with"
-            " teacher.min_epochs: 100, or multiply the logits of a given teacher by a constant.",
-            *(100 * accuracy, 100 * confidence, 100 * guess),
+            "teacher: it is right on %.0f%% of the validation nodes that it assigns to %s %s, but with a mean"
+            " probability of %.0f%% (%.0f%% is guessing), so students learn little about %s. Train it for longer, for"
+            " example with teacher.min_epochs: 100, or multiply the logits of a given teacher by a constant.",
+            *(
+                100 * right[nodes].mean(),
+                "class" if flat.sum() == 1 else "classes",
+                first_ids(flat.nonzero().flatten()),
+            ),
+            *(100 * confidences[nodes].mean(), 100 * guess, "it" if flat.sum() == 1 else "them"),
         )
 
 

@@ -20,18 +20,39 @@ def test_a_negative_number_in_any_row_shows_that_rows_are_not_probabilities():
     check_logits(logits, 60, 3)
 
 
+def right_on_four_of_five(graph) -> torch.Tensor:
+    """One-hot rows ``[60, 3]`` that are right on 12 of the 15 validation nodes, and assign five to each class."""
+    classes = graph.y.clone()
+    wrong = graph.val_mask.nonzero().flatten()[:3]
+    classes[wrong] = (classes[wrong] + 1) % 3
+    return torch.eye(3)[classes]
+
+
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 @pytest.mark.parametrize(("scale", "warned"), [(0.05, True), (0.5, False), (5.0, False)])
 def test_soft_labels_close_to_equal_shares_are_reported(small_graph, caplog, setting, scale, warned):
-    """Two of three validation nodes are right. At a scale of 0.05, the mean probability is 0.34, little above 1/3."""
+    """At a scale of 0.05, the probability of the predicted class is 0.34, little above 1/3."""
     split = split_graph(small_graph, setting=setting)
-    classes = small_graph.y.clone()
-    wrong = small_graph.val_mask.nonzero().flatten()[::3]
-    classes[wrong] = (classes[wrong] + 1) % 3
-    warn_of_flat_soft_labels(outputs_from_logits(scale * torch.eye(3)[classes] - 1, split), split)
-    assert ("students learn little from it" in caplog.text) == warned
+    warn_of_flat_soft_labels(outputs_from_logits(scale * right_on_four_of_five(small_graph) - 1, split), split)
+    assert ("students learn little about them" in caplog.text) == warned
     if warned:
-        assert "but the mean probability of a predicted class is 34% (33% is guessing)" in caplog.text
+        assert "right on 80% of the validation nodes that it assigns to classes 0, 1, 2, but with a mean" in caplog.text
+        assert "probability of 34% (33% is guessing)" in caplog.text
+
+
+def test_a_single_class_with_flat_soft_labels_is_reported(small_graph, caplog):
+    split, logits = split_graph(small_graph), 5 * right_on_four_of_five(small_graph)
+    logits[logits.argmax(1) == 1] *= 0.01
+    warn_of_flat_soft_labels(outputs_from_logits(logits - 1, split), split)
+    assert "assigns to class 1, but" in caplog.text
+    assert "students learn little about it." in caplog.text
+
+
+def test_classes_of_few_validation_nodes_are_not_judged(small_graph, caplog):
+    small_graph.val_mask[15:19] = False  # 11 nodes: four or three of each class
+    split = split_graph(small_graph)
+    warn_of_flat_soft_labels(outputs_from_logits(0.01 * torch.eye(3)[small_graph.y] - 1, split), split)
+    assert not caplog.text
 
 
 def test_a_teacher_that_only_guesses_is_not_reported(small_graph, caplog):
