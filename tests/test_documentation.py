@@ -115,6 +115,33 @@ def test_command_has_its_options(page, words):
             pytest.fail(f"{page} says: rbm {shlex.join(words)}, but: {error}")
 
 
+def refused_preset(words):
+    """Why ``rbm distill`` would refuse the preset of a command for its graph, or None."""
+    from rbm.config.presets import preset_config
+    from rbm.datasets import DATASETS
+    from rbm.datasets.registry import find_dataset
+
+    given = dict(itertools.pairwise(words))
+    dataset = given.get("--dataset", "digits")
+    if words[0] != "distill" or "--preset" not in words or Path(dataset).suffix or dataset not in DATASETS:
+        return None
+    try:
+        preset_config(given["--preset"], find_dataset(dataset).name, setting=given.get("--setting", "transductive"))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_presets_of_commands_exist_for_their_graphs(page):
+    assert [words for words in commands(PAGES[page]) if refused_preset(words)] == []
+
+
+def test_a_preset_without_settings_for_a_graph_would_be_seen():
+    assert "no hyperparameters for dataset 'digits'" in refused_preset(["distill", "--preset", "paper"])
+    assert refused_preset(["distill", "--dataset", "cora", "--preset", "paper"]) is None
+
+
 def test_a_command_that_does_not_exist_would_be_seen():
     text = "```sh\ncd x && rbm distill --no-such-option # rbm\n```\n or `rbm undistill --all` ... `rbm info`"
     found = list(commands(text))

@@ -167,7 +167,7 @@ def distill(
                 "--auto is about a run folder, and --seeds leaves none; search first, then give what was chosen:"
                 " rbm distill --config RUN/config.yaml --seeds 0-9"
             )
-        distill_seeds(seeds, methods, out, root, cache, jobs, options)
+        distill_seeds(seeds, methods, out, root, cache, jobs, device, options)
         return
     named = None
     # A search stores the configuration that it chose, but options given here describe the one from which it started.
@@ -244,7 +244,7 @@ def _report(result, path) -> None:
         console.print(f"report:     {path / REPORT}", highlight=False, soft_wrap=True)
 
 
-def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
+def distill_seeds(seeds, methods, out, root, cache, jobs, device, options) -> None:
     from rbm.experiments.experiment import Experiment, parse_seeds
     from rbm.experiments.seeds import seeds_report
     from rbm.utils.distributed import launched
@@ -271,4 +271,5 @@ def distill_seeds(seeds, methods, out, root, cache, jobs, options) -> None:
         },
     )
     table = out or Path("runs") / f"{run_name(chosen)}.csv"
-    run_and_show(run, table, root or chosen.root or None, cache, jobs, show=seeds_report)
+    place = usable_device(device)
+    run_and_show(run, table, root or chosen.root or None, cache, jobs, place, show=seeds_report)

@@ -22,6 +22,7 @@ def experiment(
     root: Root = None,
     cache: CacheFolder = CACHE,
     jobs: Jobs = 1,
+    device: Device = None,
 ) -> None:
     """Run the experiment that a YAML file describes, and print its results as a table.
 
@@ -29,7 +30,8 @@ def experiment(
     """
     from rbm.experiments.experiment import Experiment
 
-    run_and_show(Experiment.from_yaml(file), out or Path("results") / f"{file.stem}.csv", root, cache, jobs)
+    table = out or Path("results") / f"{file.stem}.csv"
+    run_and_show(Experiment.from_yaml(file), table, root, cache, jobs, usable_device(device))
 
 
 def reproduce(
@@ -143,14 +145,14 @@ def table(
         plot_variants(tables.variants(rows, column=column), plot, ylabel=column.replace("_", " "))
 
 
-def run_and_show(chosen, out, root, cache, jobs, show=None) -> None:
+def run_and_show(chosen, out, root, cache, jobs, device, show=None) -> None:
     """Run an experiment and print ``show(chosen, rows)``, by default a table of its results."""
     from rbm.experiments.paper_tables import render, table_of
     from rbm.experiments.runner import run_experiment
     from rbm.experiments.tables import main_table
 
     with advise_resuming(SAME_COMMAND):
-        rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, console=status)
+        rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, device=device, console=status)
     if show is not None:
         print(show(chosen, rows), end="")
     else:

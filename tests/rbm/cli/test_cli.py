@@ -163,6 +163,22 @@ def test_experiment_and_its_tables(rbm, tmp_path):
     assert "expected one of test_at_best_val" in rbm("table", "results/e.csv", "--column", "best")[2]
 
 
+@pytest.mark.parametrize("words", [("distill", "--seeds", "0"), ("experiment", "e.yaml")], ids=lambda words: words[0])
+@pytest.mark.parametrize(("flags", "expected"), [((), "cuda"), (("--device", "cpu"), "cpu")])
+def test_many_runs_use_the_gpu_or_the_given_device(rbm, tmp_path, monkeypatch, words, flags, expected):
+    (tmp_path / "e.yaml").write_text("datasets: [digits]\nseeds: 0\n")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    devices = []
+
+    def run_experiment(*_, device, **__):
+        devices.append(device)
+        raise ValueError("nothing is trained here")
+
+    monkeypatch.setattr("rbm.experiments.runner.run_experiment", run_experiment)
+    rbm(*words, *flags)
+    assert devices == [expected]
+
+
 def test_distill_by_another_method(rbm, tmp_path):
     quick = ["--set", "teacher.max_epochs=3", "--set", "glnn.max_epochs=3", "--set", "glnn.hidden_channels=16"]
     status, out, _ = rbm("distill", "--method", "glnn", "--inflate", 2, *quick, "--out", "run")

@@ -33,6 +33,7 @@ MISTAKES = {
     "misspelt method": (["distill", "--method", "mlp,rmb"], "each once; did you mean 'rbm'"),
     "device": (["distill", "--device", "tpu"], "device is 'tpu', expected cpu, cuda, or cuda:0 and so on"),
     "meta device": (["distill", "--device", "meta"], "device is 'meta', expected cpu"),
+    "device of several seeds": (["distill", "--seeds", "0", "--device", "tpu"], "device is 'tpu', expected cpu"),
     "no such GPU": (["distill", "--device", "cuda:99"], "device is 'cuda:99', which is not usable here"),
     "config file": (["distill", "--config", "no.yaml"], "configuration file no.yaml does not exist"),
     "config text": (["distill", "--config", __file__], "is not valid YAML|holds str, expected the sections"),
