@@ -17,6 +17,7 @@ from rbm.config import Config
 from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
+from rbm.datasets.encodings.hops import check_hops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import warn_of_missing_edges, warn_of_scale, warn_of_untaught_classes
 from rbm.distillation.auto.folder import read_chosen
@@ -158,7 +159,7 @@ def distill(
     config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes, methods)
-    _check_experts(config, methods, split.observed.num_nodes)
+    _check_sizes(config, methods, split)
     chosen: Chosen | None = None
     with ExitStack() as opened:
         if auto:
@@ -289,12 +290,15 @@ def _with_labels(methods: Sequence[str], labels_alone: bool) -> tuple[str, ...]:
     return tuple(methods) if LABELS_ALONE in methods or not labels_alone else (*methods, LABELS_ALONE)
 
 
-def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
+def _check_sizes(config: Config, methods: Sequence[str], split: GraphSplit) -> None:
+    nodes = split.observed.num_nodes
     if "rbm" in methods and config.rbm.num_experts > nodes:
         raise ValueError(
             f"rbm.num_experts is {config.rbm.num_experts} but the observed graph has {nodes} nodes;"
             " use at most as many experts as nodes"
         )
+    if "sign" in methods:
+        check_hops(split.graph.num_nodes, split.graph.num_features, config.sign.hops)
 
 
 def _train(
