@@ -76,6 +76,15 @@ def check_teacher_of(methods: Iterable[str], teacher: type[nn.Module] | None) ->
             check(teacher)
 
 
+def learns_soft_labels(method: str) -> bool:
+    """Whether a method's student learns the soft labels that ``distill.source`` selects. Methods without a teacher do
+    not, nor do methods that need the teacher itself, nor ``labels``, which only has the teacher's settings.
+    """
+    if method not in METHODS or method == "labels":
+        return False
+    return "teacher" in METHODS[method].sections and METHODS[method].check_teacher is None
+
+
 def title_of(model: str) -> str:
     """The title of the teacher or of a method's student in tables; another name is its own title."""
     return "Teacher" if model == "teacher" else METHODS[model].title if model in METHODS else model
