@@ -88,7 +88,12 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
                 raise ValueError(f"{path}{key} is {shown(value)}, expected a section with keys such as lr")
             value = updated(current, value, f"{path}{key}.")
         values[key] = value
-    return replace(section, **values)
+    try:
+        return replace(section, **values)
+    except ValueError as error:
+        # A section does not know the one that it is in: tokenizer.lr becomes vqgraph.tokenizer.lr.
+        message, own = str(error), _prefix(type(section))
+        raise ValueError(f"{path}{message.removeprefix(own)}" if message.startswith(own) else message) from None
 
 
 def _hint(section: Any, name: str, path: str) -> str:
@@ -107,7 +112,7 @@ def shown(value: Any) -> str:
 
 
 def _prefix(section: type) -> str:
-    name = section.__name__.removesuffix("Config").lower()
+    name = section.__name__.removesuffix("Config").replace("Plus", "_plus").lower()
     return f"{name}." if name else ""
 
 
@@ -120,7 +125,10 @@ def _sentence(section: type, error: dict[str, Any]) -> str:
     known = section.__pydantic_fields__[name]
     out_of_range = error["type"] in _OUT_OF_RANGE
     given = shown(value) if out_of_range else f"{shown(value)} ({type(value).__name__})"
-    return f"{_prefix(section)}{name} is {given}, expected {_range(known) if out_of_range else _kind(known)}"
+    expected = _range(known) if out_of_range else _kind(known)
+    if error["type"] == "finite_number" and "number" not in expected:
+        expected = f"a finite number, {expected}"
+    return f"{_prefix(section)}{name} is {given}, expected {expected}"
 
 
 _OUT_OF_RANGE = (

@@ -157,7 +157,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
-        if not equals:
+        if not (equals and key.strip()):
             raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
         try:
             values[key.strip()] = parse_yaml(value)

@@ -156,7 +156,8 @@ def _features(path: Path, x: Any) -> Tensor:
     if x.layout not in (torch.strided, torch.sparse_csr) or x.dim() != 2 or 0 in x.shape:
         known = x.layout in (torch.strided, torch.sparse_csr)
         kind = f"shape {list(x.shape)}" if known else f"layout {x.layout}"
-        hint = "" if known else "; use x.to_sparse_csr()"
+        hint = "; use x[:, None] for a single feature" if x.dim() == 1 and known else ""
+        hint = hint if known else "; use x.to_sparse_csr()"
         raise ValueError(
             f"dataset: {path}, x has {kind}, expected dense or CSR features [nodes, features], not empty{hint}"
         )

@@ -171,7 +171,10 @@ def _check_features(data: Data) -> int:
     if x.requires_grad:
         raise ValueError("data.x: requires a gradient, expected features that do not; use data.x.detach()")
     if x.dim() != 2 or 0 in x.shape:
-        raise ValueError(f"data.x: got shape {list(x.shape)}, expected [nodes, features] with at least one of each")
+        hint = "; use data.x[:, None] for a single feature" if x.dim() == 1 else ""
+        raise ValueError(
+            f"data.x: got shape {list(x.shape)}, expected [nodes, features] with at least one of each{hint}"
+        )
     if x.layout == torch.strided:
         bad = rows_not_finite(x)
     else:

@@ -17,19 +17,20 @@ from rbm.config import Config
 from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
+from rbm.datasets.encodings.hops import check_hops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import warn_of_missing_edges, warn_of_scale, warn_of_untaught_classes
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.finish import REPORT_SECONDS, draws, finish, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
-from rbm.distillation.registry import METHODS, Method
+from rbm.distillation.registry import METHODS, Method, check_teacher_of
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import named_after_graph
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
 from rbm.distillation.verdict import LABELS_ALONE, judge
-from rbm.teachers import check_teacher
+from rbm.teachers import TEACHERS, check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module, warn_of_flat_soft_labels
 from rbm.teachers.prepare import prepare_teacher
@@ -157,8 +158,8 @@ def distill(
         warn_of_missing_edges(data)
     config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
-    given = _given(teacher, config, split, classes)
-    _check_experts(config, methods, split.observed.num_nodes)
+    given = _given(teacher, config, split, classes, methods)
+    _check_sizes(config, methods, split)
     chosen: Chosen | None = None
     with ExitStack() as opened:
         if auto:
@@ -185,7 +186,7 @@ def distill(
                 reserve=REPORT_SECONDS if folder is not None and draws(plots) else 0.0,
             )
             config, resume, overwrite = chosen.config, folder is not None, False
-            given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes)
+            given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes, methods)
             timings["search"] = {"seconds": round(chosen.seconds, 3)}
         teacher = given
         kept, progress = Cache(cache), Progress(console if is_main_process() else None)
@@ -243,9 +244,11 @@ def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> t
 
 
 def _given(
-    teacher: nn.Module | Tensor | None, config: Config, split: GraphSplit, classes: int
+    teacher: nn.Module | Tensor | None, config: Config, split: GraphSplit, classes: int, methods: Sequence[str]
 ) -> nn.Module | Tensor | None:
-    """The given teacher, checked: a module or logits (possibly from the graph); None if a teacher is to be trained."""
+    """The given teacher, checked, also against the methods: a module or logits (possibly from the graph); None if a
+    teacher is to be trained.
+    """
     if teacher is None and config.teacher.name == "logits":
         teacher = split.graph.get("teacher_logits")
         if teacher is None:
@@ -256,10 +259,13 @@ def _given(
     if teacher is None:
         check_teacher(config.teacher.name)
         check_sampling(config)
+        check_teacher_of(methods, TEACHERS[config.teacher.name])
     elif isinstance(teacher, Tensor):
         check_logits(teacher, split.graph.num_nodes, classes)
+        check_teacher_of(methods, None)
     else:
         check_module(teacher)
+        check_teacher_of(methods, type(teacher))
     return teacher
 
 
@@ -284,12 +290,15 @@ def _with_labels(methods: Sequence[str], labels_alone: bool) -> tuple[str, ...]:
     return tuple(methods) if LABELS_ALONE in methods or not labels_alone else (*methods, LABELS_ALONE)
 
 
-def _check_experts(config: Config, methods: Sequence[str], nodes: int) -> None:
+def _check_sizes(config: Config, methods: Sequence[str], split: GraphSplit) -> None:
+    nodes = split.observed.num_nodes
     if "rbm" in methods and config.rbm.num_experts > nodes:
         raise ValueError(
             f"rbm.num_experts is {config.rbm.num_experts} but the observed graph has {nodes} nodes;"
             " use at most as many experts as nodes"
         )
+    if "sign" in methods:
+        check_hops(split.graph.num_nodes, split.graph.num_features, config.sign.hops)
 
 
 def _train(
@@ -321,13 +330,14 @@ def _train(
         encode(config.encoding)
     neighbors, source = uses_neighbor_labels(split, config), "teacher"
     student_config = config.updated({"distill": {"neighbors": neighbors}})
-    task = DistillationTask(split, outputs, student_config, classes, encode, run, progress, cache)
+    of_teacher = task = DistillationTask(split, outputs, student_config, classes, encode, run, progress, cache)
     # The MLP on labels is trained first if the others may learn from it.
-    may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" else None
+    others = [method for method in methods if method != LABELS_ALONE and METHODS[method].check_teacher is None]
+    may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" and others else None
     trained: dict[str, TrainedStudent] = {}
     for method in sorted(methods, key=lambda method: method != may_teach):
         with timings.measured(method):
-            trained[method] = _train_student(METHODS[method], task)
+            trained[method] = _train_student(METHODS[method], of_teacher if METHODS[method].check_teacher else task)
         if method in cache.taken:
             timings[method]["cached"] = True
         if method == may_teach and broadcast_from_rank0(partial(is_ahead_of_teacher, split, outputs, trained[method])):

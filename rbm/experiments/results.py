@@ -12,7 +12,7 @@ import torch
 import torch_geometric
 
 from rbm.config import LATER_SETTINGS, Config
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import METHODS, learns_soft_labels
 from rbm.utils.environment import today
 from rbm.utils.files import append_csv, read_text, write_text
 from rbm.utils.tensor_files import fingerprint
@@ -60,13 +60,17 @@ def made_by(config: Config, method: str) -> dict[str, str]:
 def config_fingerprint(config: Config, method: str) -> str:
     """A hash of all settings that a method's result may depend on.
 
-    These are the settings outside sections (except for the data's folder) and the sections that the method reads. A
-    setting that was added later counts only if its value differs from that of all earlier rows.
+    These are the settings outside sections (except for the data's folder), the sections that the method reads, and
+    ``distill.source`` if it learns soft labels. A setting that was added later counts only if its value differs from
+    that of all earlier rows.
     """
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
     if "teacher" in read:
         read += config.teacher_sections
     kept = {name: value for name, value in asdict(config).items() if name in read or not isinstance(value, dict)}
+    source = config.distill.source
+    if "distill" not in read and learns_soft_labels(method) and source != LATER_SETTINGS["distill"]["source"]:
+        kept["distill"] = {"source": source}
     return fingerprint("config", {**_without_former(kept, LATER_SETTINGS), "root": ""})
 
 

@@ -183,9 +183,10 @@ def train_epoch(phase: str, trainer: Trainer, epoch: int) -> float:
     trainer.model.train()
     loss = trainer.train_epoch(epoch)
     if not loss < float("inf"):
-        raise FloatingPointError(
-            f"the loss of phase {phase!r} became {loss} in epoch {epoch}; a smaller learning rate usually helps"
-        )
+        remedy = "a smaller learning rate usually helps"
+        if epoch == 0:  # the weights are hardly trained yet
+            remedy += ", or features of a smaller scale, such as (x - mean) / std"
+        raise FloatingPointError(f"the loss of phase {phase!r} became {loss} in epoch {epoch}; {remedy}")
     trainer.model.eval()
     return loss
 

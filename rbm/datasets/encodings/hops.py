@@ -1,6 +1,7 @@
 """Stored hops: means of the features one, two, three edges away, as columns after a node's own features.
 
-With ``M`` the mean over a node's in-neighbours (zeros if it has none), the columns are ``M X, M^2 X, ...``. These are
+With ``M`` the mean over a node's in-neighbours (zeros if it has none), the columns are ``M X, M^2 X, ...``. A node is
+not its own neighbour: self-loops of the graph do not count, as a node that arrives later has none. These columns are
 the inputs of SGC (Wu et al., Simplifying Graph Convolutional Networks, ICML 2019) and SIGN (Frasca et al., 2020) under
 a random walk without self-loops. With this operator, a node that arrives later only needs one mean over what its
 neighbours have stored, ``[X, M X, ...]``, and no access to their neighbours.
@@ -9,6 +10,7 @@ neighbours have stored, ``[X, M X, ...]``, and no access to their neighbours.
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.utils import remove_self_loops
 
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.graph import in_matrix
@@ -41,10 +43,11 @@ def neighbor_means(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
 
     Args:
         x: float32 ``[N, F]`` on the CPU.
-        edge_index: int64 ``[2, M]``; messages flow from row 0 to row 1, and a duplicate edge counts twice.
+        edge_index: int64 ``[2, M]``; messages flow from row 0 to row 1, a duplicate edge counts twice, and a self-loop
+            does not count.
         hops: at least 1.
     """
-    sources, targets = edge_index.cpu().numpy()
+    sources, targets = remove_self_loops(edge_index.cpu())[0].numpy()
     adjacency = in_matrix(sources, targets, (len(x), len(x)), np.float32)
     degrees = np.maximum(np.bincount(targets, minlength=len(x)), 1).astype(np.float32)[:, None]
     found, last = [], x.numpy()
@@ -59,6 +62,15 @@ def passed_on(features: Tensor, encodings: Tensor) -> Tensor:
     return torch.cat([features, encodings[:, : encodings.shape[1] - features.shape[1]]], dim=1)
 
 
+def check_hops(nodes: int, width: int, hops: int) -> None:
+    """Raise ValueError if ``hops`` of the features ``[nodes, width]`` would hold more than 2^31 numbers (8 GiB)."""
+    if nodes * width * hops > _MOST_NUMBERS:
+        raise ValueError(
+            f"sign.hops is {hops}: of {nodes:,} nodes with {width:,} features that is {nodes * width * hops:,} numbers,"
+            f" expected at most {_MOST_NUMBERS:,}; set fewer, or give narrower features (such as a projection of these)"
+        )
+
+
 def hop_encodings(split: GraphSplit, hops: int) -> StoredHops | None:
     """Stored hops of all nodes; None if ``hops`` is 0.
 
@@ -66,16 +78,12 @@ def hop_encodings(split: GraphSplit, hops: int) -> StoredHops | None:
     neighbours pass on, as for a node that arrives after training.
 
     Raises:
-        ValueError: they would hold more than 2^31 numbers (8 GiB).
+        ValueError: see :func:`check_hops`.
     """
     if hops == 0:
         return None
-    nodes, width = split.graph.num_nodes, split.graph.num_features
-    if nodes * width * hops > _MOST_NUMBERS:
-        raise ValueError(
-            f"sign.hops is {hops}: of {nodes:,} nodes with {width:,} features that is {nodes * width * hops:,} numbers,"
-            f" expected at most {_MOST_NUMBERS:,}; set fewer, or give narrower features (such as a projection of these)"
-        )
+    nodes = split.graph.num_nodes
+    check_hops(nodes, split.graph.num_features, hops)
     features, observed = _dense(split.graph.x), _dense(split.observed.x)
     rows = neighbor_means(observed, split.observed.edge_index, hops)
     if not len(split.unseen_nodes):

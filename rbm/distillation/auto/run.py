@@ -164,7 +164,7 @@ def choose(
             f"auto is asked for in {world_size()} processes that train together; search in one process, then train with"
             " the config.yaml of its run folder"
         )
-    space = Space(config, methods, teacher_name if teacher is None else MODULE, features_only)
+    space = Space(config, methods, teacher_name if teacher is None else MODULE, features_only, run)
     observed = _observed(data, config, unseen_fraction)
     judge = Judge(train, observed, num_classes(data), space, teacher)
     progress = Progress(console)

@@ -16,7 +16,8 @@ import yaml
 from rbm.config import Config, flat, nested
 from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import preset_config, teacher_settings
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import METHODS, check_teacher_of
+from rbm.teachers import TEACHERS
 
 Point = dict[str, Any]
 GIVEN, DEFAULTS = "given", "defaults"
@@ -40,12 +41,15 @@ class Space:
         methods: methods from ``rbm.distillation.registry.METHODS``.
         teacher: name of the teacher of all trials (:data:`MODULE` for a trained module), or None to search for it.
         features_only: students have no encodings, and encodings are not searched. ``given`` must not have any either.
+        run: methods that the run trains after the search. Only teachers that these and ``methods`` support are
+            searched, besides the given one.
     """
 
     given: Config
     methods: tuple[str, ...]
     teacher: str | None = None
     features_only: bool = False
+    run: tuple[str, ...] = ()
 
     @cached_property
     def bases(self) -> dict[str, Config]:
@@ -62,7 +66,8 @@ class Space:
         """Teachers to choose from, the given one first."""
         if self.teacher is not None:
             return (self.teacher,)
-        return tuple(dict.fromkeys([self.given.teacher.name, *filter(self._has_settings, _choices()["teachers"])]))
+        others = [name for name in _choices()["teachers"] if self._has_settings(name) and self._is_supported(name)]
+        return tuple(dict.fromkeys([self.given.teacher.name, *others]))
 
     @cached_property
     def encodings(self) -> tuple[str, ...]:
@@ -156,6 +161,13 @@ class Space:
     def _has_settings(self, teacher: str) -> bool:
         try:
             self._preset(teacher)
+        except ValueError:
+            return False
+        return True
+
+    def _is_supported(self, teacher: str) -> bool:
+        try:
+            check_teacher_of((*self.methods, *self.run), TEACHERS[teacher])
         except ValueError:
             return False
         return True

@@ -141,6 +141,7 @@ class AlignmentTrainer(NodeTrainer):
         means = rows.new_zeros(self.model.head.out_features, rows.shape[1])
         means.index_add_(0, labels, observed[self.train_nodes])
         scores = rows @ F.normalize(means, dim=-1).T
+        scores[:, torch.bincount(labels, minlength=len(means)) == 0] = -torch.inf  # a class without a mean
         return split_accuracies(split.of_observed(scores), scores, split)
 
     def state(self) -> dict[str, Any]:

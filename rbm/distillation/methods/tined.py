@@ -50,25 +50,29 @@ from rbm.utils.precision import wide
 _EDGES_AT_ONCE = 2**14
 
 
+def check_layers(teacher: type[nn.Module] | None) -> None:
+    """Raise ValueError unless the layers of teachers of this class are known; None stands for logits alone."""
+    if teacher is None or not issubclass(teacher, (GraphSAGE, GCN, MLP)):
+        what = "logits alone" if teacher is None else f"a {teacher.__name__}"
+        raise ValueError(
+            "methods: tined and tined_plus copy the layers of a teacher sage, gcn, appnp or mlp of this package, and"
+            f" this one is {what}; name one of those, or leave these methods out"
+        )
+
+
 def feature_transformations(teacher: nn.Module | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
     """Weight and bias of each layer of a teacher, and where it propagates: ``layers``, ``end`` or ``none``.
 
     Raises:
-        ValueError: the layers of this teacher are not known.
+        ValueError: see :func:`check_layers`.
     """
+    check_layers(None if teacher is None else type(teacher))
     if isinstance(teacher, GraphSAGE):
         return [(conv.lin_l.weight, conv.lin_l.bias) for conv in teacher.convs], "layers"
     if isinstance(teacher, GCN):
         return [(conv.lin.weight, conv.bias) for conv in teacher.convs], "layers"
-    if isinstance(teacher, MLP):
-        place = "end" if isinstance(teacher, APPNP) else "none"
-        return [(conv.weight, conv.bias) for conv in teacher.convs], place
-    what = "logits alone" if teacher is None else f"a {type(teacher).__name__}"
-    raise ValueError(
-        f"methods: tined and tined_plus copy the layers of a teacher sage, gcn, appnp or mlp of this package, and this"
-        f" one is {what}; name one of those, set distill.source=teacher where an MLP of labels took its place, or leave"
-        " these methods out"
-    )
+    place = "end" if isinstance(teacher, APPNP) else "none"
+    return [(conv.weight, conv.bias) for conv in teacher.convs], place
 
 
 @torch.no_grad()

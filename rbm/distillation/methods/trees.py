@@ -55,12 +55,15 @@ class TreesTrainer(Trainer):
         self.y = labels[nodes].cpu().numpy()
         self.classes = np.unique(self.y)
         outputs = len(self.classes) if len(self.classes) > 2 else 1
+        fewest = min(config.min_samples, max(1, len(self.y) // 2))
+        # Memory for trees as large as these nodes and this depth allow; leaves alone may ask for a thousand times more.
+        leaves = min(config.leaves, 2**config.depth, max(1, len(self.y) // fewest))
         self.model = TreesStudent(
             self.full_x.shape[1],
             classes,
             rounds=config.max_epochs,
             outputs=outputs,
-            nodes=config.max_epochs * outputs * (2 * config.leaves - 1),
+            nodes=config.max_epochs * outputs * (2 * leaves - 1),
             depth=config.depth,
         ).to(self.full_x.device)
         from sklearn.ensemble import HistGradientBoostingClassifier  # takes most of a second to import
@@ -69,7 +72,7 @@ class TreesTrainer(Trainer):
             learning_rate=config.lr,
             max_leaf_nodes=config.leaves,
             max_depth=config.depth,
-            min_samples_leaf=min(config.min_samples, max(1, len(self.y) // 2)),
+            min_samples_leaf=fewest,
             l2_regularization=config.l2,
             early_stopping=False,
             warm_start=True,

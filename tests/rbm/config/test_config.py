@@ -6,7 +6,7 @@ from importlib import resources
 import pytest
 import yaml
 
-from rbm.config import PRESETS, Config, parse_assignments
+from rbm.config import PRESETS, Config, TINEDPlusConfig, parse_assignments
 from rbm.config.presets import preset_config
 from rbm.datasets import DATASETS
 
@@ -126,6 +126,8 @@ def test_assignments():
     }
     with pytest.raises(ValueError, match=r"'rbm.lr' is no assignment, expected SECTION.KEY=VALUE"):
         parse_assignments(["rbm.lr"])
+    with pytest.raises(ValueError, match=r"'=3' is no assignment, expected SECTION.KEY=VALUE"):
+        parse_assignments(["=3"])
     with pytest.raises(ValueError, match=r"'rbm.lr=\[' has a value that is not valid YAML"):
         parse_assignments(["rbm.lr=["])
 
@@ -168,14 +170,30 @@ def test_assignments():
         ({"glnn": {"batch_size": 0}}, "glnn.batch_size is 0, expected at least 1"),
         ({"krd": {"draw": "all"}}, "krd.draw is 'all', expected one of expectation, sample"),
         ({"nosmog": {"adversarial_eps": 0}}, "nosmog.adversarial_eps is 0, expected a positive number"),
-        ({"nosmog": {"encoding": {"fill": "x"}}}, "encoding.fill is 'x', expected one of observed_mean, all_mean"),
+        ({"nosmog": {"encoding": {"fill": "x"}}}, "nosmog.encoding.fill is 'x', expected one of observed_mean, all"),
+        ({"vqgraph": {"tokenizer": {"codebook_size": 0}}}, "vqgraph.tokenizer.codebook_size is 0, expected between 1"),
+        (
+            {"tined_plus": {"encoding": {"hierarchical_softmax": False, "negative": 0}}},
+            "tined_plus.encoding.hierarchical_softmax is False, expected true where negative is 0",
+        ),
+        ({"tined_plus": {"adversarial_steps": 0}}, "tined_plus.adversarial_steps is 0, expected at least 1"),
+        (
+            {"tined": {"energy_weight": float("inf")}},
+            "tined.energy_weight is inf, expected a finite number, at least 0",
+        ),
+        ({"simmlp": {"power": float("nan")}}, "simmlp.power is nan, expected a positive number"),
         ({"cohop": {"num_layers": 3}}, "cohop.num_layers is 3, expected 1 (linear) or 2"),
         ({"cohop": {"histogram": "x"}}, "cohop.histogram is 'x', expected one of auto, exact, propagation, none"),
     ],
 )
 def test_bad_values(changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         Config().updated(changes)
+
+
+def test_bad_value_of_a_section_of_its_own():
+    with pytest.raises(ValueError, match=r"^tined_plus\.adversarial_steps is 0, expected at least 1$"):
+        TINEDPlusConfig(adversarial_steps=0)
 
 
 def test_broken_file(tmp_path):

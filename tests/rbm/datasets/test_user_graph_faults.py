@@ -32,7 +32,7 @@ FAULTS = {
     "another name": ({"y": None, "target": np.zeros(6)}, r"lacks y; expected .* \(it has \S*target\S*\)"),
     "two names": ({"features": np.ones((6, 2))}, "holds both x and features, expected one of them"),
     "two names of a mask": ({"train": np.arange(2)}, "holds both train_mask and train, expected one of them"),
-    "x flat": ({"x": np.ones(6)}, r"x has shape \[6\], expected dense or CSR features \[nodes, features\]"),
+    "x flat": ({"x": np.ones(6)}, r"x has shape \[6\], expected .* \[nodes, features\], .*; use x\[:, None\]"),
     "x empty": ({"x": np.ones((6, 0))}, r"x has shape \[6, 0\], .* not empty"),
     "x complex": ({"x": np.ones((6, 2)) * 1j}, "is (torch.)?complex128, .*expected .*numbers"),
     "edges in threes": ({"edge_index": np.zeros((3, 4), int)}, r"edge_index has shape \[3, 4\], expected \[2, M\]"),

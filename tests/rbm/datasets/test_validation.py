@@ -83,7 +83,7 @@ FAULTS = {
     "x double": ({"x": torch.ones(6, 2).double()}, TypeError, r"data\.x: got torch\.float64.*data\.x\.float\(\)"),
     "x bfloat16": ({"x": torch.ones(6, 2).bfloat16()}, TypeError, r"data\.x: got torch\.bfloat16.*data\.x\.float\(\)"),
     "x learned": ({"x": torch.ones(6, 2).requires_grad_()}, ValueError, r"data\.x: requires a gradient.*\.detach\(\)"),
-    "x flat": ({"x": torch.ones(6)}, ValueError, r"data\.x: got shape \[6\]"),
+    "x flat": ({"x": torch.ones(6)}, ValueError, r"data\.x: got shape \[6\].*; use data\.x\[:, None\]"),
     "x empty": ({"x": torch.ones(6, 0)}, ValueError, r"data\.x: got shape \[6, 0\]"),
     "x nan": (
         {"x": with_value(torch.ones(6, 2), (4, 1), torch.nan)},

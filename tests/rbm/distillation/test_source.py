@@ -67,6 +67,21 @@ def test_methods_that_ask_for_a_hidden_layer_get_that_mlps():
     )
 
 
+def test_methods_that_copy_the_teacher_keep_it():
+    data = block_graph(0.1, nodes=300, degree=5)
+    few = {"max_epochs": 3, "encoding": {"deepwalk": False}}
+    short = {"tined": {"max_epochs": 3}, "tined_plus": few}
+    methods = ["mlp", "tined", "tined_plus"]
+    found = distilled(data, QUICK.updated(short), methods=methods)
+    assert found.summary["verdict"]["source"] == "labels"
+    asked = distilled(data, OF_TEACHER.updated(short), methods=methods)
+    for method in methods:
+        states = [each.students[method].state_dict() for each in (found, asked)]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]) == (method != "mlp")
+    alone = distilled(data, QUICK.updated(short), methods=["tined"])
+    assert alone.summary["verdict"]["source"] == "teacher", "no student learns from the MLP"
+
+
 def test_a_good_teacher_is_learned_from():
     data = block_graph(0.9, nodes=300, degree=10)
     found = distilled(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rbm.config import PROTOCOLS
+from rbm.config import PROTOCOLS, Config
 from rbm.distillation.registry import METHODS
 from rbm.experiments import runner as experiments
 from rbm.experiments.experiment import Experiment, parse_seeds
@@ -176,6 +176,13 @@ def test_fingerprints_differ_with_the_settings_not_with_the_folder():
     changed = config.updated({"rbm": {"lr": 0.02}})
     assert config_fingerprint(config, "rbm") != config_fingerprint(changed, "rbm")
     assert config_fingerprint(config, "glnn") == config_fingerprint(changed, "glnn"), "it reads no such section"
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_fingerprints_differ_with_whose_soft_labels_are_learned(method):
+    found = [config_fingerprint(Config().updated({"distill": {"source": s}}), method) for s in ("auto", "teacher")]
+    alike = method in ("cohop", "labels", "simmlp", "tined", "tined_plus", "vqgraph")
+    assert (found[0] == found[1]) == alike
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,13 @@ def test_min_epochs_are_not_selected():
 
 
 def test_loss_that_is_not_finite():
-    trainer = Script(val=[0.1] * 6)
-    trainer.train_epoch = lambda epoch: float("nan")
-    with pytest.raises(FloatingPointError, match="loss of phase 'rbm' became nan in epoch 0; a smaller learning"):
-        run(trainer)
+    for first in (0, 2):
+        trainer = Script(val=[0.1] * 6)
+        trainer.train_epoch = lambda epoch, first=first: float("nan") if epoch == first else 1.0
+        message = f"loss of phase 'rbm' became nan in epoch {first}; a smaller learning rate usually helps"
+        with pytest.raises(FloatingPointError, match=message) as caught:
+            run(trainer)
+        assert ("features of a smaller scale" in str(caught.value)) == (first == 0)
 
 
 def test_continues_from_a_checkpoint(tmp_path, monkeypatch):

@@ -79,6 +79,11 @@ def test_students_of_features_alone_have_no_encodings_to_choose():
         assert space.config(point) == features_only(space.config(point))
 
 
+@pytest.mark.parametrize(("methods", "run"), [(("tined",), ()), (("mlp",), ("mlp", "tined_plus"))])
+def test_only_teachers_that_all_methods_support_are_searched(methods, run):
+    assert Space(Config(), methods, run=run).teachers == ("sage", "mlp", "gcn", "appnp")
+
+
 def test_a_method_of_ones_own_has_teachers_and_encodings(monkeypatch):
     monkeypatch.setitem(METHODS, "own", METHODS["mlp"])
     space = Space(Config(), ("own",))

@@ -21,7 +21,7 @@ from rbm.training.run_folder import load_encodings
 def mean_matrix(edge_index: torch.Tensor, count: int) -> torch.Tensor:
     counts = torch.zeros(count, count)
     for u, v in edge_index.T.tolist():
-        counts[v, u] += 1
+        counts[v, u] += u != v
     return counts / counts.sum(1, keepdim=True).clamp_min(1)
 
 
@@ -35,14 +35,18 @@ def test_hops_are_powers_of_the_mean_over_neighbours(directed_graph):
     assert hop_encodings(split_graph(directed_graph), 0) is None
 
 
-def test_an_unseen_node_takes_what_observed_neighbours_have_stored(small_graph):
+@pytest.mark.parametrize("loops", [False, True])
+def test_an_unseen_node_takes_what_observed_neighbours_have_stored(small_graph, loops):
+    edges = small_graph.edge_index
+    if loops:  # an unseen node cannot use its own, so observed nodes must not either
+        small_graph.edge_index = torch.cat([edges, torch.arange(60).expand(2, -1)], dim=1)
     split = split_graph(small_graph, "inductive", unseen_fraction=0.4)
     found = hop_encodings(split, 2)
     mean = mean_matrix(split.observed.edge_index, split.observed.num_nodes)
     x = split.observed.x
     torch.testing.assert_close(found.observed, torch.cat([mean @ x, mean @ mean @ x], dim=1))
     for node in split.unseen_nodes.tolist():
-        sources = small_graph.edge_index[0, small_graph.edge_index[1] == node]
+        sources = edges[0, edges[1] == node]
         rows = [split.observed_nodes.tolist().index(u) for u in sources.tolist() if u in split.observed_nodes]
         expected = torch.cat([x[rows].mean(0), (mean @ x)[rows].mean(0)]) if rows else torch.zeros(24)
         torch.testing.assert_close(found.full[node], expected)
@@ -62,9 +66,14 @@ def test_the_loss(split, teacher_outputs, weight):
     assert ours.train_epoch(0) == pytest.approx((weight * hard + (1 - weight) * soft).item(), rel=1e-5)
 
 
-def test_too_many_numbers_are_refused_before_any_work(small_graph):
-    with pytest.raises(ValueError, match=r"sign\.hops is 10000000: of 60 nodes with 12 features .*expected at most"):
+def test_too_many_numbers_are_refused_before_any_work(small_graph, quick, tmp_path):
+    message = r"sign\.hops is 10000000: of 60 nodes with 12 features .*expected at most"
+    with pytest.raises(ValueError, match=message):
         hop_encodings(split_graph(small_graph), 10_000_000)
+    config = quick.updated({"sign": {"hops": 10_000_000}})
+    with pytest.raises(ValueError, match=message):
+        rbm.distill(small_graph, config=config, methods=["sign"], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "the teacher would have been trained first"
 
 
 @pytest.fixture

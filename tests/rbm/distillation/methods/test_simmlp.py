@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from rbm.config import SimMLPConfig
+from rbm.distillation.methods import simmlp
 from rbm.distillation.methods.simmlp import AlignmentTrainer, HeadTrainer, alignment_loss, masked
 from rbm.nn.newer import SimMLPStudent
 from rbm.nn.reconstruction import SparseTarget
@@ -141,3 +142,12 @@ def test_an_epoch_is_judged_by_the_nearest_mean(split):
     tested = split.unseen_nodes if len(split.unseen_nodes) else split.graph.test_mask
     found = ours.evaluate()
     assert found.test == pytest.approx((scores[tested].argmax(1) == split.graph.y[tested]).float().mean().item())
+
+
+def test_no_node_is_judged_to_be_of_a_class_without_labelled_nodes(split, monkeypatch):
+    observed, scores = split.observed, []
+    observed.y = observed.y.where(~observed.train_mask | (observed.y != 3), 0)
+    monkeypatch.setattr(simmlp, "split_accuracies", lambda _, full, __: scores.append(full))
+    trainer_of(split).evaluate()
+    assert torch.isneginf(scores[0][:, 3]).all()
+    assert scores[0][:, :3].isfinite().all()

@@ -20,7 +20,7 @@ from rbm.distillation.methods.tined import (
 )
 from rbm.nn.newer import TINEDStudent
 from rbm.nn.sparse_rows import SparseRows
-from rbm.teachers import build_teacher, edges_for
+from rbm.teachers import GAT, build_teacher, edges_for
 from rbm.teachers.outputs import outputs_from_logits, outputs_from_module
 
 TEACHERS = ("sage", "gcn", "appnp", "mlp")
@@ -239,12 +239,13 @@ def test_the_plus_is_nosmogs_loss_on_it(split, taught):
     assert sum(len(group["params"]) for group in ours.parameter_groups()) == 8 + 2
 
 
-@pytest.mark.parametrize("teacher", ["label_propagation", "logits"])
-def test_other_teachers_are_refused(small_graph, quick, teacher):
-    if teacher == "logits":
-        small_graph.teacher_logits = torch.randn(60, 3)
+@pytest.mark.parametrize("teacher", ["label_propagation", "gat", "logits", "tensor", "module"])
+def test_other_teachers_are_refused_before_any_training(small_graph, quick, tmp_path, teacher):
+    small_graph.teacher_logits = torch.randn(60, 3)
+    given = {"tensor": small_graph.teacher_logits, "module": GAT(8, 4, 3)}.get(teacher, teacher)
     with pytest.raises(ValueError, match=r"tined and tined_plus copy the layers of a teacher sage, gcn, appnp or mlp"):
-        rbm.distill(small_graph, teacher, config=quick, methods=["tined"], measure_latency=False)
+        rbm.distill(small_graph, given, config=quick, methods=["mlp", "tined"], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", TEACHERS)

@@ -70,6 +70,26 @@ def test_a_single_class_is_no_error(small_graph):
     assert ours.model.trimmed(1, _nodes_of(ours.model, 1))(small_graph.x).argmax(-1).eq(1).all()
 
 
+@pytest.mark.parametrize(
+    ("options", "leaves"),
+    [
+        ({"min_samples": 1}, 60),
+        ({"min_samples": 7}, 8),
+        ({"depth": 2}, 4),
+        ({"leaves": 3}, 3),
+        ({"min_samples": 99}, 2),
+    ],
+)
+def test_memory_follows_the_nodes_of_the_graph(small_graph, options, leaves):
+    ours = trainer_of(small_graph, **{"leaves": 2**15, "depth": 100, **options})
+    assert ours.model.nodes == 6 * 3 * (2 * leaves - 1)
+    for epoch in range(6):
+        ours.train_epoch(epoch)
+    assert max(ours.node_counts) <= ours.model.nodes
+    kept = ours.model.trimmed(6, _nodes_of(ours.model, 6))
+    torch.testing.assert_close(kept(small_graph.x), ours._logits())
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 10])
 def test_a_round_has_the_same_bits_when_it_is_grown_again(small_graph, monkeypatch, at_once):
     monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", at_once)
