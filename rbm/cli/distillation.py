@@ -159,9 +159,17 @@ def distill(
     methods = [name.strip() for name in method.split(",")]
     options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
-        for option, value in (("tensorboard", tensorboard), ("keep", keep)):
+        for option, value in (("tensorboard", tensorboard), ("keep", keep), ("plots", plots)):
             if value:
                 raise ValueError(f"--{option} is about a run folder, and --seeds leaves none; use one or the other")
+        for option, value in (("resume", resume), ("overwrite", overwrite)):
+            if value:
+                raise ValueError(
+                    f"--{option} is about a run folder, and --seeds leaves none; without it, --seeds continues its CSV"
+                    " file, and starts anew if you remove that file"
+                )
+        if seed is not None:
+            raise ValueError(f"--seed {seed} and --seeds {seeds} are both given; use one or the other")
         if auto or budget:
             raise ValueError(
                 "--auto is about a run folder, and --seeds leaves none; search first, then give what was chosen:"
@@ -169,6 +177,8 @@ def distill(
             )
         distill_seeds(seeds, methods, out, root, cache, jobs, device, options)
         return
+    if jobs > 1:
+        raise ValueError(f"--jobs {jobs} runs several --seeds side by side, and none are given; add --seeds 0-9")
     named = None
     # A search stores the configuration that it chose, but options given here describe the one from which it started.
     resumed = out if resume and not (auto and _has_settings(options)) else None

@@ -53,6 +53,14 @@ MISTAKES = {
     "rows into a folder": (["distill", "--seeds", "0", "--out", ".."], "results file .. is a folder"),
     "too many seeds": (["distill", "--seeds", "0-99999999999"], "seeds is '0-99999999999', expected numbers below"),
     "many seeds": (["tune", "--seeds", "0-999999999"], "names 1,000,000,000 seeds.*expected 1 to 10,000"),
+    "overwriting several seeds": (
+        ["distill", "--seeds", "0", "--overwrite"],
+        "--overwrite is about a run folder, and --seeds leaves none; without it, --seeds continues its CSV file",
+    ),
+    "resuming several seeds": (["distill", "--seeds", "0", "--resume"], "--resume is about a run folder, and --seeds"),
+    "plots of several seeds": (["distill", "--seeds", "0", "--plots"], "--plots is about a run folder, and --seeds"),
+    "seed and seeds": (["distill", "--seed", "3", "--seeds", "0-1"], "--seed 3 and --seeds 0-1 are both given"),
+    "jobs of one seed": (["distill", "--jobs", "2"], "--jobs 2 runs several --seeds side by side, and none are given"),
     "seeds backwards": (["distill", "--seeds", "5-2"], "names 0 seeds"),
     "no jobs": (
         ["distill", "--seeds", "0", "--jobs", "0"],
