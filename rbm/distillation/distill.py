@@ -24,7 +24,7 @@ from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.finish import REPORT_SECONDS, draws, finish, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
-from rbm.distillation.registry import METHODS, Method, check_teacher_of
+from rbm.distillation.registry import METHODS, Method, check_hidden_layer, check_teacher_of
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import named_after_graph
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
@@ -266,6 +266,8 @@ def _given(
     else:
         check_module(teacher)
         check_teacher_of(methods, type(teacher))
+    if teacher is not None and not hasattr(teacher, "embed"):
+        check_hidden_layer(methods, config)
     return teacher
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from rbm.config import Config
 from rbm.distillation.methods.cohop import train_cohop
 from rbm.distillation.methods.ensemble import train_ensemble
 from rbm.distillation.methods.glnn import train_glnn
@@ -21,6 +22,7 @@ from rbm.distillation.methods.tined import check_layers, train_tined, train_tine
 from rbm.distillation.methods.trees import train_trees
 from rbm.distillation.methods.vqgraph import train_vqgraph
 from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.teachers.outputs import no_hidden_layer
 
 _RECIPE = ("distill", "reliability", "encoding")
 
@@ -74,6 +76,16 @@ def check_teacher_of(methods: Iterable[str], teacher: type[nn.Module] | None) ->
     for method in methods:
         if (check := METHODS[method].check_teacher) is not None:
             check(teacher)
+
+
+def check_hidden_layer(methods: Iterable[str], config: Config) -> None:
+    """Raise ValueError if the configuration of one of the ``methods`` needs a teacher's hidden layer."""
+    for method in methods:
+        for section in METHODS[method].sections:
+            if getattr(getattr(config, section, None), "similarity_weight", 0) > 0:
+                raise no_hidden_layer(f"{section}.similarity_weight is set")
+        if method == "rbm" and config.rbm.memory_init == "teacher":
+            raise no_hidden_layer("rbm.memory_init is teacher")
 
 
 def learns_soft_labels(method: str) -> bool:

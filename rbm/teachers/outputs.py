@@ -70,15 +70,20 @@ class TeacherOutputs:
         if self.hidden is not None:
             return self.hidden
         if not hasattr(self.module, "embed"):
-            raise ValueError(
-                f"{reason}, but this teacher shows no hidden layer; set it otherwise, or use a teacher of this package,"
-                " or one with a method embed(x, edge_index) -> [N, H]"
-            )
+            raise no_hidden_layer(reason)
         module, observed = self.module, self.observed
         with evaluating(module):
             return broadcast_from_rank0(
                 lambda: module.embed(features_for(module, observed.x), edges_for(module, observed))
             )
+
+
+def no_hidden_layer(reason: str) -> ValueError:
+    """The error about a teacher without a method ``embed``; ``reason`` is the setting that needs it."""
+    return ValueError(
+        f"{reason}, but this teacher shows no hidden layer; set it otherwise, or use a teacher of this package, or one"
+        " with a method embed(x, edge_index) -> [N, H]"
+    )
 
 
 @torch.no_grad()

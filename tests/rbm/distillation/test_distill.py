@@ -288,6 +288,22 @@ def test_teacher_module_with_a_softmax_at_its_end(small_graph, quick, tmp_path):
         rbm.distill(small_graph, Softmax(), config=quick)
 
 
+@pytest.mark.parametrize(
+    ("method", "changes", "reason"),
+    [
+        ("nosmog", {}, "nosmog.similarity_weight is set"),
+        ("moe", {"distill": {"similarity_weight": 0.1}}, "distill.similarity_weight is set"),
+        ("rbm", {"rbm": {"memory_init": "teacher"}}, "rbm.memory_init is teacher"),
+    ],
+)
+def test_a_missing_hidden_layer_is_reported_before_training(small_graph, quick, tmp_path, method, changes, reason):
+    """``glnn`` would be trained first."""
+    config, methods = quick.updated(changes), ["glnn", method]
+    with pytest.raises(ValueError, match=f"{reason}, but this teacher shows no hidden layer"):
+        rbm.distill(small_graph, torch.randn(60, 3), config=config, methods=methods, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_run_reports_flat_soft_labels_once(small_graph, quick, caplog, tmp_path, stored):
     logits = 0.01 * torch.eye(3)[small_graph.y] - 1
