@@ -6,6 +6,8 @@ spill or do not fit are dropped. The others are checked against the reference in
 alternately, round after round, each with more buffers than fit in the L2 cache. Every outcome is written to the CSV at
 once; another call with the same file continues where the first ended. ``--table FILE`` saves the printed rows of
 config.py, each followed by the times of all candidates. ``--dry-run`` stops before the GPU is needed.
+All entries of an operator have hundreds to thousands of candidates, and a compilation takes about a second: ``--jobs``
+compiles several at once, and ``--entry``, ``--precision`` and ``--limit`` take fewer.
 """
 
 import time
@@ -225,10 +227,11 @@ def tune(
     The file ``table`` gets the row, and the times of the other candidates as comments.
     """
     about = f"{tunable.name}, {case}, {case.precision}, sm_{architecture}"
+    tried = len(tunable.candidates(case, architecture)[:limit])
+    _say(f"# {about}: {tried} candidates to compile")
     with console.status(f"compiling candidates: {about}"):
         fitting = survey(tunable, case, architecture, outcomes, limit, jobs)
-    tried = len(tunable.candidates(case, architecture)[:limit])
-    _say(f"# {about}: {len(fitting)} of {tried} candidates fit")
+    _say(f"# {len(fitting)} of {tried} fit")
     if dry_run:
         for candidate in fitting:
             registers = outcomes.of(tunable, case, architecture, candidate)["registers"]
