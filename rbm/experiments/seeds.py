@@ -67,15 +67,15 @@ def _compared(first: Runs, name: str, second: Runs) -> str:
     """How far the first model is ahead of another, and whether this may be chance."""
     test = compare_runs(first, second)
     if test.difference == 0:
-        return f"as accurate as the {_model(name)}"
-    lead = f"{abs(test.difference):.2f} points {'ahead of' if test.difference > 0 else 'behind'} the {_model(name)}"
+        return f"as accurate as {_model(name)}"
+    lead = f"{abs(test.difference):.2f} points {'ahead of' if test.difference > 0 else 'behind'} {_model(name)}"
     if test.count == 1 or not (p := p_text(test.p)):  # without spread, the test is not defined
         return lead
     return f"{lead} (p {p if p.startswith('<') else f'= {p}'}, {'may be' if test.p >= _CHANCE else 'more than'} chance)"
 
 
 def _model(name: str) -> str:
-    return "teacher" if name == "teacher" else title_of(name)
+    return "the teacher" if name == "teacher" else title_of(name)
 
 
 def _over(seeds: int) -> str:
