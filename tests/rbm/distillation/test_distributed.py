@@ -117,7 +117,7 @@ def test_a_scale_saved_as_a_scalar_is_loaded():
 def test_several_seeds_are_refused_under_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"seeds is '0-3' in 2 processes of torchrun.*leave torchrun out"):
-        distill_seeds("0-3", ["rbm"], None, None, None, 1, ())
+        distill_seeds("0-3", ["rbm"], None, None, None, 1, None, ())
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
