@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import friedmanchisquare
 
-from rbm.experiments.statistics import median_scores, skillings_mack
+from rbm.experiments.statistics import median_scores, paired_test, skillings_mack
 from rbm.experiments.tables import paper_tables
 
 PRINTED = [
@@ -95,3 +95,12 @@ def test_skillings_mack_sees_no_difference_where_there_is_none():
     assert (alike.statistic, alike.p, alike.p_simulated) == (0.0, 1.0, 1.0)
     with pytest.raises(ValueError, match="blocks: got none with two methods or more"):
         skillings_mack([{"a": 1.0}])
+
+
+def test_paired_test_agrees_with_hand_arithmetic():
+    test = paired_test({0: 3.0, 1: 5.0, 2: 4.0, 9: 0.0}, {0: 1.0, 1: 2.0, 2: 3.0})
+    assert (test.difference, test.count) == (2.0, 3)
+    assert test.p == pytest.approx(0.0742, abs=1e-4), "t = 2 / (1 / sqrt(3)) with two degrees of freedom"
+    assert paired_test({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).p == 1.0
+    with pytest.raises(ValueError, match="no seed in common"):
+        paired_test({0: 1.0}, {1: 1.0})

@@ -1,0 +1,80 @@
+"""Tables of rows, next to the paper's figures."""
+
+from rbm.experiments.results import COLUMNS
+from rbm.experiments.statistics import Summary
+from rbm.experiments.tables import Group, group_rows, main_table, paper_tables, percent, variants_table
+
+
+def row(method, seed, test, variant="", **more):
+    values = {"dataset": "cora", "setting": "inductive", "protocol": "rbm", "teacher": "sage", "preset": "clean"}
+    values |= {"variant": variant, "method": method, "seed": str(seed)}
+    values |= {"test_at_best_val": str(test), "test_max": str(test + 0.01)}
+    return {**dict.fromkeys(COLUMNS, ""), **values, **more}
+
+
+def test_main_table_sets_ours_beside_the_papers():
+    rows = [row("rbm", seed, 0.8 + seed / 100) for seed in range(3)] + [row("mlp", seed, 0.79) for seed in range(2)]
+    rows += [row("teacher", seed, 0.7) for seed in range(5)]
+    header, _, line = main_table(rows).strip().split("\n")
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert dict(zip([name.strip(" *") for name in header.strip("|").split("|")], cells, strict=True)) == {
+        "dataset": "cora",
+        "setting": "inductive",
+        "seeds": "3",
+        "paper's RbM": "77.44 ± 1.08",
+        "RbM, best test": "82.00 ± 1.00",
+        "RbM, test": "**81.00 ± 1.00**",
+        "MLP, test": "79.00 ± 0.00",
+        "teacher, test": "70.00 ± 0.00",
+        "RbM - MLP": "+1.50",
+        "p": "0.205",
+    }
+
+
+def test_main_table_has_all_methods_and_no_empty_column():
+    path = "/data/graphs/rings.npz"
+    rows = [row(method, seed, 0.8, dataset=path) for method in ("rbm", "mlp", "glnn", "teacher") for seed in range(2)]
+    header, _, line = main_table(rows, ["glnn", "mlp", "krd", "rbm"]).strip().split("\n")
+    names = [name.strip(" *") for name in header.strip("|").split("|")]
+    assert names == [
+        *("dataset", "setting", "seeds", "RbM, best test", "RbM, test", "GLNN, test", "MLP, test", "teacher, test"),
+        *("RbM - MLP", "p"),
+    ]
+    assert line.startswith("| rings | inductive | 2 | 81.00 ± 0.00 | **80.00 ± 0.00** | 80.00 ± 0.00 | 80.00 ± 0.00 |")
+    assert main_table([row("mlp", 0, 0.8)]) == ""
+
+
+def test_graphs_of_another_protocol_stand_for_themselves():
+    rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, protocol="cpf")]
+    of_paper, of_other = main_table(rows).strip().split("\n")[2:]
+    assert of_paper.startswith("| cora | inductive | 1 | 77.44 ± 1.08 |")
+    assert of_other.startswith("| cora (cpf) | inductive | 1 |  |")
+
+
+def test_rows_of_other_teachers_and_presets_stand_for_themselves():
+    """Regression test: they were in one group, so a later row with the same seed replaced an earlier one."""
+    rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, teacher="gcn"), row("rbm", 0, 0.6, preset="official")]
+    rows += [row("teacher", 0, 0.9), row("teacher", 0, 0.5, teacher="gcn")]
+    sage, gcn, official = main_table(rows).strip().split("\n")[2:]
+    assert sage.startswith("| cora | inductive | 1 | 77.44")
+    assert "**80.00**" in sage
+    assert "| 90.00 |" in sage
+    assert gcn.startswith("| cora (gcn teacher) |")
+    assert "**70.00**" in gcn
+    assert "| 50.00 |" in gcn
+    assert official.startswith("| cora (official) |")
+    assert "**60.00**" in official
+
+
+def test_variants_table():
+    rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, variant="w/o"), row("teacher", 0, 0.9)]
+    header, _, line, _ = variants_table(rows).split("\n")
+    assert header == "| | default | w/o |"
+    assert line == "| cora, inductive | 80.00 | 70.00 |"
+    assert percent(
+        group_rows(rows)[Group("cora", "inductive", "rbm", "sage", "clean", "")]["rbm"], "test_max"
+    ) == Summary(81.0, 0.0, 1)
+
+
+def test_papers_tables_are_there():
+    assert paper_tables()["sage_distillation"]["cora"]["transductive"]["RbM"] == [84.86, 0.46]
