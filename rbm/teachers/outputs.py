@@ -165,16 +165,13 @@ def warn_of_flat_soft_labels(outputs: TeacherOutputs, split: GraphSplit) -> None
     flat = (counts >= _FEWEST_NODES) & (confidence - guess < _LEAST_CONFIDENCE * (precision - guess))
     if flat.any():
         nodes = flat[classes]
+        kind, pronoun = ("class", "it") if flat.sum() == 1 else ("classes", "them")
         logging.getLogger("rbm").warning(
             "teacher: it is right on %.0f%% of the validation nodes that it assigns to %s %s, but with a mean"
             " probability of %.0f%% (%.0f%% is guessing), so students learn little about %s. Train it for longer, for"
             " example with teacher.min_epochs: 100, or multiply the logits of a given teacher by a constant.",
-            *(
-                100 * right[nodes].mean(),
-                "class" if flat.sum() == 1 else "classes",
-                first_ids(flat.nonzero().flatten()),
-            ),
-            *(100 * confidences[nodes].mean(), 100 * guess, "it" if flat.sum() == 1 else "them"),
+            *(100 * right[nodes].mean(), kind, first_ids(flat.nonzero().flatten())),
+            *(100 * confidences[nodes].mean(), 100 * guess, pronoun),
         )
 
 
