@@ -1,6 +1,7 @@
 """The modules of ``rbm`` import in one direction, including imports inside functions and for types only."""
 
 import ast
+import importlib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -72,6 +73,11 @@ def test_folders_import_downwards():
 def test_nothing_else_stands_at_the_top():
     found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found == {"__init__", "__main__", *LEVELS, *ALIASES}
+
+
+def test_every_module_can_be_imported():
+    for name in modules(PACKAGE):  # rbm.__main__ too, as pkgutil.walk_packages and documentation tools do
+        importlib.import_module(name)
 
 
 def test_a_circle_is_found(tmp_path):
