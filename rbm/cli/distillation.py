@@ -18,6 +18,7 @@ from rbm.cli.options import (
     ConfigFile,
     Dataset,
     Device,
+    Precision,
     Protocol,
     Root,
     Setting,
@@ -89,14 +90,7 @@ def distill(
             help="Several seeds, such as 0-9; writes one CSV file instead of a run folder.", rich_help_panel=SETTINGS
         ),
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="float32 (default), or bfloat16 for mixed precision: faster on CPUs with AVX512-BF16 or AMX, slower"
-            " on others; not yet run on a GPU.",
-            rich_help_panel=SETTINGS,
-        ),
-    ] = None,
+    precision: Precision = None,
     config: ConfigFile = None,
     set_: Assignments = None,
     out: Annotated[

@@ -44,6 +44,14 @@ TeacherName = Annotated[
         rich_help_panel=STUDENTS,
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        help="float32 (default), or bfloat16 for mixed precision: faster on CPUs with AVX512-BF16 or AMX, slower"
+        " on others; not yet run on a GPU.",
+        rich_help_panel=SETTINGS,
+    ),
+]
 ConfigFile = Annotated[
     Path | None, typer.Option(help="YAML file of settings, applied after the preset.", rich_help_panel=SETTINGS)
 ]

@@ -13,10 +13,12 @@ from rbm.cli.options import (
     ConfigFile,
     Dataset,
     Device,
+    Precision,
     Protocol,
     Root,
     Setting,
     TeacherName,
+    Undirected,
     configuration,
     console,
     run_name,
@@ -35,6 +37,7 @@ def tune(
     root: Root = None,
     setting: Setting = None,
     protocol: Protocol = None,
+    undirected: Undirected = False,
     teacher: TeacherName = None,
     method: Annotated[str, typer.Option(help="Student to tune, by its method.")] = "rbm",
     inflate: Annotated[int | None, typer.Option(help="Factor for the students' hidden width (default: 1).")] = None,
@@ -43,6 +46,7 @@ def tune(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the search itself (default: 0).")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds that each trial runs with; more seeds mean less noise.")] = "0-1",
+    precision: Precision = None,
     config: ConfigFile = None,
     set_: Assignments = None,
     space: Annotated[
@@ -68,6 +72,7 @@ def tune(
     from rbm.experiments.tuning.space import read_space
 
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
+    given |= {"precision": precision, "undirected": True if undirected else None}
     start = configuration(dataset, teacher, preset, given, config, set_)
     folder = out or Path("runs") / f"tune-{run_name(start)}-{method}"
     with advise_resuming(SAME_COMMAND):

@@ -232,6 +232,7 @@ def test_command(start, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "start.yaml").write_text(yaml.safe_dump({"dataset": start.dataset, "mlp": {"max_epochs": 6}}))
     few = ["--config", "start.yaml", "--set", "teacher.max_epochs=4", "--set", "encoding.deepwalk=false"]
+    few += ["--undirected", "--precision", "bfloat16"]
     status, out, err = command("tune", *few, "--method", "mlp", "--seeds", "0", "--trials", 3)
     assert status == 0, err
     best = "runs/tune-small-transductive-clean-mlp/best.yaml"
@@ -240,5 +241,6 @@ def test_command(start, tmp_path, monkeypatch, command):
     assert command("distill", "--config", best, "--method", "mlp", "--no-plots", "--out", "run")[0] == 0
     config = Config.from_yaml(tmp_path / "run" / "config.yaml")
     assert config.teacher.max_epochs == 4
+    assert (config.undirected, config.precision) == (True, "bfloat16")
     assert config.evaluate_on == "test"
     assert command("tune", "--space", "no.yaml") == (2, "", "Error: search space no.yaml does not exist")
