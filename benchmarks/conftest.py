@@ -1,6 +1,7 @@
 """Options of the suites, selection of workloads, pace of a run, and a table of ratios at the end.
 
-``--results FILE`` (``.benchmarks/results.csv``), ``--seconds S``, ``--shapes``, ``--precisions P,...``, ``--budget S``.
+``--results FILE`` (``.benchmarks/results.csv``), ``--seconds S``, ``--shapes``, ``--precisions P,...``, ``--budget S``,
+``--keep-memory``.
 """
 
 import math
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.measure.allocator import keep_freed_memory
 from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Results
 from benchmarks.measure.pace import SMOKE, Pace, minutes
@@ -42,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption("--precisions", type=_precisions, default=None, help=help_text)
     help_text = "seconds in total: if a run is behind, later comparisons get fewer rounds, or none; 0 for no limit"
     parser.addoption("--budget", type=float, default=BUDGET, help=help_text)
+    help_text = "reuse freed memory, so that no page faults are timed; recorded with the device"
+    parser.addoption("--keep-memory", action="store_true", help=help_text)
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-only", action="store_true", help="accepted; pytest-benchmark is not installed")
 
@@ -78,6 +82,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("benchmark"):
         config.pluginmanager.register(_WithoutPytestBenchmark())
+    if config.getoption("--keep-memory"):
+        keep_freed_memory()
     config.stash[_PACE] = Pace(math.inf, [])
     config.pluginmanager.register(_Progress(config))
     # Its table would list one implementation per workload; the table at the end lists all. --benchmark-verbose
@@ -192,7 +198,8 @@ def seconds(request: pytest.FixtureRequest) -> float:
 
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest) -> Results:
-    written = Results(request.config.getoption("--results"))
+    remark = ", memory kept" if request.config.getoption("--keep-memory") else ""
+    written = Results(request.config.getoption("--results"), remark)
     request.config.stash[_WRITTEN] = written
     return written
 

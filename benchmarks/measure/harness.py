@@ -166,10 +166,15 @@ def relative_error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 class Results:
-    """A CSV file that is written row by row, so that an interrupted run keeps its measurements."""
+    """A CSV file that is written row by row, so that an interrupted run keeps its measurements.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: the file; rows are added to an existing one.
+        remark: what to add to the device of every row.
+    """
+
+    def __init__(self, path: Path, remark: str = "") -> None:
+        self.path, self.remark = path, remark
         self.rows: list[dict] = []
 
     def add(
@@ -188,6 +193,7 @@ class Results:
         timing = value if isinstance(value, Timing) else Timing(value, value, value)
         row = dict(zip(COLUMNS, (operator, shape, dtype, routing, implementation, metric), strict=False))
         row |= {name: f"{getattr(timing, name):.4g}" for name in ("median", "p20", "p80")} | machine(device)
+        row["device"] += self.remark
         row["verified"] = verdict_of(operator)
         columns = self._columns()
         self.path.parent.mkdir(parents=True, exist_ok=True)
