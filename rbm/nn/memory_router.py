@@ -30,7 +30,10 @@ from rbm_kernels import memory_update_
 
 
 class Routing(NamedTuple):
-    """Gates, experts and cosines of a layer's rows, each ``[..., k]``. Gates and cosines pass gradients to the rows."""
+    """Gates, experts and cosines of a layer's rows, each ``[..., k]``. Gates and cosines pass gradients to the rows.
+
+    Experts are int32, as the operators take them; ``torch.gather`` and ``one_hot`` need ``experts.long()``.
+    """
 
     gates: Tensor
     experts: Tensor
