@@ -17,8 +17,8 @@ All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(f
 never synchronise with the host. The device of the arguments selects the implementation.
 
 Kernels compute first-order reverse-mode derivatives. Higher-order derivatives, forward mode and the ``torch.func``
-transforms use the same formulas in eager PyTorch, at ``E / k`` times the work. The choice of experts is treated as
-constant.
+transforms use the same formulas in eager PyTorch, at ``E / k`` times the work; ``vmap`` without a derivative calls the
+operator once per slice. The choice of experts is treated as constant.
 """
 
 from rbm_kernels import _library, _native

@@ -28,7 +28,8 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
     """
     if not training or p == 0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():  # compiled code draws masks of its own
+    # Compiled code draws masks of its own. Under vmap only PyTorch's dropout can draw one mask per slice.
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return F.dropout(x, p)
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     shape = x.shape if rows is None else (count, x.shape[1])

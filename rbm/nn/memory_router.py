@@ -30,7 +30,10 @@ from rbm_kernels import memory_update_
 
 
 class Routing(NamedTuple):
-    """Gates, experts and cosines of a layer's rows, each ``[..., k]``. Gates and cosines pass gradients to the rows."""
+    """Gates, experts and cosines of a layer's rows, each ``[..., k]``. Gates and cosines pass gradients to the rows.
+
+    Experts are int32, as the operators take them; ``torch.gather`` and ``one_hot`` need ``experts.long()``.
+    """
 
     gates: Tensor
     experts: Tensor
@@ -265,6 +268,9 @@ class MemoryRouter(nn.Module):
         for name, buffer in self._buffers.items():
             if buffer.dtype in (torch.float16, torch.bfloat16):
                 self._buffers[name] = before[name].to(buffer.device, torch.float32)
+            # to_empty() leaves any bytes. No state_dict replaces these buffers, and the next forward would use them.
+            if name in self._non_persistent_buffers_set and before[name].is_meta and not buffer.is_meta:
+                buffer.zero_()
         return self
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:

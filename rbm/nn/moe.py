@@ -92,7 +92,7 @@ class MoELayer(nn.Module):
         rows = as_rows(h)
         addresses = wide(self.router(rows))
         with full_precision(addresses.device):  # a cosine of 8 bits would send rows to other experts
-            cosines = F.normalize(addresses, dim=-1) @ F.normalize(self.addresses, dim=0)
+            cosines = F.normalize(addresses, dim=-1) @ F.normalize(wide(self.addresses), dim=0)
         logits = input_scale(None, self.log_temperature) * cosines
         if self.training and self.noise > 0:
             logits = logits + self.noise / self.num_experts * torch.randn_like(logits)

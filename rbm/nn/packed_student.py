@@ -80,7 +80,7 @@ class PackedMixin:
 
 
 def _is_served_row(x: Any) -> bool:
-    """Whether ``x`` is dense float32 rows on a CPU, outside of autocast and transformations."""
+    """Whether ``x`` is dense float32 rows on a CPU, outside of autocast, transformations and traces."""
     return (
         type(x) is Tensor
         and x.is_cpu
@@ -89,6 +89,7 @@ def _is_served_row(x: Any) -> bool:
         and x.dim() == 2
         and not torch._C._is_any_autocast_enabled()
         and not torch._C._are_functorch_transforms_active()
+        and not torch._C._get_tracing_state()
         and forward_ad._current_level < 0
     )
 

@@ -57,9 +57,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         everything else. Every parameter that requires a gradient is in one of them, once.
 
     Raises:
-        TypeError: ``weight_decay`` is not a number.
+        TypeError: ``model`` is not a module, or ``weight_decay`` is not a number.
         ValueError: ``weight_decay`` is negative, infinite or NaN.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module, not its parameters")
     check_number("weight_decay", weight_decay, lambda decay: 0.0 <= decay < math.inf, "at least 0, not infinite")
     exempt = set()
     for layer in model.modules():

@@ -35,8 +35,8 @@ class FusedRbMLayer(MemoryRouter):
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. It uses a second
     copy of the experts, with ``exp(a)`` and ``exp(s)`` folded in and, on a CPU, packed for its vector units. The copy
     is kept between calls until a parameter changes: by an optimizer step, an in-place operation, loading, conversion or
-    assignment (also of ``.data``). PyTorch does not track values written *into* ``.data``: after that, call ``eval()``
-    or ``train()``, which drop the copy. No copy is kept while compiling or exporting.
+    assignment (also of ``.data``). PyTorch does not track values written *into* ``.data`` or through NumPy: after that,
+    call ``eval()`` or ``train()``, which drop the copy. No copy is kept while compiling, exporting or tracing.
 
     Args:
         in_features: size of a row.
@@ -140,8 +140,9 @@ class FusedRbMLayer(MemoryRouter):
             TypeError: ``h`` and the parameters differ in dtype, outside autocast.
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
-        answers = not (self.training or return_routing or torch.is_grad_enabled())
-        if answers and isinstance(h, Tensor) and h.layout is torch.strided:
+        # A trace of TorchScript would contain the packed experts, whose format depends on the processor.
+        answers = not (self.training or return_routing or torch.is_grad_enabled() or torch._C._get_tracing_state())
+        if answers and isinstance(h, Tensor) and h.layout is torch.strided and not h.is_nested:
             if self.track_usage:
                 self._count(self.route(h).experts)
             return self._answer(h)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbm_kernels import expert_matmul, expert_order
+from rbm_kernels.ops.expert_matmul import op
 
 # Each shape exists for a reason: (B, D, N, E, k)
 SHAPES = {
@@ -89,6 +90,17 @@ def test_strides():
     wide[::2, ::2] = x
     got = expert_matmul(wide[::2, ::2], weight.transpose(1, 2).contiguous().transpose(1, 2), bias, gates, experts)
     torch.testing.assert_close(got, expert_matmul(x, weight, bias, gates, experts))
+
+
+@pytest.mark.parametrize("name", ["reference", "chosen by the dispatcher"])
+def test_gradients_have_the_strides_that_tracing_expects(name):
+    """A compiled program relies on the strides of the fake implementation."""
+    x, weight, bias, gates, experts = (tensor.mT.contiguous().mT for tensor in problem((20, 12, 5, 4, 2)))
+    grad = torch.randn(5, 20, dtype=torch.float64).T
+    backward = op._eager_backward_input if name == "reference" else torch.ops.rbm.expert_matmul_backward_input
+    got = backward(grad, x, weight, bias, gates, experts)
+    for tensor, fake in zip(got, op._fake_backward_input(grad, x, weight, bias, gates, experts), strict=True):
+        assert tensor.stride() == fake.stride()
 
 
 @settings(max_examples=30, deadline=None)

@@ -39,7 +39,7 @@ def backward_input(
     dtype = accumulation_dtype(x)
     gate = dense_gates(gates.to(dtype), experts, weight.shape[0])
     rows, grad = x.to(dtype), grad.to(dtype)
-    grad_x, grad_gate = torch.zeros_like(rows), torch.zeros_like(gate)
+    grad_x, grad_gate = rows.new_zeros(rows.shape), torch.zeros_like(gate)  # contiguous, unlike zeros_like(rows)
     for e in range(weight.shape[0]):
         through_expert = grad @ weight[e].to(dtype)
         grad_x.addcmul_(gate[:, e, None], through_expert)

@@ -139,6 +139,10 @@ def test_rows_that_no_forward_takes(training, make, given, message):
     ("call", "message"),
     [
         (lambda: rbm.expert_usage(None), "model is a NoneType, expected a torch.nn.Module"),
+        (
+            lambda: rbm.parameter_groups(FusedRbMLayer(8, 3).parameters(), 0.1),
+            "model is a generator, expected a torch.nn",
+        ),
         (lambda: rbm.parameter_groups(FusedRbMLayer(8, 3), "a"), "weight_decay is 'a', expected a number"),
         (lambda: rbm.parameter_groups(FusedRbMLayer(8, 3), math.nan), "weight_decay is nan, expected at least 0"),
         (lambda: rbm.reset_dead_experts(FusedRbMLayer(8, 3), torch.ones(2, 8), min_share="1"), "min_share is '1', exp"),

@@ -88,3 +88,12 @@ def test_compiled():
     y = compiled(torch.ones(ENTRIES))
     assert set(y.unique().tolist()) == {0.0, 2.0}
     assert abs(y.mean() - 1) < 0.02
+
+
+def test_vmap_draws_one_mask_per_slice_or_one_for_all():
+    ones = torch.ones(4, 64)
+    different = torch.func.vmap(lambda x: dropout(x, 0.5), randomness="different")(ones)
+    assert torch.unique(different, dim=0).shape[0] == 4
+    same = torch.func.vmap(lambda x: dropout(x, 0.5), randomness="same")(ones)
+    assert torch.unique(same, dim=0).shape[0] == 1
+    assert torch.equal(same.unique(), torch.tensor([0.0, 2.0]))

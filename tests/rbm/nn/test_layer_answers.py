@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 import weakref
 
 import numpy as np
@@ -322,6 +323,22 @@ def test_export_takes_the_parameters_and_not_what_is_kept():
         torch.testing.assert_close(exported.module()(more), expected(layer, more))
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_trace_has_the_parameters_and_no_packed_experts(enabled):
+    """Packed experts depend on the processor, and a trace can be saved."""
+    layer, x = make(), torch.randn(7, 6)
+    answer(layer, x)
+    with torch.set_grad_enabled(enabled), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        traced = torch.jit.trace(layer, x)
+    operators = {node.kind() for node in traced.graph.nodes() if node.kind().startswith("rbm::")}
+    assert operators == {"rbm::cosine_topk", "rbm::expert_matmul"}
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    more = torch.randn(3, 6)
+    torch.testing.assert_close(traced(more), expected(layer, more))
+
+
 def test_in_distributed_data_parallel(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -356,3 +373,6 @@ def test_bad_input():
             answer(layer, torch.randn(3, 5))
         with pytest.raises(TypeError, match=r"input has dtype torch\.bfloat16, expected torch\.float32"):
             answer(layer, torch.randn(3, 6).bfloat16())
+        for layout in (torch.strided, torch.jagged):
+            with pytest.raises(TypeError, match="features are a nested tensor, expected a dense one"):
+                answer(layer, torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)], layout=layout))

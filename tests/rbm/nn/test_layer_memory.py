@@ -151,6 +151,21 @@ def test_loading_forgets_what_was_recorded():
     assert torch.equal(layer.memory, saved["memory"])
 
 
+@pytest.mark.parametrize(
+    "make_layer", [lambda: FusedRbMLayer(6, 4, device="meta"), lambda: rbm.RbMFeedForward(6, 4, device="meta")]
+)
+def test_a_layer_from_the_meta_device_starts_without_statistics(make_layer):
+    """``to_empty`` leaves any bytes, and neither parameters nor a state_dict replace the buffers that are not saved."""
+    torch.use_deterministic_algorithms(True)  # memory that is not initialised holds NaN and the largest integers
+    try:
+        layer = nn.Sequential(make_layer()).to_empty(device="cpu")[0]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert layer.memory.isnan().all()
+    for buffer in (layer.pending_sum, layer.pending_total, layer.usage):
+        assert not buffer.any()
+
+
 def test_loading_under_inference_mode_leaves_a_layer_that_trains():
     layer, rows = make(), torch.randn(9, 6, dtype=torch.float64)
     with torch.inference_mode():

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -275,3 +276,7 @@ def test_compiled_and_exported_programs_hold_the_layers():
     called = {node.target for node in program.graph.nodes}
     assert torch.ops.rbm.routed_matmul.default in called
     assert torch.ops.rbm.packed_network.default not in called
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        traced = torch.jit.trace(student, x)
+    assert "packed" not in str(traced.inlined_graph)

@@ -94,6 +94,21 @@ def test_noise_is_for_training_alone():
     torch.testing.assert_close(layer.eval()(h), plain(layer, h)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_in_half_precision(dtype):
+    """The router computes in float32, as under autocast, and so do its gates."""
+    layer, h = make(EXPERTS).to(dtype), torch.randn(ROWS, 6).to(dtype)
+    y, routing = layer(h, return_routing=True)
+    assert (y.dtype, routing.gates.dtype) == (dtype, torch.float32)
+    exact = make(EXPERTS).double()
+    exact.load_state_dict(layer.state_dict())
+    expected, gates = plain(exact, h.double())
+    torch.testing.assert_close(y.double(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(routing.gates.double(), gates.gather(-1, routing.experts.long()), rtol=0.05, atol=0.01)
+    y.sum().backward()
+    assert layer.addresses.grad.isfinite().all()
+
+
 def test_dropout_leaves_the_router_alone():
     layer, h = make(dropout=0.5), torch.randn(ROWS, 6)
     (dropped, routing), (clean, calm) = layer(h, return_routing=True), layer.eval()(h, return_routing=True)
