@@ -12,7 +12,7 @@ _PARAMETERS = {"M_MMAP_THRESHOLD": (-3, 2**30), "M_TRIM_THRESHOLD": (-1, 2**31 -
 
 
 def keep_freed_memory() -> None:
-    """Let this process reuse its freed memory from now on.
+    """Let this process reuse its freed memory from now on. The heap grows during the first calls.
 
     Raises:
         RuntimeError: the C library is not glibc, or refuses.
