@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 
 from benchmarks.measure.shapes import Shape
-from benchmarks.report.medians import CPU, RUNS, Figures, human, markdown, significant
+from benchmarks.report.medians import CPU, RUNS, Figures, human, layer_figures, markdown, significant
 
 # The model of a row in README's accuracy table.
 ONE_NODE = "one node of amazon-computers, inductive"
@@ -46,7 +46,7 @@ def one_node() -> dict[str, float]:
 
 def layer_gains() -> list[float]:
     """For each shape of README's table, the time of the best of :data:`PEERS` divided by the layer's."""
-    cpu, gains = Figures(CPU), []
+    cpu, gains = layer_figures(memory_kept=True), []
     for metric, sizes in SHAPES:
         for rows in sizes:
             ours, *others = (
@@ -77,7 +77,7 @@ def table() -> str:
             "One layer on a CPU, against the best of four PyTorch implementations",
             f"{significant(min(gains))} to {significant(max(gains))} x as fast",
             "no such layer",
-            "[table](#speed), [rows](benchmarks/results/cpu.csv)",
+            "[table](#speed), [rows](benchmarks/results/cpu_layer.csv)",
         ],
     ]
     rows = [[what, f"**{ours}**", mlp, where] for what, ours, mlp, where in rows]

@@ -9,13 +9,21 @@ from benchmarks.report.reading import read
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
 CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
+# The layer on a CPU, as PyTorch allocates memory and with --keep-memory.
+LAYER = RESULTS / "cpu_layer.csv"
 
 
 class Figures:
-    """The medians of one file, with look-up by what they describe."""
+    """The medians of one file, with look-up by what they describe.
 
-    def __init__(self, path: Path) -> None:
-        self.medians = read([path]) if path.exists() else {}
+    Args:
+        path: the file; without it, there are no figures.
+        ending: only rows whose device ends like this.
+    """
+
+    def __init__(self, path: Path, ending: str = "") -> None:
+        medians = read([path]) if path.exists() else {}
+        self.medians = {key: value for key, value in medians.items() if key.device.endswith(ending)}
         self._known = {key[:-1]: value for key, value in self.medians.items()}
 
     def of(
@@ -40,6 +48,11 @@ class Figures:
         ours = both("rbm")
         ratios = [f"{significant(pair[1] / pair[0])} x" if (pair := both(name)) else "" for name in names]
         return [human(ours[0]) if ours else "", *ratios]
+
+
+def layer_figures(*, memory_kept: bool) -> Figures:
+    """Figures of the layer on a CPU, with freed memory kept (:mod:`benchmarks.measure.allocator`) or not."""
+    return Figures(LAYER, "threads, memory kept" if memory_kept else "threads")
 
 
 def significant(value: float) -> str:

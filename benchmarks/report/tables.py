@@ -15,7 +15,7 @@ from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
 from benchmarks.report import accuracies, headline
 from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
 from benchmarks.report.headline import ONE_NODE, PEERS
-from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, markdown, significant
+from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, layer_figures, markdown, significant
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "benchmarks" / "TRAINING.md"),
@@ -37,8 +37,8 @@ def headed(name: str) -> str:
     return {"eager compiled": "compiled"}.get(name, name)
 
 
-def cpu_layer() -> str:
-    cpu, table = Figures(CPU), []
+def cpu_layer(*, memory_kept: bool) -> str:
+    cpu, table = layer_figures(memory_kept=memory_kept), []
     for metric in ("forward", "forward + backward", "training step"):
         for rows in (1, 8, 64, 4096, 65536):
             cells = cpu.cells(PEERS, "layer", Shape(rows), metric, dtype="float32")
@@ -48,10 +48,10 @@ def cpu_layer() -> str:
 
 
 def cpu_ceiling() -> str:
-    cpu, shape = Figures(CPU), Shape(65536)
+    cpu, shape = layer_figures(memory_kept=True), Shape(65536)
     forward = cpu.of("layer", shape, "rbm", "forward seconds", "float32")
     best = cpu.of("ceiling", "best found", "torch.mm", "FLOP/s", "float32")
-    extra = cpu.of("layer", shape, "rbm", "forward extra memory / (x + y)", "float32")
+    extra = Figures(CPU).of("layer", shape, "rbm", "forward extra memory / (x + y)", "float32")
     if None in (forward, best, extra):
         return ""
     rate = 2 * shape.multiplications / forward
@@ -234,7 +234,8 @@ def gpu_kernels(path: Path | None = None) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline.table,
-    "cpu-layer": cpu_layer,
+    "cpu-layer": partial(cpu_layer, memory_kept=True),
+    "cpu-layer-faults": partial(cpu_layer, memory_kept=False),
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
     "whole-run": whole_run,
