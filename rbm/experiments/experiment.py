@@ -59,8 +59,8 @@ class Experiment:
         methods: names in ``rbm.distillation.registry.METHODS``; a row of the teacher is always added.
         seeds: seeds of splits, initialisation and dropout.
         preset, protocol, teacher: as for ``rbm distill``.
-        changes: settings for all runs, applied after the preset's. They cannot contradict the attributes above, by which
-            rows are named: the teacher is chosen by ``teacher``, not by ``changes``.
+        changes: settings for all runs, applied after the preset's. They cannot contradict the attributes above, which
+            name the rows: ``teacher`` chooses the teacher.
         dataset_changes: settings for the runs of one dataset, by its name, applied after ``changes``.
         variants: further changes by name; every variant is run. The default is a single variant without a name.
     """

@@ -215,7 +215,10 @@ def test_wrong_seeds(text):
         ("preset: [clean]", r"preset is \['clean'\], expected a name"),
         ("changes: 3", "changes is 3, expected sections with settings"),
         ("changes: {teacher: {name: gcn}}", "changes set teacher.name to 'gcn', but .*'sage'; set the key teacher of"),
-        ("changes: {setting: inductive}", "changes set setting to 'inductive', but .*'transductive'; set the key settin"),
+        (
+            "changes: {setting: inductive}",
+            "changes set setting to 'inductive', but .*'transductive'; set the key",
+        ),
         ("dataset_changes: {digits: {seed: 3}}", "changes set seed to 3, but .*'?0'?; set the key seeds"),
         ("variants: {a: {preset: paper}}", "changes set preset to 'paper', but .*'clean'; set the key preset"),
         ("teacher: gnn", "teacher: got 'gnn', expected one of sage, gcn"),
