@@ -135,9 +135,7 @@ def table(
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
     rows = read_rows(file)
     if variants and not any(row["method"] == "rbm" for row in rows):
-        raise ValueError(
-            f"results file {file} has no row of method rbm, whose variants --variants shows; use --methods"
-        )
+        raise ValueError(f"results file {file} has no row of rbm, whose variants --variants shows; use --methods")
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
     if against is not None:
