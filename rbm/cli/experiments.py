@@ -121,7 +121,10 @@ def table(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="With --variants: also draw them into this PNG file.")] = None,
 ) -> None:
-    """Print the results of an experiment as a Markdown table, with the paper's figures if there are any."""
+    """Print the results of an experiment as a Markdown table, with the paper's figures if there are any.
+
+    Without options, it shows the RbM student beside the MLP, or --methods if the file has no row of rbm.
+    """
     from rbm.experiments import tables
     from rbm.experiments.comparisons import gains_table
     from rbm.experiments.paper_tables import render, table_of
@@ -131,11 +134,13 @@ def table(
     if not file.is_file():
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
     rows = read_rows(file)
+    if variants and not any(row["method"] == "rbm" for row in rows):
+        raise ValueError(f"results file {file} has no row of rbm, whose variants --variants shows; use --methods")
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
     if against is not None:
         print(gains_table(rows, against, column), end="")
-    elif methods:
+    elif methods or not (variants or any(row["method"] == "rbm" for row in rows)):
         print(render(table_of(rows), rows, column), end="")
     else:
         print(variants_table(rows, column=column) if variants else main_table(rows), end="")

@@ -73,7 +73,7 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
     """The preset, changed by the file, then by options and ``--set``. If a run is resumed, the stored configuration
     replaces the preset.
     """
-    from rbm.config import Config, parse_assignments, read_changes
+    from rbm.config import Config, merged, parse_assignments, read_changes
     from rbm.config.presets import preset_config
     from rbm.datasets import dataset_name
 
@@ -89,24 +89,32 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
     if stored is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
         raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
 
-    dataset = dataset_name(changes.get("dataset", "digits") if dataset is None else dataset)
-    preset = changes.get("preset", "clean") if preset is None else preset
-    teacher = changes.get("teacher", {}).get("name", "sage") if teacher is None else teacher
-    setting, protocol = (
-        given.get(name, changes.get(name, usual)) for name, usual in (("setting", "transductive"), ("protocol", "rbm"))
-    )
-    chosen = preset_config(preset, dataset, setting, teacher, protocol).updated(changes)
-    fixed = {**given, "dataset": dataset, "preset": preset, "teacher": {"name": teacher}}
-    return chosen.updated(fixed).updated(parse_assignments(assignments or []))
+    # The preset is chosen by what all of them say together, so that --set teacher.name=gcn is --teacher gcn.
+    assigned = parse_assignments(assignments or [])
+    options = {"dataset": dataset, "preset": preset, "teacher": None if teacher is None else {"name": teacher}}
+    options = {name: value for name, value in options.items() if value is not None}
+    said = merged(merged(changes, {**given, **options}), assigned)
+    dataset, preset = dataset_name(said.get("dataset", "digits")), said.get("preset", "clean")
+    setting, protocol = said.get("setting", "transductive"), said.get("protocol", "rbm")
+    if not isinstance(said.get("teacher", {}), dict) or not isinstance(said.get("teacher", {}).get("name", ""), str):
+        Config().updated({"teacher": said["teacher"]})  # raises
+    teacher = said.get("teacher", {}).get("name", "sage")
+    chosen = preset_config(preset, dataset, setting, teacher, protocol).updated(changes).updated(given)
+    return chosen.updated(assigned).updated({"dataset": dataset, "preset": preset, "teacher": {"name": teacher}})
 
 
 def lasting_changes(config_file, assignments) -> dict:
-    """What a file and ``--set`` change on top of the preset, without the settings that differ between runs."""
+    """What a file and ``--set`` change on top of the preset, without the settings that differ between runs and without
+    the name of the teacher, which :func:`configuration` has chosen: ``--teacher`` comes before a file's.
+    """
     from rbm.config import merged, parse_assignments, read_changes
 
     changes = {} if config_file is None else read_changes(config_file)
     changes = merged(changes, parse_assignments(assignments or []))
-    return {key: value for key, value in changes.items() if key not in _OF_RUNS}
+    lasting = {key: value for key, value in changes.items() if key not in _OF_RUNS}
+    if "teacher" in lasting:
+        lasting["teacher"] = {key: value for key, value in lasting["teacher"].items() if key != "name"}
+    return lasting
 
 
 def run_name(config) -> str:

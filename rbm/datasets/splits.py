@@ -104,7 +104,7 @@ def split_graph(
     if count == 0:
         raise ValueError(
             f"unseen_fraction: {unseen_fraction} of {test_nodes.numel()} test nodes hides no node at all; "
-            "pass a larger fraction or mark more nodes in data.test_mask"
+            "mark more test nodes (data.test_mask), or in Python pass a larger unseen_fraction"
         )
     permutation = torch.randperm(test_nodes.numel(), generator=torch.Generator().manual_seed(seed))
     unseen = test_nodes[permutation[:count]].sort().values

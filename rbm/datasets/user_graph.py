@@ -21,6 +21,7 @@ _MOST_EXACT = 2.0**53
 # If a smaller share of the edges has its reverse, the list may contain each undirected edge once. Random directed
 # graphs have a few reverse edges by chance. Longer lists are not checked, since that takes seconds and gigabytes.
 _MOST_RETURNED, _MOST_COMPARED = 0.05, 2**24
+_FEWEST_TEST_NODES = 0.1  # share of the labelled nodes
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
 
 
@@ -126,6 +127,7 @@ def load_graph(
                 "train_mask, val_mask and test_mask, or remove them for a split drawn by the seed"
             )
         masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
+        _warn_of_few_test_nodes(path, *masks)
     data.train_mask, data.val_mask, data.test_mask = masks
     classes = max(int(y.max()) + 1, _class_count(path, parts["num_classes"]))
     if "teacher_logits" in parts:
@@ -217,10 +219,21 @@ def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int) -> Non
     returned = torch.isin(keys % num_nodes * num_nodes + keys // num_nodes, keys)
     if keys.numel() and (share := float(returned.double().mean())) < _MOST_RETURNED:
         logging.getLogger("rbm").warning(
-            "dataset: %s, edge_index has %s edges; the reverse edge is present for %s of them. Messages flow from"
-            " the first node of an edge to the second. If the graph is undirected, use --undirected"
+            "dataset: %s, edge_index has %s distinct edges; the reverse edge is present for %s of them. Messages flow"
+            " from the first node of an edge to the second. If the graph is undirected, use --undirected"
             " (load_graph(PATH, undirected=True)), which adds the reverse of each edge.",
             *(path, f"{keys.numel():,}", f"{share:.1%}" if share else "none"),
+        )
+
+
+def _warn_of_few_test_nodes(path: Path, train_mask: Tensor, val_mask: Tensor, test_mask: Tensor) -> None:
+    """Warn if the drawn split leaves few of the labelled nodes for testing, as small classes do."""
+    labelled, left = int((train_mask | val_mask | test_mask).sum()), int(test_mask.sum())
+    if left < _FEWEST_TEST_NODES * labelled:
+        logging.getLogger("rbm").warning(
+            "dataset: %s has no masks, and the drawn split leaves %s of %s labelled nodes for testing, because a class"
+            " of at most 50 labelled nodes leaves one; give train_mask, val_mask and test_mask to test on more.",
+            *(path, f"{left:,}", f"{labelled:,}"),
         )
 
 

@@ -28,7 +28,7 @@ from rbm.distillation.registry import METHODS, Method, check_hidden_layer, check
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import named_after_graph
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
-from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent
+from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent, check_student
 from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.teachers import TEACHERS, check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
@@ -353,7 +353,11 @@ def _train(
 
 def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
     """Train on all ranks if the method is data-parallel, otherwise on the first rank only."""
-    return method.train(task) if method.data_parallel else broadcast_from_rank0(lambda: method.train(task))
+    trained = method.train(task) if method.data_parallel else broadcast_from_rank0(lambda: method.train(task))
+    if not isinstance(trained, TrainedStudent):
+        raise TypeError(f"method {method.title} returned a {type(trained).__name__}, expected a TrainedStudent")
+    check_student(type(trained.student))
+    return trained
 
 
 def _sizes(graph: Data, classes: int) -> str:

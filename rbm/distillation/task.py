@@ -35,6 +35,15 @@ class TrainedStudent(NamedTuple):
     encodings: Encodings | None
 
 
+def check_student(kind: type) -> None:
+    """Raise TypeError unless modules of class ``kind`` can be saved and loaded as students."""
+    if not issubclass(kind, HubMixin):
+        raise TypeError(
+            f"student is a {kind.__name__}, expected a subclass of HubMixin, which a run folder can store; declare it"
+            f" as class {kind.__name__}(HubMixin, nn.Module) with from rbm.nn.pretrained import HubMixin"
+        )
+
+
 @dataclass
 class Encoder:
     """Computes the encodings of ``encoding`` sections. Methods with equal sections share the result.
@@ -137,7 +146,11 @@ class DistillationTask:
 
         The random state is set from the seed of the run and the ``member`` number, so that a student does not depend on
         what ran before. ``further`` arguments extend or override those of the section.
+
+        Raises:
+            TypeError: ``kind`` is no student, so that a run folder could not store it.
         """
+        check_student(kind)
         self.seed(member)
         sizes = {
             "in_channels": self.width(encodings),

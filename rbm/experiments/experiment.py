@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,21 @@ from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.config.presets import preset_config
 from rbm.datasets import dataset_name
 from rbm.distillation.distill import DEFAULT_METHODS
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import METHODS, check_teacher_of
+from rbm.teachers import TEACHERS, check_teacher
 from rbm.utils.files import read_yaml
 
 MOST_SEEDS = 10_000
 _LISTS = ("datasets", "settings", "methods")
+# Settings that name the rows of a run, and the keys of an experiment from which they come.
+_NAMING = {
+    "teacher.name": "teacher",
+    "setting": "settings",
+    "dataset": "datasets",
+    "seed": "seeds",
+    "preset": "preset",
+    "protocol": "protocol",
+}
 
 
 def _is_list_of(values: Any, kind: type) -> bool:
@@ -48,7 +59,8 @@ class Experiment:
         methods: names in ``rbm.distillation.registry.METHODS``; a row of the teacher is always added.
         seeds: seeds of splits, initialisation and dropout.
         preset, protocol, teacher: as for ``rbm distill``.
-        changes: settings for all runs, applied after the preset's.
+        changes: settings for all runs, applied after the preset's. They cannot contradict the attributes above, which
+            name the rows: ``teacher`` chooses the teacher.
         dataset_changes: settings for the runs of one dataset, by its name, applied after ``changes``.
         variants: further changes by name; every variant is run. The default is a single variant without a name.
     """
@@ -79,6 +91,11 @@ class Experiment:
         for name, known in (("preset", PRESETS), ("protocol", PROTOCOLS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        if self.teacher == "logits":
+            check_teacher_of(self.methods, None)
+        else:
+            check_teacher(self.teacher)
+            check_teacher_of(self.methods, TEACHERS[self.teacher])
         if changed := [name for name, changes in self.variants.items() if "teacher" in changes]:
             raise ValueError(
                 f"variant {changed[0]!r} changes the teacher, which all variants share; put that into changes, in a"
@@ -118,10 +135,23 @@ class Experiment:
         key = (task.dataset, task.setting, task.variant)
         if key not in self._configs:
             config = preset_config(self.preset, task.dataset, task.setting, self.teacher, self.protocol)
+            start = config
             for changes in (self.changes, self.dataset_changes.get(task.dataset, {}), self.variants[task.variant]):
                 config = config.updated(changes)
+            _check_names(start, config)
             self._configs[key] = config
         return replace(self._configs[key], seed=task.seed)
+
+
+def _check_names(start: Config, changed: Config) -> None:
+    """Raise ValueError if changes replaced a setting that names a row, which would then name another run."""
+    for setting, key in _NAMING.items():
+        named, trained = (attrgetter(setting)(config) for config in (start, changed))
+        if trained != named:
+            raise ValueError(
+                f"changes set {setting} to {trained!r}, but the rows would be written as those of {named!r}; set the"
+                f" key {key} of the experiment instead"
+            )
 
 
 @dataclass(frozen=True)

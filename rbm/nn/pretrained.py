@@ -28,9 +28,11 @@ class HubMixin:
     """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` for a module that can be rebuilt from plain values.
 
     Subclasses are registered under their name, so that a run folder or ``config.json`` can refer to them: see
-    :data:`rbm.nn.saved_student.STUDENTS`.
+    :data:`rbm.nn.saved_student.STUDENTS`. A subclass of your own is declared as ``class Mine(HubMixin, nn.Module)`` and
+    made from numbers, strings and booleans, among them ``in_channels`` and ``out_channels``.
 
     Attributes:
+        in_channels: width of a row, the argument of this name unless the class sets it.
         layer_type: class of the layers that receive the student's further keyword arguments, or None.
         encodings: how many columns at the end of a row are encodings of the node's place in the graph; 0 if a row has
             only features, or if this is unknown.
@@ -43,6 +45,12 @@ class HubMixin:
 
     def __init_subclass__(cls, **options) -> None:
         super().__init_subclass__(**options)
+        known = STUDENTS.get(cls.__name__)
+        if known is not None and known.__module__ != cls.__module__ and known.__module__.startswith("rbm."):
+            raise TypeError(
+                f"class {cls.__name__} has the name of a student of this package ({known.__module__}), which saved"
+                " students are found by; give yours another name"
+            )
         STUDENTS[cls.__name__] = cls
 
     def __new__(cls, *args, **kwargs):
@@ -56,6 +64,8 @@ class HubMixin:
         # NumPy scalars, such as y.max() + 1, are saved as Python numbers.
         named = {name: value.item() if isinstance(value, np.generic) else value for name, value in named.items()}
         module.__dict__["_arguments"] = named if all(isinstance(v, _PLAIN) for v in named.values()) else None
+        if "in_channels" in named:
+            module.__dict__["in_channels"] = named["in_channels"]
         return module
 
     @property

@@ -37,8 +37,9 @@ def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, coun
 class Neighbors:
     """A file of whole numbers ``[M, 2]``: a row of the features, and a node of the training graph that it is joined to.
 
-    A row that is itself a node of that graph must be joined to that node alone. A ``.npy`` with ascending rows is read
-    in chunks. Any other ``.npy``, and a ``.csv``, is loaded and sorted in memory, 40 bytes per edge.
+    In a directed graph, the node is the start of an edge to the row. A row that is itself a node of that graph is not
+    joined to it: its encodings are that node's (:class:`Nodes`). A ``.npy`` with ascending rows is read in chunks. Any
+    other ``.npy``, and a ``.csv``, is loaded and sorted in memory, 40 bytes per edge.
 
     Args:
         path: ``.npy`` or ``.csv`` (which may have a header).

@@ -58,7 +58,8 @@ def check_teacher(name: str) -> None:
     if name not in TEACHERS:
         raise ValueError(
             f"teacher: got {name!r}, expected one of {', '.join(TEACHERS)}, or your own: the name logits for those of"
-            f" the graph, or in Python a trained module{did_you_mean(name, TEACHERS)}"
+            f" the graph, a name that a plugin adds (rbm --plugin FILE), or in Python a trained module"
+            f"{did_you_mean(name, TEACHERS)}"
         )
 
 

@@ -6,7 +6,9 @@ Classifying Nodes in Graphs without GNNs, 2024).
 The input is the features and the histogram ``H_i``: the classes of labelled nodes near ``i``, weighted by
 ``r ^ distance``. Unlike the other methods, CoHOp trains in rounds. After each round, predictions are smoothed along the
 edges. Nodes with a sufficiently confident class become pseudo-labels of the next round, in addition to the true labels.
-The smoothing and the round are selected on validation nodes. Prediction needs neither smoothing nor edges.
+The smoothing and the round are selected on validation nodes. Prediction needs neither smoothing nor edges. Unseen nodes
+are evaluated with their histograms in the full graph; a node that arrives later gets the mean of its neighbours'
+(:func:`rbm.datasets.encodings.transfer`), which differs.
 """
 
 from dataclasses import replace

@@ -17,6 +17,7 @@ from rbm import Config, __version__, distill, load_student
 from rbm.distillation.summary import results_table
 from rbm.experiments.analysis import STUDIES
 from rbm.experiments.paper_tables import table_names
+from rbm.experiments.results import ACCURACIES, COLUMNS, append_rows
 from rbm.serving.latency import latency_table
 from rbm.utils.files import read_csv
 
@@ -177,6 +178,20 @@ def test_many_runs_use_the_gpu_or_the_given_device(rbm, tmp_path, monkeypatch, w
     monkeypatch.setattr("rbm.experiments.runner.run_experiment", run_experiment)
     rbm(*words, *flags)
     assert devices == [expected]
+
+
+def test_table_of_runs_without_rbm(rbm, tmp_path):
+    figures = dict.fromkeys(ACCURACIES, "0.5") | {"dataset": "mine.npz", "setting": "inductive", "protocol": "rbm"}
+    figures |= {"teacher": "sage", "preset": "clean", "seed": "0"}
+    rows = [dict.fromkeys(COLUMNS, "") | figures | {"method": method} for method in ("teacher", "mlp", "glnn")]
+    append_rows(tmp_path / "rows.csv", rows)
+    status, out, _ = rbm("table", "rows.csv")
+    assert status == 0
+    assert "GLNN" in out
+    assert out == rbm("table", "rows.csv", "--methods")[1]
+    status, _, err = rbm("table", "rows.csv", "--variants")
+    assert status == 2
+    assert "results file rows.csv has no row of rbm" in err
 
 
 def test_distill_by_another_method(rbm, tmp_path):

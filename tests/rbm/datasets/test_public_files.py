@@ -88,13 +88,13 @@ def test_edges_in_one_direction_are_reported(tmp_path, caplog):
     ring = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
     once = load_graph(save(tmp_path, Data(**graph(edge_index=ring))), small_classes="share")
     assert torch.equal(once.edge_index, ring), "directed graphs are not changed"
-    assert "has 24 edges; the reverse edge is present for none of them" in caplog.text
+    assert "has 24 distinct edges; the reverse edge is present for none of them" in caplog.text
     caplog.clear()
     both = load_graph(tmp_path / "data.pt", small_classes="share", undirected=True)
     pairs = set(map(tuple, ring.T.tolist()))
     assert set(map(tuple, both.edge_index.T.tolist())) == pairs | {(b, a) for a, b in pairs}
     assert both.num_edges == 48
-    assert not caplog.text
+    assert "the reverse edge" not in caplog.text
     for edges in (torch.cat([ring, ring.flip(0)], dim=1), torch.empty(2, 0, dtype=torch.int64)):
         load_graph(save(tmp_path, Data(**graph(edge_index=edges))), small_classes="share")
     assert "reverse" not in caplog.text

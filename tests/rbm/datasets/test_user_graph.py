@@ -310,3 +310,16 @@ def test_stored_logits_teach(tmp_path):
     result = rbm.distill(data, "logits", config=config, methods=["rbm"], measure_latency=False)
     assert torch.equal(result.teacher_logits, data.teacher_logits)
     assert result.teacher is None
+
+
+@pytest.mark.parametrize(("nodes", "told"), [(90, True), (300, False)])
+def test_a_drawn_split_with_hardly_any_test_nodes_is_told(tmp_path, caplog, nodes, told):
+    y = np.arange(nodes) % 3
+    np.savez(tmp_path / "g.npz", x=np.ones((nodes, 2)), edges=np.zeros((2, 0), int), y=y)
+    load_graph(tmp_path / "g.npz")
+    assert ("leaves 3 of 90 labelled nodes for testing" in caplog.text) == told
+    masks = np.eye(3, dtype=bool)[np.arange(nodes) % 3]
+    caplog.clear()
+    np.savez(tmp_path / "g.npz", x=np.ones((nodes, 2)), edges=np.zeros((2, 0), int), y=y, masks=masks)
+    load_graph(tmp_path / "g.npz")
+    assert "for testing" not in caplog.text, "a split of the file is its own"

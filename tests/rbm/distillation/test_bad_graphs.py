@@ -243,7 +243,7 @@ def test_no_unseen_node_is_left_to_hide(tiny):
     data = graph()
     shared_small_classes(data)
     assert int(data.test_mask.sum()) == 3
-    with pytest.raises(ValueError, match=r"unseen_fraction: 0\.2 of 3 test nodes hides no node at all; pass a larger"):
+    with pytest.raises(ValueError, match=r"unseen_fraction: 0\.2 of 3 test nodes hides no node at all; mark more test"):
         rbm.distill(data, config=tiny.updated({"setting": "inductive"}))
 
 
