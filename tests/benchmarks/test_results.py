@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from benchmarks.measure.harness import Results
 from benchmarks.measure.shapes import CORA, REFERENCE, Shape
-from benchmarks.report import headline, overview, plot, regression, summary, tables
+from benchmarks.report import headline, medians, overview, plot, regression, summary, tables
 
 LAYER = Shape(64)
 
 
-def write(path, figures: dict[tuple[str, str], float], operator="layer", shape=LAYER, dtype="float32"):
-    results = Results(path)
+def write(path, figures: dict[tuple[str, str], float], operator="layer", shape=LAYER, dtype="float32", remark=""):
+    results = Results(path, remark)
     for (implementation, metric), value in figures.items():
         results.add(operator, str(shape), implementation, metric, value, dtype=dtype)
     return path
@@ -80,8 +80,10 @@ def test_pages_show_what_the_committed_results_give(page):
 
 
 def test_tables_take_their_cells_from_results(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "CPU", write(tmp_path / "cpu.csv", TIMES))
+    layer = write(tmp_path / "layer.csv", {("rbm", "forward seconds"): 2e-3, ("eager", "forward seconds"): 4e-3})
+    monkeypatch.setattr(medians, "LAYER", write(layer, TIMES, remark=", memory kept"))
     monkeypatch.setattr(tables, "GPU", tmp_path / "gpu.csv")
+    assert "| forward | 64 | 2.0 ms | 2.0 x |  |  |  |\n" in tables.TABLES["cpu-layer-faults"]()
     page = "before\n<!-- table: cpu-layer -->\nold\n<!-- end -->\nafter\n<!-- table: gpu -->\n<!-- end -->\n"
     filled = tables.fill(page)
     assert "| forward | 64 | 1.0 ms | 4.0 x |  |  |  |\n" in filled
