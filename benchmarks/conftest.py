@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.measure.allocator import keep_freed_memory
+from benchmarks.measure.allocator import REMARK, keep_freed_memory
 from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Results
 from benchmarks.measure.pace import SMOKE, Pace, minutes
@@ -198,7 +198,7 @@ def seconds(request: pytest.FixtureRequest) -> float:
 
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest) -> Results:
-    remark = ", memory kept" if request.config.getoption("--keep-memory") else ""
+    remark = REMARK if request.config.getoption("--keep-memory") else ""
     written = Results(request.config.getoption("--results"), remark)
     request.config.stash[_WRITTEN] = written
     return written

@@ -7,6 +7,8 @@ machine's faults are slow), not on the implementation. Allocators such as jemall
 
 import ctypes
 
+# What rows of a run with --keep-memory add to their device.
+REMARK = ", memory kept"
 # Parameters of mallopt(3). No allocation below the first size is mapped, and no heap is trimmed below the second.
 _PARAMETERS = {"M_MMAP_THRESHOLD": (-3, 2**30), "M_TRIM_THRESHOLD": (-1, 2**31 - 1)}
 

@@ -19,8 +19,10 @@ MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 # Variants that are compared with the MLP, by the name of their line.
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
 # Kinds of students of the table newer: the seeds of all are compared with those of the first one, if at least so many.
-NEWER_PAIRS = ("glnn", "nosmog", "mlp", "rbm", "hgmd", "tined", "simmlp", "vqgraph", "sign", "sign, soft labels")
-NEWER_PAIRS += ("trees",)
+NEWER_PAIRS = (
+    *("glnn", "nosmog", "mlp", "rbm", "hgmd", "tined", "simmlp", "vqgraph"),
+    *("sign", "sign, soft labels", "trees"),
+)
 FEWEST_PAIRS = 5
 MODELS = ("teacher", "labels", "mlp", "rbm")
 

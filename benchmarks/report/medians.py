@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.measure.allocator import REMARK
 from benchmarks.measure.shapes import Shape
 from benchmarks.report.reading import read
 
@@ -52,7 +53,7 @@ class Figures:
 
 def layer_figures(*, memory_kept: bool) -> Figures:
     """Figures of the layer on a CPU, with freed memory kept (:mod:`benchmarks.measure.allocator`) or not."""
-    return Figures(LAYER, "threads, memory kept" if memory_kept else "threads")
+    return Figures(LAYER, f"threads{REMARK}" if memory_kept else "threads")
 
 
 def significant(value: float) -> str:

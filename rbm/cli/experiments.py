@@ -134,13 +134,14 @@ def table(
     if not file.is_file():
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
     rows = read_rows(file)
-    if variants and not any(row["method"] == "rbm" for row in rows):
+    has_rbm = any(row["method"] == "rbm" for row in rows)
+    if variants and not has_rbm:
         raise ValueError(f"results file {file} has no row of rbm, whose variants --variants shows; use --methods")
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
     if against is not None:
         print(gains_table(rows, against, column), end="")
-    elif methods or not (variants or any(row["method"] == "rbm" for row in rows)):
+    elif methods or not has_rbm:
         print(render(table_of(rows), rows, column), end="")
     else:
         print(variants_table(rows, column=column) if variants else main_table(rows), end="")
