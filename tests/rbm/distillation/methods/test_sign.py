@@ -1,5 +1,7 @@
 """SIGN: stored hops are powers of the mean over neighbours; a new node's hops come from its neighbours' stored ones."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -15,6 +17,7 @@ from rbm.serving.latency import measure_run, new_node_answer
 from rbm.serving.prediction import predict_file
 from rbm.serving.server.requests import _joined
 from rbm.serving.server.student import open_student
+from rbm.teachers.outputs import outputs_from_logits
 from rbm.training.run_folder import load_encodings
 
 
@@ -64,6 +67,31 @@ def test_the_loss(split, teacher_outputs, weight):
     p = teacher_outputs.soft_labels.softmax(-1)
     soft = (p * (p.log() - logits.log_softmax(-1))).sum(-1).mean()
     assert ours.train_epoch(0) == pytest.approx((weight * hard + (1 - weight) * soft).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_sparse_features_train_without_their_hops(small_graph, setting, weight):
+    loops = torch.arange(60).expand(2, -1)
+    small_graph.edge_index = torch.cat([small_graph.edge_index, loops], dim=1)
+    small_graph.x = small_graph.x * (torch.rand(60, 12) < 0.3)
+    sparse = small_graph.clone()
+    sparse.x = sparse.x.to_sparse_csr()
+    config, results = SIGNConfig(hidden_channels=8, label_weight=weight, hops=3), []
+    student = SIGNStudent(48, 8, 4, dropout=0.5, norm="batch")
+    for graph in (small_graph, sparse):
+        torch.manual_seed(0)
+        split = split_graph(graph, setting, unseen_fraction=0.4)
+        outputs = outputs_from_logits(torch.randn(60, 4), split)
+        trainer = SIGNTrainer(copy.deepcopy(student), split, outputs, config, hop_encodings(split, 3))
+        assert (trainer.full_layer is None) == (graph is small_graph)
+        trainer.optimizer = trainer.build_optimizer()
+        losses = [trainer.train_epoch(epoch) for epoch in range(3)]
+        trainer.model.eval()
+        with torch.no_grad():
+            results.append((torch.tensor(losses), trainer.all_logits(), trainer.model(trainer.full_x)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results[1][1], results[1][2], rtol=1e-4, atol=1e-5)
 
 
 def test_too_many_numbers_are_refused_before_any_work(small_graph, quick, tmp_path):
