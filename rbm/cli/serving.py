@@ -16,12 +16,19 @@ Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit weights (defa
 def predict(
     run: Run,
     features: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             help="Features, one row per node: .npy, .npz (array x, or scipy.sparse.save_npz), .csv or .parquet; or a"
             " folder of .parquet files."
         ),
-    ],
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of FEATURES: a graph (.npz, .pt or a folder, as for rbm distill) that contains the training"
+            " graph and has grown since; predicts all its nodes."
+        ),
+    ] = None,
     nodes: Annotated[
         Path | None,
         typer.Option(
@@ -47,13 +54,30 @@ def predict(
         typer.Option("--ray", help="Process a folder's files in parallel on the RAY_ADDRESS cluster or this machine."),
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Workers for --ray (default: one per processor).")] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(help="Folder with the raw files of the run's dataset, for --graph (default: the run's)."),
+    ] = None,
 ) -> None:
-    """Predict the class of each row of a features file, which may be larger than memory.
+    """Predict the class of each row of a features file, which may be larger than memory, or of each node of a graph.
 
     For a folder of .parquet files, one file is written per input file; the same command continues a killed run.
     """
+    from rbm.serving.grown_graph import predict_graph
     from rbm.serving.prediction import predict_file
 
+    if graph is not None:
+        given = {"features": features, "nodes": nodes, "neighbors": neighbors, "ray": ray or None, "workers": workers}
+        if named := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"graph: got {graph} together with {', '.join(named)}; leave one of them out")
+        out = Path("predictions.csv") if out is None else out
+        rows = predict_graph(run, graph, out, root=root, method=method, quantize=quantize, console=status)
+        console.print(f"{rows} predictions written to {out}", highlight=False)
+        return
+    if features is None:
+        raise ValueError("features: got none, expected a file or folder of features, or a graph with --graph")
+    if root is not None:
+        raise ValueError(f"root: got {root} without --graph; leave it out")
     joined = {"nodes": nodes, "neighbors": neighbors, "method": method, "quantize": quantize, "console": status}
     if features.is_dir() or ray:
         from rbm.serving.folders import predict_folder

@@ -89,12 +89,7 @@ def load_graph(
     """
     path = with_home("dataset", path)
     parts = read_parts(path)
-    missing = [name for name in ("x", "edge_index", "y") if name not in parts]
-    if missing:
-        raise ValueError(
-            f"dataset: {path} lacks {', '.join(missing)}; expected x (or features), edge_index (or edges; an "
-            f"empty array where there are none) and y (or labels){_found_arrays(parts)}"
-        )
+    _check_present(path, parts, ("x", "edge_index", "y"))
     x = _features(path, parts["x"])
     num_nodes = x.size(0)
     y = _labels(path, parts["y"])
@@ -112,12 +107,8 @@ def load_graph(
     check_class_numbers(f"dataset: {path}, y", y)
     if parts["num_classes"] is None:
         warn_of_absent_classes(f"dataset: {path}, y", y)
-    edges = _edges(path, parts["edge_index"], num_nodes)
-    if undirected:
-        edges = to_undirected(edges, num_nodes=num_nodes)
-    else:
-        _warn_of_single_directions(path, edges, num_nodes)
-    data = Data(x=pack_features(x, sparse_features), edge_index=edges, y=y)
+    data = _nodes_and_edges(path, parts, x, sparse_features, undirected)
+    data.y = y
     masks = _masks(path, parts, num_nodes, seed)
     if masks is None:
         # A misspelt mask must not turn into a random split.
@@ -140,6 +131,35 @@ def load_graph(
         data.teacher_logits = logits.to(torch.float32)
         classes = logits.size(1)
     data.num_classes, data.name = classes, str(path)
+    return data
+
+
+def load_unlabelled_graph(path: str | Path, *, sparse_features: str = "auto", undirected: bool = False) -> Data:
+    """Load features, edges and ids of nodes from the files of :func:`load_graph`, which also tells the arguments and
+    the errors. Labels, masks and logits may be missing, and are not read into the result.
+    """
+    path = with_home("graph", path)
+    parts = read_parts(path)
+    _check_present(path, parts, ("x", "edge_index"))
+    return _nodes_and_edges(path, parts, _features(path, parts["x"]), sparse_features, undirected)
+
+
+def _check_present(path: Path, parts: dict[str, Any], names: tuple[str, ...]) -> None:
+    if missing := [name for name in names if name not in parts]:
+        labels = " and y (or labels)" if "y" in names else ""
+        raise ValueError(
+            f"dataset: {path} lacks {', '.join(missing)}; expected x (or features), edge_index (or edges; an "
+            f"empty array where there are none){labels}{_found_arrays(parts)}"
+        )
+
+
+def _nodes_and_edges(path: Path, parts: dict[str, Any], x: Tensor, sparse_features: str, undirected: bool) -> Data:
+    edges = _edges(path, parts["edge_index"], x.size(0))
+    if undirected:
+        edges = to_undirected(edges, num_nodes=x.size(0))
+    else:
+        _warn_of_single_directions(path, edges, x.size(0))
+    data = Data(x=pack_features(x, sparse_features), edge_index=edges)
     if parts.get("node_ids") is not None:
         data.node_ids = parts["node_ids"]
     return data

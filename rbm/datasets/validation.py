@@ -175,6 +175,12 @@ def _check_features(data: Data) -> int:
         raise ValueError(
             f"data.x: got shape {list(x.shape)}, expected [nodes, features] with at least one of each{hint}"
         )
+    check_finite_features(x)
+    return x.size(0)
+
+
+def check_finite_features(x: Tensor) -> None:
+    """Raise ValueError if features ``[N, F]``, dense or CSR, contain NaN or infinity."""
     if x.layout == torch.strided:
         bad = rows_not_finite(x)
     else:
@@ -185,7 +191,6 @@ def _check_features(data: Data) -> int:
             f"data.x: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {first_ids(bad)}), "
             "expected finite numbers; repair or drop these nodes, for example with torch.nan_to_num(data.x)"
         )
-    return x.size(0)
 
 
 def _check_edges(data: Data, num_nodes: int) -> None:

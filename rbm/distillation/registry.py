@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from rbm.config import Config
-from rbm.distillation.methods.cohop import train_cohop
+from rbm.datasets.encodings.grown import GrownGraph, encodings_on, means_on
+from rbm.distillation.methods.cohop import histograms_on, train_cohop
 from rbm.distillation.methods.ensemble import train_ensemble
 from rbm.distillation.methods.glnn import train_glnn
 from rbm.distillation.methods.hgmd import train_hgmd
@@ -16,7 +18,7 @@ from rbm.distillation.methods.mlp import train_mlp
 from rbm.distillation.methods.moe import train_moe
 from rbm.distillation.methods.nosmog import train_nosmog
 from rbm.distillation.methods.rbm import train_rbm
-from rbm.distillation.methods.sign import train_sign
+from rbm.distillation.methods.sign import hops_on, train_sign
 from rbm.distillation.methods.simmlp import train_simmlp
 from rbm.distillation.methods.tined import check_layers, train_tined, train_tined_plus
 from rbm.distillation.methods.trees import train_trees
@@ -40,6 +42,8 @@ class Method:
         check_teacher: for a method that needs the teacher itself and not only soft labels: raises ValueError unless it
             supports teachers of this class (None: logits alone). Such a method always learns from the run's teacher,
             also if ``distill.source`` selects other soft labels.
+        encodings_on: for a method whose students take encodings: the encodings of all nodes of a graph that has grown
+            since training.
     """
 
     title: str
@@ -47,26 +51,45 @@ class Method:
     train: Callable[[DistillationTask], TrainedStudent]
     data_parallel: bool = False
     check_teacher: Callable[[type[nn.Module] | None], None] | None = None
+    encodings_on: Callable[[GrownGraph], Tensor] = means_on
 
 
 METHODS = {
-    "mlp": Method("MLP student", ("teacher", "mlp", "rbm", *_RECIPE), train_mlp, data_parallel=True),
-    "rbm": Method("RbM student", ("teacher", "rbm", *_RECIPE), train_rbm, data_parallel=True),
-    "moe": Method("MoE student", ("teacher", "moe", *_RECIPE), train_moe, data_parallel=True),
+    "mlp": Method(
+        "MLP student", ("teacher", "mlp", "rbm", *_RECIPE), train_mlp, data_parallel=True, encodings_on=encodings_on
+    ),
+    "rbm": Method(
+        "RbM student", ("teacher", "rbm", *_RECIPE), train_rbm, data_parallel=True, encodings_on=encodings_on
+    ),
+    "moe": Method(
+        "MoE student", ("teacher", "moe", *_RECIPE), train_moe, data_parallel=True, encodings_on=encodings_on
+    ),
     "ensemble": Method(
-        "MLP ensemble", ("teacher", "ensemble", "mlp", "rbm", *_RECIPE), train_ensemble, data_parallel=True
+        "MLP ensemble",
+        ("teacher", "ensemble", "mlp", "rbm", *_RECIPE),
+        train_ensemble,
+        data_parallel=True,
+        encodings_on=encodings_on,
     ),
     "glnn": Method("GLNN", ("teacher", "glnn"), train_glnn),
     "krd": Method("KRD", ("teacher", "krd"), train_krd),
-    "nosmog": Method("NOSMOG", ("teacher", "nosmog"), train_nosmog),
-    "cohop": Method("CoHOp", ("cohop",), train_cohop),
+    "nosmog": Method(
+        "NOSMOG", ("teacher", "nosmog"), train_nosmog, encodings_on=partial(encodings_on, section="nosmog")
+    ),
+    "cohop": Method("CoHOp", ("cohop",), train_cohop, encodings_on=histograms_on),
     "hgmd": Method("HGMD", ("teacher", "hgmd"), train_hgmd),
     "tined": Method("TINED", ("teacher", "tined"), train_tined, check_teacher=check_layers),
-    "tined_plus": Method("TINED+", ("teacher", "tined_plus"), train_tined_plus, check_teacher=check_layers),
+    "tined_plus": Method(
+        "TINED+",
+        ("teacher", "tined_plus"),
+        train_tined_plus,
+        check_teacher=check_layers,
+        encodings_on=partial(encodings_on, section="tined_plus"),
+    ),
     "simmlp": Method("SimMLP", ("simmlp",), train_simmlp),
     "vqgraph": Method("VQGraph", ("vqgraph",), train_vqgraph),
-    "sign": Method("SIGN", ("teacher", "sign"), train_sign),
-    "trees": Method("Boosted trees", ("teacher", "trees", "encoding"), train_trees),
+    "sign": Method("SIGN", ("teacher", "sign"), train_sign, encodings_on=hops_on),
+    "trees": Method("Boosted trees", ("teacher", "trees", "encoding"), train_trees, encodings_on=encodings_on),
     "labels": Method("MLP on labels", ("teacher",), train_labels),
 }
 

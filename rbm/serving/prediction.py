@@ -5,12 +5,8 @@ are stored in the run folder. Nodes that arrive later get theirs from their neig
 unseen nodes of the inductive setting.
 """
 
-import csv
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -20,8 +16,8 @@ from rbm.nn.newer import SIGNStudent
 from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors, Nodes
+from rbm.serving.prediction_files import Add, check_predictions, write_predictions
 from rbm.training.run_folder import load, load_encodings
-from rbm.utils.files import check_ending, optional, same_file, write_atomically
 from rbm.utils.progress import Progress
 
 
@@ -102,23 +98,14 @@ class Predictor:
         Returns:
             The number of rows, and a sentence on the rows without an edge in ``neighbors``, or None.
         """
-        out, progress = check_ending("predictions file", out, _WRITE), progress or Progress(None)
-        if out.suffix == ".parquet":
-            optional("pyarrow", "files", f"predictions file {out}", "or write .csv or .npy")
-        if not out.parent.is_dir():
-            raise FileNotFoundError(
-                f"predictions file {out}: folder {out.parent} does not exist; make it, or name another"
-            )
+        inputs = {"features": features, "nodes": nodes, "neighbors": neighbors}
+        out, progress = check_predictions(out, inputs), progress or Progress(None)
         source, joined = self._open(features, nodes, neighbors)
-        for name, given in (("features", source.path), ("nodes", nodes), ("neighbors", neighbors)):
-            if given is not None and same_file(out, given):
-                raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
         total = 0
 
-        def write(partial: Path) -> None:
+        def fill(add: Add) -> None:
             nonlocal total
-            names = joined.names if self.ids is not None and isinstance(joined, Nodes) else None
-            with _WRITE[out.suffix](partial, names) as add, progress.count("rows", source.rows) as advance:
+            with progress.count("rows", source.rows) as advance:
                 for rows in source.pieces():
                     if joined is not None and self.known is not None:
                         rows = concat_columns(rows, joined.encodings(total, total + rows.shape[0]))
@@ -131,7 +118,7 @@ class Predictor:
                 if joined is not None:
                     joined.check_rows(total)
 
-        write_atomically(out, write)
+        write_predictions(out, fill, joined.names if self.ids is not None and isinstance(joined, Nodes) else None)
         return total, None if joined is None else joined.missing_message(total)
 
     def _open(
@@ -183,69 +170,3 @@ def predict_probabilities(student: nn.Module, x: Features, *, batch_size: int = 
     rows: Rows = as_rows(x)
     starts = range(0, max(1, rows.shape[0]), batch_size)
     return torch.cat([torch.softmax(student(rows[start : start + batch_size]), dim=-1) for start in starts])
-
-
-# Each yields a function add(first row, probabilities [b, C]), to be called in order. names(start, stop), if given,
-# returns the ids of rows, for a column of their own.
-_Add = Callable[[int, np.ndarray], None]
-_Names = Callable[[int, int], list[str]]
-
-
-@contextmanager
-def _write_csv(path: Path, names: _Names | None) -> Iterator[_Add]:
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", *(["id"] if names else []), "class", "probability"])
-
-        def add(first: int, probabilities: np.ndarray) -> None:
-            classes, shares = probabilities.argmax(axis=1).tolist(), probabilities.max(axis=1).tolist()
-            rows = range(first, first + len(classes))
-            ids = [names(rows.start, rows.stop)] if names else []
-            writer.writerows(zip(rows, *ids, classes, [f"{share:.6f}" for share in shares], strict=True))
-
-        yield add
-
-
-@contextmanager
-def _write_npy(path: Path, names: _Names | None) -> Iterator[_Add]:
-    with open(path, "wb") as file:
-        shape = None
-
-        def header() -> None:
-            # NumPy pads the header so that the first dimension can grow; it is rewritten at the end.
-            content = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, content)
-
-        def add(first: int, probabilities: np.ndarray) -> None:
-            nonlocal shape
-            rows, classes = probabilities.shape
-            if shape is None:
-                shape = (0, classes)
-                header()
-            file.write(np.ascontiguousarray(probabilities, dtype="<f4"))
-            shape = (first + rows, classes)
-
-        yield add
-        file.seek(0)
-        header()
-
-
-@contextmanager
-def _write_parquet(path: Path, names: _Names | None) -> Iterator[_Add]:
-    import pyarrow
-    from pyarrow import parquet
-
-    fields = [("row", pyarrow.int64()), ("class", pyarrow.int32()), ("probability", pyarrow.float32())]
-    schema = pyarrow.schema([fields[0], *([("id", pyarrow.string())] if names else []), *fields[1:]])
-    with parquet.ParquetWriter(path, schema) as writer:
-
-        def add(first: int, probabilities: np.ndarray) -> None:
-            rows = np.arange(first, first + len(probabilities))
-            ids = [names(first, first + len(rows))] if names else []
-            columns = [rows, *ids, probabilities.argmax(axis=1).astype(np.int32), probabilities.max(axis=1)]
-            writer.write_table(pyarrow.table(columns, schema=schema))
-
-        yield add
-
-
-_WRITE = {".csv": _write_csv, ".npy": _write_npy, ".parquet": _write_parquet}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.utils import add_self_loops
 
 from rbm.datasets.encodings.deepwalk import deepwalk, random_walks
@@ -75,11 +76,10 @@ def encode(
     """
     parts = []
     if config.deepwalk:
-        parts.append(_positions(split, config, seed, cache, advance))
+        positions = _positions(split, config, seed, cache, advance)
+        parts.append(_scaled(positions, split, config.relative_norm))
     if config.label_propagation:
-        parts.append(_labels_nearby(split, config, num_classes, cache))
-    if config.relative_norm > 0:
-        parts = [_scaled(part, split, config.relative_norm) for part in parts]
+        parts.append(labels_nearby(split, config, num_classes, cache))
     for place, given in enumerate(extra):
         rows = _given(given, place, split.graph.num_nodes)
         parts.append(Encodings(rows[split.observed_nodes.cpu()], rows))
@@ -93,10 +93,6 @@ def _positions(
 ) -> Encodings:
     graph, observed = split.graph, split.observed
     transductive = split.setting == "transductive"
-
-    def edges_of(data) -> Tensor:
-        return add_self_loops(data.edge_index, num_nodes=data.num_nodes)[0] if config.self_loops else data.edge_index
-
     settings = {
         "dim": config.embedding_dim,
         "walk_length": config.walk_length,
@@ -108,7 +104,7 @@ def _positions(
         "workers": config.workers,
         "seed": _SHARED_SEED if transductive else seed,
     }
-    edges, num_nodes = edges_of(observed), observed.num_nodes
+    edges, num_nodes = with_self_loops(observed, config), observed.num_nodes
     rows = cache.tensors(
         "deepwalk",
         {**settings, "num_nodes": num_nodes, "gensim": version("gensim")},
@@ -117,10 +113,18 @@ def _positions(
     )["positions"]
     if transductive:
         return Encodings(rows, rows)
-    return Encodings(rows, transfer(rows, split.observed_nodes, edges_of(graph), graph.num_nodes, config.fill))
+    return Encodings(
+        rows, transfer(rows, split.observed_nodes, with_self_loops(graph, config), graph.num_nodes, config.fill)
+    )
 
 
-def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, cache: Cache) -> Encodings:
+def with_self_loops(graph: Data, config: EncodingConfig) -> Tensor:
+    """The graph's edges ``[2, M]``, with a self-loop for each node if ``config.self_loops`` is set."""
+    return add_self_loops(graph.edge_index, num_nodes=graph.num_nodes)[0] if config.self_loops else graph.edge_index
+
+
+def labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, cache: Cache) -> Encodings:
+    """The columns of label propagation, see :func:`encode`."""
     graph, observed = split.graph, split.observed
 
     def propagated(edges: Tensor, nodes: Tensor, num_nodes: int, exclude_self: bool) -> Tensor:
@@ -145,16 +149,20 @@ def _labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, 
     known = observed.y.cpu()[train_nodes]
     rows = propagated(observed.edge_index, train_nodes, observed.num_nodes, config.exclude_self)
     if split.setting == "transductive":
-        return Encodings(rows, rows)
+        return _scaled(Encodings(rows, rows), split, config.relative_norm)
     # Unseen nodes have no training label that could return to them.
     nodes = split.observed_nodes.cpu()
     full = propagated(graph.edge_index, nodes[train_nodes], graph.num_nodes, False)
     full[nodes] = rows
-    return Encodings(rows, full)
+    return _scaled(Encodings(rows, full), split, config.relative_norm)
 
 
 def _scaled(part: Encodings, split: GraphSplit, relative_norm: float) -> Encodings:
-    """Scale an encoding so that its mean norm over observed nodes is ``relative_norm`` times that of the features."""
+    """Scale an encoding so that its mean norm over observed nodes is ``relative_norm`` times that of the features. With
+    0, it stays as it is.
+    """
+    if relative_norm == 0:
+        return part
     features = in_single_precision(split.observed.x)
     norms = features.squared_norms().sqrt() if isinstance(features, SparseRows) else features.norm(dim=1)
     own = float(part.observed.norm(dim=1).mean())

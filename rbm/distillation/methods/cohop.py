@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from rbm.config import CoHOpConfig
 from rbm.datasets.encodings import Encodings, label_propagation
 from rbm.datasets.encodings.graph import in_matrix
+from rbm.datasets.encodings.grown import GrownGraph
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.soft_targets import Neighborhood
 from rbm.distillation.task import DistillationTask, TrainedStudent
@@ -73,10 +74,7 @@ def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig
     """
     if config.histogram == "none":
         return None
-    observed = split.observed
-    if config.histogram == "auto":
-        entries = int(observed.train_mask.sum()) * split.graph.num_nodes
-        config = replace(config, histogram="exact" if entries <= _EXACT_ENTRIES else "propagation")
+    config, observed = with_histogram(config, split), split.observed
     rows = label_histograms(observed.edge_index, observed.y, observed.train_mask, num_classes, config)
     if not len(split.unseen_nodes):
         return Encodings(rows, rows)
@@ -86,6 +84,20 @@ def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig
     full = label_histograms(split.graph.edge_index, split.graph.y, mask, num_classes, config)
     full[nodes] = rows
     return Encodings(rows, full)
+
+
+def with_histogram(config: CoHOpConfig, split: GraphSplit) -> CoHOpConfig:
+    """The settings with the histogram that ``auto`` stands for on this graph."""
+    if config.histogram != "auto":
+        return config
+    entries = int(split.observed.train_mask.sum()) * split.graph.num_nodes
+    return replace(config, histogram="exact" if entries <= _EXACT_ENTRIES else "propagation")
+
+
+def histograms_on(grown: GrownGraph) -> Tensor:
+    """Histograms ``[M, C]`` of all nodes of a grown graph, of the same kind as in training."""
+    config = with_histogram(grown.config.cohop, grown.trained)
+    return histogram_encodings(grown.split, grown.num_classes, config).full
 
 
 def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:

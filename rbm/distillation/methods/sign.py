@@ -21,6 +21,7 @@ from torch_geometric.utils import remove_self_loops
 
 from rbm.config import SIGNConfig
 from rbm.datasets.encodings import Encodings
+from rbm.datasets.encodings.grown import GrownGraph
 from rbm.datasets.encodings.hops import hop_encodings
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
@@ -106,6 +107,11 @@ class SIGNTrainer(NodeTrainer):
         logits = self.forward(self.logits_of, self.observed_x, self.observed_layer)
         soft = losses.soft_label_loss(logits, self.teacher_outputs.soft_labels)
         return self.weight * self.labelled_loss(logits) + (1 - self.weight) * soft
+
+
+def hops_on(grown: GrownGraph) -> Tensor:
+    """Stored hops of all nodes of a grown graph; a new node's are means over the nodes that training saw."""
+    return hop_encodings(grown.split, grown.config.sign.hops).full
 
 
 def train_sign(task: DistillationTask) -> TrainedStudent:

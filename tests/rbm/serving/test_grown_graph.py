@@ -1,0 +1,234 @@
+"""``rbm predict --graph``: new nodes are encoded by the rules that the evaluation applies to unseen nodes."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import rbm
+from rbm.config import Config
+from rbm.datasets.encodings import label_propagation, transfer
+from rbm.serving.grown_graph import predict_graph
+
+METHODS = ("rbm", "mlp", "nosmog", "cohop", "sign", "tined_plus", "trees", "glnn")
+WALKS = {"walk_length": 5, "walks_per_node": 2, "embedding_dim": 4}
+BRIEF = {"max_epochs": 2}
+CONFIG = Config().updated(
+    {
+        **dict.fromkeys(("teacher", "mlp", "sign", "tined_plus", "trees", "glnn"), BRIEF),
+        "nosmog": {**BRIEF, "encoding": WALKS},
+        "tined_plus": {**BRIEF, "encoding": WALKS},
+        "cohop": {**BRIEF, "rounds": 1},
+        "rbm": {**BRIEF, "pretrain_epochs": 1, "hidden_channels": 8},
+        "encoding": {**WALKS, "label_propagation": True},
+    }
+)
+
+
+def trained(graph, folder, methods=METHODS, encodings=(), **changes):
+    config = CONFIG.updated(changes)
+    return rbm.distill(
+        graph, config=config, methods=methods, folder=folder, encodings=encodings, measure_latency=False, plots=False
+    )
+
+
+def save(path, x, edges, **others):
+    np.savez(path, x=x.numpy(), edges=edges.numpy(), **others)
+    return path
+
+
+def grown(graph, new=8):
+    """The graph with new nodes, each joined to old ones and to other new ones; features and edges."""
+    count = graph.num_nodes
+    x = torch.cat([graph.x, torch.randn(new, graph.num_features)])
+    nodes = torch.arange(count, count + new)
+    old = torch.randint(0, count, (new,))
+    pairs = torch.cat([torch.stack([old, nodes]), torch.stack([nodes[:-1], nodes[1:]])], dim=1)
+    return x, torch.cat([graph.edge_index, pairs, pairs.flip(0)], dim=1)
+
+
+@torch.inference_mode()
+def answers(student, rows):
+    return student(rows).softmax(-1).numpy()
+
+
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("transductive", {}),
+        ("inductive", {}),
+        ("inductive", {"encoding": {"relative_norm": 0.5}}),
+        ("inductive", {"encoding": {"self_loops": True, "fill": "all_mean", "exclude_self": True}}),
+        ("inductive", {"encoding": {"deepwalk": False}, "sign": {"hops": 0}, "cohop": {"histogram": "propagation"}}),
+    ],
+    ids=["seen", "unseen", "scaled", "self-loops", "labels-alone"],
+)
+def test_on_the_same_graph_the_predictions_are_those_of_the_evaluation(small_graph, tmp_path, setting, changes):
+    result = trained(small_graph, tmp_path / "run", setting=setting, **changes)
+    graph = save(tmp_path / "graph.npz", small_graph.x, small_graph.edge_index)
+    for method, student in result.students.items():
+        assert predict_graph(tmp_path / "run", graph, tmp_path / "out.npy", method=method) == 60
+        expected = answers(student, result.student_inputs(method))
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6, err_msg=method)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_new_nodes_count_labels_on_the_whole_graph_and_take_means_of_positions(small_graph, tmp_path, setting):
+    own = torch.randn(60, 2)
+    result = trained(small_graph, tmp_path / "run", ["mlp"], [own], setting=setting)
+    x, edges = grown(small_graph)
+    predict_graph(tmp_path / "run", save(tmp_path / "grown.npz", x, edges), tmp_path / "out.npy")
+    seen, known = result.split.observed_nodes, result.encodings["mlp"].full
+    labels = torch.cat([small_graph.y, torch.zeros(8, dtype=torch.int64)])
+    mask = torch.cat([small_graph.train_mask, torch.zeros(8, dtype=torch.bool)])
+    near = label_propagation(edges, labels, mask, 3)
+    near[seen] = known[seen, 4:7]
+    positions = transfer(known[seen, :4], seen, edges, 68)
+    own = transfer(own, torch.arange(60), edges, 68)
+    expected = answers(result.student, torch.cat([x, positions, near, own], dim=1))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
+    # The edges between new nodes matter: without them, some new nodes have no label nearby, or others.
+    apart = edges[:, (edges < 60).any(dim=0)]
+    predict_graph(tmp_path / "run", save(tmp_path / "apart.npz", x, apart), tmp_path / "apart.npy")
+    assert not np.allclose(np.load(tmp_path / "apart.npy"), expected, atol=1e-4)
+
+
+def test_new_nodes_of_sign_and_cohop(small_graph, tmp_path):
+    result = trained(small_graph, tmp_path / "run", ["sign", "cohop"], sign={"hops": 2})
+    x, edges = grown(small_graph)
+    graph = save(tmp_path / "grown.npz", x, edges)
+    predict_graph(tmp_path / "run", graph, tmp_path / "out.npy", method="sign")
+    passed_on = rbm.load_encodings(tmp_path / "run", "sign", passed_on=True)
+    hops = transfer(passed_on, torch.arange(60), edges, 68)
+    hops[:60] = result.encodings["sign"].full
+    expected = answers(result.students["sign"], torch.cat([x, hops], dim=1))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
+    predict_graph(tmp_path / "run", graph, tmp_path / "out.npy", method="cohop")
+    # The last node's histogram, by hand: labelled nodes weighted by their distance.
+    distances, frontier, reached = {67: 0}, [67], 0
+    while frontier and reached < CONFIG.cohop.hops:
+        reached += 1
+        frontier = [int(u) for u, v in edges.T if int(v) in frontier and int(u) not in distances]
+        distances.update(dict.fromkeys(frontier, reached))
+    histogram = torch.zeros(3)
+    for node, distance in distances.items():
+        if node < 60 and small_graph.train_mask[node]:
+            histogram += CONFIG.cohop.smoothing_radius**distance * F.one_hot(small_graph.y[node], 3)
+    assert histogram.sum() > 0
+    row = torch.cat([x[67], histogram / (histogram.sum() + 1e-6)])
+    np.testing.assert_allclose(
+        np.load(tmp_path / "out.npy")[67:], answers(result.students["cohop"], row[None]), atol=1e-5
+    )
+
+
+def test_nodes_are_found_by_their_ids(small_graph, tmp_path):
+    pytest.importorskip("pyarrow")
+
+    def write(folder, names, x, edges, labels=None):
+        folder.mkdir()
+        lines = [",".join(["id", *(f"f{i}" for i in range(12))])]
+        lines += [",".join([name, *map(repr, row)]) for name, row in zip(names, x.tolist(), strict=True)]
+        (folder / "x.csv").write_text("\n".join(lines))
+        pairs = [f"{names[u]},{names[v]}" for u, v in edges.T.tolist()]
+        (folder / "edges.csv").write_text("\n".join(["from,to", *pairs]))
+        if labels is not None:
+            rows = [f"{name},{label}" for name, label in zip(names, labels.tolist(), strict=True)]
+            (folder / "y.csv").write_text("\n".join(["id,class", *rows]))
+        return folder
+
+    names = [f"node {i}" for i in range(68)]
+    data = rbm.load_graph(write(tmp_path / "graph", names[:60], small_graph.x, small_graph.edge_index, small_graph.y))
+    trained(data, tmp_path / "run", ["mlp"])
+    x, edges = grown(small_graph)
+    predict_graph(tmp_path / "run", write(tmp_path / "grown", names, x, edges), tmp_path / "out.npy")
+    order = torch.randperm(68)
+    place = order.argsort()
+    mixed = write(tmp_path / "mixed", [names[i] for i in order], x[order], place[edges])
+    assert predict_graph(tmp_path / "run", mixed, tmp_path / "mixed.npy") == 68
+    np.testing.assert_allclose(np.load(tmp_path / "mixed.npy"), np.load(tmp_path / "out.npy")[order], atol=1e-6)
+    predict_graph(tmp_path / "run", mixed, tmp_path / "mixed.csv")
+    lines = (tmp_path / "mixed.csv").read_text().splitlines()
+    assert lines[0] == "row,id,class,probability"
+    assert [line.split(",")[1] for line in lines[1:]] == [names[i] for i in order]
+    few = write(tmp_path / "few", names[3:], x[3:], edges[:, (edges >= 3).all(dim=0)] - 3)
+    with pytest.raises(ValueError, match=r"lacks 3 of 60 nodes .*'node 0', 'node 1', 'node 2'"):
+        predict_graph(tmp_path / "run", few, tmp_path / "out.npy")
+    numbered = save(tmp_path / "grown.npz", x, edges)
+    with pytest.raises(ValueError, match=r"nodes of the graph of .*run have ids, and those of .*grown\.npz do not"):
+        predict_graph(tmp_path / "run", numbered, tmp_path / "out.npy")
+
+
+def test_an_undirected_graph_gets_its_reverse_edges(small_graph, tmp_path):
+    once = small_graph.edge_index[:, small_graph.edge_index[0] < small_graph.edge_index[1]]
+    masks = {name: small_graph[name].numpy() for name in ("train_mask", "val_mask", "test_mask")}
+    save(tmp_path / "graph.npz", small_graph.x, once, y=small_graph.y.numpy(), **masks)
+    config = CONFIG.updated({"dataset": str(tmp_path / "graph.npz"), "undirected": True, "setting": "inductive"})
+    data = rbm.load_graph(tmp_path / "graph.npz", undirected=True)
+    result = rbm.distill(data, config=config, methods=["mlp"], folder=tmp_path / "run", measure_latency=False)
+    predict_graph(tmp_path / "run", tmp_path / "graph.npz", tmp_path / "out.npy")
+    np.testing.assert_allclose(
+        np.load(tmp_path / "out.npy"), answers(result.student, result.student_inputs()), atol=1e-6
+    )
+
+
+@pytest.fixture
+def run(small_graph, tmp_path):
+    trained(small_graph, tmp_path / "run", ["mlp", "glnn"], setting="inductive")
+    (tmp_path / "out.npy").write_bytes(b"earlier")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, edges: (x[:59], edges[:, (edges < 59).all(dim=0)]), r"has 59 nodes, and that of .*run has 60"),
+        (lambda x, edges: (x[torch.randperm(60)], edges), r"of 60 nodes of the graph of .*run have other features"),
+        (lambda x, edges: (x[:, :11], edges), r"has 11 features, and the student of .*run takes 12"),
+        (
+            lambda x, edges: (x.index_fill(0, torch.tensor([3]), torch.nan), edges),
+            r"NaN or infinite features \(node 3\)",
+        ),
+        (lambda x, edges: (x, edges + 60), "node ids from 60"),
+    ],
+    ids=["fewer-nodes", "another-order", "another-width", "nan", "edges-out-of-range"],
+)
+def test_another_graph_is_refused(run, small_graph, tmp_path, change, message):
+    graph = save(tmp_path / "other.npz", *change(small_graph.x, small_graph.edge_index))
+    with pytest.raises(ValueError, match=message):
+        predict_graph(run, graph, tmp_path / "out.npy", method="mlp")
+    assert (tmp_path / "out.npy").read_bytes() == b"earlier"
+
+
+def test_changed_features_are_reported(run, small_graph, tmp_path, caplog):
+    x = small_graph.x.clone()
+    x[[4, 9]] += 1
+    graph = save(tmp_path / "changed.npz", x, small_graph.edge_index)
+    predict_graph(run, graph, tmp_path / "out.npy", method="mlp")
+    assert "2 of 60 nodes of the graph of" in caplog.text
+
+
+def test_a_search_on_validation_nodes_is_refused(small_graph, tmp_path):
+    trained(small_graph, tmp_path / "run", ["mlp"], evaluate_on="validation")
+    graph = save(tmp_path / "graph.npz", small_graph.x, small_graph.edge_index)
+    with pytest.raises(ValueError, match="was evaluated on validation nodes"):
+        predict_graph(tmp_path / "run", graph, tmp_path / "out.npy")
+
+
+def test_the_command(run, small_graph, tmp_path, command):
+    x, edges = grown(small_graph)
+    graph, out = save(tmp_path / "grown.npz", x, edges), tmp_path / "out.csv"
+    code, printed, _ = command("predict", run, "--graph", graph, "--out", out)
+    assert code == 0
+    assert "68 predictions written to" in printed
+    assert len(out.read_text().splitlines()) == 69
+    assert command("predict", run, "--graph", graph, "--method", "glnn", "--out", out)[0] == 0, "features alone"
+    for extra, message in (
+        ([graph, "--graph", graph], "together with features"),
+        (["--graph", graph, "--nodes", "all"], "together with nodes"),
+        ([], "features: got none"),
+        ([graph, "--root", tmp_path], "root: got"),
+        (["--graph", graph, "--out", graph], "expected one of .csv, .npy, .parquet"),
+    ):
+        code, _, error = command("predict", run, *extra)
+        assert code != 0
+        assert message in error
