@@ -27,6 +27,9 @@ from rbm.utils.progress import Progress
 
 # A code is replaced by a row if the running mean of the number of rows that use it is below this.
 IDLE = 0.2
+# The released settings for a GCN, and for the version with sampled neighbours.
+GCN = {"dropout": 0.8, "weight_decay": 0.001, "hidden_channels": 64}
+SAMPLED = {"dropout": 0.0, "weight_decay": 0.0005, "hidden_channels": 128}
 # Codes as wide as the features, which are as stored; training them takes too long for a search on a CPU.
 RELEASED = {"code_channels": 1433, "lr": 1e-4, "code_start": "random"}
 VARIANTS = {
@@ -35,6 +38,7 @@ VARIANTS = {
     "rows, replaced": ("rbm", {"code_start": "rows"}),
     "random, dropout 0.5": ("rbm", {"code_start": "random", "dropout": 0.5}),
     "rows, dropout 0.5": ("rbm", {"code_start": "rows", "dropout": 0.5}),
+    "rows, as for sampled neighbours": ("rbm", {"code_start": "rows", **SAMPLED}),
     "as released, untrained": ("cpf", RELEASED),
 }
 SEEDS = (0, 1)
@@ -90,7 +94,7 @@ def main(root: str, out: str) -> None:
         for seed in SEEDS:
             if (variant, str(seed)) in done:
                 continue
-            config = configuration(protocol, seed).updated({"vqgraph": {"tokenizer": changes}})
+            config = configuration(protocol, seed).updated({"vqgraph": {"tokenizer": {**GCN, **changes}}})
             found = figures(config, config.vqgraph.tokenizer, root, variant)
             append_csv(path, [{"protocol": protocol, "variant": variant, "seed": seed, **found}])
 
