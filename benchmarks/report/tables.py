@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
-from benchmarks.report import accuracies, headline
+from benchmarks.report import accuracies, headline, publications
 from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
 from benchmarks.report.headline import ONE_NODE, PEERS
 from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, layer_figures, markdown, significant
@@ -258,6 +258,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper": partial(experiment, "paper"),
     "students": accuracies.students,
     "newer": accuracies.newer,
+    "publications": publications.table,
     "newer-pairs": accuracies.newer_pairs,
     "newer-serving": accuracies.newer_serving,
     "experts-unseen": partial(gains, "mlp", "experts_unseen"),
