@@ -84,8 +84,8 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
         names = {"dataset": None if dataset is None else dataset_name(dataset), "preset": preset}
         given_options = {name: value for name, value in names.items() if value is not None}
         given_options |= {} if teacher is None else {"teacher": {"name": teacher}}
-        resumed_config = Config.from_yaml(stored).updated(changes).updated({**given, **given_options})
-        return resumed_config.updated(parse_assignments(assignments or []))
+        said = merged(merged(changes, {**given, **given_options}), parse_assignments(assignments or []))
+        return Config.from_yaml(stored).updated(said)
     if stored is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
         raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
 
@@ -99,8 +99,8 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
     if not isinstance(said.get("teacher", {}), dict) or not isinstance(said.get("teacher", {}).get("name", ""), str):
         Config().updated({"teacher": said["teacher"]})  # raises
     teacher = said.get("teacher", {}).get("name", "sage")
-    chosen = preset_config(preset, dataset, setting, teacher, protocol).updated(changes).updated(given)
-    return chosen.updated(assigned).updated({"dataset": dataset, "preset": preset, "teacher": {"name": teacher}})
+    chosen = preset_config(preset, dataset, setting, teacher, protocol).updated(said)
+    return chosen.updated({"dataset": dataset, "preset": preset, "teacher": {"name": teacher}})
 
 
 def lasting_changes(config_file, assignments) -> dict:

@@ -120,7 +120,7 @@ class Config(Section):
     def from_yaml(cls, path: Path | str) -> "Config":
         """Read a configuration that :meth:`to_yaml` of this or an earlier version wrote.
 
-        Raises the errors of :func:`read_changes`.
+        Raises the errors of :func:`read_changes` and :meth:`updated`.
         """
         return cls().updated(LATER_SETTINGS).updated(read_changes(path))
 
@@ -130,17 +130,23 @@ class Config(Section):
 
 
 def read_changes(path: Path | str) -> dict[str, Any]:
-    """Read the settings that a YAML file changes, and check them against the tree.
+    """Read the settings that a YAML file changes. Sections are checked when :meth:`Config.updated` applies them, since
+    it depends on the changed configuration whether values fit together.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: invalid YAML, an unknown key, or an invalid value.
+        ValueError: invalid YAML, or an unknown key or an invalid value outside of the sections.
     """
     content = read_yaml("configuration file", path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {type(content).__name__}, expected the sections of a configuration")
-    Config().updated(content)
+    start = Config()
+    start.updated({key: v for key, v in content.items() if not (isinstance(v, dict) and _is_section(start, key))})
     return content
+
+
+def _is_section(config: Config, key: str) -> bool:
+    return isinstance(getattr(config, key, None), Section)
 
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

@@ -49,13 +49,13 @@ def named_after_graph(config: Config, data: Data, resumed: Path | str | None) ->
 
 
 def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: float | None, progress: Progress) -> None:
-    """Save a graph in its run folder if :func:`rbm.load_dataset` cannot find it by name and it is not too large.
+    """Save a graph in its run folder unless it is a named one or too large. A file is not enough: it may grow later.
 
     The ids of its nodes are always saved.
     """
     if (ids := data.get("node_ids")) is not None:
         run.write_text(FILE, ids.to_csv())
-    if _is_found_by_name(config.dataset):
+    if _is_named(config.dataset):
         return
     tensors = {name: data[name] for name in _PARTS if isinstance(data.get(name), Tensor)}
     if data.x.layout == torch.sparse_csr:
@@ -63,7 +63,10 @@ def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: floa
     else:
         tensors["x"] = data.x
     if (size := sum(tensor.nbytes for tensor in tensors.values())) > MOST_BYTES:
-        progress.say(f"graph: {size / 2**20:,.0f} MiB, more than the {MOST_BYTES >> 20} MiB that a run folder keeps")
+        keep = f"; keep {config.dataset} as it is" if is_path(config.dataset) else ""
+        progress.say(
+            f"graph: {size / 2**20:,.0f} MiB, more than the {MOST_BYTES >> 20} MiB that a run folder keeps{keep}"
+        )
         return
     values = {name: data.get(name) for name in _NUMBERS if data.get(name) is not None}
     if unseen_fraction is not None:
@@ -127,7 +130,7 @@ def split_of_run(run: Path, config: Config, root: Path | str | None = None) -> t
             remedy = "restore that graph" if is_path(config.dataset) else "name the folder with that dataset by --root"
             raise ValueError(
                 f"run {run} was made on a graph of {summary.get(name)} {name}, and its dataset {config.dataset!r} has"
-                f" {size:,}; {remedy}, or run it again"
+                f" {size:,} {name}; {remedy}, or run it again"
             )
     return split, num_classes(data)
 
@@ -141,14 +144,11 @@ def _read_graph(path: Path) -> Data:
     return Data(**tensors, **values)
 
 
-def _is_found_by_name(dataset: str) -> bool:
-    if is_path(dataset):
-        return True
+def _is_named(dataset: str) -> bool:
     try:
-        find_dataset(dataset)
+        return not is_path(dataset) and bool(find_dataset(dataset))
     except ValueError:
         return False
-    return True
 
 
 def _plain(value: Any) -> float | int:

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets.encodings.grown import GrownGraph, means_on
 from rbm.datasets.readers.node_ids import NodeIds
+from rbm.datasets.readers.user_files import NAMES
 from rbm.datasets.splits import GraphSplit
 from rbm.datasets.user_graph import load_unlabelled_graph
 from rbm.datasets.validation import check_finite_features
@@ -29,10 +30,12 @@ from rbm.serving.prediction import predict_probabilities
 from rbm.serving.prediction_files import Add, check_predictions, write_predictions
 from rbm.training.run_folder import load, load_encodings
 from rbm.utils.chunks import row_chunks
+from rbm.utils.files import same_file
 from rbm.utils.progress import Progress
 
 _ROWS_AT_ONCE, _NUMBERS_AT_ONCE = 2**14, 2**24
-_NAMED = 5  # nodes that a message names
+_PART_NAMES = {name for names in NAMES.values() for name in names}
+_NAMED, _MISSING_NAMED = 5, 10  # nodes that a message names
 
 
 def predict_graph(
@@ -51,11 +54,12 @@ def predict_graph(
         run: folder of a finished run.
         graph: file or folder as for :func:`rbm.load_graph`; labels are not needed. If both graphs have ids, the nodes
             of the run's graph are found by them. Otherwise they are the first nodes, in the same order.
-        out: file to write, one row per node in the order of the graph; see :func:`rbm.serving.prediction.predict_file`.
+        out: file to write, one row per node in the order of the graph, with its id if the graph has ids; see
+            :func:`rbm.serving.prediction.predict_file`.
         root: folder with the raw files of the run's dataset; by default that of the run.
         method: the method of the student; by default the student that the run keeps.
         quantize: ``int8`` for 8-bit weights, as in :func:`rbm.load`.
-        console: where progress is shown.
+        console: where progress is shown, and how many and which new nodes have zeros for encodings.
 
     Returns:
         The number of nodes.
@@ -65,12 +69,18 @@ def predict_graph(
         ValueError: the graph cannot be read, does not contain the run's graph, or is not one of the student's features;
             or the run was evaluated on validation nodes. ``out`` is not changed.
     """
-    run, progress = Path(run), Progress(console)
-    out = check_predictions(out, {})
+    run, progress, message = Path(run), Progress(console), None
+    out = check_predictions(out, {"graph": graph})
+    _check_no_part(out, graph)
     student = load(run, method, quantize=quantize, quiet=True)
+    if not (run / STUDENT).is_file():
+        raise ValueError(
+            f"run: {run} holds a student alone, as save_pretrained writes it, and not its graph and its encodings; name"
+            " its run folder, or predict from a file of rows (rbm predict RUN FEATURES)"
+        )
     config = Config.from_yaml(run / "config.yaml")
     data = load_unlabelled_graph(graph, sparse_features=config.sparse_features, undirected=config.undirected)
-    stored, rows = load_encodings(run, method), packed(data.x)
+    stored, rows, ids = load_encodings(run, method), packed(data.x), data.get("node_ids")
     alone = student.in_channels - (0 if stored is None else stored.shape[1])
     if data.num_features != alone:
         raise ValueError(
@@ -81,8 +91,8 @@ def predict_graph(
     if stored is not None:
         method = read_description(run / STUDENT, method)["method"]
         with progress.step("encodings"):
-            rows = concat_columns(rows, _encodings(run, config, method, stored, data, graph, root))
-    ids = data.get("node_ids")
+            encodings, new = _encodings(run, config, method, stored, data, graph, root)
+            rows, message = concat_columns(rows, encodings), _missing_message(encodings, new, ids)
 
     def fill(add: Add) -> None:
         with progress.count("nodes", data.num_nodes) as advance:
@@ -92,13 +102,35 @@ def predict_graph(
                 advance(some.shape[0])
 
     write_predictions(out, fill, None if ids is None else lambda start, stop: ids.names[start:stop].to_pylist())
+    if message is not None:
+        progress.say(message)
     return data.num_nodes
+
+
+def _check_no_part(out: Path, graph: Path | str) -> None:
+    """Raise ValueError if the predictions would be a part of the graph, which may be a folder of files."""
+    if Path(graph).is_dir() and same_file(out.parent, graph) and out.stem in _PART_NAMES:
+        raise ValueError(f"predictions file {out} is a part of the graph {graph}; name another to write to")
+
+
+def _missing_message(encodings: Tensor, new: Tensor, ids: NodeIds | None) -> str | None:
+    """A sentence on the ``new`` nodes whose row of ``encodings [M, D]`` is zero, or None."""
+    missing = new[(encodings[new] == 0).all(dim=1)]
+    if not len(missing):
+        return None
+    first, more = missing[:_MISSING_NAMED].numpy(), len(missing) - _MISSING_NAMED
+    named = ", ".join(map(str, first) if ids is None else map(repr, ids.of(first)))
+    return (
+        f"{len(missing):,} of {len(new):,} new nodes are near no node that training saw, and have zeros for encodings:"
+        f" {'node' if len(missing) == 1 else 'nodes'} {named}{f' and {more:,} more' if more > 0 else ''}"
+        f"{' (counted from 0)' if ids is None else ''}"
+    )
 
 
 def _encodings(
     run: Path, config: Config, method: str, stored: Tensor, data: Data, graph: Path | str, root: Path | str | None
-) -> Tensor:
-    """Encodings of all nodes of the graph ``data``, ``[M, D]``."""
+) -> tuple[Tensor, Tensor]:
+    """Encodings of all nodes of the graph ``data``, ``[M, D]``; and the nodes that the run's graph lacks, int64."""
     if config.evaluate_on != "test":
         raise ValueError(
             f"graph: {run} was evaluated on {config.evaluate_on} nodes, and its students did not see the whole graph;"
@@ -117,9 +149,10 @@ def _encodings(
     data.y[nodes] = trained.graph.y.cpu()
     split = GraphSplit("inductive", data, trained.observed, nodes[trained.observed_nodes], unseen.nonzero().flatten())
     grown = GrownGraph(config, trained, split, nodes, classes, stored)
-    if not unseen.any():
-        return means_on(grown)
-    return METHODS[method].encodings_on(grown) if method in METHODS else means_on(grown)
+    new = torch.ones(data.num_nodes, dtype=torch.bool)
+    new[nodes] = False
+    encode = METHODS[method].encodings_on if method in METHODS and unseen.any() else means_on
+    return encode(grown), new.nonzero().flatten()
 
 
 def _places(run: Path, known: Data, data: Data, graph: Path | str) -> Tensor:

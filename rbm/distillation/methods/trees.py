@@ -51,11 +51,13 @@ class TreesTrainer(Trainer):
         if config.targets == "teacher":
             labels = torch.where(split.observed.train_mask, labels, teacher_outputs.soft_labels.argmax(-1))
             nodes = torch.arange(len(labels), device=labels.device)
-        self.x = to_dense(observed_x[nodes]).float().cpu().numpy()
         self.y = labels[nodes].cpu().numpy()
         self.classes = np.unique(self.y)
         outputs = len(self.classes) if len(self.classes) > 2 else 1
         fewest = min(config.min_samples, max(1, len(self.y) // 2))
+        rows = to_dense(observed_x[nodes]).float().cpu().numpy()
+        self.columns = splittable_columns(rows, fewest)
+        self.x = rows[:, self.columns]
         # Memory for trees as large as these nodes and this depth allow; leaves alone may ask for a thousand times more.
         leaves = min(config.leaves, 2**config.depth, max(1, len(self.y) // fewest))
         self.model = TreesStudent(
@@ -113,12 +115,26 @@ class TreesTrainer(Trainer):
             if self.rounds % _ROUNDS_AT_ONCE == 0:
                 self.boosting.max_iter = min(self.rounds + _ROUNDS_AT_ONCE, self.config.max_epochs)
                 self.boosting.fit(self.x, self.y)
-            trees = [predictor.nodes for predictor in self.boosting._predictors[self.rounds]]
+            trees = [predictor.nodes.copy() for predictor in self.boosting._predictors[self.rounds]]
+            for tree in trees:
+                tree["feature_idx"] = self.columns[tree["feature_idx"]]
             if self.rounds == 0:
                 self.model.begin(self.boosting._baseline_prediction.ravel(), self.classes)
             self.node_counts.append(self.model.add(self.rounds, trees, self.node_counts[-1] if self.node_counts else 0))
             self.scores = self.scores + self.model.scores(self.full_x, self.rounds, self.rounds + 1)
             self.rounds += 1
+
+
+def splittable_columns(rows: np.ndarray, fewest: int) -> np.ndarray:
+    """The columns of ``rows [n, F]`` in which a threshold leaves at least ``fewest`` rows on either side, int64; the
+    first one if there are none.
+
+    No tree splits at another column, since a part of the rows has fewer on a side than all rows. scikit-learn searches
+    all columns at each node, and most columns of word counts differ from zero in a few rows only.
+    """
+    ends = np.partition(rows, (fewest - 1, len(rows) - fewest), axis=0)
+    columns = np.flatnonzero(ends[fewest - 1] < ends[len(rows) - fewest])
+    return columns if len(columns) else np.zeros(1, dtype=np.int64)
 
 
 def train_trees(task: DistillationTask) -> TrainedStudent:

@@ -31,6 +31,7 @@ These are the losses of the released code (YangLing0818/VQGraph), with these dif
   sampled neighbours.
 """
 
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -261,10 +262,15 @@ class VQGraphTrainer(GLNNTrainer):
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         if target != self.code_loss:
             return super().batch_loss(nodes, target)
-        _, trace = self.forward(self.model, self.observed_x[nodes], return_trace=True)
+        # The norm's output is recorded, as a second call would update BatchNorm's running statistics twice per step.
+        normed: list[Tensor] = []
+        with ExitStack() as hooks:
+            for norm in self.model.norms[-1:]:
+                hooks.enter_context(norm.register_forward_hook(lambda *call: normed.append(call[-1])))
+            _, trace = self.forward(self.model, self.observed_x[nodes], return_trace=True)
         hidden = wide(trace.last)
-        if len(self.model.norms):
-            hidden = dropout(self.model.norms[-1](hidden).relu(), self.config.dropout, self.model.training)
+        if normed:
+            hidden = dropout(wide(normed[0]).relu(), self.config.dropout, self.model.training)
         return self.code_loss(self.projection(hidden), nodes)
 
     def code_loss(self, rows: Tensor, nodes: Tensor) -> Tensor:

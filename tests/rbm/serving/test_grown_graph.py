@@ -158,6 +158,52 @@ def test_nodes_are_found_by_their_ids(small_graph, tmp_path):
         predict_graph(tmp_path / "run", numbered, tmp_path / "out.npy")
 
 
+def test_new_nodes_without_encodings_are_reported(run, small_graph, tmp_path, command):
+    """Nodes 60 and 61 are isolated, 63 is joined to a new node only, and 62 to a node that training saw."""
+    seen = int(torch.nonzero(small_graph.train_mask)[0])
+    x = torch.cat([small_graph.x, torch.zeros(4, 12)])
+    edges = torch.cat([small_graph.edge_index, torch.tensor([[seen, 62, 62, 63], [62, seen, 63, 62]])], dim=1)
+    graph, out = save(tmp_path / "grown.npz", x, edges[:, :-2]), tmp_path / "out.npy"
+    code, _, progress = command("predict", run, "--graph", graph, "--method", "mlp", "--out", out)
+    assert code == 0
+    assert "3 of 4 new nodes are near no node that training saw, and have zeros for encodings: nodes 60, 61, 63" in (
+        " ".join(progress.split())
+    )
+    joined = save(tmp_path / "joined.npz", x[:63], edges[:, :-2])
+    assert "2 of 3 new nodes" in command("predict", run, "--graph", joined, "--method", "mlp", "--out", out)[2]
+    assert "new nodes" not in command("predict", run, "--graph", graph, "--method", "glnn", "--out", out)[2]
+
+
+def test_the_file_of_the_runs_graph_may_grow(small_graph, tmp_path):
+    """The run folder keeps the graph of training, since its file is the one that grows."""
+    masks = {name: small_graph[name].numpy() for name in ("train_mask", "val_mask", "test_mask")}
+    graph = save(tmp_path / "graph.npz", small_graph.x, small_graph.edge_index, y=small_graph.y.numpy(), **masks)
+    trained(rbm.load_graph(graph), tmp_path / "run", ["mlp"], dataset=str(graph), setting="inductive")
+    x, edges = grown(small_graph)
+    assert predict_graph(tmp_path / "run", save(tmp_path / "grown.npz", x, edges), tmp_path / "expected.npy") == 68
+    save(graph, x, edges)
+    assert predict_graph(tmp_path / "run", graph, tmp_path / "out.npy") == 68
+    assert (tmp_path / "out.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+
+
+def test_predictions_do_not_replace_a_part_of_the_graph(run, small_graph, tmp_path):
+    folder = tmp_path / "grown"
+    folder.mkdir()
+    np.save(folder / "x.npy", small_graph.x.numpy())
+    np.save(folder / "edges.npy", small_graph.edge_index.numpy())
+    for name in ("x.npy", "labels.csv"):
+        with pytest.raises(ValueError, match="is a part of the graph"):
+            predict_graph(run, folder, folder / name)
+    assert predict_graph(run, folder, folder / "predictions.csv") == 60
+
+
+def test_a_student_alone_is_refused(run, small_graph, tmp_path):
+    rbm.load(run, quiet=True).save_pretrained(tmp_path / "alone")
+    graph = save(tmp_path / "grown.npz", small_graph.x, small_graph.edge_index)
+    with pytest.raises(ValueError, match=r"alone holds a student alone, .*name its run folder"):
+        predict_graph(tmp_path / "alone", graph, tmp_path / "out.npy")
+
+
 def test_an_undirected_graph_gets_its_reverse_edges(small_graph, tmp_path):
     once = small_graph.edge_index[:, small_graph.edge_index[0] < small_graph.edge_index[1]]
     masks = {name: small_graph[name].numpy() for name in ("train_mask", "val_mask", "test_mask")}

@@ -167,12 +167,16 @@ def test_mistakes(run, small_graph, tmp_path, command):
 
 
 def test_a_graph_file_that_was_moved(small_graph, tmp_path, command):
-    """The message says where the run folder keeps the path; with the new path there, the run works again."""
+    """The run folder keeps the graph. Without it, as in earlier versions, the message says where the path is kept; with
+    the new path there, the run works again.
+    """
     torch.save(small_graph, tmp_path / "graph.pt")
     folder, config = tmp_path / "run", Config().updated({**QUICK, "dataset": str(tmp_path / "graph.pt")})
     rbm.distill(small_graph, config=config, methods=["mlp"], folder=folder, measure_latency=False)
     (tmp_path / "graph.pt").rename(tmp_path / "moved.pt")
     arguments = (folder, "--batch-sizes", "1", "--repeats", "1")
+    assert command(*arguments)[0] == 0
+    (folder / "graph.safetensors").unlink()
     status, _, error = command(*arguments)
     assert status == 2
     assert f"if it was moved, write its new path as dataset into {folder / 'config.yaml'}" in error

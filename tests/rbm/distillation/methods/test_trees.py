@@ -49,6 +49,29 @@ def test_answers_are_those_of_scikit_learn(small_graph, targets):
     torch.testing.assert_close(fewer(small_graph.x), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_columns_that_no_tree_splits_are_left_out_and_change_nothing(small_graph, monkeypatch):
+    """Columns 0 and 5 are constant, and column 7 has too few other rows; column 9 has just enough."""
+    x = small_graph.x.clone()
+    x[:, [0, 5, 7, 9]] = 1.0
+    x[:3, 7], x[:4, 9] = 2.0, 2.0
+    small_graph.x = x
+
+    def grown():
+        ours = trainer_of(small_graph, min_samples=4)
+        for epoch in range(6):
+            ours.train_epoch(epoch)
+        return ours
+
+    ours = grown()
+    assert ours.columns.tolist() == [1, 2, 3, 4, 6, 8, 9, 10, 11]
+    assert trees.splittable_columns(np.ones((6, 3), dtype=np.float32), 2).tolist() == [0]
+    monkeypatch.setattr(trees, "splittable_columns", lambda rows, fewest: np.arange(rows.shape[1]))
+    all_columns = grown()
+    assert all_columns.boosting.n_features_in_ == 12
+    for name, tensor in ours.model.state_dict().items():
+        assert torch.equal(tensor, all_columns.model.state_dict()[name]), name
+
+
 def test_two_classes_have_one_tree_a_round(small_graph):
     small_graph.y = small_graph.y % 2 * 2  # class 1 has no labels
     ours = trainer_of(small_graph, targets="labels")

@@ -168,6 +168,23 @@ def test_an_epoch_has_a_pass_on_codes_before_glnns(split, twin, layers):
     torch.testing.assert_close(ours.projection.weight, projection.weight, atol=1e-5, rtol=1e-4)
 
 
+def test_the_pass_on_codes_updates_running_statistics_once_per_step(split):
+    teaching = tokenizer_of(split)
+    teaching.model.eval()
+    config = VQGraphConfig(batch_size=100, label_weight=0.4, code_weight=0.7, norm="batch", dropout=0.0)
+    model = MLPStudent(6, 8, 4, num_layers=3, norm="batch")
+    ours = VQGraphTrainer(model, split, *teaching.tokens(), teaching.model.codebook.codes, config)
+    hidden = model.layers[0](split.observed.x)
+    hidden = model.layers[1](F.batch_norm(hidden, None, None, training=True).relu())
+    expected = F.batch_norm(hidden, None, None, training=True).relu()
+    given = []
+    ours.projection.register_forward_hook(lambda _, rows, __: given.append(rows[0]))
+    ours.batch_loss(ours.observed_nodes, ours.code_loss)
+    assert [int(norm.num_batches_tracked) for norm in model.norms] == [1, 1]
+    torch.testing.assert_close(model.norms[1].running_mean, 0.1 * hidden.mean(0))
+    torch.testing.assert_close(given[0], expected, atol=1e-5, rtol=1e-4)
+
+
 def test_a_tokenizer_answers_for_unseen_nodes_and_learns(directed_graph):
     split = split_graph(directed_graph, "inductive", unseen_fraction=0.4)
     ours = tokenizer_of(split, lr=0.05, edge_weight=0.5)
