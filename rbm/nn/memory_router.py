@@ -205,6 +205,11 @@ class MemoryRouter(nn.Module):
         first = first_forward(self.memory) if records or self.track_usage else None
         if records:
             _refuse_transformations("the memory moves", "track_memory = False on the layer, or call eval(),")
+            if "memory" not in self._buffers and "memory" not in self._parameters:
+                raise RuntimeError(
+                    "memory is parametrised, expected a buffer, which training forwards move in place: set track_memory"
+                    " = False on the layer, or parametrise another tensor"
+                )
             if first is None and not self._accumulates:
                 self.update_memory()
             elif not self._accumulates:
@@ -257,6 +262,13 @@ class MemoryRouter(nn.Module):
         # Unlike bincount, this does not synchronise with the host; unlike one-hot, it needs no tensor [B, E].
         ones = torch.ones_like(experts, dtype=torch.int64)
         self.usage.index_add_(0, experts, ones if first is None else ones * first)
+
+    def __prepare_scriptable__(self) -> "MemoryRouter":
+        # torch.jit.script calls this first. Its own error is about the syntax of forward.
+        raise RuntimeError(
+            f"torch.jit.script does not support {type(self).__name__}: use torch.export.export, or torch.jit.trace in"
+            " eval mode"
+        )
 
     def __getstate__(self) -> dict:
         # A copy made inside accumulate_memory() would stay in this state for ever.
