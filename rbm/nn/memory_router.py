@@ -17,9 +17,9 @@ from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
 from rbm.utils.arguments import (
     check_device_and_dtype,
+    check_divisor,
     check_flags,
     check_number,
-    check_positive,
     check_probability,
     check_sizes,
     check_top_k,
@@ -97,7 +97,6 @@ class MemoryRouter(nn.Module):
         self.top_k = check_top_k(top_k, self.num_experts)
         self.dropout = check_probability("dropout", dropout)
         self.decay = check_number("decay", decay, lambda share: 0.0 <= share <= 1.0, "between 0 and 1")
-        self.gate_temperature = check_positive("gate_temperature", gate_temperature)
         check_flags(
             detach_gates=detach_gates,
             normalize_memory=normalize_memory,
@@ -108,6 +107,7 @@ class MemoryRouter(nn.Module):
         self.normalize_memory, self.normalize_memory_input = normalize_memory, normalize_memory_input
 
         memory_dtype = torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
+        self.gate_temperature = check_divisor("gate_temperature", gate_temperature, memory_dtype)
         memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
         self.register_buffer("memory", memory)
         # Statistics of training forwards that are not yet applied to the memory. A total of zero means none.
