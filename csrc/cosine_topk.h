@@ -1,6 +1,7 @@
 // Routing: declarations and argument checks. Its CUDA kernels are written in Triton.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -20,7 +21,14 @@ inline void check_routing(
   check.shape("memory", memory, {kAnySize, h.size(1)}, "experts by the features of the rows");
   check.same_device("memory", memory, rows, h);
   if (k < 1 || k > memory.size(0)) check.fail("k is ", k, ", expected between 1 and ", memory.size(0), " experts");
-  if (!(temperature > 0)) check.fail("temperature is ", temperature, ", expected a positive number");
+  // Kernels divide by it in the dtype of the gates. There, the inverse of a smaller number may be infinite.
+  const double least = is_wide(h, memory) ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+  const double most = is_wide(h, memory) ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  if (!(temperature >= least && temperature <= most)) {
+    check.fail(
+        "temperature is ", temperature, ", expected a positive number between ", least, " and ", most,
+        ", the range of the gates' dtype");
+  }
 }
 
 namespace cpu {

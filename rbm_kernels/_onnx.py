@@ -16,9 +16,20 @@ from rbm_kernels.ops.cosine_topk.reference import EPS
 
 
 def is_exporting() -> bool:
-    """Whether ``torch.onnx.export`` is tracing. False within ``torch.compile`` and ``torch.export.export``."""
+    """Whether ``torch.onnx.export`` is tracing. False within ``torch.compile`` and ``torch.export.export``.
+
+    Raises:
+        RuntimeError: it is the deprecated exporter, which traces by TorchScript and does not know our operators.
+    """
     # The first check is cheap, and nearly always false.
-    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+    if torch.compiler.is_exporting():
+        return torch.onnx.is_in_onnx_export()
+    if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
+        raise RuntimeError(
+            "torch.onnx.export(..., dynamo=False) cannot export operators of rbm, expected dynamo=True, the default:"
+            " leave dynamo=False out"
+        )
+    return False
 
 
 def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

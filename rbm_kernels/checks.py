@@ -88,6 +88,19 @@ def check_tiles(op: str, rows: int, block_m: int, num_experts: int) -> None:
         )
 
 
+def check_temperature(op: str, name: str, temperature: float, dtype: torch.dtype) -> None:
+    """Raise ValueError unless cosines of ``dtype`` can be divided by the temperature.
+
+    Below the least normal number of ``dtype``, the inverse may be infinite, and gates NaN.
+    """
+    limits = torch.finfo(dtype)
+    if not limits.tiny <= temperature <= limits.max:
+        raise ValueError(
+            f"rbm::{op}: {name} is {temperature}, expected a positive number between {limits.tiny:.6g} and"
+            f" {limits.max:.6g}, the range of {str(dtype).removeprefix('torch.')}"
+        )
+
+
 def check_devices(op: str, **tensors: Tensor | None) -> None:
     """Raise ValueError unless all tensors are on the device of the first."""
     given = [(name, tensor) for name, tensor in tensors.items() if isinstance(tensor, Tensor)]

@@ -3,6 +3,7 @@
 #include "../expert_order.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -14,17 +15,27 @@ namespace {
 // Counting takes memory for every possible set; sorting by rank takes time for every row.
 constexpr int64_t kMostCountedSets = 1 << 20;
 
+// The table of binomials and the list of each tile's experts have a place for every expert.
+constexpr int64_t kMostExperts = 1 << 20;
+
+// Comes before the table of binomials is allocated: 64 bits number no more than 33 of 67 or more experts.
+void check_ranks(const Checks& check, int64_t num_experts, int64_t top_k) {
+  __int128 sets = 1;
+  for (int64_t size = 1; size <= top_k; ++size) {
+    sets = sets * (num_experts - size + 1) / size;
+    if (sets > std::numeric_limits<int64_t>::max()) {
+      check.fail("there are more than 2^63 sets of ", top_k, " of ", num_experts, " experts, too many to rank");
+    }
+  }
+}
+
 // C(n, size) for n = 1 .. num_experts and size = 1 .. top_k, with the sign of that size's term in the rank.
-std::vector<int64_t> signed_binomials(const Checks& check, int64_t num_experts, int64_t top_k) {
+std::vector<int64_t> signed_binomials(int64_t num_experts, int64_t top_k) {
   std::vector<int64_t> values((num_experts + 1) * (top_k + 1), 0);
   const auto at = [&](int64_t n, int64_t size) -> int64_t& { return values[n * (top_k + 1) + size]; };
   for (int64_t n = 0; n <= num_experts; ++n) {
     at(n, 0) = 1;
-    for (int64_t size = 1; size <= std::min(n, top_k); ++size) {
-      if (__builtin_add_overflow(at(n - 1, size - 1), at(n - 1, size), &at(n, size))) {
-        check.fail("there are more than 2^63 sets of ", top_k, " of ", num_experts, " experts, too many to rank");
-      }
-    }
+    for (int64_t size = 1; size <= std::min(n, top_k); ++size) at(n, size) = at(n - 1, size - 1) + at(n - 1, size);
   }
   for (int64_t n = 0; n <= num_experts; ++n) {
     for (int64_t size = top_k - 1; size >= 1; size -= 2) at(n, size) = -at(n, size);
@@ -40,12 +51,15 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
   check.shape("experts", experts_any, {kAnySize, kAnySize}, "rows by experts a row");
   const int64_t rows = experts_any.size(0), top_k = experts_any.size(1);
   if (top_k < 1 || top_k > num_experts) check.fail("k is ", top_k, ", expected between 1 and ", num_experts, " experts");
-  check_num_experts(check, num_experts);
+  if (num_experts < 1 || num_experts > kMostExperts) {
+    check.fail("num_experts is ", num_experts, ", expected between 1 and ", kMostExperts, ": every tile lists all experts");
+  }
   if (block_m < 1) check.fail("block_m is ", block_m, ", expected at least 1");
   const Tensor experts = dense(experts_any);
   check_experts(check, experts, num_experts);
 
-  const std::vector<int64_t> binomials = signed_binomials(check, num_experts, top_k);
+  check_ranks(check, num_experts, top_k);
+  const std::vector<int64_t> binomials = signed_binomials(num_experts, top_k);
   const auto* const chosen = data<int32_t>(experts);
   std::vector<int64_t> ranks(rows);
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplications / (top_k * top_k));

@@ -7,6 +7,7 @@ from pydantic import Field
 from rbm.config.section import (
     Count,
     CountOrZero,
+    Divisor,
     Experts,
     Layers,
     NonNegative,
@@ -190,7 +191,7 @@ class RbMConfig(Network, Pretrained):
     init_attention: Positive = 1.0
     dropout_first_layer: bool = True
     detach_gates: bool = True
-    gate_temperature: Positive = 1.0
+    gate_temperature: Divisor = 1.0
     normalize_memory: bool = True
     normalize_memory_input: bool = True
     commitment_weight: NonNegative = 0.05

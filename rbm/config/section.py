@@ -29,6 +29,8 @@ def _number(value: Any) -> Any:
 
 Float = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Float, Field(gt=0)]
+# Divides numbers of float32, in which a smaller one is zero, or its inverse infinite.
+Divisor = Annotated[Float, Field(ge=1.2e-38, le=3.4e38)]
 NonNegative = Annotated[Float, Field(ge=0)]
 Share = Annotated[Float, Field(ge=0, le=1)]
 Probability = Annotated[Float, Field(ge=0, lt=1)]

@@ -17,9 +17,9 @@ from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
 from rbm.utils.arguments import (
     check_device_and_dtype,
+    check_divisor,
     check_flags,
     check_number,
-    check_positive,
     check_probability,
     check_sizes,
     check_top_k,
@@ -97,7 +97,6 @@ class MemoryRouter(nn.Module):
         self.top_k = check_top_k(top_k, self.num_experts)
         self.dropout = check_probability("dropout", dropout)
         self.decay = check_number("decay", decay, lambda share: 0.0 <= share <= 1.0, "between 0 and 1")
-        self.gate_temperature = check_positive("gate_temperature", gate_temperature)
         check_flags(
             detach_gates=detach_gates,
             normalize_memory=normalize_memory,
@@ -108,6 +107,7 @@ class MemoryRouter(nn.Module):
         self.normalize_memory, self.normalize_memory_input = normalize_memory, normalize_memory_input
 
         memory_dtype = torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
+        self.gate_temperature = check_divisor("gate_temperature", gate_temperature, memory_dtype)
         memory = torch.empty(num_experts, in_features, device=device, dtype=memory_dtype)
         self.register_buffer("memory", memory)
         # Statistics of training forwards that are not yet applied to the memory. A total of zero means none.
@@ -205,6 +205,11 @@ class MemoryRouter(nn.Module):
         first = first_forward(self.memory) if records or self.track_usage else None
         if records:
             _refuse_transformations("the memory moves", "track_memory = False on the layer, or call eval(),")
+            if "memory" not in self._buffers and "memory" not in self._parameters:
+                raise RuntimeError(
+                    "memory is parametrised, expected a buffer, which training forwards move in place: set track_memory"
+                    " = False on the layer, or parametrise another tensor"
+                )
             if first is None and not self._accumulates:
                 self.update_memory()
             elif not self._accumulates:
@@ -257,6 +262,13 @@ class MemoryRouter(nn.Module):
         # Unlike bincount, this does not synchronise with the host; unlike one-hot, it needs no tensor [B, E].
         ones = torch.ones_like(experts, dtype=torch.int64)
         self.usage.index_add_(0, experts, ones if first is None else ones * first)
+
+    def __prepare_scriptable__(self) -> "MemoryRouter":
+        # torch.jit.script calls this first. Its own error is about the syntax of forward.
+        raise RuntimeError(
+            f"torch.jit.script does not support {type(self).__name__}: use torch.export.export, or torch.jit.trace in"
+            " eval mode"
+        )
 
     def __getstate__(self) -> dict:
         # A copy made inside accumulate_memory() would stay in this state for ever.

@@ -217,13 +217,14 @@ class FusedRbMLayer(MemoryRouter):
             y = routed_matmul_packed(
                 rows, self._buffers["memory"], folded.weight, self.out_features, self.top_k, self.gate_temperature
             )
-        except (RuntimeError, TypeError, ValueError):
-            # What packed experts do not serve: forward mode, a memory in float64. Bad input is refused there.
+        except (RuntimeError, TypeError, ValueError, KeyError):
+            # What packed experts do not serve: forward mode, a memory in float64, a memory that is not a buffer but
+            # parametrised or a parameter. Bad input is refused there.
             return self._answer_by(h, dtype, *self._fold(dtype))
         return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
 
     def _answer_by(self, h: Tensor, dtype: torch.dtype | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        memory, temperature = self._buffers["memory"], self.gate_temperature
+        memory, temperature = self.memory, self.gate_temperature
         served = h.dim() == 2 and h.shape[1] == self.in_features and (dtype is not None or h.dtype == weight.dtype)
         rows = h if served else self._rows(h)
         if dtype is None or rows.dtype == dtype:

@@ -17,7 +17,7 @@ import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.utils.precision import full_precision
-from rbm_kernels.checks import accumulation_dtype
+from rbm_kernels.checks import accumulation_dtype, check_temperature
 from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr, dense_rows
@@ -236,6 +236,7 @@ def cosine_topk(rows: Rows, memory: Tensor, k: int, *, temperature: float = 1.0)
     if not isinstance(rows, SparseRows):
         return rbm_kernels.cosine_topk(rows, memory, k, temperature=temperature)
     dtype = accumulation_dtype(rows, memory)
+    check_temperature("cosine_topk", "temperature", temperature, dtype)
     # Routing stays in this dtype under autocast, as in the operator.
     with full_precision(rows.device):
         wide, squared = _shrunk(rows.to(dtype))

@@ -68,6 +68,15 @@ def check_positive(name: str, value: float) -> float:
     return check_number(name, value, lambda v: 0.0 < v < math.inf, "a positive number, not an infinite one")
 
 
+def check_divisor(name: str, value: float, dtype: torch.dtype) -> float:
+    """Check and return a positive number that is finite in ``dtype``, as is its inverse."""
+    limits = torch.finfo(dtype)
+    expected = (
+        f"a positive number, not an infinite one, between {limits.tiny:.6g} and {limits.max:.6g}, the range of {dtype}"
+    )
+    return check_number(name, value, lambda v: limits.tiny <= v <= limits.max, expected)
+
+
 def check_flags(**flags: bool) -> None:
     """Raise TypeError unless all are True or False: a string such as ``"no"`` would count as true."""
     for name, flag in flags.items():

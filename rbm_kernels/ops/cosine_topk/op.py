@@ -37,7 +37,8 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
         h: rows to route, ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
         memory: memory vectors, ``[E, D]``; float32 or float64. Their lengths do not matter. They get no gradient.
         k: experts per row, ``1 <= k <= E``.
-        temperature: divides the cosines before the softmax; positive.
+        temperature: divides the cosines before the softmax; positive, and a normal number in the dtype of the gates
+            (at least 1.2e-38 in float32).
 
     Returns:
         ``gates`` (each row sums to one), ``experts`` (int32, best first) and ``cosines``, each ``[B, k]``. Gates and
@@ -47,8 +48,8 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, ``k`` out of range, a temperature that is not positive, or CUDA tensors on
-            different devices.
+        ValueError: shapes that do not match, ``k`` or the temperature out of range, or CUDA tensors on different
+            devices.
     """
     if _onnx.is_exporting():
         _check(h, memory, k, temperature=temperature)
@@ -68,8 +69,7 @@ def check_routing(op: str, rows: str, h: Tensor, memory: Tensor, k: int, tempera
     checks.check_shape(op, rows, h, (None, None), "rows by features")
     checks.check_shape(op, "memory", memory, (None, h.shape[1]), f"experts by the features of {rows}")
     checks.check_top_k(op, k, memory.shape[0])
-    if not temperature > 0:
-        raise ValueError(f"rbm::{op}: temperature is {temperature}, expected a positive number")
+    checks.check_temperature(op, "temperature", temperature, checks.accumulation_dtype(h, memory))
 
 
 def _check(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> None:

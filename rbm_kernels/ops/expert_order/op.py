@@ -16,6 +16,9 @@ define(
     " -> (Tensor order, Tensor tile_experts, Tensor tile_counts)"
 )
 
+# The table of binomials and the list of each tile's experts have a place for every expert.
+MOST_EXPERTS = 2**20
+
 
 class ExpertOrder(NamedTuple):
     """Result of :func:`expert_order`: int32 tensors, and the tile height that they were made for.
@@ -51,7 +54,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
     Args:
         experts: int32 ``[B, k]``, as returned by :func:`rbm_kernels.cosine_topk`: k different experts per row, each in
             ``[0, num_experts)``. The order of the k experts within a row does not matter.
-        num_experts: ``E``.
+        num_experts: ``E``, at most 2^20.
         block_m: rows per tile; at least 1.
         passes: number of groups into which the columns of ``experts`` are split, at most k. With more than 1, each
             group is ordered separately, and the tensors have an additional first dimension. With many experts a row's
@@ -65,8 +68,8 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
 
     Raises:
         TypeError: ``experts`` is not int32.
-        ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, ``block_m < 1``, or
-            ``passes`` is not between 1 and k.
+        ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, ``num_experts``
+            is not between 1 and 2^20, ``block_m < 1``, or ``passes`` is not between 1 and k.
         RuntimeError: there are more than 2^63 sets of the experts of one pass, too many to rank; on the CPU, an expert
             is out of range.
     """
@@ -96,7 +99,11 @@ def _in_passes(experts: Tensor, num_experts: int, block_m: int, passes: int) -> 
 def _check(experts: Tensor, num_experts: int, block_m: int) -> None:
     checks.check_dtype("expert_order", "experts", experts, (torch.int32,))
     checks.check_shape("expert_order", "experts", experts, (None, None), "rows by experts a row")
-    checks.check_num_experts("expert_order", num_experts)
+    if not 1 <= num_experts <= MOST_EXPERTS:
+        raise ValueError(
+            f"rbm::expert_order: num_experts is {num_experts}, expected between 1 and {MOST_EXPERTS}: every tile lists"
+            " all experts"
+        )
     checks.check_top_k("expert_order", experts.shape[1], num_experts)
     if block_m < 1:
         raise ValueError(f"rbm::expert_order: block_m is {block_m}, expected at least 1")

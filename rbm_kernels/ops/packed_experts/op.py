@@ -71,7 +71,7 @@ def routed_matmul_packed(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, ``k`` out of range, or a temperature that is not positive.
+        ValueError: shapes that do not match, or ``k`` or the temperature out of range.
         RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``packed`` was
             made on another processor.
     """

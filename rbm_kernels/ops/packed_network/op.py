@@ -32,8 +32,8 @@ def pack_network(layers: Sequence[NetworkLayer]) -> Tensor:
 
     Raises:
         TypeError: another dtype.
-        ValueError: no layers; sizes that are zero or do not match, ``k`` out of range, a temperature that is not
-            positive, or an unknown norm.
+        ValueError: no layers; sizes that are zero or do not match, ``k`` or a temperature out of range, or an
+            unknown norm.
     """
     if not layers:
         raise ValueError("rbm::pack_network: layers is empty, expected at least one")
@@ -95,8 +95,7 @@ def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) ->
     checks.check_top_k(op, layer.k, experts)
     if layer.memory is None and (experts > 1 or layer.router is not None):
         raise ValueError(f"rbm::{op}: {name}.memory is None, expected [{experts}, {features}], to route rows by")
-    if not layer.temperature > 0.0:
-        raise ValueError(f"rbm::{op}: {name}.temperature is {layer.temperature}, expected a positive number")
+    checks.check_temperature(op, f"{name}.temperature", layer.temperature, torch.float32)
     if layer.norm not in NORMS:
         raise ValueError(f"rbm::{op}: {name}.norm is {layer.norm!r}, expected one of {', '.join(NORMS)}")
     if layer.norm != "none" and (layer.scale is None or layer.shift is None):

@@ -48,8 +48,8 @@ def routed_matmul(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, ``k`` out of range, a temperature that is not positive, or CUDA tensors on
-            different devices.
+        ValueError: shapes that do not match, ``k`` or the temperature out of range, or CUDA tensors on different
+            devices.
     """
     tensors = (x, weight, bias)
     wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -137,6 +137,7 @@ def test_assignments():
     [
         ({"rbm": {"top_k": 9}}, "rbm.top_k is 9, expected between 1 and num_experts=8"),
         ({"rbm": {"dropout": 1.0}}, "rbm.dropout is 1.0, expected at least 0 and below 1"),
+        ({"rbm": {"gate_temperature": 1e-50}}, "rbm.gate_temperature is 1e-50, expected between 1.2e-38 and 3.4e+38"),
         ({"rbm": {"lr": "fast"}}, "rbm.lr is 'fast' (str), expected float"),
         ({"rbm": {"num_layers": 2.5}}, "rbm.num_layers is 2.5 (float), expected int"),
         ({"rbm": {"input_attention": 1}}, "rbm.input_attention is 1 (int), expected bool"),

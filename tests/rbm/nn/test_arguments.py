@@ -33,6 +33,10 @@ FAULTS = {
     "dropout": {"a": (TypeError, "dropout is 'a', expected a number")},
     "gate_temperature": {
         math.inf: (ValueError, "gate_temperature is inf, expected a positive number, not an infinite one"),
+        1e-50: (
+            ValueError,
+            r"gate_temperature is 1e-50, .* between 1\.17549e-38 and 3\.40282e\+38, the range of",
+        ),
     },
     "detach_gates": {"no": (TypeError, "detach_gates is 'no', expected True or False")},
     "bias": {None: (TypeError, "bias is None, expected True or False")},

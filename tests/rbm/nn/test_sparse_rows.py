@@ -275,3 +275,11 @@ def test_rows_are_packed_where_that_is_faster():
     assert packed(x) is x, "too many are not zero"
     rows = SparseRows(x.to_sparse_csr())
     assert packed(rows) is rows
+
+
+def test_a_temperature_that_float32_does_not_hold_is_refused_as_for_dense_rows():
+    layer = FusedRbMLayer(D, 5, 4, 2)
+    layer.gate_temperature = 1e-50
+    for rows in (torch.randn(3, D), torch.randn(3, D).to_sparse_csr()):
+        with pytest.raises(ValueError, match="temperature is 1e-50, expected a positive number between"):
+            layer(rows)

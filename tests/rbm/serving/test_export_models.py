@@ -86,6 +86,14 @@ def test_torch_onnx_export_writes_the_operators_in_standard_ones():
         torch.testing.assert_close(torch.from_numpy(got), layer(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("layer", [rbm.FusedRbMLayer(6, 4, 3, 2), rbm.RbMFeedForward(6, 8, 4, 1)])
+@pytest.mark.filterwarnings("ignore")
+def test_the_deprecated_onnx_exporter_is_refused(layer, tmp_path):
+    pytest.importorskip("onnx")
+    with pytest.raises(RuntimeError, match="cannot export operators of rbm, expected dynamo=True"):
+        torch.onnx.export(nn.Sequential(layer).eval(), (torch.randn(3, 6),), tmp_path / "model.onnx", dynamo=False)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_stands_for_an_operator_answers_as_it_does(dtype, monkeypatch):
     """The functions that the public ones call while torch.onnx.export traces."""
