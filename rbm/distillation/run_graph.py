@@ -123,16 +123,27 @@ def split_of_run(run: Path, config: Config, root: Path | str | None = None) -> t
         ValueError: as :func:`graph_of_run`, or the graph is not that of the run.
     """
     data = graph_of_run(run, config, root)
-    split, summary = split_for(config, data), read_json(run / "summary.json")
-    graph = split.graph
+    split = split_for(config, data)
+    remedy = "restore that graph" if is_path(config.dataset) else "name the folder with that dataset by --root"
+    _check_sizes(run, split.graph, f"its dataset {config.dataset!r}", remedy)
+    return split, num_classes(data)
+
+
+def check_resumed_graph(run: Path, graph: Data) -> None:
+    """Raise ValueError if a finished run that is resumed was made on a graph of another size."""
+    if (run / "summary.json").is_file():
+        remedy = "write to another folder, or predict the nodes of a graph that has grown by rbm predict --graph"
+        _check_sizes(run, graph, "the graph now", remedy)
+
+
+def _check_sizes(run: Path, graph: Data, what: str, remedy: str) -> None:
+    summary = read_json(run / "summary.json")
     for name, size in (("nodes", graph.num_nodes), ("edges", graph.num_edges), ("features", graph.num_features)):
         if summary.get(name) != size:
-            remedy = "restore that graph" if is_path(config.dataset) else "name the folder with that dataset by --root"
             raise ValueError(
-                f"run {run} was made on a graph of {summary.get(name)} {name}, and its dataset {config.dataset!r} has"
-                f" {size:,} {name}; {remedy}, or run it again"
+                f"run {run} was made on a graph of {summary.get(name)} {name}, and {what} has {size:,} {name};"
+                f" {remedy}, or run it again"
             )
-    return split, num_classes(data)
 
 
 def _read_graph(path: Path) -> Data:

@@ -278,3 +278,16 @@ def test_the_command(run, small_graph, tmp_path, command):
         code, _, error = command("predict", run, *extra)
         assert code != 0
         assert message in error
+
+
+def test_a_finished_run_is_not_resumed_on_a_graph_that_has_grown(run, small_graph):
+    kept = (run / "graph.safetensors").read_bytes()
+    more = small_graph.clone()
+    more.edge_index = more.edge_index[:, :-2]
+    with pytest.raises(
+        ValueError, match=r"was made on a graph of \d+ edges, and the graph now has .*rbm predict --graph"
+    ):
+        rbm.distill(
+            more, config=CONFIG.updated({"setting": "inductive"}), methods=["mlp", "glnn"], folder=run, resume=True
+        )
+    assert (run / "graph.safetensors").read_bytes() == kept
