@@ -13,8 +13,8 @@ NODES = {"transductive": "seen", "inductive": "unseen"}
 
 
 def table() -> str:
-    """One line per publication, graph and setting of ``results/published.csv``: test accuracies of the teacher, GLNN
-    and the method.
+    """One line per publication, graph and setting of ``results/published.csv`` that ours has rows of: test accuracies
+    of the teacher, GLNN and the method.
 
     Ours are those at the epoch with the best validation accuracy. The last column is the method's accuracy at the epoch
     with the best test accuracy, by which the released code of both selects.
@@ -33,11 +33,13 @@ def table() -> str:
     lines = []
     for cell, figures in theirs.items():
         methods = ("teacher", "glnn", cell[0].lower())
-        rows = [ours[*cell, method] for method in methods]
+        rows = [ours[(*cell, method)] for method in methods]
+        if not rows[2]:
+            continue
         lines.append(
             [
                 *(cell[0], cell[1], NODES[cell[2]], *(figures.get(method, "") for method in methods)),
-                *(str(len(rows[2]) or ""), *(_mean(found, "test_at_best_val") for found in rows)),
+                *(str(len(rows[2])), *(_mean(found, "test_at_best_val") for found in rows)),
                 _mean(rows[2], "test_max"),
             ]
         )
@@ -47,6 +49,4 @@ def table() -> str:
 
 def _mean(rows: list[dict[str, str]], column: str) -> str:
     values = [100 * float(row[column]) for row in rows]
-    if not values:
-        return ""
     return f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
