@@ -12,6 +12,7 @@ RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "results"
 CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 # The layer on a CPU, as PyTorch allocates memory and with --keep-memory.
 LAYER = RESULTS / "cpu_layer.csv"
+LAYER_AVX2 = RESULTS / "cpu_layer_avx2.csv"  # on a processor without AVX-512
 
 
 class Figures:
@@ -51,9 +52,9 @@ class Figures:
         return [human(ours[0]) if ours else "", *ratios]
 
 
-def layer_figures(*, memory_kept: bool) -> Figures:
+def layer_figures(*, memory_kept: bool, path: Path = LAYER) -> Figures:
     """Figures of the layer on a CPU, with freed memory kept (:mod:`benchmarks.measure.allocator`) or not."""
-    return Figures(LAYER, f"threads{REMARK}" if memory_kept else "threads")
+    return Figures(path, f"threads{REMARK}" if memory_kept else "threads")
 
 
 def significant(value: float) -> str:

@@ -15,7 +15,19 @@ from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
 from benchmarks.report import accuracies, headline, publications
 from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
 from benchmarks.report.headline import ONE_NODE, PEERS
-from benchmarks.report.medians import CPU, GPU, RESULTS, ROOT, Figures, human, layer_figures, markdown, significant
+from benchmarks.report.medians import (
+    CPU,
+    GPU,
+    LAYER,
+    LAYER_AVX2,
+    RESULTS,
+    ROOT,
+    Figures,
+    human,
+    layer_figures,
+    markdown,
+    significant,
+)
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "benchmarks" / "TRAINING.md"),
@@ -37,8 +49,8 @@ def headed(name: str) -> str:
     return {"eager compiled": "compiled"}.get(name, name)
 
 
-def cpu_layer(*, memory_kept: bool) -> str:
-    cpu, table = layer_figures(memory_kept=memory_kept), []
+def cpu_layer(*, memory_kept: bool, path: Path = LAYER) -> str:
+    cpu, table = layer_figures(memory_kept=memory_kept, path=path), []
     for metric in ("forward", "forward + backward", "training step"):
         for rows in (1, 8, 64, 4096, 65536):
             cells = cpu.cells(PEERS, "layer", Shape(rows), metric, dtype="float32")
@@ -235,6 +247,7 @@ def gpu_kernels(path: Path | None = None) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline.table,
     "cpu-layer": partial(cpu_layer, memory_kept=True),
+    "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2),
     "cpu-layer-faults": partial(cpu_layer, memory_kept=False),
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
