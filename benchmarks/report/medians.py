@@ -52,9 +52,9 @@ class Figures:
         return [human(ours[0]) if ours else "", *ratios]
 
 
-def layer_figures(*, memory_kept: bool, path: Path = LAYER) -> Figures:
+def layer_figures(*, memory_kept: bool, path: Path | None = None) -> Figures:
     """Figures of the layer on a CPU, with freed memory kept (:mod:`benchmarks.measure.allocator`) or not."""
-    return Figures(path, f"threads{REMARK}" if memory_kept else "threads")
+    return Figures(path or LAYER, f"threads{REMARK}" if memory_kept else "threads")
 
 
 def significant(value: float) -> str:

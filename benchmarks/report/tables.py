@@ -18,7 +18,6 @@ from benchmarks.report.headline import ONE_NODE, PEERS
 from benchmarks.report.medians import (
     CPU,
     GPU,
-    LAYER,
     LAYER_AVX2,
     RESULTS,
     ROOT,
@@ -49,7 +48,7 @@ def headed(name: str) -> str:
     return {"eager compiled": "compiled"}.get(name, name)
 
 
-def cpu_layer(*, memory_kept: bool, path: Path = LAYER) -> str:
+def cpu_layer(*, memory_kept: bool, path: Path | None = None) -> str:
     cpu, table = layer_figures(memory_kept=memory_kept, path=path), []
     for metric in ("forward", "forward + backward", "training step"):
         for rows in (1, 8, 64, 4096, 65536):

