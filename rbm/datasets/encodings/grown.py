@@ -42,12 +42,12 @@ class GrownGraph:
         return self.stored[self.trained.observed_nodes.cpu(), columns]
 
 
-def means_on(grown: GrownGraph) -> Tensor:
-    """Encodings ``[M, D]`` of all nodes of the grown graph: nodes of the run's graph keep theirs, and a new node gets
-    the mean over its neighbours there (:func:`rbm.datasets.encodings.transfer`).
+def means_on(grown: GrownGraph, columns: slice = slice(None)) -> Tensor:
+    """Encodings ``[M, D]`` of all nodes of the grown graph, or some columns of them: nodes of the run's graph keep
+    theirs, and a new node gets the mean over its neighbours there (:func:`rbm.datasets.encodings.transfer`).
     """
     graph = grown.split.graph
-    return transfer(grown.stored, grown.nodes, graph.edge_index, graph.num_nodes)
+    return transfer(grown.stored[:, columns], grown.nodes, graph.edge_index, graph.num_nodes)
 
 
 def encodings_on(grown: GrownGraph, section: str | None = None) -> Tensor:
@@ -75,5 +75,5 @@ def encodings_on(grown: GrownGraph, section: str | None = None) -> Tensor:
         counted[split.observed_nodes] = grown.observed(columns)
         parts.append(counted)
     if used < grown.stored.shape[1]:
-        parts.append(means_on(grown)[:, used:])
+        parts.append(means_on(grown, slice(used, None)))
     return torch.cat(parts, dim=1)
