@@ -39,11 +39,13 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
     Raises:
         TypeError: ``min_share`` is not a number.
         ValueError: ``min_share`` is out of range, or the model has no layer that routes by memory.
+        RuntimeError: the memory of a layer is parametrised.
     """
     check_probability("min_share", min_share)
     sources: dict[str, list[int]] = {}
 
     def visit(name: str, layer: MemoryRouter, rows: Rows) -> None:
+        layer.check_memory_is_stored("reset_dead_experts() writes")
         experts = layer.route(rows).experts.flatten()
         counts = torch.zeros_like(layer.usage).index_add_(0, experts, torch.ones_like(experts, dtype=torch.int64))
         even = rows.shape[0] * layer.top_k / layer.num_experts

@@ -119,12 +119,14 @@ def initialize_memory(
     Raises:
         ValueError: the model has no such layer or calls none, a layer sees fewer rows than it has experts, rows are
             not finite, or the length of ``groups`` is not the number of a layer's rows.
+        RuntimeError: the memory of a layer is parametrised.
     """
     if max_rows is not None:
         inputs = sample_inputs(inputs, max_rows, seed)
         groups = None if groups is None else _sample(groups, max_rows, seed)
 
     def place(name: str, layer: MemoryRouter, rows: Rows) -> None:
+        layer.check_memory_is_stored("initialize_memory() writes", "initialise before parametrising, or ")
         if groups is None:
             centers = kmeans_memory(rows, layer.num_experts, seed=seed, max_rows=max_rows)
         elif len(groups) != rows.shape[0]:

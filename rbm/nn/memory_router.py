@@ -169,8 +169,22 @@ class MemoryRouter(nn.Module):
             self.update_memory()
         return super().train(mode)
 
+    def check_memory_is_stored(self, action: str, otherwise: str = "") -> None:
+        """RuntimeError if the memory is parametrised: what is written into it in place would be lost.
+
+        Args:
+            action: what writes into it, with its verb.
+            otherwise: another way out than to parametrise another tensor.
+        """
+        if "memory" not in self._buffers and "memory" not in self._parameters:
+            raise RuntimeError(
+                f"memory is parametrised, expected a buffer, which {action} in place: {otherwise}parametrise another"
+                " tensor"
+            )
+
     def _reset_memory(self) -> None:
         """Draw memory vectors of unit length and random direction; clear the recorded statistics and the counts."""
+        self.check_memory_is_stored("reset_parameters() writes")
         with torch.no_grad():
             self.memory.copy_(F.normalize(torch.randn_like(self.memory), dim=-1))
             for buffer in (self.pending_sum, self.pending_total, self.usage):
@@ -205,11 +219,7 @@ class MemoryRouter(nn.Module):
         first = first_forward(self.memory) if records or self.track_usage else None
         if records:
             _refuse_transformations("the memory moves", "track_memory = False on the layer, or call eval(),")
-            if "memory" not in self._buffers and "memory" not in self._parameters:
-                raise RuntimeError(
-                    "memory is parametrised, expected a buffer, which training forwards move in place: set track_memory"
-                    " = False on the layer, or parametrise another tensor"
-                )
+            self.check_memory_is_stored("training forwards move", "set track_memory = False on the layer, or ")
             if first is None and not self._accumulates:
                 self.update_memory()
             elif not self._accumulates:

@@ -92,6 +92,21 @@ def test_a_parametrised_memory_routes_but_does_not_move(case):
     torch.testing.assert_close(layer(x), before)
 
 
+WRITES = {
+    "initialize_memory": rbm.initialize_memory,
+    "reset_dead_experts": rbm.reset_dead_experts,
+    "reset_parameters": lambda layer, x: layer.reset_parameters(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_would_be_written_into_a_copy_is_refused(case, name):
+    layer, _ = case
+    parametrize.register_parametrization(layer.eval(), "memory", Half())
+    with pytest.raises(RuntimeError, match=rf"memory is parametrised, expected a buffer, which {name}\(\) writes"):
+        WRITES[name](layer, torch.randn(9, 6))
+
+
 def test_a_memory_that_is_a_parameter(case):
     """It has a gradient from the auxiliary losses, and follows the rows as a buffer does."""
     layer, _ = case
