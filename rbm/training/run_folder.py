@@ -44,6 +44,7 @@ class RunFolder:
     ``run.json``                list of the files below, which ``--overwrite`` removes
     ``.run.lock``               lock of the process that runs in the folder
     ``config.yaml``             the configuration
+    ``inputs.json``             hashes of the graph and of what else was given (:mod:`rbm.distillation.run_inputs`)
     ``metrics.jsonl``           one line per epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
     ``encodings*.safetensors``  the students' encodings of all nodes of the graph

@@ -76,6 +76,7 @@ def test_saved_student_predicts_alike(small_graph, quick, tmp_path):
         "config.yaml",
         "encodings.safetensors",
         "graph.safetensors",
+        "inputs.json",
         "labels.safetensors",
         "metrics.jsonl",
         "mlp.safetensors",

@@ -1,0 +1,60 @@
+"""What a run was given besides its configuration, as hashes, so that it is not resumed on something else."""
+
+import json
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from rbm.datasets.validation import MASKS
+from rbm.training.run_folder import RunFolder
+from rbm.utils.files import read_json
+from rbm.utils.tensor_files import fingerprint
+
+INPUTS = "inputs.json"
+_PARTS = ("x", "edge_index", "y", *MASKS)
+
+
+def hashes(
+    data: Data, teacher: nn.Module | Tensor | None, encodings: Sequence[Tensor], unseen_fraction: float | None
+) -> dict[str, str | float]:
+    """A hash of each part of a run's arguments that training depends on, by its name; ``unseen_fraction`` as it is.
+
+    Args:
+        data: the graph.
+        teacher: a given module, identified by its parameters and buffers, or logits; None if one is trained.
+        encodings: further columns of a student's input.
+        unseen_fraction: as given to :func:`rbm.distill`; None stands for that of the graph.
+    """
+    parts = {name: [data[name]] for name in _PARTS if isinstance(data.get(name), Tensor)}
+    if isinstance(teacher, nn.Module):
+        state = {name: value for name, value in teacher.state_dict().items() if isinstance(value, Tensor)}
+        parts["teacher"] = [state[name] for name in sorted(state)]
+    elif isinstance(teacher, Tensor):
+        parts["teacher"] = [teacher]
+    if len(encodings):
+        parts["encodings"] = list(encodings)
+    found: dict[str, str | float] = {name: fingerprint("input", name, tensors) for name, tensors in parts.items()}
+    fraction = data.get("unseen_fraction") if unseen_fraction is None else unseen_fraction
+    return found if fraction is None else found | {"unseen_fraction": float(fraction)}
+
+
+def check_inputs(run: RunFolder, now: dict[str, str | float], resume: bool) -> None:
+    """Compare the hashes with those of the run that is resumed, or store them in the folder of a new one.
+
+    A run of an earlier version has none: they are stored when it is resumed.
+
+    Raises:
+        ValueError: a resumed run was started with other inputs.
+    """
+    path = run.path / INPUTS
+    if resume and path.is_file():
+        was = read_json(path)
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        if changed:
+            raise ValueError(
+                f"run folder {run.path} was started with another {', '.join(changed)}; resume with the same, or write"
+                " to another folder; a finished run predicts the nodes of a graph that has grown by rbm predict --graph"
+            )
+    else:
+        run.write_text(INPUTS, json.dumps(now, indent=2) + "\n")

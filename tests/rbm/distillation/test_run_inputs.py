@@ -1,0 +1,82 @@
+"""A run is resumed on the graph, teacher and encodings that it was started with, finished or not."""
+
+import json
+
+import pytest
+import torch
+
+import rbm
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return rbm.Config().updated(
+        {
+            "teacher": {"max_epochs": 2},
+            "rbm": {"max_epochs": 2},
+            "encoding": {"deepwalk": False},
+            "setting": "inductive",
+        }
+    )
+
+
+def changed(graph, part):
+    """The arguments of a run on ``graph``, and those of its resumption with another ``part``."""
+    logits = torch.randn(graph.num_nodes, int(graph.y.max()) + 1)
+    columns = torch.rand(graph.num_nodes, 2)
+    first, second = [{"data": graph.clone(), "teacher": logits, "encodings": [columns]} for _ in range(2)]
+    if part == "teacher":
+        second["teacher"] = logits + 1
+    elif part == "encodings":
+        second["encodings"] = [columns + 1]
+    elif part == "unseen_fraction":
+        second["unseen_fraction"] = 0.5
+    elif part == "x":
+        second["data"].x = graph.x + 1
+    elif part == "edge_index":
+        second["data"].edge_index = graph.edge_index.flip(1)
+    elif part == "y":
+        second["data"].y = graph.y.flip(0)
+    else:
+        second["data"][part] = graph[part] & (graph[part].cumsum(0) > 1)  # without its first node
+    return first, second
+
+
+@pytest.mark.parametrize(
+    "part", ["x", "edge_index", "y", "train_mask", "val_mask", "teacher", "encodings", "unseen_fraction"]
+)
+def test_an_unfinished_run_is_not_resumed_on_other_inputs(small_graph, quick, tmp_path, part):
+    first, second = changed(small_graph, part)
+    options = {"config": quick, "methods": ["rbm"], "folder": tmp_path / "run", "labels_alone": False, "console": None}
+    done = rbm.distill(**first, **options)
+    (tmp_path / "run" / "summary.json").unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("[!.]*")}
+    with pytest.raises(ValueError, match=rf"was started with another {part}; resume with the same"):
+        rbm.distill(**second, **options, resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").glob("[!.]*")} == before
+    assert rbm.distill(**first, **options, resume=True).summary == done.summary
+
+
+def test_a_module_is_known_by_its_weights(small_graph, quick, tmp_path):
+    class Linear(torch.nn.Linear):
+        def forward(self, x, edge_index):
+            return super().forward(x)
+
+    options = {"config": quick, "methods": ["rbm"], "folder": tmp_path / "run", "labels_alone": False, "console": None}
+    teacher = Linear(small_graph.num_features, int(small_graph.y.max()) + 1)
+    rbm.distill(small_graph, teacher, **options)
+    rbm.distill(small_graph, teacher, **options, resume=True)
+    torch.nn.init.normal_(teacher.weight)
+    with pytest.raises(ValueError, match="was started with another teacher;"):
+        rbm.distill(small_graph, teacher, **options, resume=True)
+
+
+def test_a_run_of_an_earlier_version_gets_hashes_when_it_is_resumed(small_graph, quick, tmp_path):
+    options = {"config": quick, "methods": ["rbm"], "folder": tmp_path / "run", "labels_alone": False, "console": None}
+    rbm.distill(small_graph, **options)
+    stored = tmp_path / "run" / "inputs.json"
+    known = json.loads(stored.read_text())
+    assert {"x", "edge_index", "y", "train_mask", "val_mask", "test_mask"} <= known.keys()
+    stored.unlink()
+    rbm.distill(small_graph, **options, resume=True)
+    assert json.loads(stored.read_text()) == known
