@@ -27,17 +27,20 @@ RBM_INLINE void pack(const Problem<T>& p, int64_t expert, int64_t first, T* __re
 }
 
 // products[i] = sum over the row's entries of value * block[column, i].
-template <int kVectors, typename T>
+template <int kBytes, int64_t kWidth, typename T>
 RBM_INLINE void multiply_row(const Problem<T>& p, int64_t row, const T* block, T* products) {
-  using L = Lanes<T>;
-  typename L::Vector sums[kVectors] = {};
-  for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
-    const T* const source = block + p.col[entry] * (kVectors * L::kCount);
-    for (int v = 0; v < kVectors; ++v) {
-      sums[v] += p.values[entry] * *reinterpret_cast<const typename L::Loose*>(source + v * L::kCount);
+  using L = Lanes<T, kBytes>;
+  constexpr int64_t kCount = kVectors<T, kBytes, kWidth>;
+  for (int64_t part = 0; part < kWidth; part += kCount * L::kCount) {
+    typename L::Vector sums[kCount] = {};
+    for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
+      const T* const source = block + p.col[entry] * kWidth + part;
+      for (int v = 0; v < kCount; ++v) {
+        sums[v] += p.values[entry] * *reinterpret_cast<const typename L::Loose*>(source + v * L::kCount);
+      }
     }
+    std::memcpy(products + part, sums, sizeof(sums));
   }
-  std::memcpy(products, sums, sizeof(sums));
 }
 
 // The same, reading the weights in place.
@@ -69,7 +72,7 @@ struct RowsJob {
 };
 
 template <typename T>
-void begin_with_bias(const RowsJob<T>& job, int64_t width) {
+RBM_INLINE void begin_with_bias(const RowsJob<T>& job, int64_t width) {
   const Problem<T>& p = job.p;
   for (int64_t row = job.begin; row < job.end; ++row) {
     T* const target = job.y + row * p.outputs + job.first;
@@ -96,13 +99,12 @@ RBM_INLINE void take_products(const RowsJob<T>& job, const Pair& pair, int64_t w
   job.grad_gates[pair.index] = sum;
 }
 
-template <int kVectors, typename T>
-RBM_INLINE void multiply_rows(const RowsJob<T>& job) {
-  constexpr int64_t kWidth = kVectors * Lanes<T>::kCount;
+template <int kBytes, typename T, int64_t kWidth>
+RBM_INLINE void multiply_rows_lanes(const RowsJob<T>& job, std::integral_constant<int64_t, kWidth>) {
   const Problem<T>& p = job.p;
   const int64_t width = std::min(kWidth, p.outputs - job.first);
   if (job.y != nullptr) begin_with_bias(job, width);
-  alignas(kLaneBytes) T products[kWidth];
+  alignas(kLineBytes) T products[kWidth];
   for (int64_t e = 0; e < p.num_experts; ++e) {
     const Pair* const first = job.pairs.of(e);
     const Pair* const last = first + job.pairs.count(e);
@@ -114,20 +116,18 @@ RBM_INLINE void multiply_rows(const RowsJob<T>& job) {
       if (in_place) {
         multiply_row_in_place<kWidth>(p, pair->row, e, job.first, products);
       } else {
-        multiply_row<kVectors>(p, pair->row, job.block, products);
+        multiply_row<kBytes, kWidth>(p, pair->row, job.block, products);
       }
       take_products(job, *pair, width, products);
     }
   }
 }
-
-RBM_CLONE_JOB(RowsJob, multiply_rows)
+RBM_DISPATCH(multiply_rows)
 
 // Forward into y, or the gradient of the gates into partials, [blocks, B * k].
 template <typename T>
 void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
-  const int vectors = vectors_of_block<T>(p.outputs);
-  const int64_t width = vectors * Lanes<T>::kCount, blocks = ceil_div(p.outputs, width);
+  const int64_t lines = lines_of_block<T>(p.outputs), width = lines * kLine<T>, blocks = ceil_div(p.outputs, width);
   if (blocks == 0) return;  // no outputs
   const int64_t multiplications = p.entries * p.top_k * p.outputs;
   const int64_t threads = multiplications < kFewMultiplications ? 1 : torch::stable::get_num_threads();
@@ -155,14 +155,14 @@ void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
           .grad = grad,
           .grad_gates = partials == nullptr ? nullptr : partials + task % blocks * p.rows * p.top_k,
       };
-      run(job, vectors);
+      with_width<T>(lines, [&](auto width) { multiply_rows(job, width); });
     }
   });
 }
 
 template <typename T>
 void differentiate_gates(const Problem<T>& p, const Tensor& grad, const Tensor& grad_gates) {
-  const int64_t pairs = p.rows * p.top_k, width = vectors_of_block<T>(p.outputs) * Lanes<T>::kCount,
+  const int64_t pairs = p.rows * p.top_k, width = lines_of_block<T>(p.outputs) * kLine<T>,
                 blocks = ceil_div(p.outputs, width);
   const auto partials = scratch<T>(blocks * pairs);
   run_rows<T>(p, nullptr, static_cast<const T*>(grad.const_data_ptr()), partials.get());

@@ -22,35 +22,36 @@ struct WeightJob {
 };
 
 // block[column, i] += value * gate * grad[row, first + i], over the expert's rows.
-template <int kVectors, typename T>
+template <int kBytes, int64_t kWidth, typename T>
 RBM_INLINE void sum_products(const WeightJob<T>& job, int64_t width) {
-  using L = Lanes<T>;
-  constexpr int64_t kWidth = kVectors * L::kCount;
+  using L = Lanes<T, kBytes>;
+  constexpr int64_t kCount = kVectors<T, kBytes, kWidth>;
   const Problem<T>& p = job.p;
-  alignas(kLaneBytes) T padded[kWidth] = {};
+  alignas(kLineBytes) T padded[kWidth] = {};
   std::fill_n(job.block, p.features * kWidth, T(0));
   const Pair* const pairs = job.pairs.of(job.expert);
   for (int64_t n = 0; n < job.pairs.count(job.expert); ++n) {
     const auto [row, index] = pairs[n];
     const T* const source = job.grad + row * p.outputs + job.first;
     for (int64_t i = 0; i < width; ++i) padded[i] = p.gates[index] * source[i];
-    typename L::Vector gated[kVectors];
-    std::memcpy(gated, padded, sizeof(gated));
-    for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
-      T* const target = job.block + p.col[entry] * kWidth;
-      for (int v = 0; v < kVectors; ++v) {
-        *reinterpret_cast<typename L::Loose*>(target + v * L::kCount) += p.values[entry] * gated[v];
+    for (int64_t part = 0; part < kWidth; part += kCount * L::kCount) {
+      typename L::Vector gated[kCount];
+      std::memcpy(gated, padded + part, sizeof(gated));
+      for (int64_t entry = p.crow[row]; entry < p.crow[row + 1]; ++entry) {
+        T* const target = job.block + p.col[entry] * kWidth + part;
+        for (int v = 0; v < kCount; ++v) {
+          *reinterpret_cast<typename L::Loose*>(target + v * L::kCount) += p.values[entry] * gated[v];
+        }
       }
     }
   }
 }
 
-template <int kVectors, typename T>
-RBM_INLINE void differentiate_weights(const WeightJob<T>& job) {
-  constexpr int64_t kWidth = kVectors * Lanes<T>::kCount;
+template <int kBytes, typename T, int64_t kWidth>
+RBM_INLINE void differentiate_weights_lanes(const WeightJob<T>& job, std::integral_constant<int64_t, kWidth>) {
   const Problem<T>& p = job.p;
   const int64_t width = std::min(kWidth, p.outputs - job.first);
-  sum_products<kVectors>(job, width);
+  sum_products<kBytes, kWidth>(job, width);
   // Transpose back to [N, D]. The block holds the gradient of weight * scale.
   const T* const scales = p.scale ? p.scale + job.expert * p.features : nullptr;
   for (int64_t tile = 0; tile < p.features; tile += kTileFeatures) {
@@ -69,13 +70,11 @@ RBM_INLINE void differentiate_weights(const WeightJob<T>& job) {
     if (scales) std::copy_n(sums, features, job.grad_scale + tile);
   }
 }
-
-RBM_CLONE_JOB(WeightJob, differentiate_weights)
+RBM_DISPATCH(differentiate_weights)
 
 template <typename T>
 void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_weight, const Tensor& grad_scale) {
-  const int vectors = vectors_of_block<T>(p.outputs);
-  const int64_t width = vectors * Lanes<T>::kCount, blocks = ceil_div(p.outputs, width);
+  const int64_t lines = lines_of_block<T>(p.outputs), width = lines * kLine<T>, blocks = ceil_div(p.outputs, width);
   PairsByExpert pairs(p.rows, p.top_k, p.num_experts);
   pairs.list(p.experts, 0, p.rows);
   const int64_t scales = p.scale ? p.num_experts * p.features : 0;
@@ -94,7 +93,7 @@ void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_w
           .grad_weight = mutable_data<T>(grad_weight),
           .grad_scale = scales == 0 ? nullptr : partials.get() + task % blocks * scales + expert * p.features,
       };
-      run(job, vectors);
+      with_width<T>(lines, [&](auto width) { differentiate_weights(job, width); });
     }
   });
   T* const sums = mutable_data<T>(grad_scale);

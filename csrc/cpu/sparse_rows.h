@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <type_traits>
 
 #include "../sparse_expert_matmul.h"
 #include "pairs.h"
@@ -20,11 +21,17 @@
 
 namespace rbm::cpu::sparse {
 
-constexpr int64_t kLaneBytes = 64;
-// Vectors of a block of outputs. Eight was faster than two and four at 8,415 features and 256 outputs: a wider block
-// goes through the entries less often, and features are used so unevenly that a core's cache holds the important ones.
-// A layer with few outputs gets fewer vectors, because blocks are padded.
-constexpr int kWideVectors = 8, kMediumVectors = 4, kNarrowVectors = 1;
+// Outputs of a block, as cache lines of its rows. Eight was faster than two and four at 8,415 features and 256 outputs: a
+// wider block goes through the entries less often, and features are used so unevenly that a core's cache holds the
+// important ones. A layer with few outputs gets fewer, because blocks are padded.
+constexpr int64_t kLineBytes = 64, kWideLines = 8, kMediumLines = 4, kNarrowLines = 1;
+template <typename T>
+constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(T));
+// Vectors that stay in registers while the entries of a row are read: half of the registers of AVX2. A block that is
+// wider than these goes through the row's entries several times.
+constexpr int64_t kMostVectors = 8;
+template <typename T, int kBytes, int64_t kWidth>
+constexpr int64_t kVectors = std::min(kMostVectors, kWidth / Lanes<T, kBytes>::kCount);
 // Features that are transposed at once: a cache line of float32.
 constexpr int64_t kTileFeatures = 16;
 // Transposing an expert's weights touches N * D numbers in order; using them in place fetches a cache line for each of
@@ -36,13 +43,6 @@ constexpr int64_t kFewMultiplications = 65536;
 constexpr int64_t kBlockAlignment = 4096;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-template <typename T>
-struct Lanes {
-  typedef T Vector __attribute__((vector_size(kLaneBytes)));
-  typedef T Loose __attribute__((vector_size(kLaneBytes), aligned(alignof(T)), may_alias));
-  static constexpr int64_t kCount = kLaneBytes / sizeof(T);
-};
 
 // All tensors are contiguous except the weights, whose features are adjacent.
 template <typename T>
@@ -74,28 +74,20 @@ std::unique_ptr<T[], Free> aligned_block(int64_t count) {
 }
 
 template <typename T>
-int vectors_of_block(int64_t outputs) {
-  if (outputs <= kNarrowVectors * Lanes<T>::kCount) return kNarrowVectors;
-  return outputs <= kMediumVectors * Lanes<T>::kCount ? kMediumVectors : kWideVectors;
+int64_t lines_of_block(int64_t outputs) {
+  if (outputs <= kNarrowLines * kLine<T>) return kNarrowLines;
+  return outputs <= kMediumLines * kLine<T> ? kMediumLines : kWideLines;
 }
 
-// Defines run(job, vectors), which calls function<vectors>(job). target_clones does not apply to templates, hence one
-// function per type and width.
-#define RBM_CLONE_JOB(Job, function)                                                          \
-  RBM_CLONES void run_wide(const Job<float>& job) { function<kWideVectors>(job); }            \
-  RBM_CLONES void run_wide(const Job<double>& job) { function<kWideVectors>(job); }           \
-  RBM_CLONES void run_medium(const Job<float>& job) { function<kMediumVectors>(job); }        \
-  RBM_CLONES void run_medium(const Job<double>& job) { function<kMediumVectors>(job); }       \
-  RBM_CLONES void run_narrow(const Job<float>& job) { function<kNarrowVectors>(job); }        \
-  RBM_CLONES void run_narrow(const Job<double>& job) { function<kNarrowVectors>(job); }       \
-  template <typename T>                                                                       \
-  void run(const Job<T>& job, int vectors) {                                                  \
-    switch (vectors) {                                                                        \
-      case kWideVectors: return run_wide(job);                                                \
-      case kMediumVectors: return run_medium(job);                                            \
-      default: return run_narrow(job);                                                        \
-    }                                                                                         \
+// Calls function(width) with the outputs of a block of so many lines as a constant.
+template <typename T, typename Function>
+void with_width(int64_t lines, const Function& function) {
+  switch (lines) {
+    case kWideLines: return function(std::integral_constant<int64_t, kWideLines * kLine<T>>{});
+    case kMediumLines: return function(std::integral_constant<int64_t, kMediumLines * kLine<T>>{});
+    default: return function(std::integral_constant<int64_t, kNarrowLines * kLine<T>>{});
   }
+}
 
 // Called before the parallel part, because an exception must not leave it.
 inline void check_indices(
