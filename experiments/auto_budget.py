@@ -24,8 +24,6 @@ from rbm.config import Config
 from rbm.experiments.results import made_by
 from rbm.utils.files import read_csv, write_csv
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
 
 def run(graph: str, budget: str, option: str, folder: str) -> None:
     """Run the command in this process, with a clock of processor seconds."""
