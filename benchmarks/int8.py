@@ -16,8 +16,8 @@ import torch
 
 import rbm
 from benchmarks.measure.device import threads
+from benchmarks.measure.harness import vector_bytes
 from benchmarks.measure.rounds import MACHINE, medians, options, table, take_turns
-from benchmarks.test_few_rows import vector_bytes
 from rbm.nn.int8 import quantized
 
 SHAPES = ((831, 256, 10), (1703, 128, 7), (256, 256, 256))

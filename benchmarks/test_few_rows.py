@@ -15,22 +15,16 @@ import pytest
 import torch
 
 from benchmarks.measure.device import HERE, threads
-from benchmarks.measure.harness import Results
+from benchmarks.measure.harness import Results, vector_bytes
 from benchmarks.measure.pace import SMOKE
 from benchmarks.measure.shapes import Shape
 from rbm import FusedRbMLayer
-from rbm_kernels import pack_experts
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Maximum ratio to the time of the dense layer, by features and outputs of the layer.
 BARS = {(256, 256): 1.15, (767, 128): 1.15, (128, 10): 1.3}
 # Shorter calls are repeated within a turn, because the clock takes a tenth of a microsecond.
 TURN_SECONDS = 2e-4
-
-
-def vector_bytes() -> int:
-    """Vector size of librbm_cpu on this machine in bytes: a single output is packed as one vector."""
-    return 4 * pack_experts(torch.zeros(1, 1, 1), None).shape[2]
 
 
 def least_seconds(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:

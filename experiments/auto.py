@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from block_graphs import block_graph
 from optuna.trial import TrialState
 from rich.console import Console
 from torch_geometric.data import Data
@@ -36,9 +37,6 @@ from rbm.experiments.results import made_by
 from rbm.training import time_limit
 from rbm.utils.files import as_json, read_csv, write_csv, write_text
 from rbm.utils.studies import open_trials
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-from block_graphs import block_graph
 
 RUNS = Path("runs") / "auto"
 METHODS = ("mlp", "rbm")

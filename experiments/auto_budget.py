@@ -24,8 +24,6 @@ from rbm.config import Config
 from rbm.experiments.results import made_by
 from rbm.utils.files import read_csv, write_csv
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
 
 def run(graph: str, budget: str, option: str, folder: str) -> None:
     """Run the command in this process, with a clock of processor seconds."""
@@ -40,7 +38,8 @@ def run(graph: str, budget: str, option: str, folder: str) -> None:
         graph = str(Path(folder) / "slow.pt")
         torch.save(block_graph(0.5, nodes=15_000, classes=5, degree=30, features=64, signal=0.3, seed=0), graph)
     options = [f"--{option}"] if option else []
-    app(["distill", "--dataset", graph, "--auto", "--budget", budget, "--out", f"{folder}/run", *options])
+    places = ["--out", f"{folder}/run", "--cache", f"{folder}/cache"]  # not what earlier commands trained
+    app(["distill", "--dataset", graph, "--auto", "--budget", budget, *places, *options])
 
 
 def measure(spec: str) -> dict[str, object]:

@@ -1,6 +1,6 @@
 r"""Trains RbM and the plain MLP with a learning rate that decays to zero, and compares them on validation nodes.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=. python experiments/learning_rates.py ROOT results/searches/learning_rates.csv \
+    OMP_NUM_THREADS=1 python experiments/learning_rates.py ROOT results/searches/learning_rates.csv \
         cora:inductive:0 citeseer:transductive:0 ...
 
 Each argument is GRAPH:SETTING:SEED. The rate follows half a cosine from the preset's rate to zero over 200 epochs

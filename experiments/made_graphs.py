@@ -4,8 +4,8 @@ Graphs are contextual stochastic block models of 3,000 nodes in five classes. Th
 a class, the mean degree, and dense or sparse features. Each row is one ``rbm.distill`` with the plain defaults, in
 percent. An interrupted run continues from the file.
 
-    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant "labels teach"
-    PYTHONPATH=tests/helpers python experiments/made_graphs.py results/made_graphs.csv --variant "labels teach" --show
+    python experiments/made_graphs.py results/made_graphs.csv --variant "labels teach"
+    python experiments/made_graphs.py results/made_graphs.csv --variant "labels teach" --show
 """
 
 import argparse

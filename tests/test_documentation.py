@@ -1,7 +1,8 @@
 """The documentation: its Python code runs, its commands exist, its site builds, its map of the tree is correct.
 
-Pages are README.md, CONTRIBUTING.md and all of docs/. The Python blocks of a page run from top to bottom in one
-namespace and an empty folder; of shell blocks, and of commands within sentences, those of ``rbm`` are parsed, not run.
+Pages are README.md, CONTRIBUTING.md, all of docs/, and those of the folders beside it. The Python blocks of a page run
+from top to bottom in one namespace and an empty folder; of shell blocks, and of commands within sentences, those of
+``rbm`` are parsed, not run.
 """
 
 import doctest
@@ -28,7 +29,11 @@ from rbm.distillation.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
+FOLDERS = ("benchmarks", "csrc", "experiments", "results", "tests")
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text()
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *(p for f in FOLDERS for p in (ROOT / f).glob("*.md"))]
+}
 
 
 def blocks(text, language):

@@ -247,3 +247,10 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def vector_bytes() -> int:
+    """Vector size of librbm_cpu on this machine in bytes: a single output is packed as one vector."""
+    from rbm_kernels import pack_experts  # gpu.sh imports this module before it builds the libraries
+
+    return 4 * pack_experts(torch.zeros(1, 1, 1), None).shape[2]

@@ -286,7 +286,6 @@ def _planetoid(part: str) -> Format:
     return Format(f"Planetoid/Cora/raw/ind.cora.{part}", public_graphs.make_planetoid, public_graphs.read("cora"))
 
 
-_KINDS = ("csr", "csc", "bsr", "coo", "dia")
 FORMATS: dict[str, Format] = {
     "graph.npz": Format("graph.npz", _save_graph_npz, _graph),
     "graph-sparse.npz": Format("graph.npz", _save_graph_sparse, _graph),
