@@ -78,6 +78,15 @@ def test_observed_graph_is_the_full_graph_without_the_unseen_nodes():
     assert int(observed.test_mask.sum()) == 21 - len(unseen)
 
 
+def test_sparse_features_are_those_of_the_same_nodes():
+    data = graph()
+    split = split_graph(data, "inductive", unseen_fraction=0.5)
+    data.x = data.x.to_sparse_csr()
+    sparse = split_graph(data, "inductive", unseen_fraction=0.5)
+    assert sparse.observed.x.layout == torch.sparse_csr
+    assert torch.equal(sparse.observed.x.to_dense(), split.observed.x)
+
+
 def test_planetoid_fraction_leaves_no_observed_test_node():
     split = split_graph(graph(), "inductive", unseen_fraction=1.0)
     assert not split.observed.test_mask.any()
