@@ -203,6 +203,19 @@ def test_similarity_needs_an_embedding(small_graph, quick):
         trainer_of(config, small_graph)
 
 
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_auxiliary_losses_of_batches_add_up_to_their_mean_over_rows(small_graph, quick, forward):
+    config = quick.updated({"distill": {"forward": forward, "batch_size": 16, "neighbors": False}})
+
+    def loss(auxiliary: float) -> float:
+        torch.manual_seed(0)
+        trainer = trainer_of(config, small_graph)
+        trainer.auxiliary_loss = lambda trace, share: trace.last.new_tensor(auxiliary)
+        return trainer.train_epoch(0)
+
+    assert loss(3.0) - loss(0.0) == pytest.approx(3.0, rel=1e-4)
+
+
 def test_similarity_compares_the_first_hidden_layer(small_graph, quick):
     split = split_graph(small_graph)
     outputs = replace(outputs_from_logits(torch.randn(60, 3), split), hidden=torch.randn(60, 5))
