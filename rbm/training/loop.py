@@ -141,6 +141,8 @@ def fit(
     saved_at, time_left, fastest = time.monotonic(), current_limit(), float("inf")
     with progress.phase(phase, limits.last + 1) as bar:
         for epoch in range(start, limits.last + 1):
+            if selection.is_over:  # also in a checkpoint that was saved after the last epoch
+                break
             started, began = time.perf_counter(), time_left.passed()
             loss = train_epoch(phase, trainer, epoch)
             with part_of_phase("evaluation"):
@@ -159,8 +161,6 @@ def fit(
                     saved_at = time.monotonic()
             fastest = min(fastest, took)
             time_left.check(phase, fastest * selection.least_left)
-            if selection.is_over:
-                break
         result = selection.result
         trainer.model.load_state_dict(selection.state)
         trainer.model.eval()

@@ -225,6 +225,19 @@ def test_a_memory_that_is_differentiated_does_not_move():
         memory_update_(memory, weighted_sum, total, 0.5)
 
 
+def test_no_derivative_of_routing_reaches_the_memory():
+    """In no mode: the memory follows the rows, and no loss."""
+    x, memory = draw(B, D), draw(E, D)
+
+    def gates(memory):
+        return cosine_topk(x, memory, K, temperature=0.3)[0].square().sum()
+
+    leaf = memory.clone().requires_grad_()
+    assert torch.autograd.grad(gates(leaf), leaf, allow_unused=True) == (None,)
+    assert not grad(gates)(memory).any()
+    assert not jvp(gates, (memory,), (draw(E, D),))[1].any()
+
+
 def backward_operators():
     x, weight, experts, y = draw(B, D), draw(E, N, D), choices(), draw(B, N)
     routing = cosine_topk(x, draw(E, D), K)

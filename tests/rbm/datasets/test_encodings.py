@@ -113,6 +113,13 @@ class TestDeepWalk:
     def test_without_edges_between_nodes_all_are_zero(self, edges):
         assert torch.equal(deepwalk(edges, 3, dim=4), torch.zeros(3, 4))
 
+    def test_the_seed_is_also_that_of_skip_gram(self, monkeypatch):
+        walks = random_walks(random_edges(), NODES, walk_length=6)
+        monkeypatch.setattr(sys.modules[deepwalk.__module__], "random_walks", lambda *_, **__: walks)
+        first, again, other = (deepwalk(random_edges(), NODES, dim=4, seed=seed) for seed in (0, 0, 1))
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
     def test_every_setting_has_an_effect(self):
         def positions(**other):
             settings = {"dim": 4, "walk_length": 10, "seed": 0, **other}

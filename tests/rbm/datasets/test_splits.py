@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from rbm.datasets.splits import per_class_masks, split_graph, without_test_set
+from rbm.config import Config
+from rbm.datasets.splits import per_class_masks, split_for, split_graph, without_test_set
 
 NODES = 40
 
@@ -77,6 +78,15 @@ def test_observed_graph_is_the_full_graph_without_the_unseen_nodes():
     assert int(observed.test_mask.sum()) == 21 - len(unseen)
 
 
+def test_sparse_features_are_those_of_the_same_nodes():
+    data = graph()
+    split = split_graph(data, "inductive", unseen_fraction=0.5)
+    data.x = data.x.to_sparse_csr()
+    sparse = split_graph(data, "inductive", unseen_fraction=0.5)
+    assert sparse.observed.x.layout == torch.sparse_csr
+    assert torch.equal(sparse.observed.x.to_dense(), split.observed.x)
+
+
 def test_planetoid_fraction_leaves_no_observed_test_node():
     split = split_graph(graph(), "inductive", unseen_fraction=1.0)
     assert not split.observed.test_mask.any()
@@ -109,6 +119,22 @@ def test_hyperparameters_are_chosen_without_the_test_set(setting):
     assert not (chosen_on.test_mask & (chosen_on.val_mask | chosen_on.train_mask)).any()
     assert chosen_on.num_classes == data.num_classes
     assert int(data.test_mask.sum()) == 21, "the graph that was given is as it was"
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_the_split_of_a_run_has_its_seed_and_what_it_evaluates_on(setting):
+    data, config = graph(), Config().updated({"setting": setting, "seed": 3})
+    chosen = without_test_set(data, setting, unseen_fraction=0.5, seed=3)
+    for evaluate_on, expected in (
+        ("test", split_graph(data, setting, unseen_fraction=0.5, seed=3)),
+        ("validation", split_graph(chosen, setting, seed=3)),  # all of its test nodes are unseen
+    ):
+        found = split_for(config.updated({"evaluate_on": evaluate_on}), data, unseen_fraction=0.5)
+        assert torch.equal(found.observed_nodes, expected.observed_nodes)
+        assert torch.equal(found.unseen_nodes, expected.unseen_nodes)
+        for name in ("x", "y", "edge_index", "train_mask", "val_mask", "test_mask"):
+            assert torch.equal(found.graph[name], expected.graph[name]), name
+            assert torch.equal(found.observed[name], expected.observed[name]), name
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The switches of a distillation: each has its effect, none breaks resuming, and all of them together run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -199,6 +201,32 @@ def test_similarity_needs_an_embedding(small_graph, quick):
     config = quick.updated({"distill": {"similarity_weight": 0.1}})
     with pytest.raises(ValueError, match="similarity_weight is set, but this teacher shows no hidden layer"):
         trainer_of(config, small_graph)
+
+
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_auxiliary_losses_of_batches_add_up_to_their_mean_over_rows(small_graph, quick, forward):
+    config = quick.updated({"distill": {"forward": forward, "batch_size": 16, "neighbors": False}})
+
+    def loss(auxiliary: float) -> float:
+        torch.manual_seed(0)
+        trainer = trainer_of(config, small_graph)
+        trainer.auxiliary_loss = lambda trace, share: trace.last.new_tensor(auxiliary)
+        return trainer.train_epoch(0)
+
+    assert loss(3.0) - loss(0.0) == pytest.approx(3.0, rel=1e-4)
+
+
+def test_similarity_compares_the_first_hidden_layer(small_graph, quick):
+    split = split_graph(small_graph)
+    outputs = replace(outputs_from_logits(torch.randn(60, 3), split), hidden=torch.randn(60, 5))
+    config = quick.updated({"distill": {"similarity_weight": 0.1, "neighbors": False}})
+    student = MLPStudent(12, 8, 3, num_layers=4)
+    trainer, seen = StudentTrainer(student, split, outputs, config), []
+    trainer.projection.register_forward_hook(lambda _, rows, __: seen.append(rows[0].detach()))
+    expected = student.layers[0](small_graph.x)[small_graph.train_mask].detach()
+    student.train()
+    trainer.train_epoch(0)
+    torch.testing.assert_close(seen, [expected])
 
 
 def test_what_a_module_teaches(small_graph, quick):

@@ -7,6 +7,7 @@ from block_graphs import block_graph
 import rbm
 from rbm.config import Config
 from rbm.config.presets import preset_config
+from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import split_graph
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 
@@ -41,6 +42,11 @@ def test_test_labels_have_no_say():
     data = block_graph(0.1)
     data.y = torch.where(data.test_mask, 0, data.y)  # counting all labels, half of the edges would be within a class
     assert not uses_neighbor_labels(split_graph(data), Config())
+    data = block_graph(0.9)
+    data.y = torch.where(data.test_mask, torch.randint_like(data.y, 3), data.y)
+    everything = edge_homophily(data.edge_index, data.y, torch.ones_like(data.test_mask))
+    assert not everything.follows_classes
+    assert uses_neighbor_labels(split_graph(data), Config())
 
 
 def test_without_edges_there_is_nothing_to_leave_out():

@@ -77,6 +77,15 @@ def test_an_epoch_of_pretraining_is_the_cloned_expert(small_graph, quick, scales
         torch.testing.assert_close(layer.memory.norm(dim=-1), torch.ones(4))
 
 
+def test_the_first_routed_epoch_stays_as_it_was_trained(small_graph, quick):
+    trainer = pretrained(small_graph, quick)
+    trainer.model.train()
+    trainer.train_epoch(5)
+    state = {name: tensor.clone() for name, tensor in trainer.model.eval().state_dict().items()}
+    trainer.at_best_epoch(5)
+    assert all(torch.equal(state[name], tensor) for name, tensor in trainer.model.state_dict().items())
+
+
 @pytest.fixture
 def falling(monkeypatch):
     """Validation accuracies that fall from the student's third epoch on, to zero at the end of routed training."""

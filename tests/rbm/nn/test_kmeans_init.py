@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch.nn import functional as F
 
 from rbm import RbMStudent
@@ -35,6 +35,15 @@ def test_max_rows_fits_on_a_sample():
     memory = kmeans_memory(rows, 3, max_rows=60)
     assert not torch.equal(memory, kmeans_memory(rows, 3))
     assert (F.cosine_similarity(kmeans_memory(rows, 3)[:, None], memory[None], dim=-1).max(1).values > 0.99).all()
+
+
+def test_as_many_rows_as_the_limit_take_mini_batches():
+    """A sample of the inputs has exactly as many."""
+    rows = torch.randn(50, 5)
+    unit = F.normalize(rows, dim=-1).numpy()
+    for max_rows, kind in ((50, MiniBatchKMeans), (51, KMeans)):
+        expected = torch.from_numpy(kind(3, n_init=10, random_state=0).fit(unit).cluster_centers_)
+        torch.testing.assert_close(kmeans_memory(rows, 3, max_rows=max_rows), F.normalize(expected, dim=-1))
 
 
 def test_layer_by_layer_through_layers_that_are_already_routed():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rbm.config import Config
-from rbm.datasets.splits import halved, split_for
-from rbm.teachers.prepare import prepare_teacher, share_training
+from rbm.datasets.splits import halved, split_for, split_graph
+from rbm.teachers.prepare import build_configured_teacher, cached_teacher, prepare_teacher, share_training
 from rbm.utils.cache import Cache
 from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import read_sealed
@@ -47,3 +47,36 @@ def test_is_done_once(small_graph, tmp_path, monkeypatch):
     share_training(splits, 1, config, 3, Cache(tmp_path), Progress(None))
     with pytest.raises(TypeError):
         share_training(splits, 1, config.updated({"seed": 1}), 3, Cache(tmp_path), Progress(None))
+
+
+def test_the_cache_knows_all_that_a_teacher_and_its_figures_depend_on(small_graph, tmp_path):
+    trainings = []
+
+    def trained(data, setting="transductive", **changes) -> int:
+        config = Config().updated({"setting": setting, **changes})
+        split = split_graph(data, setting, unseen_fraction=0.4)
+        teacher = build_configured_teacher(config, split, 3)
+        cached_teacher(teacher, split, config, Cache(tmp_path), lambda: trainings.append(None) or {}, Progress(None))
+        return len(trainings)
+
+    assert trained(small_graph) == trained(small_graph.clone()) == 1
+    for count, name in enumerate(("x", "y", "train_mask", "val_mask", "test_mask"), start=2):
+        other = small_graph.clone()
+        other[name] = other[name].roll(1, 0)
+        assert trained(other) == count, name
+    other = small_graph.clone()
+    other.edge_index = other.edge_index[:, 1:]
+    assert trained(other) == 7
+    assert trained(small_graph, seed=1) == 8
+    assert trained(small_graph, precision="bfloat16") == 9
+    assert trained(small_graph, teacher={"lr": 0.02}) == 10
+
+    # The observed graph stays the same, and accuracies on unseen nodes do not.
+    unseen = split_graph(small_graph, "inductive", unseen_fraction=0.4).unseen_nodes
+    assert trained(small_graph, "inductive") == 11
+    other = small_graph.clone()
+    other.y[unseen[0]] = (other.y[unseen[0]] + 1) % 3
+    assert trained(other, "inductive") == 12
+    other = small_graph.clone()
+    other.edge_index = torch.cat([other.edge_index, unseen[:2, None]], dim=1)
+    assert trained(other, "inductive") == 13

@@ -11,8 +11,12 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.nn import models as pyg_models
 from torch_geometric.utils import add_self_loops
 
+from rbm.config import Config
 from rbm.datasets import load_dataset
+from rbm.datasets.splits import split_graph
 from rbm.teachers import GCN, TEACHERS, GraphSAGE, base, build_teacher
+from rbm.teachers.prepare import build_configured_teacher
+from rbm.teachers.training import build_teacher_trainer
 from rbm.utils.repeatable import deterministic
 
 NODES = 30
@@ -203,3 +207,13 @@ def test_bad_settings(changes, message):
     settings = {"name": "sage", "hidden_channels": 8} | changes
     with pytest.raises(ValueError, match=message):
         build_teacher(settings.pop("name"), 12, 3, **settings)
+
+
+@pytest.mark.parametrize("name", ["sage", "drgat"])
+def test_the_optimizer_has_the_teachers_settings(small_graph, name):
+    config = Config().updated({"teacher": {"name": name, "hidden_channels": 8, "lr": 0.03, "weight_decay": 0.07}})
+    split = split_graph(small_graph)
+    trainer = build_teacher_trainer(build_configured_teacher(config, split, 3), split, config)
+    [group] = trainer.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.03, 0.07)
+    assert list(map(id, group["params"])) == list(map(id, trainer.model.parameters()))

@@ -118,6 +118,22 @@ def test_continues_from_a_checkpoint(tmp_path, monkeypatch):
     assert [record["epoch"] for record in read_metrics(folder.path)] == list(range(6))
 
 
+def test_a_training_that_was_over_is_not_continued(tmp_path, monkeypatch):
+    val = [0.5, 0.4, 0.4, 0.4, 0.9, 0.9]
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    folder = RunFolder(tmp_path / "run", Config())
+    killed = Script(val)
+    killed.at_best_epoch = lambda epoch: 1 / 0  # after the last checkpoint, before the phase is saved
+    with pytest.raises(ZeroDivisionError):
+        run(killed, folder=folder, patience=3)
+
+    again = Script(val)
+    result = run(again, folder=RunFolder(folder.path, Config(), resume=True), patience=3)
+    assert (again.resumed, again.epoch) == (4, -1), "no further epoch"
+    assert result == run(Script(val), patience=3)
+    assert again.model.weight.item() == result.best_epoch + 1
+
+
 def test_checkpoint_of_another_phase_is_not_taken(tmp_path):
     folder = RunFolder(tmp_path / "run", Config())
     folder.save_checkpoint({"phase": "teacher", "epoch": 4})

@@ -4,14 +4,16 @@ import pytest
 import torch
 
 import rbm
-from rbm.config import CoHOpConfig
+from rbm.config import CoHOpConfig, Config
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.cohop import CoHOpTrainer, contrast_loss, histogram_encodings
+from rbm.distillation.methods.cohop import CoHOpTrainer, contrast_loss, histogram_encodings, train_cohop
 from rbm.distillation.soft_targets import Neighborhood
+from rbm.distillation.task import DistillationTask
 from rbm.nn.parameters import count_parameters
 from rbm.nn.students import CoHOpStudent
 from rbm.training.run_folder import RunFolder
+from rbm.utils.progress import Progress
 
 
 def in_neighbors(edge_index, node) -> list[int]:
@@ -105,6 +107,27 @@ def test_validation_chooses_the_smoothing(directed_graph):
 
     assert label_of_node_1(truth=2) == 2
     assert label_of_node_1(truth=3) == 3
+
+
+def test_validation_chooses_the_round(split, teacher_outputs, monkeypatch):
+    rounds = [
+        {"val_accuracy": val, "test_accuracy": test, "test_max": test, "best_epoch": 2, "epochs": 5}
+        for val, test in ((0.5, 0.9), (0.7, 0.2), (0.7, 0.8), (0.6, 0.8))
+    ]
+    config = Config().updated({"cohop": {"rounds": 4}})
+    task = DistillationTask(split, teacher_outputs, config, 4, lambda section: None, None, Progress(None))
+
+    def fit(phase, trainer, network):
+        number = int(phase.removeprefix("cohop-"))
+        for parameter in trainer.model.parameters():
+            torch.nn.init.constant_(parameter, float(number))
+        return rounds[number]
+
+    monkeypatch.setattr(task, "fit", fit)
+    trained = train_cohop(task)
+    assert all((parameter == 1).all() for parameter in trained.student.parameters()), "the first of the best"
+    expected = {"val_accuracy": 0.7, "test_accuracy": 0.2, "test_max": 0.9, "best_epoch": 7, "epochs": 20}
+    assert trained.result == expected
 
 
 def test_two_layers():

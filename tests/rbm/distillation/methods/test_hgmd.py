@@ -26,7 +26,7 @@ def entropies(logits: torch.Tensor) -> list[float]:
 
 
 def test_probabilities_equal_the_papers_subgraph_extraction(trainer, teacher_outputs):
-    ours = trainer(rate=3.0, max_epochs=11)
+    ours = trainer(rate=3.0, max_epochs=11, temperature=0.7)  # which is for the loss alone
     assert (ours.probabilities(0) == 1).all(), "nothing is known of the student yet"
     answers = torch.randn(len(teacher_outputs.soft_labels), 4)
     ours.on_epoch_end(answers)
@@ -80,7 +80,7 @@ def test_loss_and_gradient_equal_a_loop_over_pairs(trainer, teacher_outputs, sch
 def test_the_first_epoch_mixes_along_all_edges_with_the_hard_labels_beside(
     trainer, split, teacher_outputs, monkeypatch
 ):
-    ours, seen = trainer(label_weight=0.3), []
+    ours, seen = trainer(label_weight=0.3, temperature=0.7), []
     monkeypatch.setattr(ours, "aggregate", lambda *given: seen.append(given) or HGMDTrainer.aggregate(ours, *given))
     logits = ours.model(split.observed.x)
     loss = ours.train_epoch(0)
@@ -89,7 +89,7 @@ def test_the_first_epoch_mixes_along_all_edges_with_the_hard_labels_beside(
     assert (probability == 1).all()
     assert ((share > 0) & (share < 1)).all()
     assert share.std() > 0.2, "Beta(0.4, 0.4) lies at the ends"
-    soft = ours.aggregate(drawn, probability, share).loss(logits, None, 1.0, "softmax")
+    soft = ours.aggregate(drawn, probability, share).loss(logits, None, 0.7, "softmax")
     hard = F.cross_entropy(logits[split.observed.train_mask], split.observed.y[split.observed.train_mask])
     assert loss == pytest.approx((0.3 * hard + 0.7 * soft).item(), rel=1e-5)
 

@@ -7,11 +7,14 @@ import torch
 
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
+from rbm.distillation.methods import labels
 from rbm.distillation.methods.labels import LabelsTrainer
+from rbm.distillation.task import DistillationTask
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn.students import MLPStudent
 from rbm.training.loop import fit
-from rbm.training.selection import EpochLimits
+from rbm.training.selection import Accuracies, EpochLimits
+from rbm.utils.cache import Cache
 from rbm.utils.progress import Progress
 
 
@@ -41,3 +44,30 @@ def test_selects_what_all_accuracies_select(small_graph, monkeypatch, setting):
     resumed = LabelsTrainer(trainer.model, trainer.split, network)
     resumed.restore(trainer.state())
     assert resumed.best == trainer.best == (found.val_accuracy, found.test_accuracy)
+
+
+def test_of_equal_epochs_the_later_one_is_evaluated_too(small_graph, monkeypatch):
+    trainer = LabelsTrainer(MLPStudent(small_graph.num_features, 8, 3), split_graph(small_graph), Config().teacher)
+    accuracies = iter([0.1, 0.2])
+    monkeypatch.setattr(NodeTrainer, "evaluate", lambda trainer: Accuracies(0.0, 0.0, next(accuracies)))
+    monkeypatch.setattr(labels, "accuracy", lambda logits, classes: 0.5)
+    assert [trainer.evaluate().test for _ in range(2)] == [0.1, 0.2]
+
+
+def test_the_cache_knows_the_nodes_of_each_set(small_graph, tmp_path):
+    phases = []
+
+    def trainings(data, **changes) -> int:
+        config = Config().updated(changes)
+        task = DistillationTask(split_graph(data), None, config, 3, None, None, Progress(None), Cache(tmp_path))
+        task.fit = lambda phase, trainer, network: phases.append(phase) or {"val_accuracy": 0.5}
+        labels.train_labels(task)
+        return len(phases)
+
+    assert trainings(small_graph) == trainings(small_graph.clone()) == 1
+    for count, name in enumerate(("x", "y", "train_mask", "val_mask", "test_mask"), start=2):
+        other = small_graph.clone()
+        other[name] = other[name].roll(1, 0)
+        assert trainings(other) == count, name
+    assert trainings(small_graph, seed=1) == 7
+    assert trainings(small_graph, teacher={"lr": 0.02}) == 8

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm.config import SimMLPConfig
+from rbm.config import Config, SimMLPConfig
 from rbm.distillation.methods import simmlp
-from rbm.distillation.methods.simmlp import AlignmentTrainer, HeadTrainer, alignment_loss, masked
+from rbm.distillation.methods.simmlp import AlignmentTrainer, HeadTrainer, alignment_loss, masked, train_simmlp
+from rbm.distillation.task import DistillationTask
 from rbm.nn.newer import SimMLPStudent
 from rbm.nn.reconstruction import SparseTarget
 from rbm.nn.sparse_rows import SparseRows
+from rbm.utils.progress import Progress
 
 SMALL = {"hidden_channels": 8, "predictor_channels": 5, "norm": "layer", "dropout": 0.0, "max_epochs": 9}
 
@@ -122,13 +124,31 @@ def test_no_label_moves_the_alignment_and_the_head_moves_nothing_else(split):
     for mine, theirs in zip(ours.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     encoder = copy.deepcopy(ours.model.encoder.state_dict())
-    head = HeadTrainer(ours.model, ours.split, SimMLPConfig(head_lr=0.1))
+    head = HeadTrainer(ours.model, ours.split, SimMLPConfig(head_lr=0.1, weight_decay=0.3, head_weight_decay=0.02))
+    assert [(group["lr"], group["weight_decay"]) for group in head.optimizer.param_groups] == [(0.1, 0.02)]
     x, y, nodes = ours.split.observed.x, ours.split.observed.y, ours.split.observed.train_mask
     ours.model.eval()
     expected = F.cross_entropy(ours.model(x)[nodes], y[nodes]).item()
     assert head.train_epoch(0) == pytest.approx(expected, rel=1e-5)
     assert all(torch.equal(tensor, encoder[name]) for name, tensor in ours.model.encoder.state_dict().items())
     assert head.train_epoch(1) < expected
+
+
+def test_the_head_follows_the_alignment_with_limits_of_its_own(split, teacher_outputs, monkeypatch):
+    options = {"max_epochs": 9, "patience": 4, "min_epochs": 2, "head_epochs": 60, "head_patience": 30}
+    config = Config().updated({"simmlp": options})
+    task = DistillationTask(split, teacher_outputs, config, 4, lambda section: None, None, Progress(None))
+    limits, found = {}, {"val_accuracy": 0.5, "test_accuracy": 0.4, "test_max": 0.6, "best_epoch": 3, "epochs": 7}
+
+    def fit(phase, trainer, network):
+        limits[phase] = network.max_epochs, network.patience, network.min_epochs
+        if phase == "simmlp":
+            assert not trainer.model.head.bias.any()
+        return found
+
+    monkeypatch.setattr(task, "fit", fit)
+    assert train_simmlp(task).result == found | {"best_epoch": 10, "epochs": 14}
+    assert limits == {"simmlp-alignment": (9, 4, 2), "simmlp": (60, 30, 0)}
 
 
 def test_an_epoch_is_judged_by_the_nearest_mean(split):

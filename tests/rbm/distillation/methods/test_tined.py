@@ -208,6 +208,14 @@ def test_the_ends_of_drawn_edges_suffice(split, taught):
         loss = ours.energies()
         found.append((loss, *torch.autograd.grad(loss, list(ours.model.parameters())[:-1])))
     torch.testing.assert_close(*found)
+    torch.manual_seed(7)
+    count = ours.edges.shape[1]
+    edges = ours.edges[:, torch.randperm(count)[: int(0.1 * count)]]
+    energies = [
+        tuple(edge_energies(rows, edges).sum() for rows in operation)
+        for operation in ours.model.operations(split.observed.x)
+    ]
+    torch.testing.assert_close(found[0][0], energy_loss(energies, ours.targets, log=True))
 
 
 def test_norms_of_batches_take_all_rows(split, taught):

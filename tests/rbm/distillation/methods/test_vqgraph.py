@@ -131,12 +131,22 @@ def test_codes_start_as_rows_of_the_graph(split):
     assert taken["rows"] == SMALL["codebook_size"] > taken["random"], "each code is a row, which takes it"
 
 
+def test_codes_start_as_rows_without_dropout(split):
+    torch.manual_seed(3)
+    config = TokenizerConfig(**SMALL | {"dropout": 0.5})
+    ours = TokenizerTrainer(Tokenizer(6, 4, config), split, config)
+    assert ours.model.training
+    rows = F.normalize(ours.model.eval()(split.observed.x, ours.adjacency).rows)
+    distances = torch.cdist(ours.model.codebook.codes, rows).amin(1)
+    torch.testing.assert_close(distances, torch.zeros(SMALL["codebook_size"]), atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 def test_an_epoch_has_a_pass_on_codes_before_glnns(split, twin, layers):
     teaching = tokenizer_of(split)
     teaching.model.eval()
     seen, logits = teaching.tokens()
-    book = teaching.model.codebook.codes
+    book = torch.cat([teaching.model.codebook.codes, torch.randn(3, 5)])  # three codes that no node has
     config = VQGraphConfig(batch_size=100, label_weight=0.4, code_weight=0.7, code_temperature=0.5, dropout=0.0)
     model = MLPStudent(6, 8, 4, num_layers=layers, norm="layer")
     ours = VQGraphTrainer(model, split, seen, logits, book, config)
