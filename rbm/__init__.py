@@ -9,8 +9,9 @@
 from importlib import import_module
 
 from rbm import hub as hub
-from rbm.nn import moe as _moe  # noqa: F401, registers its students, like the next two imports
-from rbm.nn import newer as _newer  # noqa: F401
+from rbm.nn import moe as _moe  # noqa: F401, registers its students, like the next three imports
+from rbm.nn import simmlp as _simmlp  # noqa: F401
+from rbm.nn import tined as _tined  # noqa: F401
 from rbm.nn import trees as _trees  # noqa: F401
 from rbm.nn.dead_experts import reset_dead_experts
 from rbm.nn.feed_forward import RbMFeedForward

@@ -353,6 +353,12 @@ class CoHOpStudent(HubMixin, nn.Module):
         return self.layers[1](dropout(hidden, self.dropout, self.training))
 
 
+class SIGNStudent(MLPStudent):
+    """An MLP on features and stored hops (:mod:`rbm.datasets.encodings.hops`). Arguments as in :class:`MLPStudent`."""
+
+    beside = "stored means of its neighbours' features, hop by hop"
+
+
 def predict(
     student: nn.Module,
     x: Rows | HalfPrecisionRows,

@@ -25,10 +25,9 @@ from rbm.distillation.registry import title_of
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.distillation.soft_targets import Neighborhood
 from rbm.nn.int8 import quantized
-from rbm.nn.newer import SIGNStudent
 from rbm.nn.saved_student import STUDENT, read_description
 from rbm.nn.sparse_rows import as_rows, concat_columns
-from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent
+from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent, SIGNStudent
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load, load_encodings
 from rbm.utils.environment import today

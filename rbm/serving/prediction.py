@@ -12,8 +12,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from rbm.datasets.readers.node_ids import NodeIds
-from rbm.nn.newer import SIGNStudent
 from rbm.nn.sparse_rows import Features, Rows, as_rows, concat_columns
+from rbm.nn.students import SIGNStudent
 from rbm.serving.feature_files import FeatureFile, open_features
 from rbm.serving.neighbors import Neighbors, Nodes
 from rbm.serving.prediction_files import Add, check_predictions, write_predictions

@@ -27,8 +27,8 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
-from rbm.nn.newer import SIGNStudent
 from rbm.nn.sparse_rows import Rows, SparseRows, linear
+from rbm.nn.students import SIGNStudent
 from rbm.teachers.base import aggregate, sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 

@@ -33,8 +33,8 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
-from rbm.nn.newer import NormalizedMLP, PReLU, SimMLPStudent
 from rbm.nn.reconstruction import SparseTarget
+from rbm.nn.simmlp import NormalizedMLP, PReLU, SimMLPStudent
 from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision, to_dense
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN

@@ -10,8 +10,9 @@ import torch
 import rbm
 from rbm import FusedRbMLayer, RbMFeedForward
 from rbm.nn.moe import MoELayer, MoEStudent
-from rbm.nn.newer import SimMLPStudent, TINEDStudent
+from rbm.nn.simmlp import SimMLPStudent
 from rbm.nn.students import CoHOpStudent, EnsembleStudent, MixtureStudent, MLPStudent, RbMStudent
+from rbm.nn.tined import TINEDStudent
 
 STUDENTS = [RbMStudent, MLPStudent, MoEStudent, TINEDStudent, SimMLPStudent, CoHOpStudent]
 

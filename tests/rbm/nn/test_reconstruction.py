@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rbm.nn.newer import PReLU
 from rbm.nn.reconstruction import SparseTarget
+from rbm.nn.simmlp import PReLU
 from rbm.nn.sparse_rows import SparseRows
 
 

@@ -12,7 +12,7 @@ from rbm.datasets.encodings import transfer
 from rbm.datasets.encodings.hops import hop_encodings, neighbor_means, passed_on
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.sign import SIGNTrainer
-from rbm.nn.newer import SIGNStudent
+from rbm.nn.students import SIGNStudent
 from rbm.serving.latency import measure_run, new_node_answer
 from rbm.serving.prediction import predict_file
 from rbm.serving.server.requests import _joined

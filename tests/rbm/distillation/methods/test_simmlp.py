@@ -11,8 +11,8 @@ from rbm.config import Config, SimMLPConfig
 from rbm.distillation.methods import simmlp
 from rbm.distillation.methods.simmlp import AlignmentTrainer, HeadTrainer, alignment_loss, masked, train_simmlp
 from rbm.distillation.task import DistillationTask
-from rbm.nn.newer import SimMLPStudent
 from rbm.nn.reconstruction import SparseTarget
+from rbm.nn.simmlp import SimMLPStudent
 from rbm.nn.sparse_rows import SparseRows
 from rbm.utils.progress import Progress
 

@@ -18,8 +18,8 @@ from rbm.distillation.methods.tined import (
     feature_transformations,
     teacher_operations,
 )
-from rbm.nn.newer import TINEDStudent
 from rbm.nn.sparse_rows import SparseRows
+from rbm.nn.tined import TINEDStudent
 from rbm.teachers import GAT, build_teacher, edges_for
 from rbm.teachers.outputs import outputs_from_logits, outputs_from_module
 
