@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rbm.utils.files import check_ending, optional, same_file, write_atomically
+from rbm.utils.files import check_ending, check_writable, optional, same_file, write_atomically
 from rbm.utils.locks import locked_partial, remove_abandoned
 
 # add(first row, probabilities [b, C]), to be called in order.
@@ -33,6 +33,7 @@ def check_predictions(out: Path | str, inputs: dict[str, Path | str | None]) -> 
         optional("pyarrow", "files", f"predictions file {out}", "or write .csv or .npy")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"predictions file {out}: folder {out.parent} does not exist; make it, or name another")
+    check_writable(f"predictions file {out}", out.parent)
     for name, given in inputs.items():
         if given is not None and same_file(out, given):
             raise ValueError(f"predictions file {out} is the {name} file; name another to write to")

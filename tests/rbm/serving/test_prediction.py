@@ -216,6 +216,12 @@ def test_a_place_that_cannot_be_written_to(run, x, tmp_path, monkeypatch):
         predict_file(run, tmp_path / "x.npy", tmp_path / "run" / ".." / "x.npy")
     with pytest.raises(FileNotFoundError, match=r"folder .*nowhere does not exist"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "nowhere" / "out.npy")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda folder, mode: Path(folder) != tmp_path)
+        with pytest.raises(PermissionError, match=r"^predictions file .*out\.npy: no permission to write to .*; name"):
+            predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy")
+        with pytest.raises(PermissionError, match=r"^path: .*s\.pt2: no permission to write to .*; name a file"):
+            rbm.export_student(run, "torch-export", tmp_path / "s.pt2")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"out\.parquet needs pyarrow, .*rbm-kernels\[files\]"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "out.parquet")
