@@ -1,6 +1,8 @@
 """`load_graph`: load a user's own graph in the form that the rest of the package expects."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +141,32 @@ def load_unlabelled_graph(path: str | Path, *, sparse_features: str = "auto", un
     the errors. Labels, masks and logits may be missing, and are not read into the result.
     """
     path = with_home("graph", path)
-    parts = read_parts(path)
-    _check_present(path, parts, ("x", "edge_index"))
-    return _nodes_and_edges(path, parts, _features(path, parts["x"]), sparse_features, undirected)
+    with _called_graph():
+        parts = read_parts(path)
+        _check_present(path, parts, ("x", "edge_index"))
+        return _nodes_and_edges(path, parts, _features(path, parts["x"]), sparse_features, undirected, grown=True)
+
+
+@contextmanager
+def _called_graph() -> Iterator[None]:
+    """Let errors and warnings of the readers below name the argument ``graph`` instead of ``dataset``."""
+
+    def renamed(message: Any) -> Any:
+        return f"graph:{message[8:]}" if isinstance(message, str) and message.startswith("dataset:") else message
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg = renamed(record.msg)
+        return True
+
+    logger = logging.getLogger("rbm")
+    logger.addFilter(rename)
+    try:
+        yield
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        error.args = tuple(map(renamed, error.args))
+        raise
+    finally:
+        logger.removeFilter(rename)
 
 
 def _check_present(path: Path, parts: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -153,12 +178,14 @@ def _check_present(path: Path, parts: dict[str, Any], names: tuple[str, ...]) ->
         )
 
 
-def _nodes_and_edges(path: Path, parts: dict[str, Any], x: Tensor, sparse_features: str, undirected: bool) -> Data:
+def _nodes_and_edges(
+    path: Path, parts: dict[str, Any], x: Tensor, sparse_features: str, undirected: bool, *, grown: bool = False
+) -> Data:
     edges = _edges(path, parts["edge_index"], x.size(0))
     if undirected:
         edges = to_undirected(edges, num_nodes=x.size(0))
     else:
-        _warn_of_single_directions(path, edges, x.size(0))
+        _warn_of_single_directions(path, edges, x.size(0), grown)
     data = Data(x=pack_features(x, sparse_features), edge_index=edges)
     if parts.get("node_ids") is not None:
         data.node_ids = parts["node_ids"]
@@ -230,8 +257,11 @@ def _edges(path: Path, edges: Any, num_nodes: int) -> Tensor:
     return (edges if edges.size(0) == 2 else edges.t()).contiguous()
 
 
-def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int) -> None:
-    """Warn if hardly any edge has its reverse, as in a list with each undirected edge once: half would be missing."""
+def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int, grown: bool) -> None:
+    """Warn if hardly any edge has its reverse, as in a list with each undirected edge once: half would be missing.
+
+    The edges of a ``grown`` graph are read as those of the run's graph, so only its file can be mended.
+    """
     if edges.size(1) > _MOST_COMPARED:
         return
     sources, targets = edges[:, edges[0] != edges[1]]
@@ -240,9 +270,11 @@ def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int) -> Non
     if keys.numel() and (share := float(returned.double().mean())) < _MOST_RETURNED:
         logging.getLogger("rbm").warning(
             "dataset: %s, edge_index has %s distinct edges; the reverse edge is present for %s of them. Messages flow"
-            " from the first node of an edge to the second. If the graph is undirected, use --undirected"
-            " (load_graph(PATH, undirected=True)), which adds the reverse of each edge.",
+            " from the first node of an edge to the second. If the graph is undirected, %s.",
             *(path, f"{keys.numel():,}", f"{share:.1%}" if share else "none"),
+            "add the reverse of each edge to the file"
+            if grown
+            else "use --undirected (load_graph(PATH, undirected=True)), which adds the reverse of each edge",
         )
 
 

@@ -179,8 +179,10 @@ def _check_features(data: Data) -> int:
     return x.size(0)
 
 
-def check_finite_features(x: Tensor) -> None:
-    """Raise ValueError if features ``[N, F]``, dense or CSR, contain NaN or infinity."""
+def check_finite_features(x: Tensor, what: str = "data.x") -> None:
+    """Raise ValueError, which calls the features ``what``, if features ``[N, F]``, dense or CSR, contain NaN or
+    infinity.
+    """
     if x.layout == torch.strided:
         bad = rows_not_finite(x)
     else:
@@ -188,8 +190,8 @@ def check_finite_features(x: Tensor) -> None:
         bad = rows.spread(torch.arange(x.size(0), device=x.device))[~torch.isfinite(rows.values)].unique()
     if bad.numel():
         raise ValueError(
-            f"data.x: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {first_ids(bad)}), "
-            "expected finite numbers; repair or drop these nodes, for example with torch.nan_to_num(data.x)"
+            f"{what}: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {first_ids(bad)}), "
+            "expected finite numbers; repair or drop these nodes, for example with torch.nan_to_num"
         )
 
 

@@ -110,6 +110,7 @@ class Int8Layer(nn.Module):
         return f"{self.in_features}, {self.out_features}{routes}, int8"
 
 
+@torch.inference_mode(False)  # as for rbm.nn.saved_student.rebuild
 def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
     """A copy of a student in eval mode, for inference only, with 8-bit weights in its linear layers and the layers that
     route by memory.

@@ -112,6 +112,7 @@ class _UnknownMethodError(ValueError):
     """The run folder has no student of the method."""
 
 
+@torch.inference_mode(False)  # tensors made in inference mode do not count changes, so they would not be packed
 def rebuild(
     config: Path, weights: Path, kind: type[nn.Module] | None = None, *, method: str | None = None
 ) -> nn.Module:

@@ -29,7 +29,7 @@ from rbm.nn.parameters import dtype_of
 from rbm.serving.standard_ops import plain
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load
-from rbm.utils.files import check_ending, disk_errors, optional, write_atomically
+from rbm.utils.files import check_ending, check_writable, disk_errors, optional, write_atomically
 
 # Outputs of a written file must match the student's within this share of the largest logit. Other libraries sum in a
 # different order; a wrong operator or a wrong expert causes errors that are orders of magnitude larger.
@@ -226,6 +226,7 @@ def _check_target(kind: Format, name: str, path: Path) -> None:
 def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: folder {path.parent} does not exist; make it, or name another file")
+    check_writable(f"path: {path}", path.parent)  # compiling takes minutes
 
 
 def _tensors(outputs: Any) -> tuple[Tensor, ...]:

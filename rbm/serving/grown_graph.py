@@ -26,6 +26,7 @@ from rbm.distillation.registry import METHODS
 from rbm.distillation.run_graph import split_of_run
 from rbm.nn.saved_student import STUDENT, read_description
 from rbm.nn.sparse_rows import Rows, as_rows, concat_columns, packed, to_dense
+from rbm.serving.neighbors import NAMED, unencoded_message
 from rbm.serving.prediction import predict_probabilities
 from rbm.serving.prediction_files import Add, check_predictions, write_predictions
 from rbm.training.run_folder import load, load_encodings
@@ -35,7 +36,7 @@ from rbm.utils.progress import Progress
 
 _ROWS_AT_ONCE, _NUMBERS_AT_ONCE = 2**14, 2**24
 _PART_NAMES = {name for names in NAMES.values() for name in names}
-_NAMED, _MISSING_NAMED = 5, 10  # nodes that a message names
+_ABSENT_NAMED = 5  # nodes of the run that the graph lacks and a message names
 
 
 def predict_graph(
@@ -87,12 +88,15 @@ def predict_graph(
             f"graph: {graph} has {data.num_features} features, and the student of {run} takes {alone}; give the"
             " features of training, in the same order"
         )
-    check_finite_features(data.x)
+    check_finite_features(data.x, f"graph: {graph}, x")
     if stored is not None:
         method = read_description(run / STUDENT, method)["method"]
         with progress.step("encodings"):
             encodings, new = _encodings(run, config, method, stored, data, graph, root)
-            rows, message = concat_columns(rows, encodings), _missing_message(encodings, new, ids)
+            missing = new[(encodings[new] == 0).all(dim=1)]
+            reason = "are near no node that training saw"
+            rows = concat_columns(rows, encodings)
+            message = unencoded_message("new node", len(missing), len(new), reason, missing[:NAMED].tolist(), ids)
 
     def fill(add: Add) -> None:
         with progress.count("nodes", data.num_nodes) as advance:
@@ -111,20 +115,6 @@ def _check_no_part(out: Path, graph: Path | str) -> None:
     """Raise ValueError if the predictions would be a part of the graph, which may be a folder of files."""
     if Path(graph).is_dir() and same_file(out.parent, graph) and out.stem in _PART_NAMES:
         raise ValueError(f"predictions file {out} is a part of the graph {graph}; name another to write to")
-
-
-def _missing_message(encodings: Tensor, new: Tensor, ids: NodeIds | None) -> str | None:
-    """A sentence on the ``new`` nodes whose row of ``encodings [M, D]`` is zero, or None."""
-    missing = new[(encodings[new] == 0).all(dim=1)]
-    if not len(missing):
-        return None
-    first, more = missing[:_MISSING_NAMED].numpy(), len(missing) - _MISSING_NAMED
-    named = ", ".join(map(str, first) if ids is None else map(repr, ids.of(first)))
-    return (
-        f"{len(missing):,} of {len(new):,} new nodes are near no node that training saw, and have zeros for encodings:"
-        f" {'node' if len(missing) == 1 else 'nodes'} {named}{f' and {more:,} more' if more > 0 else ''}"
-        f"{' (counted from 0)' if ids is None else ''}"
-    )
 
 
 def _encodings(
@@ -170,8 +160,8 @@ def _places(run: Path, known: Data, data: Data, graph: Path | str) -> Tensor:
         if (absent := np.flatnonzero(nodes < 0)).size:
             raise ValueError(
                 f"graph: {graph} lacks {absent.size:,} of {len(ids):,} nodes of the graph of {run}"
-                f" ({', '.join(map(repr, ids.of(absent[:_NAMED])))}); keep them, since new nodes may be joined to"
-                " them"
+                f" ({', '.join(map(repr, ids.of(absent[:_ABSENT_NAMED])))}); keep them, since new nodes may be joined"
+                " to them"
             )
         nodes = torch.from_numpy(nodes)
     else:

@@ -1,6 +1,7 @@
 """Encodings for rows of features: of the training graph's nodes that the rows are, or from their neighbours there."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from rbm.utils.files import check_ending
 
 _EDGES_AT_ONCE = 2**22
 ALL = "all"  # instead of a file of nodes
-_NAMED = 10  # rows without encodings that a message names
+NAMED = 10  # rows without encodings that a message names
 
 
 def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, count: int) -> Tensor:
@@ -32,6 +33,30 @@ def neighbor_encodings(known: Tensor, rows: np.ndarray, joined: np.ndarray, coun
     pairs = torch.from_numpy(np.stack([places, rows + len(nodes)]))
     encodings = transfer(known[torch.from_numpy(nodes)], torch.arange(len(nodes)), pairs, len(nodes) + count)
     return encodings[len(nodes) :]
+
+
+def unencoded_message(
+    what: str, missing: int, count: int, reason: str, first: Sequence[int], ids: NodeIds | None = None
+) -> str | None:
+    """A sentence on rows or nodes whose encodings are zeros, or None if there are none.
+
+    Args:
+        what: what they are, in the singular.
+        missing: the number of them.
+        count: the number of all.
+        reason: a verb and its objects.
+        first: the first of them, at most :data:`NAMED`, which are named.
+        ids: names them by their ids instead.
+    """
+    if not missing:
+        return None
+    *_, noun = what.split()
+    named = ", ".join(map(str, first) if ids is None else map(repr, ids.of(np.array(first))))
+    return (
+        f"{missing:,} of {count:,} {what}s {reason}, and have zeros for encodings: {noun}{'s' * (missing > 1)} {named}"
+        f"{f' and {missing - len(first):,} more' if missing > len(first) else ''}"
+        f"{' (counted from 0)' if ids is None else ''}"
+    )
 
 
 class Neighbors:
@@ -88,7 +113,7 @@ class Neighbors:
         lacking = np.bincount(rows - start, minlength=stop - start) == 0
         lacking = np.flatnonzero(lacking if wanted is None else lacking & wanted) + start
         self.missing += len(lacking)
-        self.first_missing += lacking[: _NAMED - len(self.first_missing)].tolist()
+        self.first_missing += lacking[: NAMED - len(self.first_missing)].tolist()
         return neighbor_encodings(self.known, rows - start, joined, stop - start)
 
     def check_rows(self, rows: int) -> None:
@@ -99,14 +124,7 @@ class Neighbors:
 
     def missing_message(self, rows: int) -> str | None:
         """A sentence on the rows without an edge in the file, or None."""
-        if not self.missing:
-            return None
-        more = f" and {self.missing - len(self.first_missing):,} more" if self.missing > len(self.first_missing) else ""
-        named = ", ".join(map(str, self.first_missing))
-        return (
-            f"{self.missing:,} of {rows:,} rows have no neighbor in {self.path}, and zeros for encodings:"
-            f" {'row' if self.missing == 1 else 'rows'} {named}{more} (counted from 0)"
-        )
+        return unencoded_message("row", self.missing, rows, f"have no neighbor in {self.path}", self.first_missing)
 
     def _open(self) -> np.ndarray:
         # Mapped anew each time, like features, so that pages that were read do not accumulate.

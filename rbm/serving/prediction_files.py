@@ -2,12 +2,13 @@
 
 import csv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from rbm.utils.files import check_ending, optional, same_file, write_atomically
+from rbm.utils.files import check_ending, check_writable, optional, same_file, write_atomically
+from rbm.utils.locks import locked_partial, remove_abandoned
 
 # add(first row, probabilities [b, C]), to be called in order.
 Add = Callable[[int, np.ndarray], None]
@@ -32,6 +33,7 @@ def check_predictions(out: Path | str, inputs: dict[str, Path | str | None]) -> 
         optional("pyarrow", "files", f"predictions file {out}", "or write .csv or .npy")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"predictions file {out}: folder {out.parent} does not exist; make it, or name another")
+    check_writable(f"predictions file {out}", out.parent)
     for name, given in inputs.items():
         if given is not None and same_file(out, given):
             raise ValueError(f"predictions file {out} is the {name} file; name another to write to")
@@ -39,13 +41,19 @@ def check_predictions(out: Path | str, inputs: dict[str, Path | str | None]) -> 
 
 
 def write_predictions(out: Path, fill: Callable[[Add], None], names: Names | None = None) -> None:
-    """Write a file under a temporary name, and rename it when ``fill`` has added all rows."""
+    """Write a file under a temporary name, and rename it when ``fill`` has added all rows.
 
-    def write(partial: Path) -> None:
-        with _WRITE[out.suffix](partial, names) as add:
-            fill(add)
+    Temporary files of the same name that killed processes left are removed first: each may be as large as ``out``.
+    """
+    remove_abandoned(out)
+    with ExitStack() as until_renamed:
 
-    write_atomically(out, write)
+        def write(partial: Path) -> None:
+            until_renamed.enter_context(locked_partial(partial))
+            with _WRITE[out.suffix](partial, names) as add:
+                fill(add)
+
+        write_atomically(out, write)
 
 
 @contextmanager

@@ -240,7 +240,8 @@ def load(
     The student maps rows ``[B, student.in_channels]`` to logits ``[B, C]``. The last ``student.encodings`` columns of a
     row, after the features, are encodings. If there are any, the logger ``rbm`` says so, unless ``quiet`` is set;
     :func:`load_encodings` returns the encodings of the nodes of the training graph. Call the student under
-    :func:`torch.inference_mode`, which must be set in every thread: the operators for inference need it.
+    :func:`torch.inference_mode`, which must be set in every thread: the operators for inference need it. It may be
+    loaded in that mode too.
 
     Args:
         folder: a run folder, or one written by ``save_pretrained``.

@@ -236,6 +236,12 @@ def _free(folder: Path) -> str:
         return f"{folder} cannot be read either"
 
 
+def check_writable(what: str, folder: Path) -> None:
+    """Raise PermissionError, before work whose result would be lost, if this process may not write to ``folder``."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{what}: no permission to write to {folder}; name a file in another folder, or allow it")
+
+
 def same_file(first: Path | str, second: Path | str) -> bool:
     """Whether two paths lead to the same file, also through links; paths that do not exist are compared as paths."""
     first, second = Path(first), Path(second)

@@ -232,9 +232,9 @@ def run(small_graph, tmp_path):
         (lambda x, edges: (x[:, :11], edges), r"has 11 features, and the student of .*run takes 12"),
         (
             lambda x, edges: (x.index_fill(0, torch.tensor([3]), torch.nan), edges),
-            r"NaN or infinite features \(node 3\)",
+            r"^graph: .*other\.npz, x: 1 of 60 nodes have NaN or infinite features \(node 3\)",
         ),
-        (lambda x, edges: (x, edges + 60), "node ids from 60"),
+        (lambda x, edges: (x, edges + 60), r"^graph: .*other\.npz, edge_index holds node ids from 60"),
     ],
     ids=["fewer-nodes", "another-order", "another-width", "nan", "edges-out-of-range"],
 )
@@ -243,6 +243,17 @@ def test_another_graph_is_refused(run, small_graph, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         predict_graph(run, graph, tmp_path / "out.npy", method="mlp")
     assert (tmp_path / "out.npy").read_bytes() == b"earlier"
+
+
+def test_messages_on_the_files_of_the_graph_name_the_argument(run, small_graph, tmp_path, caplog):
+    with pytest.raises(FileNotFoundError, match=r"^graph: .*nowhere\.npz does not exist"):
+        predict_graph(run, tmp_path / "nowhere.npz", tmp_path / "out.npy")
+    once = small_graph.edge_index[:, small_graph.edge_index[0] < small_graph.edge_index[1]]
+    predict_graph(run, save(tmp_path / "once.npz", small_graph.x, once), tmp_path / "out.npy", method="mlp")
+    assert "graph: " in caplog.messages[0]
+    assert "undirected, add the reverse of each edge to the file." in caplog.messages[0], "there is no --undirected"
+    rbm.load_graph(save(tmp_path / "y.npz", small_graph.x, once, y=small_graph.y.numpy()))
+    assert caplog.messages[-1].startswith("dataset: "), "as before"
 
 
 def test_changed_features_are_reported(run, small_graph, tmp_path, caplog):

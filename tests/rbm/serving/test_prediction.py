@@ -1,5 +1,6 @@
 """Predictions from files in chunks: the same numbers as at once, and no partial file if the input is bad."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import rbm
 from rbm.datasets.encodings import transfer
 from rbm.serving import feature_files, neighbors
 from rbm.serving.prediction import predict_file
+from rbm.utils.locks import remove_abandoned
 
 F, D, ROWS, NODES = 6, 4, 23, 30
 
@@ -214,9 +216,53 @@ def test_a_place_that_cannot_be_written_to(run, x, tmp_path, monkeypatch):
         predict_file(run, tmp_path / "x.npy", tmp_path / "run" / ".." / "x.npy")
     with pytest.raises(FileNotFoundError, match=r"folder .*nowhere does not exist"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "nowhere" / "out.npy")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda folder, mode: Path(folder) != tmp_path)
+        with pytest.raises(PermissionError, match=r"^predictions file .*out\.npy: no permission to write to .*; name"):
+            predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy")
+        with pytest.raises(PermissionError, match=r"^path: .*s\.pt2: no permission to write to .*; name a file"):
+            rbm.export_student(run, "torch-export", tmp_path / "s.pt2")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"out\.parquet needs pyarrow, .*rbm-kernels\[files\]"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "out.parquet")
+
+
+KILLED = """
+import os, sys
+from rbm.serving import prediction
+def kill(*_):
+    os.kill(os.getpid(), 9)
+if sys.argv[4] == "half way":
+    prediction.predict_probabilities = kill
+else:
+    os.fsync = kill
+prediction.predict_file(*sys.argv[1:4])
+"""
+
+
+@pytest.mark.parametrize("when", ["half way", "before the rename"])
+def test_what_a_killed_command_left_is_removed_by_the_next_one(run, x, tmp_path, when):
+    np.save(tmp_path / "x.npy", x)
+    arguments = [str(run), str(tmp_path / "x.npy"), str(tmp_path / "out.npy")]
+    assert subprocess.run([sys.executable, "-c", KILLED, *arguments, when]).returncode == -9
+    assert len(list(tmp_path.glob(".out.npy-*.partial"))) == 1
+    assert predict_file(*arguments) == ROWS
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_file_is_not_taken_for_abandoned_before_it_has_its_name(run, x, tmp_path, monkeypatch):
+    """Two commands may write one file. The lock outlasts the rows: to flush a large file takes a while."""
+    np.save(tmp_path / "x.npy", x)
+    fsync, fd = os.fsync, []
+
+    def other(descriptor):
+        fd.append(descriptor)
+        remove_abandoned(tmp_path / "out.npy")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", other)
+    assert predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy") == ROWS
+    assert fd
 
 
 GROWTH = """

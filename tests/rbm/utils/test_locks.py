@@ -10,7 +10,7 @@ import pytest
 from rbm.config import Config
 from rbm.training.run_files import begin_list, list_file, listed_files
 from rbm.training.run_folder import RunFolder, open_run
-from rbm.utils.locks import is_free, only_process
+from rbm.utils.locks import is_free, only_process, remove_abandoned
 
 HOLDER = """
 import sys, time
@@ -45,6 +45,31 @@ def test_the_second_process_is_told_of_the_first_until_that_is_killed(holder, tm
     with only_process(tmp_path / ".x.lock", "a folder", "wait"):
         pass
     assert is_free(tmp_path), "a lock that nothing holds does not fill a folder"
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from rbm.utils.locks import locked_partial
+with locked_partial(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_only_what_killed_processes_left_is_removed(tmp_path):
+    out = tmp_path / "out[1].csv"
+    partial, other = (tmp_path / f".{name}-{'0a' * 8}.partial" for name in (out.name, f"{out.name}-b.csv"))
+    other.write_text("of a file whose name begins alike")
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(partial)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "held\n"
+        remove_abandoned(out)
+        assert partial.exists(), "it is being written"
+        writer.kill()
+    partial.with_name(partial.name.replace("0a" * 8, "0b" * 8)).symlink_to(other)
+    remove_abandoned(out)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {other.name, partial.name.replace("0a" * 8, "0b" * 8)}, "links are not ours"
 
 
 @pytest.mark.parametrize("how", ["--overwrite", "--resume"])
