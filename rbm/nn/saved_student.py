@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rbm.utils.files import first_line, read_json
-from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed
+from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed, stored_checksum
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 STUDENT = "student.json"  # in a run folder, instead of config.json
@@ -76,6 +76,20 @@ def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
     return config, weights
 
 
+def check_described(config: Path, described: dict[str, Any], path: Path) -> None:
+    """Raise ValueError if ``student.json`` has the checksum of another file than ``path``, whose folder it is in.
+
+    Earlier versions wrote no checksums of files into it.
+    """
+    files = described.get("files")
+    expected = files.get(path.name) if isinstance(files, dict) else None
+    if expected is not None and expected != stored_checksum(path):
+        raise ValueError(
+            f"{path} is not the file that {config} describes (its checksum differs): the folder mixes two runs; copy"
+            " all files of one run, and replace a folder that is in use by renaming another one"
+        )
+
+
 def read_description(config: Path, method: str | None = None) -> dict[str, Any]:
     """The description of a student in the ``student.json`` of a run folder: the keys of :func:`describe`, and
     ``method``.
@@ -123,6 +137,8 @@ def rebuild(
         ValueError: a file is corrupt, the files do not belong together, or the class is not ``kind``.
     """
     kind, arguments, encodings = _described(config, kind, method)
+    if config.name == STUDENT:
+        check_described(config, read_description(config, method), weights)
     tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # files of a run are written by this package
     try:
         # Each layer has at least one tensor. Without this check, a huge number of layers would take forever to build.

@@ -31,7 +31,7 @@ from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent, SIGNStu
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load, load_encodings
 from rbm.utils.environment import today
-from rbm.utils.files import write_json
+from rbm.utils.files import check_writable, write_json
 from rbm.utils.progress import Progress
 
 PERCENTILES = (50, 95, 99)
@@ -72,12 +72,14 @@ def measure_run(
 
     Raises:
         FileNotFoundError: no finished run, or missing files of the dataset.
+        PermissionError: the folder of the run cannot be written to.
         ValueError: batch sizes below one or above :data:`MOST_ROWS`, repeats below one, or a dataset that is not the
             one of the run.
     """
     _check(batch_sizes, repeats)
     run = Path(run)
     trained = load(run, method, quiet=True).to(device)
+    check_writable(f"run: {run}", run, "measure a copy of it, or allow it")
     student = trained if quantize is None else quantized(trained, quantize)
     file, encodings = run / file_of("latency.json", method, quantize), load_encodings(run, method)
     method = read_description(run / STUDENT, method)["method"]

@@ -20,11 +20,11 @@ from rbm.config import Config, as_text, differences, flat
 from rbm.datasets.encodings import hops
 from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
-from rbm.nn.saved_student import STUDENT, describe, fill, find_student, read_description, rebuild
+from rbm.nn.saved_student import STUDENT, check_described, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.utils.files import absolute, disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import is_free, only_process
-from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed
+from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed, stored_checksum
 
 
 class MetricsWriter(Protocol):
@@ -224,8 +224,14 @@ class SavedStudent(NamedTuple):
 
 
 def save_students(folder: Path | str, kept: str, students: Mapping[str, SavedStudent]) -> None:
-    """Write ``student.json``, from which :func:`load` rebuilds the module of each ``<method>.safetensors``."""
-    described = {method: describe(saved.student, encodings=saved.encodings) for method, saved in students.items()}
+    """Write ``student.json``, from which :func:`load` rebuilds the module of each ``<method>.safetensors``. It has the
+    checksums of these files and of the encodings, which must be written before.
+    """
+    described = {}
+    for method, (student, encodings) in students.items():
+        names = [f"{name}.safetensors" for name in (method, encodings) if name is not None]
+        files = {name: stored_checksum(Path(folder) / name) for name in names}
+        described[method] = describe(student, encodings=encodings, files=files)
     content = {"method": kept, **described.pop(kept), "students": described}
     list_file(Path(folder) / STUDENT)
     write_json(Path(folder) / STUDENT, content)
@@ -292,6 +298,7 @@ def load_encodings(folder: Path | str, method: str | None = None, *, passed_on: 
         if "encodings" in described:
             raise FileNotFoundError(f"{path} does not exist, and the student of {config} needs it; restore it")
         return None  # earlier versions did not write the name: theirs is the file that is there, if any
+    check_described(config, described, path)
     tensors, _ = read_sealed(path, foreign=True)  # version 0.1.0 wrote no metadata into this file
     known = tensors.get("encodings")
     if known is None or known.dim() != 2 or not known.is_floating_point():

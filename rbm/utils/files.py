@@ -236,10 +236,10 @@ def _free(folder: Path) -> str:
         return f"{folder} cannot be read either"
 
 
-def check_writable(what: str, folder: Path) -> None:
+def check_writable(what: str, folder: Path, remedy: str = "name a file in another folder, or allow it") -> None:
     """Raise PermissionError, before work whose result would be lost, if this process may not write to ``folder``."""
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{what}: no permission to write to {folder}; name a file in another folder, or allow it")
+        raise PermissionError(f"{what}: no permission to write to {folder}; {remedy}")
 
 
 def same_file(first: Path | str, second: Path | str) -> bool:

@@ -66,6 +66,21 @@ def read_sealed(
     return tensors, about["values"]
 
 
+def stored_checksum(path: Path) -> str | None:
+    """The checksum that a file of this package contains, without reading its tensors; None if it has none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            written = (file.metadata() or {}).get(METADATA_KEY)
+        about = None if written is None else json.loads(written)
+    except Exception as error:  # a damaged header raises nearly anything
+        raise ValueError(f"{path} is not a readable safetensors file: {first_line(error)}") from error
+    return about.get("checksum") if isinstance(about, dict) else None
+
+
 def check_finite(path: Path | str, tensors: dict[str, Tensor]) -> None:
     """Raise ValueError if a tensor of a file contains NaN, infinity or complex numbers."""
     for name, tensor in tensors.items():

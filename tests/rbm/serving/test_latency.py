@@ -43,6 +43,13 @@ def clock(monkeypatch, step: float) -> None:
     monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: step * next(ticks)))
 
 
+def test_a_run_that_cannot_be_written_to_is_told_before_measuring(run, monkeypatch):
+    monkeypatch.setattr(measuring, "milliseconds", None)
+    monkeypatch.setattr("os.access", lambda folder, mode: folder != run)
+    with pytest.raises(PermissionError, match=r"no permission to write to .*; measure a copy of it, or allow it"):
+        measure_run(run)
+
+
 def test_calls_are_counted_and_timed(monkeypatch):
     seen = []
     clock(monkeypatch, 0.5)

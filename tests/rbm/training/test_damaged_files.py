@@ -56,6 +56,26 @@ def test_a_flipped_bit_anywhere_in_a_student_is_told(saved):
     assert taken < 5
 
 
+@pytest.mark.parametrize("name", ["rbm", "encodings"])
+def test_a_file_of_another_run_is_told(tmp_path, name):
+    """Weights and encodings of equal shapes fit; their predictions would mix two runs."""
+    folders = [tmp_path / "ours", tmp_path / "theirs"]
+    for folder in folders:
+        run, student = RunFolder(folder, Config()), RbMStudent(**SIZES).eval()
+        run.save_phase("rbm", student, {"epochs": 3})
+        run.save_tensors("encodings", {"encodings": torch.rand(30, 4)})
+        save_students(folder, "rbm", {"rbm": SavedStudent(student, "encodings")})
+    ours, theirs = (folder / f"{name}.safetensors" for folder in folders)
+    ours.write_bytes(theirs.read_bytes())
+    read = rbm.load if name == "rbm" else load_encodings
+    with pytest.raises(ValueError, match=rf"{name}.safetensors is not the file that .*student.json describes"):
+        read(folders[0])
+    described = json.loads((folders[0] / "student.json").read_text())
+    del described["files"]  # a run of an earlier version
+    (folders[0] / "student.json").write_text(json.dumps(described))
+    read(folders[0])
+
+
 def test_a_changed_description_is_told(saved):
     folder, kind = saved
     path = folder / DESCRIPTIONS[kind]
@@ -84,6 +104,7 @@ def test_a_student_that_is_not_finite_is_refused(saved, number):
         student.save_pretrained(folder)
     else:
         RunFolder.save_phase(_unopened(folder), "rbm", student, {})
+        save_students(folder, "rbm", {"rbm": SavedStudent(student, "encodings")})
     with pytest.raises(ValueError, match=rf"{WEIGHTS[kind]}: layers\.1\.weight holds NaN, infinity"):
         rbm.load(folder)
 
