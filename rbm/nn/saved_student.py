@@ -79,11 +79,11 @@ def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:
 def check_described(config: Path, described: dict[str, Any], path: Path) -> None:
     """Raise ValueError if ``student.json`` has the checksum of another file than ``path``, whose folder it is in.
 
-    Earlier versions wrote no checksums of files into it.
+    Earlier versions wrote no checksums of files into it, and files of other programs have none.
     """
     files = described.get("files")
     expected = files.get(path.name) if isinstance(files, dict) else None
-    if expected is not None and expected != stored_checksum(path):
+    if expected is not None and stored_checksum(path) not in (None, expected):
         raise ValueError(
             f"{path} is not the file that {config} describes (its checksum differs): the folder mixes two runs; copy"
             " all files of one run, and replace a folder that is in use by renaming another one"

@@ -131,9 +131,9 @@ def make_run(
     run = RunFolder(folder, Config(), overwrite=True)
     student = rbm.RbMStudent(features + (0 if encodings is None else encodings.shape[1]), 16, classes)
     run.save_phase("rbm", student, {})
-    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
     if encodings is not None:
         run.save_tensors("encodings", {"encodings": encodings})
+    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
     return folder
 
 

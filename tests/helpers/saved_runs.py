@@ -14,7 +14,7 @@ def save_run(folder: Path, features: int, *, encodings: Tensor | None = None) ->
     width = features + (0 if encodings is None else encodings.shape[1])
     run, student = RunFolder(folder, Config()), rbm.RbMStudent(width, 8, 3)
     run.save_phase("rbm", student, {})
-    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
     if encodings is not None:
         run.save_tensors("encodings", {"encodings": encodings})
+    save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
     return folder

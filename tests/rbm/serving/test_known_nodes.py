@@ -31,8 +31,8 @@ def run(tmp_path, known):
     run, student = RunFolder(folder, Config()), rbm.MLPStudent(F + D, 8, 3)
     student.encodings = D
     run.save_phase("mlp", student, {})
-    save_students(folder, "mlp", {"mlp": SavedStudent(student, "encodings")})
     run.save_tensors("encodings", {"encodings": known})
+    save_students(folder, "mlp", {"mlp": SavedStudent(student, "encodings")})
     return folder
 
 

@@ -1,5 +1,6 @@
 """Predictions from files in chunks: the same numbers as at once, and no partial file if the input is bad."""
 
+import json
 import os
 import subprocess
 import sys
@@ -309,5 +310,10 @@ def test_encodings_of_another_run(tmp_path, x):
     save_run(tmp_path / "other", F, encodings=torch.randn(NODES, D + F))
     (tmp_path / "other" / "encodings.safetensors").replace(run / "encodings.safetensors")
     np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match=r"encodings\.safetensors is not the file that .* describes"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.csv")
+    described = json.loads((run / "student.json").read_text())
+    del described["files"]  # as an earlier version wrote it
+    (run / "student.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match="holds encodings of 10 columns, and its student takes rows of 10: they"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "out.csv")
