@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import rbm
 from rbm.config import TINEDConfig, TINEDPlusConfig
 from rbm.datasets.splits import split_graph
+from rbm.distillation.methods import tined
 from rbm.distillation.methods.tined import (
     EdgeSum,
     TINEDPlusTrainer,
@@ -85,8 +86,10 @@ def test_what_is_not_copied_starts_at_random():
     assert torch.equal(student.layers[0].weight, teacher.convs[0].lin_l.weight)
 
 
+@pytest.mark.parametrize("at_once", [2, 2**14])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_energies_equal_a_loop_over_edges(directed_graph, sparse):
+def test_energies_equal_a_loop_over_edges(directed_graph, sparse, at_once, monkeypatch):
+    monkeypatch.setattr(tined, "_EDGES_AT_ONCE", at_once)
     x = directed_graph.x.clone()
     x[3] = 0.0
     unit = [row / row.norm() if row.norm() > 0 else row for row in x]
