@@ -220,8 +220,12 @@ def _test(table: Table, lines: list[Line], setting: str) -> str:
     beside = "" if printed is None else f"; the paper prints {printed}, over nine graphs"
     return (
         f"Skillings-Mack over {len(blocks)} graphs, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
-        f" p = {test.p:.4f} (chi-square), {test.p_simulated:.4f} (permutations){beside}."
+        f" p {_rounded(test.p, '= ')} (chi-square), {_rounded(test.p_simulated)} (permutations){beside}."
     )
+
+
+def _rounded(p: float, equals: str = "") -> str:
+    return "< 0.0001" if p < 0.5e-4 else f"{equals}{p:.4f}"
 
 
 def write_outputs(table: Table, rows: list[dict[str, str]], folder: Path, command: str) -> list[Path]:
