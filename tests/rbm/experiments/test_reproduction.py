@@ -126,6 +126,13 @@ def test_a_table_marks_the_best_and_leaves_open_what_was_not_run():
     assert "81.00" in render(read_table("main"), ROWS, "test_max")
 
 
+def test_a_small_p_value_is_not_printed_as_zero():
+    order = {"teacher": 0.9, "glnn": 0.7, "krd": 0.5, "nosmog": 0.3, "cohop": 0.1}
+    rows = [row(method, 0, accuracy, dataset=f"graph{i}") for method, accuracy in order.items() for i in range(9)]
+    [sentence] = [line for line in render(read_table("main"), rows).splitlines() if line.startswith("Skillings")]
+    assert "36.00, 4 degrees of freedom, p < 0.0001 (chi-square), < 0.0001 (permutations)" in sentence
+
+
 def test_lines_keep_protocols_and_teachers_apart():
     assert [line[:3] for line in lines_of(read_table("gcn"), ROWS)] == []
     under_gcn = [row(method, 0, 0.8, teacher="gcn", setting="transductive") for method in ("rbm", "mlp")]
