@@ -209,5 +209,6 @@ def test_a_run_folder_and_a_folder_as_on_the_hub_load_alike(run, tmp_path_factor
     descriptions = [json.loads((folder / "student.json").read_text()), json.loads((saved / "config.json").read_text())]
     assert descriptions[0].pop("method") == result.method
     assert descriptions[0].pop("encodings") is None
+    assert descriptions[0].pop("files").keys() == {f"{result.method}.safetensors"}
     assert set(descriptions[0].pop("students")) == set(result.students) - {result.method}
     assert descriptions[0] == descriptions[1]
