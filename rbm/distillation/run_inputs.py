@@ -1,6 +1,5 @@
 """What a run was given besides its configuration, as hashes, so that it is not resumed on something else."""
 
-import json
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -8,7 +7,7 @@ from torch_geometric.data import Data
 
 from rbm.datasets.validation import MASKS
 from rbm.training.run_folder import RunFolder
-from rbm.utils.files import read_json
+from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
 
 INPUTS = "inputs.json"
@@ -57,4 +56,4 @@ def check_inputs(run: RunFolder, now: dict[str, str | float], resume: bool) -> N
                 " to another folder; a finished run predicts the nodes of a graph that has grown by rbm predict --graph"
             )
     else:
-        run.write_text(INPUTS, json.dumps(now, indent=2) + "\n")
+        run.write_text(INPUTS, as_json(now))

@@ -136,9 +136,7 @@ def rebuild(
     Raises:
         ValueError: a file is corrupt, the files do not belong together, or the class is not ``kind``.
     """
-    kind, arguments, encodings = _described(config, kind, method)
-    if config.name == STUDENT:
-        check_described(config, read_description(config, method), weights)
+    kind, arguments, encodings = _described(config, weights, kind, method)
     tensors, _ = read_sealed(weights, foreign=config.name != STUDENT)  # files of a run are written by this package
     try:
         # Each layer has at least one tensor. Without this check, a huge number of layers would take forever to build.
@@ -185,7 +183,7 @@ def _undescribed(config: Path, error: Exception) -> ValueError:
 
 
 def _described(
-    config: Path, kind: type[nn.Module] | None, method: str | None
+    config: Path, weights: Path, kind: type[nn.Module] | None, method: str | None
 ) -> tuple[type[nn.Module], dict[str, Any], int]:
     """Class, arguments, and the number of columns of a row that are encodings."""
     try:
@@ -208,4 +206,5 @@ def _described(
             f"{config} is damaged: its content is not what was written (its checksum differs); restore it, or remove"
             " the line of the checksum where it was changed on purpose"
         )
+    check_described(config, content, weights)
     return known, arguments, encodings

@@ -9,7 +9,7 @@ import json
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,7 @@ def read_sealed(
     Raises:
         ValueError: the file is damaged (another format, truncated, or a wrong checksum), or it is not accepted.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            written = (file.metadata() or {}).get(METADATA_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about = None if written is None else json.loads(written)
-    except Exception as error:  # a damaged header raises nearly anything
-        raise ValueError(f"{path} is not a readable safetensors file: {first_line(error)}") from error
+    tensors, about = _opened(path, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     if about is None:
         if not foreign:
             raise ValueError(f"{path} was not written by this package: its metadata lacks the key {METADATA_KEY}")
@@ -72,13 +66,20 @@ def stored_checksum(path: Path) -> str | None:
     Raises:
         ValueError: the file is damaged.
     """
+    _, about = _opened(path, lambda file: None)
+    return about.get("checksum") if isinstance(about, dict) else None
+
+
+def _opened(path: Path, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """What ``read`` takes from the open file, and this package's metadata, None if it has none; ValueError if the file
+    is damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            written = (file.metadata() or {}).get(METADATA_KEY)
-        about = None if written is None else json.loads(written)
+            written, taken = (file.metadata() or {}).get(METADATA_KEY), read(file)
+        return taken, None if written is None else json.loads(written)
     except Exception as error:  # a damaged header raises nearly anything
         raise ValueError(f"{path} is not a readable safetensors file: {first_line(error)}") from error
-    return about.get("checksum") if isinstance(about, dict) else None
 
 
 def check_finite(path: Path | str, tensors: dict[str, Tensor]) -> None:

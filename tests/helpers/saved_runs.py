@@ -1,5 +1,6 @@
-"""A run folder with an untrained student, for tests that use finished runs."""
+"""Run folders for tests that use finished runs: one with an untrained student, and what earlier versions wrote."""
 
+import json
 from pathlib import Path
 
 from torch import Tensor
@@ -18,3 +19,10 @@ def save_run(folder: Path, features: int, *, encodings: Tensor | None = None) ->
         run.save_tensors("encodings", {"encodings": encodings})
     save_students(folder, "rbm", {"rbm": SavedStudent(student, None if encodings is None else "encodings")})
     return folder
+
+
+def forget_files(folder: Path) -> None:
+    """Leave the files' checksums out of ``student.json``, as earlier versions did."""
+    described = json.loads((folder / "student.json").read_text())
+    del described["files"]
+    (folder / "student.json").write_text(json.dumps(described))
