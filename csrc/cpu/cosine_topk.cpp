@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "dot_tile.h"
 #include "routing.h"
 #include "rows.h"
 

@@ -42,39 +42,31 @@ struct Product {
   T* out;           // [B, to], contiguous
 };
 
-// out[0:width] += gate * products.
-template <int kBytes, int kVectors, typename Acc>
-RBM_INLINE void add_row(
-    Acc gate, const typename Lanes<Acc, kBytes>::Vector (&products)[kVectors], int64_t width, Acc* out) {
+// Adds the products of kRows rows and a panel that is wider than the remaining columns, see multiply_tile. Products are read back from memory, so that these
+// loops are compiled once for all rows of a tile: one copy per row took a third of this file's compile time.
+template <int kBytes, int kRows, int kVectors, typename T, typename Operand, typename Vector>
+RBM_INLINE void add_narrow(
+    const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Vector (&products)[kRows][kVectors],
+    Accumulation<T>* const* outs, int64_t column) {
+  using Acc = Accumulation<T>;
   using L = Lanes<Acc, kBytes>;
-  if (width == kVectors * L::kCount) {
-    for (int v = 0; v < kVectors; ++v) {
-      typename L::Vector sum;
-      L::load(sum, out + v * L::kCount);
-      sum += gate * products[v];
-      L::store(out + v * L::kCount, sum);
-    }
-  } else {
-    alignas(kBytes) Acc numbers[kVectors * L::kCount];
-    for (int v = 0; v < kVectors; ++v) L::store(numbers + v * L::kCount, products[v]);
-    for (int64_t c = 0; c < width; ++c) out[c] += gate * numbers[c];
+  alignas(kBytes) Acc numbers[kRows][kVectors * L::kCount];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) L::store(numbers[r] + v * L::kCount, products[r][v]);
   }
-}
-
-// The inner product of a row of products, which is zero past `width`, with x[0:width], distributed over lanes.
-template <int kBytes, int kVectors, typename T, typename Acc>
-RBM_INLINE void dot_row(
-    const typename Lanes<Acc, kBytes>::Vector (&products)[kVectors], int64_t width, const T* x,
-    typename Lanes<Acc, kBytes>::Vector& total) {
-  using L = Lanes<Acc, kBytes>;
-  for (int v = 0; v < kVectors; ++v) {
-    typename L::Vector part;
-    if ((v + 1) * L::kCount <= width) {
-      L::load(part, x + v * L::kCount);
-    } else {
-      L::load_first(part, x + v * L::kCount, width - v * L::kCount);
-    }
-    total += products[v] * part;
+  const int64_t width = p.to - column;
+  for (int64_t r = 0; r < valid; ++r) {
+    const Acc gate = p.gates[pairs[r].index];
+    Acc* const out = outs[r] + column;
+    for (int64_t c = 0; c < width; ++c) out[c] += gate * numbers[r][c];
+    if (!p.with_gates) continue;
+    const T* const x = p.x + pairs[r].row * p.x_stride + column;
+    Acc total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t c = 0; c < width; ++c) total += numbers[r][c] * static_cast<Acc>(x[c]);
+    p.grad_gates[pairs[r].index] += total;
   }
 }
 
@@ -86,19 +78,36 @@ RBM_INLINE void multiply_tile(
     Accumulation<T>* const* outs, const Operand* panel, int64_t column, int64_t steps) {
   using Acc = Accumulation<T>;
   using L = Lanes<Acc, kBytes>;
+  constexpr int64_t kWidth = kVectors * L::kCount;
   typename L::Vector products[kRows][kVectors] = {};
-  product_tile<kBytes, kRows, kVectors>(rows, 1, panel, kVectors * L::kCount, steps, products);
-  const int64_t width = std::min<int64_t>(kVectors * L::kCount, p.to - column);
+  product_tile<kBytes, kRows, kVectors>(rows, 1, panel, kWidth, steps, products);
+  if (p.to - column < kWidth) return add_narrow<kBytes>(p, pairs, valid, products, outs, column);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    if (r < valid) add_row<kBytes, kVectors>(p.gates[pairs[r].index], products[r], width, outs[r] + column);
+    if (r < valid) {
+      const Acc gate = p.gates[pairs[r].index];
+      Acc* const out = outs[r] + column;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        typename L::Vector sum;
+        L::load(sum, out + v * L::kCount);
+        sum += gate * products[r][v];
+        L::store(out + v * L::kCount, sum);
+      }
+    }
   }
   if (!p.with_gates) return;
   typename L::Vector totals[8] = {};
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     if (r < valid) {
-      dot_row<kBytes, kVectors, T, Acc>(products[r], width, p.x + pairs[r].row * p.x_stride + column, totals[r]);
+      const T* const x = p.x + pairs[r].row * p.x_stride + column;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        typename L::Vector part;
+        L::load(part, x + v * L::kCount);
+        totals[r] += products[r][v] * part;
+      }
     }
   }
   Acc sums[8];
@@ -146,11 +155,9 @@ RBM_INLINE void multiply_rows(
     multiply_tile<kBytes, kRows, tile_vectors<kBytes>()>(p, pairs, valid, rows, outs, panel, column, steps);
   }
   const Operand* const panel = matrix + column * all_steps + first_step * (padded - column);
-  switch ((padded - column) / kCount) {
-    case 3: return multiply_tile<kBytes, kRows, 3>(p, pairs, valid, rows, outs, panel, column, steps);
-    case 2: return multiply_tile<kBytes, kRows, 2>(p, pairs, valid, rows, outs, panel, column, steps);
-    case 1: return multiply_tile<kBytes, kRows, 1>(p, pairs, valid, rows, outs, panel, column, steps);
-  }
+  with_last_vectors<kBytes>((padded - column) / kCount, [&]<int kVectors>() __attribute__((always_inline)) {
+    multiply_tile<kBytes, kRows, kVectors>(p, pairs, valid, rows, outs, panel, column, steps);
+  });
 }
 
 // Adds the contribution of the bias to the rows, or to the gradient of their gates.

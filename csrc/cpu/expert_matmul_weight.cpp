@@ -40,17 +40,18 @@ RBM_INLINE void sum_tile(
   const Operand* left[kRows];
   for (int r = 0; r < kRows; ++r) left[r] = gated + std::min<int64_t>(r, valid - 1);
   product_tile<kBytes, kRows, kVectors>(left, gated_stride, panel, kVectors * L::kCount, steps, sums);
+  alignas(kBytes) Acc numbers[kRows][kVectors * L::kCount];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    if (r < valid) {
-      Acc* const target = grad_weight + r * features;
-      alignas(kBytes) Acc numbers[kVectors * L::kCount];
-      for (int v = 0; v < kVectors; ++v) L::store(numbers + v * L::kCount, sums[r][v]);
-      if (first) {
-        for (int64_t d = 0; d < width; ++d) target[d] = numbers[d];
-      } else {
-        for (int64_t d = 0; d < width; ++d) target[d] += numbers[d];
-      }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) L::store(numbers[r] + v * L::kCount, sums[r][v]);
+  }
+  for (int64_t r = 0; r < valid; ++r) {
+    Acc* const target = grad_weight + r * features;
+    if (first) {
+      for (int64_t d = 0; d < width; ++d) target[d] = numbers[r][d];
+    } else {
+      for (int64_t d = 0; d < width; ++d) target[d] += numbers[r][d];
     }
   }
 }
@@ -146,14 +147,13 @@ RBM_INLINE void sum_expert_lanes(
       const int64_t vectors = std::min(kWidth, padded - d) / kCount, width = std::min(kWidth, features - d);
       const Operand* const panel = panels + d * kPieceRows;
       Acc* const target = weight_sum + d;
+      const auto sum = [&]<int kVectors>() __attribute__((always_inline)) {
+        sum_panel<kBytes, kVectors>(gated, outputs, panel, steps, first == 0, width, target, features);
+      };
       if (vectors == tile_vectors<kBytes>()) {
-        sum_panel<kBytes, tile_vectors<kBytes>()>(gated, outputs, panel, steps, first == 0, width, target, features);
-      } else if (vectors == 3) {
-        sum_panel<kBytes, 3>(gated, outputs, panel, steps, first == 0, width, target, features);
-      } else if (vectors == 2) {
-        sum_panel<kBytes, 2>(gated, outputs, panel, steps, first == 0, width, target, features);
+        sum.template operator()<tile_vectors<kBytes>()>();
       } else {
-        sum_panel<kBytes, 1>(gated, outputs, panel, steps, first == 0, width, target, features);
+        with_last_vectors<kBytes>(vectors, sum);
       }
     }
   }

@@ -26,6 +26,17 @@ constexpr int64_t panel_width() {
   return tile_vectors<kBytes>() * Lanes<Acc, kBytes>::kCount;
 }
 
+// Calls act.template operator()<kVectors>() for the last panel of a matrix, which is `vectors` vectors wide, fewer than a
+// tile. Only widths that are possible are compiled.
+template <int kBytes, typename Act>
+RBM_INLINE void with_last_vectors(int64_t vectors, const Act& act) {
+  if constexpr (tile_vectors<kBytes>() == 4) {
+    if (vectors == 3) return act.template operator()<3>();
+    if (vectors == 2) return act.template operator()<2>();
+  }
+  if (vectors == 1) act.template operator()<1>();
+}
+
 // The right side comes from the L2 cache, and hardware prefetching is too late: 5 % with one thread.
 constexpr int64_t kPrefetchRows = 16;
 

@@ -140,11 +140,9 @@ RBM_INLINE void packed_rows(
   const T* const panel = matrix + column * packed_rows;
   const T* const weights = panel + (first + 1) * (last - column);
   const T* const bias = first == 0 ? panel : nullptr;
-  switch ((last - column) / kCount) {
-    case 3: return packed_tile<kBytes, kRows, 3, 1>(rows, weights, 0, bias, inner, gates, sums);
-    case 2: return packed_tile<kBytes, kRows, 2, 1>(rows, weights, 0, bias, inner, gates, sums);
-    case 1: return packed_tile<kBytes, kRows, 1, 1>(rows, weights, 0, bias, inner, gates, sums);
-  }
+  with_last_vectors<kBytes>((last - column) / kCount, [&]<int kVectors>() __attribute__((always_inline)) {
+    packed_tile<kBytes, kRows, kVectors, 1>(rows, weights, 0, bias, inner, gates, sums);
+  });
 }
 
 template <int kBytes, typename T>
@@ -229,12 +227,11 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
   const int64_t blocks = std::max<int64_t>(1, (p.experts.features + kMostInner - 1) / kMostInner);
   const int64_t block = (p.experts.features + blocks - 1) / blocks;
   if (p.count == 1 && begin == 0 && end <= kWidth && blocks == 1) {
-    switch (end / Lanes<Acc, kBytes>::kCount) {
-      case 4: return packed_row_of<kBytes, std::min(4, tile_vectors<kBytes>())>(p);
-      case 3: return packed_row_of<kBytes, std::min(3, tile_vectors<kBytes>())>(p);
-      case 2: return packed_row_of<kBytes, 2>(p);
-      default: return packed_row_of<kBytes, 1>(p);
-    }
+    if (end == kWidth) return packed_row_of<kBytes, tile_vectors<kBytes>()>(p);
+    const int64_t vectors = end / Lanes<Acc, kBytes>::kCount;
+    return with_last_vectors<kBytes>(vectors, [&]<int kVectors>() __attribute__((always_inline)) {
+      packed_row_of<kBytes, kVectors>(p);
+    });
   }
   for (int64_t expert = 0; expert < p.experts.num_experts; ++expert) {
     const Pair* const pairs = p.pairs->of(expert);
