@@ -40,12 +40,12 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.methods.nosmog import NOSMOGTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.nn.evaluation import evaluating
 from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision, to_dense
 from rbm.nn.tined import TINEDStudent
 from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.training.metrics import evaluating
 from rbm.utils.precision import wide
 
 _EDGES_AT_ONCE = 2**14
