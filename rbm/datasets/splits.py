@@ -182,7 +182,7 @@ def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
 
 
 def _selected(value: Any, positions: Tensor) -> Any:
-    """The entries of an attribute (a tensor, an array, a list of names) at int64 positions along its first dimension."""
+    """The entries of an attribute, such as a tensor or a list of names, at int64 positions of its first dimension."""
     if isinstance(value, list | tuple):
         return [value[position] for position in positions.tolist()]
     if isinstance(value, Tensor) and value.layout == torch.sparse_csr:  # PyTorch cannot index it
