@@ -213,6 +213,8 @@ class RbMConfig(Network, Pretrained):
 
     def validate(self) -> None:
         self.require("top_k", 1 <= self.top_k <= self.num_experts, f"between 1 and num_experts={self.num_experts}")
+        fits = self.memory_init != "kmeans" or self.kmeans_max_rows == 0 or self.kmeans_max_rows >= self.num_experts
+        self.require("kmeans_max_rows", fits, f"0 (all rows) or at least num_experts={self.num_experts}")
         self.require("routed_lr", self.reset_optimizer or self.routed_lr == 1, "1 where reset_optimizer is false")
         self.require(
             "shared_expert",

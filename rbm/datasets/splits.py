@@ -8,6 +8,7 @@ the hidden ("unseen") nodes arrive afterwards, like new users of a deployed mode
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -172,14 +173,21 @@ def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
         elif key == "num_nodes":
             observed.num_nodes = nodes.numel()
         elif data.is_node_attr(key):
-            # PyTorch cannot index CSR tensors.
-            csr = isinstance(value, Tensor) and value.layout == torch.sparse_csr
-            observed[key] = SparseRows(value)[nodes].to_csr() if csr else value[nodes]
+            observed[key] = _selected(value, nodes)
         elif data.is_edge_attr(key):
-            observed[key] = value[kept]
+            observed[key] = _selected(value, kept.nonzero().flatten())
         else:
             observed[key] = value
     return observed
+
+
+def _selected(value: Any, positions: Tensor) -> Any:
+    """The entries of an attribute, such as a tensor or a list of names, at int64 positions of its first dimension."""
+    if isinstance(value, list | tuple):
+        return [value[position] for position in positions.tolist()]
+    if isinstance(value, Tensor) and value.layout == torch.sparse_csr:  # PyTorch cannot index it
+        return SparseRows(value)[positions].to_csr()
+    return value[positions]
 
 
 def per_class_masks(

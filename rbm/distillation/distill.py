@@ -26,7 +26,7 @@ from rbm.distillation.finish import REPORT_SECONDS, draws, finish, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method, check_hidden_layer, check_teacher_of
 from rbm.distillation.result import Distillation
-from rbm.distillation.run_graph import check_resumed_graph, named_after_graph
+from rbm.distillation.run_graph import named_after_graph
 from rbm.distillation.run_inputs import check_inputs, hashes
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent, check_student
@@ -195,9 +195,8 @@ def distill(
         if folder is not None:
             place = open_run(folder, config, resume=resume, overwrite=overwrite)
             run = on_main_process(lambda: opened.enter_context(place))
-            if resume:
-                check_resumed_graph(Path(folder), split.graph)
-            on_main_process(lambda: check_inputs(run, hashes(data, given, encodings, unseen_fraction), resume))
+            now = partial(hashes, data, given, encodings, unseen_fraction)
+            on_main_process(lambda: check_inputs(run, now(), split.graph, resume))
         progress.say(_sizes(split.graph, classes))
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():

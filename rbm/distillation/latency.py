@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
+from rbm.nn.evaluation import evaluating
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Features, as_rows
 from rbm.nn.students import predict
 from rbm.teachers import edges_for, features_for
-from rbm.training.metrics import evaluating
 
 # Slow calls are timed at least this often, however long it takes: percentiles of fewer times mean nothing.
 _FEWEST = 20

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.datasets.validation import MASKS
+from rbm.distillation.run_graph import check_resumed_graph
 from rbm.training.run_folder import RunFolder
 from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
@@ -38,14 +39,17 @@ def hashes(
     return found if fraction is None else found | {"unseen_fraction": float(fraction)}
 
 
-def check_inputs(run: RunFolder, now: dict[str, str | float], resume: bool) -> None:
+def check_inputs(run: RunFolder, now: dict[str, str | float], graph: Data, resume: bool) -> None:
     """Compare the hashes with those of the run that is resumed, or store them in the folder of a new one.
 
-    A run of an earlier version has none: they are stored when it is resumed.
+    A run of an earlier version has none: they are stored when it is resumed, if the sizes of ``graph``, the graph of
+    the split, are those of the run.
 
     Raises:
         ValueError: a resumed run was started with other inputs.
     """
+    if resume:
+        check_resumed_graph(run.path, graph)
     path = run.path / INPUTS
     if resume and path.is_file():
         was = read_json(path)

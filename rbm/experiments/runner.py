@@ -57,6 +57,7 @@ def run_experiment(
     if out.is_dir():
         raise IsADirectoryError(f"results file {out} is a folder; give a file by --out")
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
+    remembered_dataset.cache_clear()  # a file may have changed since an earlier call
     _, waiting = _plan(experiments, out, jobs)
     for name, protocol in dict.fromkeys((task.dataset, planned.protocol) for planned, task, _ in waiting):
         check_files(name, root, protocol=protocol)
@@ -71,8 +72,9 @@ def _plan(
 ) -> tuple[dict[tuple, dict[str, str]], list[tuple[Experiment, "Task", str]]]:
     """The rows of a file by their keys, and the missing models in the order in which they will run."""
     done: dict[tuple, dict[str, str]] = {}
+    rows = read_rows(out)
     for experiment in experiments:
-        done |= check_rows(read_rows(out), experiment)
+        done |= check_rows(rows, experiment)
     tasks = _tasks(experiments)
     waiting = [(experiment, task, method) for experiment, task in tasks for method in _missing(task, experiment, done)]
     if jobs > 1:  # method by method: processes that start with the same teacher would wait for it
@@ -180,8 +182,9 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
     for task in experiment.tasks():
         config = experiment.config(task)
         for row in _expected(task, experiment)[1:]:
-            known, expected = done.get(row_key(row)), config_fingerprint(config, row["method"])
-            if known is not None and known["config"] != expected:
+            if (known := done.get(row_key(row))) is None:
+                continue
+            if known["config"] != (expected := config_fingerprint(config, row["method"])):
                 raise ValueError(
                     f"the results file holds {' '.join(row_key(row))} from other settings ({known['config']}, now"
                     f" {expected}); give this experiment a file of its own, or its variant another name"

@@ -10,5 +10,5 @@
 - Rows: :mod:`rbm.nn.sparse_rows`, :mod:`rbm.nn.half_rows`.
 - Inference: :mod:`rbm.nn.folded_weights`, :mod:`rbm.nn.packed_student`, :mod:`rbm.nn.int8`,
   :mod:`rbm.nn.first_layer` (evaluations during training).
-- Observing: :mod:`rbm.nn.routing_record`, :mod:`rbm.nn.usage`.
+- Observing: :mod:`rbm.nn.routing_record`, :mod:`rbm.nn.usage`, :mod:`rbm.nn.evaluation`.
 """

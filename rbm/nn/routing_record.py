@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rbm.nn.evaluation import evaluating
 from rbm.nn.memory_router import MemoryRouter, Routing, routed_layers
 from rbm.nn.repeated_forward import is_recomputing
 from rbm.nn.sparse_rows import Rows, as_rows
@@ -146,7 +147,6 @@ def visit_router_inputs(model: nn.Module, inputs: Any, visit: Callable[[str, Mem
         ValueError: the model has no such layer, or its forward calls none of them.
     """
     layers, seen = routed_layers(model), set()
-    modes = [(module, module.training) for module in model.modules()]
 
     def hook(name: str) -> Callable:
         def before(layer: MemoryRouter, args: tuple, kwargs: dict) -> None:
@@ -160,13 +160,8 @@ def visit_router_inputs(model: nn.Module, inputs: Any, visit: Callable[[str, Mem
         stack.enter_context(_eagerly())
         for name, layer in layers.items():
             stack.callback(layer.register_forward_pre_hook(hook(name), with_kwargs=True, prepend=True).remove)
-        model.eval()
-        try:
-            call(model, inputs)
-        finally:
-            for module, training in modes:  # parents come before their children
-                if module.training != training:
-                    module.train(training)
+        stack.enter_context(evaluating(model))
+        call(model, inputs)
     if not seen:
         raise ValueError(f"forward of the {type(model).__name__} calls none of its layers {', '.join(layers)}")
 

@@ -87,6 +87,8 @@ def measure_run(
     split, classes = split_of_run(run, config, root)
     graph, teacher = split.graph.to(device), teacher_of_run(run, config, split, classes)
     models: dict[str, _Model] = {}
+    if graph.x.dtype == torch.float16:  # rows are in memory and in the student's precision before the clock starts
+        graph.x = graph.x.float()
     x = as_rows(graph.x) if encodings is None else concat_columns(graph.x, encodings)
     title = title_of(method)
     models[method] = (title if quantize is None else f"{title}, {quantize}", student, x.__getitem__)

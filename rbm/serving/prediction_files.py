@@ -58,7 +58,7 @@ def write_predictions(out: Path, fill: Callable[[Add], None], names: Names | Non
 
 @contextmanager
 def _write_csv(path: Path, names: Names | None) -> Iterator[Add]:
-    with open(path, "w", newline="") as file:
+    with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["row", *(["id"] if names else []), "class", "probability"])
 

@@ -12,9 +12,9 @@ from torch_geometric.data import Data
 from rbm.config import ReliabilityConfig
 from rbm.datasets.splits import GraphSplit
 from rbm.datasets.validation import first_ids
+from rbm.nn.evaluation import evaluating
 from rbm.nn.sparse_rows import in_single_precision, to_dense
 from rbm.teachers import edges_for, features_for
-from rbm.training.metrics import evaluating
 from rbm.training.selection import Result, split_accuracies
 from rbm.utils.chunks import row_chunks, rows_not_finite
 from rbm.utils.distributed import broadcast_from_rank0, compute_once
@@ -74,7 +74,7 @@ class TeacherOutputs:
         module, observed = self.module, self.observed
         with evaluating(module):
             return broadcast_from_rank0(
-                lambda: module.embed(features_for(module, observed.x), edges_for(module, observed))
+                lambda: module.embed(features_for(module, observed.x), edges_for(module, observed)).float()
             )
 
 
@@ -141,9 +141,9 @@ def outputs_from_module(
     with evaluating(teacher):
         logits = teacher(features_for(teacher, full.x), edges_for(teacher, full))
         check_logits(logits, full.num_nodes, classes)
-        soft_labels = logits
+        soft_labels = logits = logits.float()  # a given module may return another dtype, such as that of autocast
         if len(split.unseen_nodes):
-            soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed))
+            soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed)).float()
     result = result or _given_result(soft_labels, logits, split)
     return TeacherOutputs(soft_labels, logits, result, teacher, observed)
 

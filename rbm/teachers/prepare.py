@@ -50,7 +50,7 @@ def prepare_teacher(
     if teacher is None:
         torch.manual_seed(config.seed)
         teacher = build_configured_teacher(config, split, classes)
-        train = partial(_train, teacher, split, config, run, cache, progress)
+        train = partial(_train, teacher, split, config, classes, run, cache, progress)
     state, outputs = broadcast_from_rank0(lambda: _ask(teacher, split, classes, train() if train else None))
     if not is_main_process():
         teacher.load_state_dict(state)
@@ -68,7 +68,13 @@ def _ask(
 
 
 def _train(
-    teacher: Teacher, split: GraphSplit, config: Config, run: RunFolder | None, cache: Cache, progress: Progress
+    teacher: Teacher,
+    split: GraphSplit,
+    config: Config,
+    classes: int,
+    run: RunFolder | None,
+    cache: Cache,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Train ``teacher``, or load it from the run folder or the cache, and return its result."""
 
@@ -80,7 +86,7 @@ def _train(
 
     if run is not None and run.finished("teacher") is not None:
         return fit()  # loads the teacher of the run folder
-    result = cached_teacher(teacher, split, config, cache, fit, progress)
+    result = cached_teacher(teacher, split, config, classes, cache, fit, progress)
     if run is not None:
         run.save_phase("teacher", teacher, result)
     return result
@@ -90,20 +96,23 @@ def cached_teacher(
     teacher: Teacher,
     split: GraphSplit,
     config: Config,
+    classes: int,
     cache: Cache,
     train: Callable[[], dict[str, Any]],
     progress: Progress,
 ) -> dict[str, Any]:
     """Train ``teacher`` with ``train()``, which returns its result, unless the cache contains the same training."""
-    return cached_phase("teacher", teacher, *_made_from(split, config), train, cache, progress)
+    return cached_phase("teacher", teacher, *_made_from(split, config, classes), train, cache, progress)
 
 
-def _made_from(split: GraphSplit, config: Config) -> tuple[dict[str, Any], list[Tensor]]:
+def _made_from(split: GraphSplit, config: Config, classes: int) -> tuple[dict[str, Any], list[Tensor]]:
     """What a trained teacher depends on: settings and tensors."""
     graph = split.observed
     settings = {name: asdict(getattr(config, name)) for name in config.teacher_sections} | {"seed": config.seed}
     if config.precision != "float32":  # the default, so that it leaves the names of existing files
         settings["precision"] = config.precision
+    if classes != int(split.graph.y.max()) + 1:  # declared classes without a node, each an output of the teacher
+        settings["classes"] = classes
     # Unseen nodes do not affect the training, but define the test accuracy.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
@@ -123,7 +132,7 @@ def share_training(
         FloatingPointError: the loss is no longer finite.
         OutOfTimeError: the training cannot end within its :func:`rbm.training.time_limit.time_limit`.
     """
-    if cache.holds("teacher", *_made_from(splits[wanted], config)):
+    if cache.holds("teacher", *_made_from(splits[wanted], config, classes)):
         return
     torch.manual_seed(config.seed)
     teacher = build_configured_teacher(config, splits[wanted], classes)
@@ -147,7 +156,7 @@ def share_training(
         teacher.load_state_dict(selection.state)
         if config.precision != "float32":
             selection.correct(split_accuracies(*trainer.logits(), split))
-        cached_teacher(teacher, split, config, cache, partial(asdict, selection.result), progress)
+        cached_teacher(teacher, split, config, classes, cache, partial(asdict, selection.result), progress)
 
 
 def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:

@@ -1,12 +1,10 @@
 """Accuracy, purity of groups, and the load of experts; for times see :mod:`rbm.serving.latency`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from rbm.nn.evaluation import evaluating
 from rbm.nn.losses import expert_load
 from rbm.nn.sparse_rows import Features
 from rbm.nn.students import MixtureStudent
@@ -39,14 +37,3 @@ def expert_loads(student: MixtureStudent, x: Features) -> Tensor:
         _, (routings, *_) = student(x, return_trace=True)
     loads = [expert_load(routing, layer.num_experts) for layer, routing in zip(student.layers, routings, strict=True)]
     return F.normalize(torch.stack(loads), p=1, dim=-1)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Set eval mode inside the block, and restore the previous mode afterwards."""
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)

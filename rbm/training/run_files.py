@@ -33,7 +33,8 @@ def list_file(file: Path) -> None:
     marker = file.parent / MARKER
     if marker.is_file() and file.name not in listed_files(file.parent):
         with FileLock(file.parent / f".{MARKER}.lock"):  # two exports at once must both be listed
-            write_json(marker, {"format": 1, "files": [*listed_files(file.parent), file.name]})
+            if file.name not in (names := listed_files(file.parent)):  # by another process in the meantime
+                write_json(marker, {"format": 1, "files": [*names, file.name]})
 
 
 def listed_files(folder: Path) -> list[str]:
@@ -62,7 +63,7 @@ def remove_run(folder: Path) -> None:
         FileExistsError: see :func:`listed_files`; nothing was removed.
     """
     for file in list(_present(folder, listed_files(folder))):
-        file.unlink()
+        file.unlink(missing_ok=True)  # a list of an earlier version may have a name twice
     (folder / MARKER).unlink()
 
 

@@ -195,7 +195,7 @@ def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[
     Written rows persist, whatever happens to the process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with disk_errors(path), open(path, "a", newline="") as file:
+    with disk_errors(path), open(path, "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0] if columns is None else columns, lineterminator="\n")
         if file.tell() == 0:
             writer.writeheader()

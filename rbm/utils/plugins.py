@@ -38,14 +38,15 @@ def load_plugin(path: Path | str) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         line = error.lineno if isinstance(error, SyntaxError) else _line(error, path)
-        raise ValueError(f"plugin {path} failed in line {line}: {type(error).__name__}: {error}") from error
+        place = "" if line is None else f" in line {line}"
+        raise ValueError(f"plugin {path} failed{place}: {type(error).__name__}: {error}") from error
     _loaded.append(str(path))
 
 
-def _line(error: BaseException, path: Path) -> int:
-    """The last line of the file in the error's traceback."""
+def _line(error: BaseException, path: Path) -> int | None:
+    """The last line of the file in the error's traceback; None if the file could not even be compiled."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame.lineno for frame in frames if frame.filename == str(path)][-1]
+    return next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
 
 
 def loaded_plugins() -> tuple[str, ...]:

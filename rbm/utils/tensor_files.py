@@ -28,6 +28,11 @@ _SUPPORT_ISFINITE = (torch.float16, torch.bfloat16, torch.float32, torch.float64
 def sealed(tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> bytes:
     """The content of a safetensors file of tensors, values that JSON can hold, and a checksum of both."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        if (address := tensor.untyped_storage().data_ptr()) in storages:
+            tensors[name] = tensor.clone()  # safetensors refuses tensors that share memory
+        storages.add(address)
     about = {"values": values or {}, "checksum": _checksum(tensors, values or {})}
     # A single key: safetensors writes several keys in varying order, and equal runs should give equal files.
     return save(tensors, {METADATA_KEY: json.dumps(about)})

@@ -50,11 +50,13 @@ def neighbor_means(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
     sources, targets = remove_self_loops(edge_index.cpu())[0].numpy()
     adjacency = in_matrix(sources, targets, (len(x), len(x)), np.float32)
     degrees = np.maximum(np.bincount(targets, minlength=len(x)), 1).astype(np.float32)[:, None]
-    found, last = [], x.numpy()
-    for _ in range(hops):
-        last = adjacency @ last / degrees
-        found.append(torch.from_numpy(last))
-    return torch.cat(found, dim=1)
+    (nodes, width), last = x.shape, x.numpy()
+    means = np.empty((nodes, hops * width), np.float32)
+    for hop in range(hops):
+        last = adjacency @ last
+        last /= degrees
+        means[:, hop * width : (hop + 1) * width] = last
+    return torch.from_numpy(means)
 
 
 def passed_on(features: Tensor, encodings: Tensor) -> Tensor:
@@ -84,7 +86,8 @@ def hop_encodings(split: GraphSplit, hops: int) -> StoredHops | None:
         return None
     nodes = split.graph.num_nodes
     check_hops(nodes, split.graph.num_features, hops)
-    features, observed = _dense(split.graph.x), _dense(split.observed.x)
+    features = _dense(split.graph.x)
+    observed = features if split.observed is split.graph else _dense(split.observed.x)
     rows = neighbor_means(observed, split.observed.edge_index, hops)
     if not len(split.unseen_nodes):
         return StoredHops.of(rows, rows, features)

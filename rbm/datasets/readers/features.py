@@ -8,11 +8,13 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures
 
 from rbm.utils.arrays import check_memory
+from rbm.utils.chunks import row_chunks
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 
 # When load_dataset returns CSR features by default; its docstring explains why.
 MAX_SPARSE_DENSITY = 0.02
 MIN_SPARSE_NUMEL = 2**24
+_NUMBERS_AT_ONCE = 2**24
 
 
 def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
@@ -31,8 +33,12 @@ def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:
 
 
 def as_csr(x: Tensor) -> Tensor:
-    """Convert a dense matrix to CSR."""
-    matrix = sp.csr_matrix(x.cpu().numpy())
+    """Convert a dense matrix to CSR. float16, which SciPy does not support, becomes float32, some rows at a time."""
+    if x.dtype == torch.float16:
+        parts = row_chunks(len(x), max(1, _NUMBERS_AT_ONCE // x.shape[1]))
+        matrix = sp.vstack([sp.csr_matrix(x[rows].float().cpu().numpy()) for rows in parts], format="csr")
+    else:
+        matrix = sp.csr_matrix(x.cpu().numpy())
     parts = (torch.from_numpy(part).to(x.device) for part in (matrix.indptr, matrix.indices, matrix.data))
     return csr(*parts, tuple(x.shape))
 

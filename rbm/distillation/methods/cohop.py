@@ -137,12 +137,10 @@ class CoHOpTrainer(NodeTrainer):
         neighbor_mean = torch.zeros_like(predicted).index_add_(0, graph.targets, predicted[graph.sources])
         neighbor_mean /= graph.crow.diff().clamp_min(1)[:, None]
 
-        def smoothed(own: float) -> Tensor:
-            return own * predicted + (1 - own) * neighbor_mean
-
-        known = observed.y[observed.val_mask]
-        scores = [accuracy(smoothed(own)[observed.val_mask], known) for own in _SMOOTHINGS.tolist()]
-        confidence, labels = smoothed(float(_SMOOTHINGS[int(np.argmax(scores))])).max(-1)
+        known, own, others = (part[observed.val_mask] for part in (observed.y, predicted, neighbor_mean))
+        scores = [accuracy(share * own + (1 - share) * others, known) for share in _SMOOTHINGS.tolist()]
+        share = float(_SMOOTHINGS[int(np.argmax(scores))])
+        confidence, labels = (share * predicted + (1 - share) * neighbor_mean).max(-1)
         labels = labels.masked_fill(confidence <= self.config.threshold, -1)
         labels[self.train_nodes] = truth
         return labels

@@ -160,13 +160,14 @@ class HeadTrainer(NodeTrainer):
         with torch.no_grad():
             model.eval()
             self.encoded = model.encoder(in_single_precision(as_rows(self.full_x)))
+        self.labelled = self.encoded[split.observed_nodes.to(self.encoded.device)[self.train_nodes]]
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         settings = {"lr": self.config.head_lr, "weight_decay": self.config.head_weight_decay}
         return torch.optim.AdamW(self.model.head.parameters(), **settings, fused=True)
 
     def epoch_loss(self, epoch: int) -> Tensor:
-        logits = self.forward(self.model.head, self.split.of_observed(self.encoded)[self.train_nodes])
+        logits = self.forward(self.model.head, self.labelled)
         return losses.hard_label_loss(logits, self.split.observed.y[self.train_nodes])
 
     @torch.no_grad()

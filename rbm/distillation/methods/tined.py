@@ -40,15 +40,15 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.methods.nosmog import NOSMOGTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
+from rbm.nn.evaluation import evaluating
 from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision, to_dense
 from rbm.nn.tined import TINEDStudent
 from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.training.metrics import evaluating
 from rbm.utils.precision import wide
 
-_EDGES_AT_ONCE = 2**14
+_EDGES_AT_ONCE, _NUMBERS_AT_ONCE = 2**14, 2**22
 
 
 def check_layers(teacher: type[nn.Module] | None) -> None:
@@ -118,7 +118,8 @@ def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
             return (unit[pairs[0]] - unit[pairs[1]]).square().sum(-1)
 
     # All differences together have one row per edge: 16 GB on the features of Coauthor Physics.
-    parts = [energies(pairs) for pairs in edges.split(_EDGES_AT_ONCE, dim=1)]
+    at_once = max(1, min(_EDGES_AT_ONCE, _NUMBERS_AT_ONCE // rows.shape[1]))
+    parts = [energies(pairs) for pairs in edges.split(at_once, dim=1)]
     return torch.cat(parts) if parts else torch.zeros(0, device=edges.device)
 
 

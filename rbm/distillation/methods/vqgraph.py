@@ -46,12 +46,12 @@ from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
+from rbm.nn.evaluation import evaluating
 from rbm.nn.sparse_rows import Rows, as_rows, in_single_precision
 from rbm.nn.students import MLPStudent
 from rbm.teachers import GCN
 from rbm.teachers.base import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.training.metrics import evaluating
 from rbm.training.selection import Accuracies, split_accuracies
 from rbm.utils.precision import full_precision, wide
 

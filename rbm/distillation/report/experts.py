@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
+from rbm.nn.evaluation import evaluating
 from rbm.nn.losses import expert_load
 from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MixtureStudent
-from rbm.training.metrics import evaluating, purity
+from rbm.training.metrics import purity
 from rbm.utils.chunks import drawn_rows
 
 MOST_NODES = 20_000

@@ -16,9 +16,9 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.report.experts import observe_experts
 from rbm.distillation.result import Distillation
 from rbm.distillation.verdict import compare
+from rbm.nn.evaluation import evaluating
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows
-from rbm.training.metrics import evaluating
 from rbm.utils.chunks import drawn_rows
 from rbm.utils.environment import package_version, today
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rbm.config import Config
+from rbm.experiments.runner import remembered_dataset
 from rbm.experiments.tuning.folder import claimed, finished, open_study, summary, write
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
@@ -73,6 +74,7 @@ def tune(
     search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
     if config.teacher.name != "logits":
         check_teacher(config.teacher.name)
+    remembered_dataset.cache_clear()  # a file may have changed since an earlier call
     search.data(search.seeds[0], device)  # report a missing graph before the folder is made
     run = run_here
     if ray:

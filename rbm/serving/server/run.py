@@ -140,7 +140,7 @@ def _allow_files(count: int) -> None:
 def _first_line(service: Service, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     served, limits = service.served, service.limits
-    widths = "" if served.encodings is None else f" ({served.features} features, then their encodings)"
+    widths = "" if served.encodings is None else f" ({served.features} features, then {served.beside})"
     return (
         f"{served.name} at http://{f'[{host}]' if ':' in host else host}:{port}/predict: rows of {served.in_channels}"
         f" numbers{widths}, {served.num_classes} classes; at most {limits.body_bytes:,} bytes and {limits.rows:,} rows"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.parameters import dtype_of
+from rbm.nn.pretrained import HubMixin
 from rbm.nn.saved_student import STUDENT, read_description
 from rbm.serving.prediction import load_passed_on, predict_probabilities
 from rbm.training.run_folder import load, load_encodings
@@ -45,14 +46,20 @@ class ServedStudent:
         return self.in_channels - (0 if self.encodings is None else self.encodings.shape[1])
 
     @property
+    def beside(self) -> str:
+        """What follows the features of a row: encodings, or the stored means of a student of hops."""
+        described = getattr(self.module, "beside", HubMixin.beside)
+        return "encodings" if described == HubMixin.beside else described
+
+    @property
     def meaning(self) -> str:
         """A description of the content of a row of ``x``."""
         if self.encodings is None:
             return f"{self.in_channels} features"
         nodes, width = self.encodings.shape
         return (
-            f"{self.features} features and {width} encodings; or the {self.features} features alone with 'neighbors',"
-            f" for each row the list of the training graph's nodes (0 to {nodes - 1}) that it is joined to"
+            f"{self.features} features and {width} {self.beside}; or the {self.features} features alone with"
+            f" 'neighbors', for each row the list of the training graph's nodes (0 to {nodes - 1}) that it is joined to"
         )
 
     def probabilities(self, rows: Tensor) -> Tensor:
@@ -77,7 +84,7 @@ class ServedStudent:
         own, others = ((s.features, s.in_channels - s.features) for s in (self, other))
         if own != others:
             raise ValueError(
-                f"the new student of {other.name} takes {others[0]} features and {others[1]} encodings, expected"
+                f"the new student of {other.name} takes {others[0]} features and {others[1]} {other.beside}, expected"
                 f" {own[0]} and {own[1]}, as the one that is served; start another server for it"
             )
 

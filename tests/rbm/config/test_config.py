@@ -227,3 +227,10 @@ def test_a_message_shows_the_beginning_of_a_long_value():
         with pytest.raises(ValueError, match=r"setting|rbm|seed") as stop:
             Config().updated(changes)
         assert len(str(stop.value)) < 1000
+
+
+def test_memory_vectors_need_as_many_rows():
+    """K-means would fail after the teacher and the pretraining."""
+    with pytest.raises(ValueError, match=r"kmeans_max_rows is 7, expected 0 \(all rows\) or at least num_experts=8"):
+        Config().updated({"rbm": {"kmeans_max_rows": 7}})
+    Config().updated({"rbm": {"kmeans_max_rows": 7, "memory_init": "classes"}})

@@ -386,3 +386,13 @@ def test_auto_takes_large_features_of_few_entries(monkeypatch):
     assert torch.equal(features.pack_features(features.as_csr(x)), x)
     with pytest.raises(ValueError, match="sparse_features: got 'yes', expected one of auto, always, never"):
         load_dataset("digits", sparse_features="yes")
+
+
+def test_float16_features_of_few_entries_become_csr(monkeypatch):
+    x = torch.zeros(100, 50, dtype=torch.float16)
+    x[::7, 3] = 1.5
+    monkeypatch.setattr(features, "_NUMBERS_AT_ONCE", 1000)
+    packed = features.pack_features(x, "always")
+    assert packed.layout == torch.sparse_csr
+    assert packed.dtype == torch.float32
+    assert torch.equal(packed.to_dense(), x.float())

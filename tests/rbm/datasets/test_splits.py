@@ -229,3 +229,12 @@ def test_no_label_at_all(small_classes):
 def test_unknown_rule_for_small_classes():
     with pytest.raises(ValueError, match="small_classes: got 'drop', expected error or share"):
         per_class_masks(torch.zeros(60, dtype=torch.int64), small_classes="drop")
+
+
+def test_lists_of_names_are_split_like_tensors():
+    data = graph()
+    data.titles, data.kinds = list(range(data.num_nodes)), list(range(data.num_edges))
+    split = split_graph(data, "inductive")
+    assert split.observed.titles == split.observed_nodes.tolist()
+    ends = split.observed_nodes[split.observed.edge_index]
+    assert torch.equal(data.edge_index[:, split.observed.kinds], ends)

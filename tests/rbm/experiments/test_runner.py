@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rbm.config import PROTOCOLS, Config
+from rbm.datasets.load import graph_settings
 from rbm.distillation.registry import METHODS
 from rbm.experiments import runner as experiments
 from rbm.experiments.experiment import Experiment, parse_seeds
@@ -52,6 +54,19 @@ def test_one_row_a_model_and_nothing_twice(tmp_path):
     assert {row["seed"] for row in more} == {"0", "1", "2"}
     assert {row["variant"] for row in more} == {""}
     assert (tmp_path / "r.csv").read_bytes().startswith(before)
+
+
+def test_a_graph_file_that_has_changed_is_read_again(tmp_path, small_graph):
+    path = tmp_path / "mine.pt"
+    changes = {**QUICK, "distill": {"source": "teacher"}}
+    seen = []
+    for shift in (0.0, 1.0):
+        small_graph.x += shift
+        torch.save(small_graph, path)
+        mine = quick(datasets=(str(path),), seeds=(0,), methods=("glnn",), changes=changes)
+        run_experiment(mine, tmp_path / f"{shift}.csv", cache=None)
+        seen.append(experiments.remembered_dataset(graph_settings(mine.config(next(mine.tasks()))), "cpu").x.mean())
+    assert seen[1] - seen[0] > 0.9
 
 
 def test_rows_of_other_methods(tmp_path):

@@ -216,3 +216,12 @@ def test_a_large_graph_is_not_kept(small_graph, tmp_path, monkeypatch):
     config = Config().updated(QUICK)
     rbm.distill(small_graph, config=config, methods=["mlp"], folder=tmp_path / "run", measure_latency=False)
     assert not (tmp_path / "run" / "graph.safetensors").exists()
+
+
+@pytest.mark.parametrize("method", ["mlp", "sign"])
+def test_a_graph_of_float16_features(small_graph, tmp_path, method):
+    small_graph.x = small_graph.x.half()
+    config = Config().updated({**QUICK, "sign": SHORT})
+    rbm.distill(small_graph, config=config, methods=[method], labels_alone=False, folder=tmp_path / "run")
+    found = measure_run(tmp_path / "run", batch_sizes=(2,), repeats=1)
+    assert {row["model"] for row in found["rows"]} >= {method, "teacher"}

@@ -246,7 +246,7 @@ def test_cache_knows_the_section_for_these_teachers_alone(small_graph, quick, tm
             config = quick.updated({"teacher": {"name": name}}).updated(change)
             teacher = build_configured_teacher(config, split, 3)
             cache = Cache(tmp_path / f"{name}{index}")
-            cached_teacher(teacher, split, config, cache, dict, Progress(None))
+            cached_teacher(teacher, split, config, 3, cache, dict, Progress(None))
             files.append({path.name for path in cache.folder.iterdir()})
         return files
 

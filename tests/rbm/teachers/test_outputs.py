@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rbm.datasets.splits import split_graph
-from rbm.teachers.outputs import check_logits, outputs_from_logits, warn_of_flat_soft_labels
+from rbm.teachers.outputs import check_logits, outputs_from_logits, outputs_from_module, warn_of_flat_soft_labels
 
 
 def test_numbers_that_are_not_probabilities_are_logits():
@@ -60,3 +60,17 @@ def test_a_teacher_that_only_guesses_is_not_reported(small_graph, caplog):
     split = split_graph(small_graph)
     warn_of_flat_soft_labels(outputs_from_logits(0.001 * torch.eye(3)[(small_graph.y + 1) % 3] - 1, split), split)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_a_given_module_may_answer_in_any_precision(small_graph, setting, dtype):
+    class Other(torch.nn.Module):
+        def forward(self, x, edge_index):
+            return x[:, :3].to(dtype)
+
+        def embed(self, x, edge_index):
+            return x.to(dtype)
+
+    outputs = outputs_from_module(Other(), split_graph(small_graph, setting), 3)
+    assert {t.dtype for t in (outputs.soft_labels, outputs.logits, outputs.embedding("a test"))} == {torch.float32}

@@ -177,7 +177,7 @@ def test_results_of_full_batches_keep_their_names(small_graph, tmp_path):
     split, trainings = split_graph(small_graph), []
     for config in (QUICK, idle, batches):
         teacher = build_configured_teacher(config, split, 3)
-        arguments = (teacher, split, config, Cache(tmp_path))
+        arguments = (teacher, split, config, 3, Cache(tmp_path))
         cached_teacher(*arguments, lambda config=config: trainings.append(config) or {}, Progress(None))
     assert trainings == [QUICK, batches]
 

@@ -52,11 +52,12 @@ def test_is_done_once(small_graph, tmp_path, monkeypatch):
 def test_the_cache_knows_all_that_a_teacher_and_its_figures_depend_on(small_graph, tmp_path):
     trainings = []
 
-    def trained(data, setting="transductive", **changes) -> int:
+    def trained(data, setting="transductive", classes=3, **changes) -> int:
         config = Config().updated({"setting": setting, **changes})
         split = split_graph(data, setting, unseen_fraction=0.4)
-        teacher = build_configured_teacher(config, split, 3)
-        cached_teacher(teacher, split, config, Cache(tmp_path), lambda: trainings.append(None) or {}, Progress(None))
+        teacher = build_configured_teacher(config, split, classes)
+        train = lambda: trainings.append(None) or {}  # noqa: E731
+        cached_teacher(teacher, split, config, classes, Cache(tmp_path), train, Progress(None))
         return len(trainings)
 
     assert trained(small_graph) == trained(small_graph.clone()) == 1
@@ -70,13 +71,14 @@ def test_the_cache_knows_all_that_a_teacher_and_its_figures_depend_on(small_grap
     assert trained(small_graph, seed=1) == 8
     assert trained(small_graph, precision="bfloat16") == 9
     assert trained(small_graph, teacher={"lr": 0.02}) == 10
+    assert trained(small_graph, classes=5) == 11
 
     # The observed graph stays the same, and accuracies on unseen nodes do not.
     unseen = split_graph(small_graph, "inductive", unseen_fraction=0.4).unseen_nodes
-    assert trained(small_graph, "inductive") == 11
+    assert trained(small_graph, "inductive") == 12
     other = small_graph.clone()
     other.y[unseen[0]] = (other.y[unseen[0]] + 1) % 3
-    assert trained(other, "inductive") == 12
+    assert trained(other, "inductive") == 13
     other = small_graph.clone()
     other.edge_index = torch.cat([other.edge_index, unseen[:2, None]], dim=1)
-    assert trained(other, "inductive") == 13
+    assert trained(other, "inductive") == 14

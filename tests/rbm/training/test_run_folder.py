@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from rbm import RbMStudent
 from rbm.config import Config
+from rbm.training import run_files
 from rbm.training.run_folder import RunFolder, SavedStudent, load_student, read_metrics, save_students
 from rbm.utils.files import write_atomically
 
@@ -195,3 +196,31 @@ def test_checkpoint_is_never_unpickled(folder, tmp_path):
     (folder.path / "checkpoint.pt").write_bytes(b"truncated")
     with pytest.raises(ValueError, match="delete it to start its phase anew"):
         folder.load_checkpoint()
+
+
+def test_a_file_that_is_listed_twice_is_removed_once(folder):
+    """Two processes may add the same name to the list at once."""
+    run = json.loads((folder.path / "run.json").read_text())
+    (folder.path / "run.json").write_text(json.dumps({**run, "files": [*run["files"], "config.yaml"]}))
+    RunFolder(folder.path, Config(), overwrite=True)
+
+
+def test_two_processes_list_a_file_once(folder, monkeypatch):
+    path = folder.path / "student.pt2"
+
+    class Late:
+        """A lock that is free only when another process has listed the file."""
+
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            run = json.loads((folder.path / "run.json").read_text())
+            (folder.path / "run.json").write_text(json.dumps({**run, "files": [*run["files"], path.name]}))
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(run_files, "FileLock", Late)
+    run_files.list_file(path)
+    assert run_files.listed_files(folder.path).count(path.name) == 1

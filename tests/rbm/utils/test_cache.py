@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rbm.utils.cache import Cache
-from rbm.utils.tensor_files import fingerprint
+from rbm.utils.tensor_files import fingerprint, read_sealed, sealed
 
 WANTS = """
 import sys, time, torch
@@ -116,3 +116,12 @@ def test_without_a_folder_everything_is_computed():
     for _ in range(2):
         Cache().tensors("walk", {}, [], compute)
     assert compute.runs == 2
+
+
+def test_tensors_that_share_memory_are_stored(tmp_path):
+    """A graph whose features are its teacher's logits, for example."""
+    whole = torch.arange(6.0).view(3, 2)
+    tensors = {"x": whole, "logits": whole, "part": whole[1:]}
+    (tmp_path / "a.safetensors").write_bytes(sealed(tensors))
+    found, _ = read_sealed(tmp_path / "a.safetensors")
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)

@@ -101,3 +101,10 @@ def test_yaml_that_is_none(tmp_path, name):
 def test_aliases_that_stand_for_little_are_taken(tmp_path):
     (tmp_path / "own.yaml").write_text("a: &a {lr: 1}\nb: *a\nc: {<<: *a, decay: 2}\n")
     assert read_yaml("settings", tmp_path / "own.yaml")["c"] == {"lr": 1, "decay": 2}
+
+
+def test_rows_are_utf8_in_every_locale(tmp_path, monkeypatch):
+    plain = open
+    monkeypatch.setattr("builtins.open", lambda *args, **options: plain(*args, **{"encoding": "ascii", **options}))
+    append_csv(tmp_path / "rows.csv", [{"dataset": "straßen.npz"}])
+    assert read_csv(tmp_path / "rows.csv") == [{"dataset": "straßen.npz"}]

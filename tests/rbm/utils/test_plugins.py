@@ -144,3 +144,6 @@ def test_what_is_no_plugin(tmp_path):
         load_plugin(tmp_path / "nothing.py")
     with pytest.raises(ValueError, match=r"expected a Python file that ends in .py"):
         load_plugin(tmp_path / "mine.txt")
+    (tmp_path / "mine.py").write_bytes(b"x = 1\0")  # Python names no line
+    with pytest.raises(ValueError, match=r"mine\.py failed: (Syntax|Value)Error: source code string cannot contain"):
+        load_plugin(tmp_path / "mine.py")

@@ -170,6 +170,11 @@ def test_the_verdict_says_what_is_stored(run):
     assert means in needed
 
 
+def test_the_server_says_what_is_stored(run):
+    info = open_student(run[1]).info()
+    assert info["rows"].startswith("12 features and 36 stored means of its neighbours' features, hop by hop; or the 12")
+
+
 def test_damaged_hops_are_refused(run):
     from rbm.utils.tensor_files import read_sealed, sealed
 
