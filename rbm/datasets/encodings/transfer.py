@@ -7,6 +7,7 @@ from torch import Tensor
 from rbm.datasets.encodings.graph import check_edges, in_matrix
 
 FILLS = ("observed_mean", "all_mean")
+_COLUMNS_AT_ONCE = 256
 
 
 @torch.no_grad()
@@ -49,12 +50,16 @@ def transfer(
     matrix = in_matrix(sources[giving], targets[giving], (unseen.size, observed.shape[0]), np.float64)
     counted = targets[giving] if fill == "observed_mean" else targets
     counts = np.bincount(counted, minlength=unseen.size)
-    sums = matrix @ observed.detach().cpu().double().numpy()
-    means = torch.from_numpy(sums / np.maximum(counts, 1)[:, None])
+    counts = np.maximum(counts, 1)[:, None]
 
     full = observed.new_zeros(num_nodes, observed.shape[1])
     full[observed_nodes.to(observed.device)] = observed
-    full[torch.from_numpy(unseen).to(observed.device)] = means.to(observed)
+    unseen = torch.from_numpy(unseen).to(observed.device)
+    # Some columns at a time: a float64 copy of propagated bags of words takes gigabytes.
+    for first in range(0, observed.shape[1], _COLUMNS_AT_ONCE):
+        columns = slice(first, first + _COLUMNS_AT_ONCE)
+        means = matrix @ observed[:, columns].detach().cpu().double().numpy() / counts
+        full[unseen, columns] = torch.from_numpy(means).to(observed)
     return full
 
 

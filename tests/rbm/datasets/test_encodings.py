@@ -284,14 +284,14 @@ class TestLabelPropagation:
 
 class TestTransfer:
     @pytest.mark.parametrize("fill", ["observed_mean", "all_mean"])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_equals_a_loop(self, fill, dtype):
+    @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 6), (torch.float64, 6), (torch.float32, 600)])
+    def test_equals_a_loop(self, fill, dtype, width):
         edges = random_edges()
         edges = torch.cat([edges, torch.tensor([[29, 3], [29, 28]])], dim=1)
         nodes = torch.randperm(NODES - 2)[:15]
-        observed = torch.randn(15, 6, dtype=dtype)
+        observed = torch.randn(15, width, dtype=dtype)
         full = transfer(observed, nodes, edges, NODES, fill)
-        assert (full.dtype, full.shape) == (dtype, (NODES, 6))
+        assert (full.dtype, full.shape) == (dtype, (NODES, width))
         rows = dict(zip(nodes.tolist(), observed, strict=True))
         filled = 0
         for node in range(NODES):
@@ -299,10 +299,10 @@ class TestTransfer:
                 assert torch.equal(full[node], rows[node])
                 continue
             sources = edges[0, edges[1] == node].tolist()
-            given = [rows.get(source, torch.zeros(6, dtype=dtype)) for source in sources]
+            given = [rows.get(source, torch.zeros(width, dtype=dtype)) for source in sources]
             if fill == "observed_mean":
                 given = [rows[source] for source in sources if source in rows]
-            expected = torch.stack(given).mean(0) if given else torch.zeros(6, dtype=dtype)
+            expected = torch.stack(given).mean(0) if given else torch.zeros(width, dtype=dtype)
             torch.testing.assert_close(full[node], expected)
             filled += bool(given) and bool(expected.any())
         assert filled > 5
