@@ -16,6 +16,7 @@ from rbm.nn.folded_weights import fold, input_scale
 from rbm.nn.int8 import Int8Layer
 from rbm.nn.moe import MoELayer
 from rbm.nn.rbm_layer import FusedRbMLayer
+from rbm_kernels.ops.cosine_topk.reference import unit
 from rbm_kernels.ops.int8_experts.reference import quantize, unpack
 
 
@@ -110,7 +111,7 @@ class PlainRbMLayer(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.top_k = layer.in_features, layer.out_features, layer.top_k
         self.temperature = layer.gate_temperature
-        self.register_buffer("directions", F.normalize(layer.memory, dim=-1).T.contiguous())
+        self.register_buffer("directions", unit(layer.memory).T.contiguous())
         if isinstance(layer, RbMFeedForward):
             self.experts = PlainFeedForwards(layer)
         elif isinstance(layer, Int8Layer):
@@ -119,7 +120,7 @@ class PlainRbMLayer(nn.Module):
             self.experts = PlainExperts(*fold(layer.weight, layer.bias, layer.attention, layer.log_scale))
 
     def forward(self, rows: Tensor) -> Tensor:
-        cosines = F.normalize(rows.to(self.directions.dtype), dim=-1) @ self.directions
+        cosines = unit(rows.to(self.directions.dtype)) @ self.directions
         # A stable sort instead of topk: among equal cosines (all of them for an empty row), the lower expert must win.
         nearest, experts = torch.sort(cosines, dim=-1, descending=True, stable=True)
         gates = torch.softmax(nearest[..., : self.top_k] / self.temperature, dim=-1)

@@ -71,6 +71,13 @@ def test_a_layer_alone_with_fixed_shapes(tmp_path, names):
     torch.testing.assert_close(FORMATS["torch-export"].open(path)(x), layer.eval()(x))
 
 
+def test_rows_whose_squares_overflow_and_rows_of_zeros(tmp_path):
+    layer, x = rbm.FusedRbMLayer(6, 3, 4, 2).eval(), torch.randn(9, 6)
+    x = x * torch.tensor([1e30, 1e19, 1.0, 1e-20, 0.0] * 2)[:9, None]
+    path = export(layer, x[:2], "torch-export", tmp_path / "a.pt2")
+    torch.testing.assert_close(FORMATS["torch-export"].open(path)(x), layer(x))
+
+
 def test_torch_onnx_export_writes_the_operators_in_standard_ones():
     """The exporter itself, for one of our layers. (tests/test_examples.py serves a file of rbm.export.)"""
     pytest.importorskip("onnxscript")
