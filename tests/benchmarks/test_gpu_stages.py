@@ -124,6 +124,18 @@ def test_every_case_of_the_smoke_test_is_told_of(make_run, monkeypatch, tmp_path
     assert [name for name in verdicts if run.state.smoked(name)] == ["right"]
 
 
+@pytest.mark.parametrize(("answer", "goes_on"), [("nan", False), ("1e-03", True)])
+def test_a_call_ends_if_no_case_of_the_smoke_test_is_right(make_run, monkeypatch, answer, goes_on):
+    code = f"import sys; print(f'{{sys.argv[1]}}: error {answer}, allowed 2e-02')"
+    monkeypatch.setattr(sanitized_cases, "CASES", dict.fromkeys(["one", "another"]))
+    monkeypatch.setattr(sanitized_cases, "MANY_ROWS", {})
+    monkeypatch.setattr(stages, "_program", lambda run, module: [sys.executable, "-c", code])
+    run = make_run()
+    assert stages.smoke(run, Step("smoke")) is goes_on
+    assert run.failed is not goes_on
+    assert any("no case was right" in note for note in run.notes) is not goes_on
+
+
 # In the place of PyTorch: its third test breaks the GPU for the process.
 TORCH = """
 class cuda:
