@@ -12,6 +12,7 @@ import rbm
 from rbm.datasets import dataset_name, load_dataset, load_graph, unseen_fraction, validate_data
 from rbm.datasets.registry import is_path
 from rbm.datasets.splits import per_class_masks
+from rbm.datasets.user_graph import _mask
 
 NODES, CLASSES = 30, 3
 ALTERNATIVES = {
@@ -179,6 +180,11 @@ def test_masks_as_ids(tmp_path, form):
 def test_masks_as_numbers(tmp_path, form, dtype):
     numbers = {name: value.astype(dtype) for name, value in arrays().items() if name in MASKS}
     assert_equal_graphs(load_graph(form(tmp_path, arrays() | numbers)), arrays())
+
+
+def test_zeros_and_ones_are_ids_in_a_graph_of_two_nodes():
+    assert _mask("mask", torch.tensor([0, 1]), 2).tolist() == [True, True]
+    assert _mask("mask", torch.tensor([0, 1, 1]), 3).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("form", [save_data, save_npz, save_npy, save_csv, save_parquet])

@@ -1,6 +1,5 @@
-"""The verdict of a run: its sentences, the student that is kept, and that test labels have no influence."""
+"""The verdict of a run: the comparisons, the student that is kept, and that test labels have no influence."""
 
-import json
 import re
 from io import StringIO
 
@@ -14,9 +13,9 @@ from torch_geometric.data import Data
 import rbm
 from rbm.config import Config
 from rbm.datasets.homophily import edge_homophily
+from rbm.datasets.splits import split_graph
 from rbm.distillation import verdict as judging
-from rbm.distillation.sentences import verdict_sentences
-from rbm.distillation.summary import results_table
+from rbm.distillation.task import TrainedStudent
 from rbm.distillation.verdict import Comparison, compare
 from rbm.utils import progress
 
@@ -55,6 +54,8 @@ def test_a_comparison_of_two_models():
     assert (turned.low, turned.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
     alike = compare(first, first)
     assert (alike.difference, alike.p, alike.is_chance) == (0.0, 1.0, True)
+    wrong, right = torch.zeros(1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
+    assert (compare(wrong, right).low, compare(right, wrong).high) == (-1.0, 1.0), "no difference is beyond one"
 
 
 @pytest.mark.parametrize(("nodes", "ours", "theirs"), [(40, 0.1, 0.1), (150, 0.08, 0.02), (300, 0.01, 0.0)])
@@ -82,6 +83,20 @@ def test_the_kept_student_is_near_the_best(quick, homophily):
     assert ("heterophilous" in graph) == (homophily < 0.3)
     assert ("the graph helps" in teacher) == (homophily > 0.5)
     assert ("students learn those of the MLP" in teacher or "try --teacher mlp" in teacher) == (homophily < 0.5)
+
+
+def test_the_cheapest_of_equally_accurate_students_is_the_best(small_graph):
+    split, trained = split_graph(small_graph), {}
+    for name, width in (("rbm", 32), ("mlp", 8)):
+        student = rbm.MLPStudent(small_graph.num_features, width, 3)
+        for parameter in student.parameters():
+            parameter.detach().zero_()
+        trained[name] = TrainedStudent(student, None, None)
+    found = judging.judge(split, torch.zeros(small_graph.num_nodes, 3), trained, ["rbm", "mlp"], None)
+    assert found["best"] == "mlp"
+    known = small_graph.train_mask | small_graph.val_mask
+    sources, targets = small_graph.edge_index
+    assert found["homophily"]["edges"] == int((known[sources] & known[targets] & (sources != targets)).sum())
 
 
 def test_no_test_label_has_a_say(quick):
@@ -206,68 +221,6 @@ def test_the_walks_of_encodings_are_counted(quick, small_graph, monkeypatch):
     assert lines[-1].startswith(f"encodings  {walks}/{walks}")
 
 
-FOUND = {
-    "homophily": {"share": 0.12, "chance": 0.3, "edges": 1234},
-    "nodes": 200,
-    "accuracy": {"teacher": 0.6, "labels": 0.8, "mlp": 0.75, "rbm": 0.7},
-    "teacher_gain": {"difference": -0.2, "low": -0.3, "high": -0.1, "p": 0.001, "nodes": 200},
-    "best": "mlp",
-    "behind": {
-        "rbm": {"difference": 0.05, "low": 0.01, "high": 0.08, "p": 0.01, "nodes": 200},
-        "labels": {"difference": -0.05, "low": -0.08, "high": -0.01, "p": 0.01, "nodes": 200},
-    },
-    "kept": "mlp",
-    "asked_for": False,
-    "cost": {"mlp": 1000, "rbm": 5000, "labels": 2000},
-    "needs": {"mlp": {"features": 5, "encodings": 0}, "rbm": {"features": 5, "encodings": 0}},
-}
-
-
-def test_words():
-    graph, teacher, best, kept, needs = verdict_sentences(FOUND)
-    assert graph == (
-        "Graph: heterophilous, most edges connect different classes; 12% of the 1,234 edges between training and"
-        " validation nodes connect nodes of the same class (30% expected by chance)."
-    )
-    assert (
-        "60.00% at validation, compared with 80.00% for an MLP trained on the labels alone (-20.00 points, 95% interval"
-        in teacher
-    )
-    assert "its soft labels mislead students; try --teacher mlp or another" in teacher
-    assert "the MLP is better than every student, and --keep labels keeps it" in teacher
-    assert best == (
-        "Best student: MLP student, 75.00% at validation, uses 1,000 parameters; RbM student uses 5,000 and is 5.00"
-        " points behind (95% interval +1.0 to +8.0 on the same 200 nodes; more than chance)."
-    )
-    assert kept == "Kept: MLP student, the best at validation; --keep rbm or labels keeps another."
-    assert needs == "Rows to predict: MLP student and RbM student: features alone."
-
-
-def test_words_without_edges():
-    """Nothing is said about edges, and nothing is advised that needs some."""
-    lead = {"difference": 0.2, "low": 0.1, "high": 0.3, "p": 0.001, "nodes": 200}
-    needs = {
-        "mlp": {"features": 5, "encodings": 8},
-        "rbm": {"features": 5, "encodings": 8},
-        "labels": {"features": 5, "encodings": 0},
-    }
-    found = {**FOUND, "homophily": None, "has_edges": False, "teacher_lead": lead, "needs": needs}
-    graph, teacher, best, _, rows = verdict_sentences(found)
-    assert graph == "Graph: no edge joins two nodes, so the features are all that there is."
-    assert teacher.endswith(
-        "; without edges, it is an MLP of another shape; the MLP is better than every student, and --keep labels keeps"
-        " it."
-    )
-    assert "the graph helps" not in verdict_sentences({**found, "teacher_gain": lead})[1]
-    assert best.endswith(
-        "the teacher is 20.00 points ahead of the best student (95% interval +10.0 to +30.0 on the same 200 nodes)."
-    )
-    assert rows == (
-        "Rows to predict: MLP on labels: features alone; MLP student and RbM student: features and 8 further columns,"
-        " which say nothing without edges; --features-only trains without them."
-    )
-
-
 @pytest.mark.parametrize("edges", [torch.empty(2, 0, dtype=torch.int64), torch.arange(60).expand(2, -1)])
 def test_a_run_without_edges_warns_once_and_says_so(small_graph, edges, tmp_path, caplog):
     small_graph.edge_index = edges.contiguous()
@@ -281,75 +234,11 @@ def test_a_run_without_edges_warns_once_and_says_so(small_graph, edges, tmp_path
     assert float(found.encodings["mlp"].full.abs().sum()) == 0
 
 
-def test_words_for_other_findings():
-    gain = {"difference": 0.01, "low": -0.01, "high": 0.03, "p": 0.4, "nodes": 200}
-    graph, teacher, *_ = verdict_sentences({**FOUND, "homophily": None, "teacher_gain": gain})
-    assert "its homophily is unknown" in graph
-    assert "this may be chance, and the graph may not help" in teacher
-    for share, words in ((0.3, "weakly homophilous;"), (0.5, "Graph: homophilous;")):
-        found = {"share": share, "chance": 0.1, "edges": 10}
-        assert words in verdict_sentences({**FOUND, "homophily": found})[0]
-    assert "as requested" in verdict_sentences({**FOUND, "asked_for": True})[3]
-    _, teacher, _, kept, _ = verdict_sentences({**FOUND, "kept": "labels"})
-    assert "keeps it" not in teacher
-    assert kept == (
-        "Kept: MLP on labels, 80.00% at validation, more than half a point ahead of every student; --keep mlp or rbm"
-        " keeps another."
-    )
-    assert "cheaper, and behind the best by no more than chance" in verdict_sentences({**FOUND, "kept": "rbm"})[3]
-
-
-def test_edges_that_follow_classes_no_more_than_chance_are_not_called_homophily():
-    for share, chance, follows in (
-        (0.54, 0.53, False),
-        (0.68, 0.56, False),
-        (0.35, 0.5, False),
-        (0.9, 0.52, True),
-        (0.35, 0.1, True),
-    ):
-        graph = verdict_sentences({**FOUND, "homophily": {"share": share, "chance": chance, "edges": 900}})[0]
-        assert ("homophilous" in graph) == follows
-        assert ("edges follow classes little more than by chance; " in graph) == (not follows)
-
-
-def test_a_teacher_far_ahead_of_every_student_is_reported():
-    lead = {"difference": 0.26, "low": 0.2, "high": 0.3, "p": 0.0, "nodes": 200}
-    best = verdict_sentences({**FOUND, "teacher_lead": lead})[2]
-    assert "; the teacher is 26.00 points ahead of the best student (95% interval +20.0 to +30.0 on the same" in best
-    assert best.endswith("; try --method sign, whose rows include features of neighbours, or --auto.")
-    small = verdict_sentences({**FOUND, "teacher_lead": lead | {"difference": 0.02, "low": 0.01}})[2]
-    assert "2.00 points ahead of the best student" in small
-    assert "try" not in small
-    for none in (lead | {"low": -0.1}, lead | {"difference": -0.26, "low": -0.3, "high": -0.2}):
-        assert "teacher" not in verdict_sentences({**FOUND, "teacher_lead": none})[2]
-    level = {"rbm": {"difference": 0.0, "low": -0.01, "high": 0.01, "p": 1.0, "nodes": 200}}
-    assert "RbM student uses 5,000 and is equally accurate (95%" in verdict_sentences({**FOUND, "behind": level})[2]
-
-
-def test_many_students_are_compared_in_brief():
-    gaps = {"glnn": (0.01, -0.01), "krd": (0.0, -0.01), "hgmd": (0.02, -0.01), "rbm": (0.08, 0.05)}
-    behind = {
-        name: {"difference": gap, "low": low, "high": 0.1, "p": 0.1, "nodes": 200} for name, (gap, low) in gaps.items()
-    }
-    found = FOUND | {"behind": behind, "cost": FOUND["cost"] | dict.fromkeys(gaps, 5000)}
-    best = verdict_sentences(found)[2]
-    assert best.endswith(
-        "; points behind: GLNN 1.00, KRD 0.00, HGMD 2.00, RbM student 8.00; more than chance for RbM student."
-    )
-    needs = {"mlp": {"features": 5, "encodings": 64}, "cohop": {"features": 5, "encodings": 4}}
-    assert verdict_sentences(found | {"needs": needs})[4].count("--features-only") == 1
-
-
 def test_the_lead_of_a_teacher_is_measured_on_validation_nodes(quick, small_graph):
     few = quick.updated({"mlp": {"max_epochs": 1}})
     found = rbm.distill(small_graph, config=few, methods=["mlp"], measure_latency=False).summary["verdict"]
     accuracy = found["accuracy"]
     assert found["teacher_lead"]["difference"] == pytest.approx(accuracy["teacher"] - accuracy["mlp"])
-
-
-def test_a_method_of_ones_own_has_its_name(monkeypatch):
-    found = json.loads(json.dumps(FOUND).replace('"rbm"', '"copycat"'))
-    assert "copycat uses 5,000" in verdict_sentences(found)[2]
 
 
 def test_the_command_says_it_and_keeps_what_it_is_told(command, tmp_path):
@@ -376,15 +265,3 @@ def test_the_command_says_it_and_keeps_what_it_is_told(command, tmp_path):
     assert (status, "--keep is about a run folder" in err) == (2, True)
     text = (tmp_path / "run" / "results.md").read_text()
     assert re.search(r"^- Graph: ", text, re.MULTILINE)
-
-
-def test_the_table_fits_where_output_is_redirected():
-    model = {"test_accuracy": 1.0, "val_accuracy": 1.0, "test_max": 1.0, "parameters": 796682, "active_parameters": 99}
-    summary = {"dataset": "rings", "setting": "transductive", "seed": 0, "verdict": {"kept": "mlp"}}
-    summary |= {"teacher": {**model, "name": "sage"}, "mlp": model, "rbm": model, "labels": model}
-    times = {name: {"one_node_ms": 123.45, "all_nodes_ms": 1234.5} for name in ("teacher", "mlp", "rbm", "labels")}
-    shown = StringIO()
-    Console(file=shown, width=80).print(results_table(summary, times))
-    assert "…" not in shown.getvalue()
-    assert shown.getvalue().count("100.00%") == 11
-    assert shown.getvalue().count("796,682") == 4

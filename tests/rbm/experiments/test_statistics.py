@@ -97,6 +97,13 @@ def test_skillings_mack_sees_no_difference_where_there_is_none():
         skillings_mack([{"a": 1.0}])
 
 
+def test_methods_that_are_never_together_leave_fewer_degrees_of_freedom():
+    blocks = [{"a": 1.0, "b": 2.0}, {"c": 1.0, "d": 2.0}] * 5
+    found = skillings_mack(blocks)
+    assert found.df == 2
+    assert found.statistic == pytest.approx(10.0), "the sum of the statistics of two parts, 5 each"
+
+
 def test_paired_test_agrees_with_hand_arithmetic():
     test = paired_test({0: 3.0, 1: 5.0, 2: 4.0, 9: 0.0}, {0: 1.0, 1: 2.0, 2: 3.0})
     assert (test.difference, test.count) == (2.0, 3)

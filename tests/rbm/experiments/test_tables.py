@@ -14,7 +14,7 @@ def row(method, seed, test, variant="", **more):
 
 def test_main_table_sets_ours_beside_the_papers():
     rows = [row("rbm", seed, 0.8 + seed / 100) for seed in range(3)] + [row("mlp", seed, 0.79) for seed in range(2)]
-    rows += [row("teacher", seed, 0.7) for seed in range(5)]
+    rows += [row("teacher", seed, 0.7 + seed / 100) for seed in range(5)]  # two of them beside no student
     header, _, line = main_table(rows).strip().split("\n")
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert dict(zip([name.strip(" *") for name in header.strip("|").split("|")], cells, strict=True)) == {
@@ -25,7 +25,7 @@ def test_main_table_sets_ours_beside_the_papers():
         "RbM, best test": "82.00 ± 1.00",
         "RbM, test": "**81.00 ± 1.00**",
         "MLP, test": "79.00 ± 0.00",
-        "teacher, test": "70.00 ± 0.00",
+        "teacher, test": "71.00 ± 1.00",
         "RbM - MLP": "+1.50",
         "p": "0.205",
     }

@@ -83,6 +83,17 @@ def test_memory_waits_inside_and_what_was_recorded_before_is_applied_first():
     torch.testing.assert_close(layer.eval().memory, twin.eval().memory)
 
 
+def test_loading_inside_forgets_the_batch_so_far():
+    layer, x = FusedRbMLayer(6, 3, 5, 2), torch.randn(2, 8, 6)
+    twin = copy.deepcopy(layer)
+    with layer.accumulate_memory():
+        layer(x[0])
+        layer.load_state_dict(twin.state_dict())
+        layer(x[1])
+    twin(x[1])
+    torch.testing.assert_close(layer.eval().memory, twin.eval().memory)
+
+
 def test_an_error_inside_ends_the_accumulation():
     layer = FusedRbMLayer(6, 3, 5, 2)
     with pytest.raises(ValueError, match="input has shape"), layer.accumulate_memory():

@@ -218,9 +218,23 @@ def test_rows_without_a_direction_of_their_own_revive_nobody():
     sparse = torch.eye(6)[:3].repeat(5, 1)
     with torch.no_grad():
         layer.memory.copy_(torch.tensor([[1.0], [-1.0], [-1.0], [-1.0]]) * torch.ones(4, 6))
+    one_for_all = layer.memory.clone()
     assert rbm.reset_dead_experts(layer, sparse.to_sparse_csr()) == {"": [1, 2, 3]}
-    few = rbm.reset_dead_experts(layer, torch.cat([sparse, sparse[:1].expand(85, 6)]), min_share=0.4)
-    assert set(few) <= {""}
+    layer.memory.copy_(one_for_all)
+    bad = torch.tensor([[torch.inf], [torch.nan]]).expand(2, 6)
+    assert rbm.reset_dead_experts(layer, torch.cat([bad, sparse])) == {"": [1, 2, 3]}, "bad rows do not stop it"
+    assert layer.memory.isfinite().all()
+    assert rbm.reset_dead_experts(layer, torch.empty(0, 6)) == {}
+
+
+def test_experts_with_a_small_share_of_an_even_load_are_dead():
+    layer, axes = FusedRbMLayer(6, 2, 4, 2), torch.eye(6)
+    layer.memory.copy_(axes[:4])
+    # Loads of 8, 4, 2 and 2 rows; 8 rows with two experts each make an even load of 4.
+    x = 2 * axes[0] + torch.cat([axes[1].expand(4, 6), axes[2].expand(2, 6), axes[3].expand(2, 6)])
+    assert rbm.reset_dead_experts(layer, x, min_share=0.5) == {}
+    assert rbm.reset_dead_experts(layer, x, min_share=0.75) == {"": [2, 3]}
+    torch.testing.assert_close(layer.memory.norm(dim=1), torch.ones(4))
 
 
 def test_inputs_of_several_arguments_are_sampled_alike():

@@ -151,6 +151,35 @@ def test_loading_forgets_what_was_recorded():
     assert torch.equal(layer.memory, saved["memory"])
 
 
+def test_reset_parameters_forgets_what_was_recorded_and_counted():
+    layer = FusedRbMLayer(6, 4, 5, 2)
+    rbm.track_usage(layer)
+    layer(torch.randn(9, 6))
+    layer.reset_parameters()
+    drawn = layer.memory.clone()
+    assert torch.equal(layer.eval().memory, drawn)
+    assert not layer.usage.any()
+
+
+def test_conversion_keeps_what_was_recorded_and_counted():
+    layer, rows = FusedRbMLayer(6, 4, 5, 2), torch.randn(9, 6)
+    rbm.track_usage(layer)
+    layer(rows)
+    twin = copy.deepcopy(layer)
+    layer.double().float()
+    assert torch.equal(layer.usage, twin.usage)
+    assert layer.usage.any()
+    assert torch.equal(layer.eval().memory, twin.eval().memory)
+
+
+def test_a_state_that_is_assigned_to_a_layer_on_the_meta_device_leaves_counts_that_work():
+    layer = FusedRbMLayer(6, 4, 5, 2, device="meta")
+    layer.load_state_dict(FusedRbMLayer(6, 4, 5, 2).state_dict(), assign=True)
+    rbm.track_usage(layer)
+    layer(torch.randn(9, 6))
+    assert rbm.expert_usage(layer)[""].rows == 9
+
+
 @pytest.mark.parametrize(
     "make_layer", [lambda: FusedRbMLayer(6, 4, device="meta"), lambda: rbm.RbMFeedForward(6, 4, device="meta")]
 )

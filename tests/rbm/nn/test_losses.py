@@ -57,6 +57,22 @@ def test_commitment(routed):
     torch.testing.assert_close(grad, expected_grad)
 
 
+def test_no_rows_cost_nothing():
+    routing = Routing(*torch.empty(3, 0, 2))
+    assert losses.commitment_loss(routing) == 0
+    assert losses.load_balance_loss(routing, 4) == 0
+
+
+def test_similarity_is_of_all_pairs_of_rows_and_moves_the_student_alone():
+    student, teacher = torch.randn(5, 4, requires_grad=True), torch.randn(5, 7, requires_grad=True)
+    loss = losses.similarity_loss(student, teacher)
+    pairs = [(student[i] @ student[j] - teacher[i] @ teacher[j]) ** 2 for i in range(5) for j in range(5)]
+    torch.testing.assert_close(loss, torch.stack(pairs).mean())
+    loss.backward()
+    assert student.grad.abs().sum() > 0
+    assert teacher.grad is None
+
+
 def test_self_similarity():
     memory = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     loss = losses.self_similarity_loss(memory)

@@ -162,10 +162,24 @@ def test_counts_are_those_of_the_routing_and_answers_stay(training):
     assert "usage" not in str(list(net.state_dict()))
 
 
+def test_counts_stay_when_counting_stops_and_usage_is_a_snapshot():
+    layer, x = FusedRbMLayer(6, 2, 5, 3), torch.randn(7, 6)
+    rbm.track_usage(layer)
+    layer(x)
+    first = rbm.expert_usage(layer)[""]
+    layer(x)
+    assert first.rows == 7
+    rbm.track_usage(layer, False)
+    layer(x)
+    assert rbm.expert_usage(layer)[""].rows == 14
+
+
 def test_the_table_and_its_measures():
     from rbm.nn.usage import ExpertUsage, LayerUsage
 
     usage = ExpertUsage(first=LayerUsage(torch.tensor([10, 0, 10]), 2), second=LayerUsage(torch.tensor([4, 0]), 1))
+    unused = LayerUsage(torch.tensor([0, 0]), 1)
+    assert (unused.rows, unused.shares.tolist(), unused.evenness, unused.dead) == (0, [0.0, 0.0], 1.0, [0, 1])
     assert usage["first"].rows == 10
     assert usage["first"].shares.tolist() == [1.0, 0.0, 1.0]
     assert usage["first"].evenness == pytest.approx(0.63093, abs=1e-5)

@@ -123,6 +123,7 @@ BAD = {
     "too few": (np.arange(ROWS - 2), "holds 21 numbers, and there are 23 rows of features; write one for each row"),
     "too many": (np.arange(ROWS + 1), "holds 24 numbers, and there are 23 rows"),
     "beyond": (np.full(ROWS, NODES), "line 0 names 30, expected 0 to 29"),
+    "late": (np.append(np.arange(ROWS - 1), NODES), "line 22 names 30, expected 0 to 29"),
     "pairs": (np.zeros((ROWS, 2), np.int64), r"holds int64 of shape \[23, 2\], expected whole numbers \[B\]"),
     "fractions": (np.zeros(ROWS), "holds float64"),
 }
@@ -141,6 +142,14 @@ def test_too_few_nodes_for_rows_that_only_reading_counts(run, tmp_path):
     save(tmp_path, ending="csv", nodes=np.arange(7))
     with pytest.raises(ValueError, match=r"holds 7 numbers, and there are at least 10 rows of features"):
         predict_file(run, tmp_path / "x.csv", tmp_path / "out.npy", nodes=tmp_path / "nodes.csv")
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_a_neighbor_of_a_row_that_reading_does_not_find(run, tmp_path):
+    save(tmp_path, ending="csv", nodes=np.full(ROWS, -1), edges=np.array([[0, 1], [ROWS, 5]]))
+    files = {"nodes": tmp_path / "nodes.csv", "neighbors": tmp_path / "edges.csv"}
+    with pytest.raises(ValueError, match=rf"line 1 names {ROWS}, expected 0 to {ROWS - 1}, one of the {ROWS} rows"):
+        predict_file(run, tmp_path / "x.csv", tmp_path / "out.npy", **files)
     assert not (tmp_path / "out.npy").exists()
 
 

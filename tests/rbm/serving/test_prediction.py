@@ -107,7 +107,7 @@ def test_no_rows(run, tmp_path, ending):
 
 
 @pytest.mark.parametrize("ending", ["npy", "csv"])
-@pytest.mark.parametrize("order", ["ascending", "shuffled"])
+@pytest.mark.parametrize("order", ["ascending", "shuffled", "ascending in each chunk"])
 @pytest.mark.parametrize("features", ["npy", "csv"])
 def test_neighbors_piece_by_piece(tmp_path, x, features, order, ending):
     known = torch.randn(NODES, D)
@@ -117,6 +117,8 @@ def test_neighbors_piece_by_piece(tmp_path, x, features, order, ending):
     edges = edges[(edges[:, 0] < 10) | (edges[:, 0] >= 15)]  # a whole chunk of five rows has no edge
     if order == "shuffled":
         edges = generator.permutation(edges)
+    elif order == "ascending in each chunk":  # the second chunk of seven edges begins within the first
+        edges = edges[[*range(0, 14, 2), *range(1, 14, 2), *range(14, len(edges))]]
     SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
     if ending == "npy":
         np.save(tmp_path / "n.npy", edges)
@@ -136,8 +138,8 @@ def test_neighbors_piece_by_piece(tmp_path, x, features, order, ending):
 def test_a_neighbor_of_a_row_that_is_not_there(tmp_path, x, features, order):
     run = save_run(tmp_path / "run", F, encodings=torch.randn(NODES, D))
     SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
-    np.save(tmp_path / "n.npy", np.array([[0, 1], [3, 2], [ROWS, 5]])[::order])
-    line = {1: 2, -1: 0}[order]
+    np.save(tmp_path / "n.npy", np.array([*([row, 1] for row in range(9)), [ROWS, 5]])[::order])
+    line = {1: 9, -1: 0}[order]
     with pytest.raises(
         ValueError, match=rf"line {line} names {ROWS}, expected 0 to {ROWS - 1}, one of the {ROWS} rows"
     ):

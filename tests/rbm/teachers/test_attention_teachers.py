@@ -103,7 +103,7 @@ class Spy(Teacher):
 
 def spied(split: GraphSplit, iterations: int = 0) -> tuple[Spy, LabelInput]:
     spy = Spy()
-    return spy, LabelInput(spy, training_labels(split), 3, mask_rate=0.5, iterations=iterations)
+    return spy, LabelInput(spy, training_labels(split), 3, mask_rate=0.3, iterations=iterations)
 
 
 def test_a_random_part_of_the_training_labels_is_shown_and_the_others_are_asked(small_graph):
@@ -116,7 +116,7 @@ def test_a_random_part_of_the_training_labels_is_shown_and_the_others_are_asked(
         assert set(shown.nonzero().flatten().tolist()) | set(asked.tolist()) == set(range(15)), "the training nodes"
         assert len(asked) > 0
         shares.append(float(shown[:15].float().mean()))
-    assert sum(shares) / 200 == pytest.approx(0.5, abs=0.03)
+    assert sum(shares) / 200 == pytest.approx(0.3, abs=0.03)
     teacher.eval()(small_graph.x, small_graph.edge_index)
     shown = spy.seen.pop()
     assert torch.equal(shown[:15], one_hot[:15]), "all of them in evaluation"
@@ -136,6 +136,7 @@ def test_label_reuse_fills_in_what_the_teacher_found(small_graph, iterations):
         expected = (expected + torch.arange(3.0)).softmax(-1)
     assert teacher.embed(small_graph.x, small_graph.edge_index).shape == (60, 15)
     torch.testing.assert_close(spy.seen[-1], spy.seen[iterations])
+    assert not spy.seen[-1].requires_grad, "the rounds of reuse have no gradient"
 
 
 def test_unseen_nodes_and_foreign_rows_show_no_label(small_graph):
