@@ -230,7 +230,8 @@ def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Call
         check: takes the operator's arguments and raises for invalid ones. It runs only after the operator has raised
             a RuntimeError, the only error that C++ can raise: checking every call would take too long.
         refuses: whether the derivative was bound by :func:`refuse_derivative`. It is then called whenever gradients
-            are enabled or forward mode is active, and decides.
+            are enabled, and decides. It always decides in forward mode and in transformations of ``torch.func``, where
+            a batch of ``vmap`` hides whether it requires a gradient.
     """
     packet = getattr(torch.ops.rbm, name)
     operator = packet.default._op  # the overload's own function: the object around it costs about 0.1 µs per call
@@ -239,7 +240,8 @@ def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Call
         try:
             if is_inference_mode_enabled():
                 return operator(*args)
-            if refuses and (is_grad_enabled() or forward_ad._current_level >= 0):
+            may_need = is_grad_enabled() and (refuses or torch._C._are_functorch_transforms_active())
+            if may_need or forward_ad._current_level >= 0:
                 return packet(*args)
             with torch._C._AutoDispatchBelowAutograd():
                 return operator(*args)
@@ -259,7 +261,14 @@ def has_tangent(*args) -> bool:
     """Whether forward-mode differentiation (``torch.func.jvp``, dual numbers) is active for one of ``args``."""
     if forward_ad._current_level < 0:
         return False
-    return any(isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args)
+    return any(isinstance(arg, Tensor) and _tangent(arg) is not None for arg in args)
+
+
+def _tangent(tensor: Tensor) -> Tensor | None:
+    # PyTorch has no rule for the tangent of a batch of vmap, so ask the tensor with all its slices.
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return forward_ad.unpack_dual(tensor).tangent
 
 
 def gradients_of(

@@ -140,6 +140,28 @@ def test_batches_by_vmap_of_values_and_of_gradients(case):
         torch.testing.assert_close(got, torch.stack(each))
 
 
+@every_operator
+def test_derivatives_of_batches_by_vmap(case):
+    """Of vmap itself: an ordinary backward pass, the torch.func transformations, and dual numbers."""
+    function, tensors = case()
+    number, places = to_number(function), tuple(range(len(tensors)))
+    leaves = [torch.stack([tensor, tensor + 0.1, -tensor]).requires_grad_() for tensor in tensors]
+    tangents = [torch.randn_like(leaf) for leaf in leaves]
+    truth = torch.autograd.grad(sum(number(*[leaf[i] for leaf in leaves]) for i in range(3)), leaves)
+    along = sum((one * other).sum() for one, other in zip(truth, tangents, strict=True))
+
+    def whole(*batches):
+        return vmap(number)(*batches).sum()
+
+    torch.testing.assert_close(torch.autograd.grad(whole(*leaves), leaves), truth)
+    batches = tuple(leaf.detach() for leaf in leaves)
+    torch.testing.assert_close(grad(whole, places)(*batches), truth)
+    torch.testing.assert_close(jvp(whole, batches, tuple(tangents))[1], along)
+    with forward_ad.dual_level(), torch.no_grad():
+        dual = whole(*map(forward_ad.make_dual, batches, tangents))
+        torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, along)
+
+
 def test_rows_without_a_direction_have_no_derivative_of_any_kind():
     memory, h = draw(E, D), draw(3, D)
     h[0], h[1] = 0.0, 1e-14
