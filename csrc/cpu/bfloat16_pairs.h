@@ -97,7 +97,7 @@ RBM_INLINE void pack_pairs_lanes(const Unpacked<BFloat16>& m, int64_t matrix, in
       int64_t k = 0;
       for (; k + kCount <= whole; k += kCount) {
         for (int64_t i = 0; i < kCount; ++i) std::memcpy(&rows[i], source + 2 * k + (c + i) * m.column_stride, kBytes);
-        store_transposed<kBytes>(rows, reinterpret_cast<float*>(target + k * width + c), width);
+        store_transposed<kBytes>(reinterpret_cast<float*>(target + k * width + c), width, rows);
       }
       for (int64_t i = c; i < c + kCount; ++i) pair_column(source + i * m.column_stride, k, m.rows, width, target + i);
     }

@@ -63,10 +63,10 @@ RBM_INLINE void outer_tile(
 }
 
 // target[i][j] = rows[j][i], a square as wide as a vector. Interleaving the two halves of a sequence of rows, lane by
-// lane, log2(lanes) times is a transposition.
+// lane, log2(lanes) times is a transposition. Clang does not parse a declaration in which `rows` comes first.
 template <int kBytes, typename Acc>
 RBM_INLINE void store_transposed(
-    typename Lanes<Acc, kBytes>::Vector (&rows)[Lanes<Acc, kBytes>::kCount], Acc* target, int64_t target_stride) {
+    Acc* target, int64_t target_stride, typename Lanes<Acc, kBytes>::Vector (&rows)[Lanes<Acc, kBytes>::kCount]) {
   using L = Lanes<Acc, kBytes>;
   typename L::Vector mixed[L::kCount];
 #pragma GCC unroll 4
@@ -84,7 +84,7 @@ RBM_INLINE void transpose(const T* source, int64_t source_stride, Acc* target, i
   using L = Lanes<Acc, kBytes>;
   typename L::Vector rows[L::kCount];
   for (int i = 0; i < L::kCount; ++i) L::load(rows[i], source + i * source_stride);
-  store_transposed<kBytes>(rows, target, target_stride);
+  store_transposed<kBytes>(target, target_stride, rows);
 }
 
 // One matrix [K, N] per expert, whose rows or columns are contiguous. It is packed in panels of tile width with all K
