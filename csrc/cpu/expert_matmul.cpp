@@ -31,7 +31,7 @@ struct Product {
   const T* rows;
   int64_t row_stride;
   const Operand* packed;  // A_e transposed, [E] matrices [from, to]
-  const T* bias;      // [E, N], or null
+  const T* bias;          // [E, N], or null
   const Acc* gates;
   const int32_t* experts;
   int64_t count, from, to, num_experts, top_k;
@@ -42,8 +42,9 @@ struct Product {
   T* out;           // [B, to], contiguous
 };
 
-// Adds the products of kRows rows and a panel that is wider than the remaining columns, see multiply_tile. Products are read back from memory, so that these
-// loops are compiled once for all rows of a tile: one copy per row took a third of this file's compile time.
+// As the end of multiply_tile, for a panel that is wider than the remaining columns. Products are read back from memory,
+// so that these loops are compiled once for all rows of a tile: one copy per row took a third of this file's compile
+// time.
 template <int kBytes, int kRows, int kVectors, typename T, typename Operand, typename Vector>
 RBM_INLINE void add_narrow(
     const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Vector (&products)[kRows][kVectors],

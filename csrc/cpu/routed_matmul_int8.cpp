@@ -135,7 +135,7 @@ void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel
       routing.gates = gates;
       routing.cosines = cosines;
       routing.experts = chosen.get();
-      route_rows(routing, int64_t{0}, rows, row_scales + rows);
+      route_rows(routing, 0, rows, row_scales + rows);
     }
     pairs.list(chosen.get(), 0, rows);
     float* const sums = is_direct ? layer.y + first * sum_stride : own_sums.get();
