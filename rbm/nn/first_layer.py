@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rbm.nn import folded_weights as folding
 from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm.nn.students import CHUNK_ROWS, MLPStudent, RbMStudent, Trace
 from rbm.utils.precision import autocast_dtype, cast_once
@@ -71,10 +72,13 @@ class FirstLayer:
         """Whether the layer itself must run in every forward: if it tracks usage."""
         return getattr(self.layer, "track_usage", False)
 
-    def _versions(self) -> tuple[list[int], torch.dtype | None]:
-        """Versions of the first layer's parameters, which change when these are written, and the dtype of autocast."""
+    def _versions(self) -> tuple[list[tuple[int, int]], int, torch.dtype | None]:
+        """What changes when the first layer's parameters do: their versions and addresses (an assignment of ``.data``
+        keeps the version) and the number of optimizer steps (fused ones count no versions); and autocast's dtype.
+        """
         parameters = [*self.layer.parameters()]
-        return [parameter._version for parameter in parameters], autocast_dtype(self.x, parameters[0].dtype)
+        versions = [(parameter._version, parameter.data_ptr()) for parameter in parameters]
+        return versions, folding.optimizer_steps(), autocast_dtype(self.x, parameters[0].dtype)
 
 
 def known_product(weight: Tensor, bias: Tensor, rows: Tensor, known: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ _NAMES = ("weight", "bias", "attention", "log_scale")
 # Steps of any optimizer since the first experts were kept. Fused optimizers change parameters without counting
 # versions.
 _steps = -1
+_optimizer_steps = 0
 
 
 def input_scale(attention: Tensor | None, log_scale: Tensor) -> Tensor:
@@ -106,15 +107,23 @@ def steps() -> int:
     return _steps
 
 
+def optimizer_steps() -> int:
+    """Number of steps of any optimizer alone, since the first call of :func:`steps` or this function."""
+    steps()
+    return _optimizer_steps
+
+
 def forget() -> None:
     """Invalidate all folded and packed weights, so that they are computed again."""
-    _count()
-
-
-def _count(*_) -> None:
     global _steps
     if _steps >= 0:
         _steps += 1
+
+
+def _count(*_) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+    forget()
 
 
 def is_watched(parameter: Tensor) -> bool:

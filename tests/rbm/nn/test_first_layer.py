@@ -114,7 +114,7 @@ def test_an_epoch_has_one_first_product(small_graph, kind, monkeypatch, precisio
 
 
 @pytest.mark.parametrize("kind", [MLPStudent, RbMStudent])
-@pytest.mark.parametrize("change", ["weights", "memory"])
+@pytest.mark.parametrize("change", ["weights", "data", "fused step", "memory"])
 def test_what_has_moved_since_is_not_taken(small_graph, kind, change):
     trainer = trainer_of(kind, small_graph)
     student, first = trainer.model, trainer.first_layer
@@ -126,6 +126,11 @@ def test_what_has_moved_since_is_not_taken(small_graph, kind, change):
         first.logits()
         if change == "weights":
             student.layers[0].weight.mul_(2)
+        elif change == "data":  # the version stays
+            student.layers[0].weight.data = student.layers[0].weight * 2
+        elif change == "fused step":  # and here
+            student.layers[0].weight.grad = torch.ones_like(student.layers[0].weight)
+            torch.optim.Adam(student.parameters(), lr=0.1, fused=True).step()
         elif kind is RbMStudent:
             student.layers[0].memory.copy_(torch.randn_like(student.layers[0].memory))
     student.train()
