@@ -219,6 +219,18 @@ def test_sums_in_the_memory_that_moves(name):
     memory_update_(memory, sums.clone(), total.clone(), 0.5)
 
 
+@pytest.mark.parametrize(
+    ("transformation", "batch"),
+    [(torch.func.functionalize, ()), (torch.func.vmap, (2,))],
+    ids=["functionalize", "vmap"],
+)
+def test_a_transformation_that_cannot_follow_an_update_says_so_itself(transformation, batch):
+    """Its tensors have no addresses, which the check for overlap once compared."""
+    update = transformation(lambda memory, sums, total: memory_update_(memory, sums, total, 0.5))
+    with pytest.raises(RuntimeError, match="rbm::memory_update_"):
+        update(*(torch.rand(*batch, *shape) for shape in ((E, D), (E, D), (E,))))
+
+
 def test_neighbours_in_one_storage_are_taken():
     storage = torch.rand(100)
     memory, sums, total = storage[: E * D].view(E, D), storage[E * D : 2 * E * D].view(E, D), storage[2 * E * D :][:E]

@@ -91,7 +91,8 @@ def memory_update_(
         torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
     except RuntimeError:
         _check_update(memory, weighted_sum, total, decay)
-        _check_memory(memory, weighted_sum, total)
+        if not torch._C._are_functorch_transforms_active():  # their tensors have no addresses
+            _check_memory(memory, weighted_sum, total)
         raise
 
 
