@@ -49,8 +49,7 @@ def transfer(
     giving = sources >= 0
     matrix = in_matrix(sources[giving], targets[giving], (unseen.size, observed.shape[0]), np.float64)
     counted = targets[giving] if fill == "observed_mean" else targets
-    counts = np.bincount(counted, minlength=unseen.size)
-    counts = np.maximum(counts, 1)[:, None]
+    counts = np.maximum(np.bincount(counted, minlength=unseen.size), 1)[:, None]
 
     full = observed.new_zeros(num_nodes, observed.shape[1])
     full[observed_nodes.to(observed.device)] = observed
