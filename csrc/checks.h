@@ -87,11 +87,14 @@ class Checks {
     if (!fits) fail(name, " has shape ", shape_text(sizes), ", expected ", shape_text(expected), " (", why, ")");
     bool is_empty = false;
     for (const int64_t size : sizes) {
-      if (size > kMostSize) fail(name, " has shape ", shape_text(sizes), ", expected sizes below 2^31: split the batch");
+      if (size > kMostSize) {
+        fail(name, " has shape ", shape_text(sizes), ", expected sizes below 2^31: split the batch");
+      }
       is_empty = is_empty || size == 0;
     }
     if (!is_empty && tensor.const_data_ptr() == nullptr) {
-      fail(name, " has shape ", shape_text(sizes), " and no memory behind it, expected one whose storage was not freed");
+      fail(
+          name, " has shape ", shape_text(sizes), " and no memory behind it, expected one whose storage was not freed");
     }
   }
 
@@ -117,8 +120,9 @@ class Checks {
     const int64_t common = std::gcd(row, column);
     const bool meets = rows > 1 && columns > 1 && common > 0 && column / common < rows && row / common < columns;
     if (matrix.numel() > 0 && (repeats || meets)) {
-      fail(name, " has several elements at one address (strides ", row, " and ", column, "), and is written to: pass ", name,
-           ".clone()");
+      fail(
+          name, " has several elements at one address (strides ", row, " and ", column, "), and is written to: pass ",
+          name, ".clone()");
     }
   }
 
@@ -141,7 +145,8 @@ inline void check_out_features(const Checks& check, int64_t out_features) {
 
 inline void check_num_experts(const Checks& check, int64_t num_experts) {
   if (num_experts < 1 || num_experts > kMostSize) {
-    check.fail("num_experts is ", num_experts, ", expected between 1 and ", kMostSize, ": experts are numbered in int32");
+    check.fail(
+        "num_experts is ", num_experts, ", expected between 1 and ", kMostSize, ": experts are numbered in int32");
   }
 }
 

@@ -42,13 +42,14 @@ namespace cpu {
 using Order = const std::optional<Tensor>&;
 
 Tensor expert_matmul(
-    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& gates, const Tensor& experts,
-    Order order, Order tile_experts, Order tile_counts, int64_t block_m);
+    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& gates,
+    const Tensor& experts, Order order, Order tile_experts, Order tile_counts, int64_t block_m);
 std::tuple<Tensor, Tensor> expert_matmul_backward_input(
     const Tensor& grad, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& gates,
     const Tensor& experts, bool with_gates, Order order, Order tile_experts, Order tile_counts, int64_t block_m);
 std::tuple<Tensor, Tensor> expert_matmul_backward_weight(
-    const Tensor& grad, const Tensor& x, const Tensor& gates, const Tensor& experts, int64_t num_experts, bool with_bias);
+    const Tensor& grad, const Tensor& x, const Tensor& gates, const Tensor& experts, int64_t num_experts,
+    bool with_bias);
 }  // namespace cpu
 
 }  // namespace rbm

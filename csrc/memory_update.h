@@ -12,8 +12,7 @@ namespace rbm {
 // A row shorter than this has no direction and contributes (almost) nothing: n(h) = h / max(|h|, kNormEps).
 constexpr double kNormEps = 1e-12;
 
-inline void check_memory_statistics(
-    const Tensor& h, const Tensor& gates, const Tensor& experts, int64_t num_experts) {
+inline void check_memory_statistics(const Tensor& h, const Tensor& gates, const Tensor& experts, int64_t num_experts) {
   const Checks check("memory_statistics");
   check.dtype("h", h, {ScalarType::Double, ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
   const bool wide = h.scalar_type() == ScalarType::Double;
@@ -27,8 +26,7 @@ inline void check_memory_statistics(
   check_num_experts(check, num_experts);
 }
 
-inline void check_memory_update(
-    const Tensor& memory, const Tensor& weighted_sum, const Tensor& total, double decay) {
+inline void check_memory_update(const Tensor& memory, const Tensor& weighted_sum, const Tensor& total, double decay) {
   const Checks check("memory_update_");
   check.dtype("memory", memory, {ScalarType::Float, ScalarType::Double});
   check.dtype("weighted_sum", weighted_sum, {memory.scalar_type()});

@@ -25,7 +25,8 @@ inline void check_sparse_rows(
   if (gates.size(0) * gates.size(1) > kMostSize) {
     check.fail("gates has shape ", shape_text(gates.sizes()), ", expected fewer than 2^31 choices: split the batch");
   }
-  for (const auto& [name, tensor] : {std::pair{"crow", &crow}, {"col", &col}, {"gates", &gates}, {"experts", &experts}}) {
+  for (const auto& [name, tensor] :
+       {std::pair{"crow", &crow}, {"col", &col}, {"gates", &gates}, {"experts", &experts}}) {
     check.same_device(name, *tensor, "values", values);
   }
 }
@@ -50,8 +51,8 @@ inline void check_sparse_weights(
 
 namespace cpu {
 Tensor sparse_expert_matmul(
-    const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight, const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts);
+    const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts);
 Tensor sparse_expert_matmul_backward_gates(
     const Tensor& grad, const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight,
     const std::optional<Tensor>& bias, const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts);

@@ -153,7 +153,8 @@ RBM_AVX512_BF16 __attribute__((noinline)) void pair_tile(
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const auto numbers = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(left[r][i * left_stride].bits)));
+      const auto numbers =
+          reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(left[r][i * left_stride].bits)));
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) totals[r][v] = _mm512_dpbf16_ps(totals[r][v], numbers, columns[v]);
     }

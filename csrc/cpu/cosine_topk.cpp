@@ -13,7 +13,8 @@ namespace {
 
 template <typename T>
 void route(
-    const Tensor& h, const Tensor& memory, int64_t k, double temperature, Tensor& gates, Tensor& experts, Tensor& cosines) {
+    const Tensor& h, const Tensor& memory, int64_t k, double temperature, Tensor& gates, Tensor& experts,
+    Tensor& cosines) {
   using Acc = Accumulation<T>;
   const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0);
   const auto inverse_norms = scratch<Acc>(num_experts);
@@ -23,7 +24,7 @@ void route(
       mutable_data<Acc>(cosines));
   const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
   parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto work = scratch<Acc>(routing_scratch<T>(num_experts));
+    const auto work = scratch<Acc>(routing_scratch(num_experts));
     route_rows(routing, begin, end, work.get());
   });
 }
@@ -129,7 +130,8 @@ ScalarType served_dtype(const Tensor& h, const Tensor& memory) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> cosine_topk(const Tensor& h_any, const Tensor& memory_any, int64_t k, double temperature) {
+std::tuple<Tensor, Tensor, Tensor> cosine_topk(
+    const Tensor& h_any, const Tensor& memory_any, int64_t k, double temperature) {
   check_routing(Checks("cosine_topk"), "h", h_any, memory_any, k, temperature);
   const ScalarType dtype = served_dtype(h_any, memory_any);
   const Tensor h = with_adjacent_features(as_dtype(h_any, dtype));
@@ -171,8 +173,8 @@ Tensor cosine_topk_backward(
   Tensor grad_h = new_tensor(h.scalar_type(), {h.size(0), h.size(1)});
   const auto run = [&](auto zero) {
     route_backward<decltype(zero)>(
-        grad_gates ? &*grad_gates : nullptr, grad_cosines ? &*grad_cosines : nullptr, h, memory, gates, experts, cosines,
-        temperature, grad_h);
+        grad_gates ? &*grad_gates : nullptr, grad_cosines ? &*grad_cosines : nullptr, h, memory, gates, experts,
+        cosines, temperature, grad_h);
   };
   switch (dtype) {
     case ScalarType::Double: run(double{}); break;

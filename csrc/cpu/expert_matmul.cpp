@@ -23,8 +23,8 @@ constexpr int64_t kInnerBlock = 512;
 
 // out_b = sum_j gate_bj (A_e rows_b + bias_e), e = experts[b, j]. Forward: rows are x, A_e is W_e. Backward: rows are
 // grad, A_e is the transpose of W_e, and the gradient of the gates is optional:
-// <A_e rows_b, x_b> + <rows_b, bias_e>. Tiles read rows and weights as Operand: the type that rows of T are summed in, or
-// pairs of bfloat16.
+// <A_e rows_b, x_b> + <rows_b, bias_e>. Tiles read rows and weights as Operand: the type that rows of T are summed in,
+// or pairs of bfloat16.
 template <typename T, typename Operand = Accumulation<T>>
 struct Product {
   using Acc = Accumulation<T>;
@@ -42,9 +42,9 @@ struct Product {
   T* out;           // [B, to], contiguous
 };
 
-// As the end of multiply_tile, for a panel that is wider than the remaining columns. Products are read back from memory,
-// so that these loops are compiled once for all rows of a tile: one copy per row took a third of this file's compile
-// time.
+// As the end of multiply_tile, for a panel that is wider than the remaining columns. Products are read back from
+// memory, so that these loops are compiled once for all rows of a tile: one copy per row took a third of this file's
+// compile time.
 template <int kBytes, int kRows, int kVectors, typename T, typename Operand, typename Vector>
 RBM_INLINE void add_narrow(
     const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Vector (&products)[kRows][kVectors],
@@ -243,8 +243,8 @@ template <typename T>
 Unpacked<T> unpacked_weight(const Tensor& weight, bool for_gradient) {
   const int64_t outputs = weight.size(1), features = weight.size(2);
   return for_gradient
-      ? Unpacked<T>{data<T>(weight), weight.size(0), outputs, features, outputs * features, features, 1}
-      : Unpacked<T>{data<T>(weight), weight.size(0), features, outputs, outputs * features, 1, features};
+             ? Unpacked<T>{data<T>(weight), weight.size(0), outputs, features, outputs * features, features, 1}
+             : Unpacked<T>{data<T>(weight), weight.size(0), features, outputs, outputs * features, 1, features};
 }
 
 // Packs the weights for this processor and multiplies; `product` makes a Product from the packed weights.
@@ -310,7 +310,8 @@ std::tuple<Tensor, Tensor> backward_input(
   using Acc = Accumulation<T>;
   const int64_t rows = x.size(0), in_features = x.size(1), top_k = gates.size(1);
   Tensor grad_x = new_tensor(x.scalar_type(), {rows, in_features});
-  Tensor grad_gates = with_gates ? new_tensor(gates.scalar_type(), {rows, top_k}) : new_tensor(gates.scalar_type(), {0});
+  Tensor grad_gates =
+      with_gates ? new_tensor(gates.scalar_type(), {rows, top_k}) : new_tensor(gates.scalar_type(), {0});
   pack_and_multiply(unpacked_weight<T>(weight, true), [&]<typename Operand>(const Operand* packed) {
     return Product<T, Operand>{
         .rows = data<T>(grad),

@@ -103,7 +103,8 @@ RBM_INLINE void gate_rows(
   }
 }
 
-// Copies features [first, first + filled) of `count` rows into a panel of `width` columns, with zeros past the last one.
+// Copies features [first, first + filled) of `count` rows into a panel of `width` columns, with zeros past the last
+// one.
 template <typename T, typename Operand>
 RBM_INLINE void panel_of_rows(
     const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t first, int64_t filled, int64_t width,
@@ -181,7 +182,8 @@ void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
 
 template <typename T>
 std::tuple<Tensor, Tensor> backward_weight(
-    const Tensor& grad, const Tensor& x, const Tensor& gates, const Tensor& experts, int64_t num_experts, bool with_bias) {
+    const Tensor& grad, const Tensor& x, const Tensor& gates, const Tensor& experts, int64_t num_experts,
+    bool with_bias) {
   using Acc = Accumulation<T>;
   const int64_t rows = x.size(0), in_features = x.size(1), out_features = grad.size(1);
   Tensor grad_weight = new_tensor(gates.scalar_type(), {num_experts, out_features, in_features});
@@ -208,8 +210,8 @@ std::tuple<Tensor, Tensor> backward_weight(
 }  // namespace
 
 std::tuple<Tensor, Tensor> expert_matmul_backward_weight(
-    const Tensor& grad_any, const Tensor& x_any, const Tensor& gates_any, const Tensor& experts_any, int64_t num_experts,
-    bool with_bias) {
+    const Tensor& grad_any, const Tensor& x_any, const Tensor& gates_any, const Tensor& experts_any,
+    int64_t num_experts, bool with_bias) {
   const Checks check("expert_matmul_backward_weight");
   check.shape("x", x_any, {kAnySize, kAnySize}, "rows by features");
   check.shape("grad", grad_any, {kAnySize, kAnySize}, "rows by outputs");
@@ -217,15 +219,16 @@ std::tuple<Tensor, Tensor> expert_matmul_backward_weight(
   check_pairs(check, x_any, gates_any, experts_any);
   check_num_experts(check, num_experts);
   const ScalarType dtype = served_dtype(x_any.scalar_type());
-  const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)), grad = with_adjacent_features(as_dtype(grad_any, dtype));
+  const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)),
+               grad = with_adjacent_features(as_dtype(grad_any, dtype));
   const Tensor gates = dense(gates_any), experts = dense(experts_any);
   check_experts(check, experts, num_experts);
   const auto run = [&](auto zero) {
     return backward_weight<decltype(zero)>(grad, x, gates, experts, num_experts, with_bias);
   };
-  const auto [grad_weight, grad_bias] = dtype == ScalarType::Double ? run(double{})
-      : dtype == ScalarType::BFloat16                                ? run(BFloat16{})
-                                                                     : run(float{});
+  const auto [grad_weight, grad_bias] = dtype == ScalarType::Double     ? run(double{})
+                                        : dtype == ScalarType::BFloat16 ? run(BFloat16{})
+                                                                        : run(float{});
   return {as_dtype(grad_weight, x_any.scalar_type()), as_dtype(grad_bias, x_any.scalar_type())};
 }
 

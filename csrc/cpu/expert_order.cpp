@@ -50,9 +50,12 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
   check.dtype("experts", experts_any, {ScalarType::Int});
   check.shape("experts", experts_any, {kAnySize, kAnySize}, "rows by experts a row");
   const int64_t rows = experts_any.size(0), top_k = experts_any.size(1);
-  if (top_k < 1 || top_k > num_experts) check.fail("k is ", top_k, ", expected between 1 and ", num_experts, " experts");
+  if (top_k < 1 || top_k > num_experts) {
+    check.fail("k is ", top_k, ", expected between 1 and ", num_experts, " experts");
+  }
   if (num_experts < 1 || num_experts > kMostExperts) {
-    check.fail("num_experts is ", num_experts, ", expected between 1 and ", kMostExperts, ": every tile lists all experts");
+    check.fail(
+        "num_experts is ", num_experts, ", expected between 1 and ", kMostExperts, ": every tile lists all experts");
   }
   if (block_m < 1) check.fail("block_m is ", block_m, ", expected at least 1");
   const Tensor experts = dense(experts_any);
@@ -70,7 +73,9 @@ std::tuple<Tensor, Tensor, Tensor> expert_order(const Tensor& experts_any, int64
       std::sort(ascending.begin(), ascending.end());
       // Unsigned: the terms of a row that repeats an expert may sum to more than 2^63.
       uint64_t rank = -static_cast<uint64_t>(top_k % 2);
-      for (int64_t j = 0; j < top_k; ++j) rank += static_cast<uint64_t>(binomials[(ascending[j] + 1) * (top_k + 1) + j + 1]);
+      for (int64_t j = 0; j < top_k; ++j) {
+        rank += static_cast<uint64_t>(binomials[(ascending[j] + 1) * (top_k + 1) + j + 1]);
+      }
       ranks[b] = static_cast<int64_t>(rank);
     }
   });

@@ -116,7 +116,8 @@ void add_partials(const Acc* partials, int64_t shares, int64_t stride, Acc* resu
 }
 
 template <typename T, typename Acc>
-void sum_rows(const Tensor& h, const Tensor& gates, const Tensor& experts, bool normalize, Tensor& weighted_sum, Tensor& total) {
+void sum_rows(
+    const Tensor& h, const Tensor& gates, const Tensor& experts, bool normalize, Tensor& weighted_sum, Tensor& total) {
   const int64_t rows = h.size(0), features = h.size(1), top_k = gates.size(1), num_experts = total.size(0);
   const int64_t shares = count_shares(rows, num_experts);
   const int64_t share_rows = shares > 0 ? (rows + shares - 1) / shares : 0;
@@ -128,21 +129,22 @@ void sum_rows(const Tensor& h, const Tensor& gates, const Tensor& experts, bool 
     const auto row = scratch<Acc>(features);
     for (int64_t share = first; share < last; ++share) {
       const int64_t begin = std::min(share * share_rows, rows);
-      sum_share(Share<T, Acc>{
-          .h = data<T>(h),
-          .row_stride = h.stride(0),
-          .gates = data<Acc>(gates),
-          .experts = data<int32_t>(experts),
-          .begin = begin,
-          .end = std::min(begin + share_rows, rows),
-          .features = features,
-          .top_k = top_k,
-          .num_experts = num_experts,
-          .normalize = normalize,
-          .tile = tile.get(),
-          .row = row.get(),
-          .partial = partials.get() + share * result_size,
-      });
+      sum_share(
+          Share<T, Acc>{
+              .h = data<T>(h),
+              .row_stride = h.stride(0),
+              .gates = data<Acc>(gates),
+              .experts = data<int32_t>(experts),
+              .begin = begin,
+              .end = std::min(begin + share_rows, rows),
+              .features = features,
+              .top_k = top_k,
+              .num_experts = num_experts,
+              .normalize = normalize,
+              .tile = tile.get(),
+              .row = row.get(),
+              .partial = partials.get() + share * result_size,
+          });
     }
   });
 
@@ -195,7 +197,8 @@ std::tuple<Tensor, Tensor> memory_statistics(
   return {weighted_sum, total};
 }
 
-void memory_update_(Tensor memory, const Tensor& weighted_sum_any, const Tensor& total_any, double decay, bool normalize) {
+void memory_update_(
+    Tensor memory, const Tensor& weighted_sum_any, const Tensor& total_any, double decay, bool normalize) {
   check_memory_update(memory, weighted_sum_any, total_any, decay);
   const Tensor weighted_sum = dense(weighted_sum_any), total = dense(total_any);
   if (memory.scalar_type() == ScalarType::Double) {

@@ -41,7 +41,8 @@ class StoredNetwork {
     std::memcpy(head, bytes, sizeof(head));
     if (head[0] != kNetworkMark) refuse("begins with other bytes");
     count_ = head[1];
-    if (count_ < 1 || count_ > (size - static_cast<int64_t>(sizeof(head))) / static_cast<int64_t>(sizeof(StoredLayer))) {
+    if (count_ < 1 ||
+        count_ > (size - static_cast<int64_t>(sizeof(head))) / static_cast<int64_t>(sizeof(StoredLayer))) {
       refuse("has another number of layers than it says");
     }
     for (int64_t i = 0; i < count_; ++i) check_layer(i);
@@ -70,7 +71,9 @@ class StoredNetwork {
     for (const int64_t size : {s.inputs, s.outputs, s.router_features}) {
       if (size < 1 || size > kMostSize) refuse("has a layer of no size");
     }
-    if (s.num_experts < 1 || s.num_experts > kMostSize || s.top_k < 1 || s.top_k > s.num_experts) refuse("has no such experts");
+    if (s.num_experts < 1 || s.num_experts > kMostSize || s.top_k < 1 || s.top_k > s.num_experts) {
+      refuse("has no such experts");
+    }
     if (i > 0 && layer(i - 1).outputs != s.inputs) refuse("has layers that do not fit one another");
     if (s.memory == kNowhere && s.num_experts != 1) refuse("has experts and no memory");
     if (s.router == kNowhere && s.router_features != s.inputs) refuse("has no router");

@@ -26,8 +26,8 @@ constexpr int64_t panel_width() {
   return tile_vectors<kBytes>() * Lanes<Acc, kBytes>::kCount;
 }
 
-// Calls act.template operator()<kVectors>() for the last panel of a matrix, which is `vectors` vectors wide, fewer than a
-// tile. Only widths that are possible are compiled.
+// Calls act.template operator()<kVectors>() for the last panel of a matrix, which is `vectors` vectors wide, fewer than
+// a tile. Only widths that are possible are compiled.
 template <int kBytes, typename Act>
 RBM_INLINE void with_last_vectors(int64_t vectors, const Act& act) {
   if constexpr (tile_vectors<kBytes>() == 4) {
@@ -140,7 +140,9 @@ RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, 
         }
       }
       for (; k < m.rows; ++k) {
-        for (int64_t i = c; i < c + kCount; ++i) target[k * width + i] = static_cast<Stored>(source[k + i * m.column_stride]);
+        for (int64_t i = c; i < c + kCount; ++i) {
+          target[k * width + i] = static_cast<Stored>(source[k + i * m.column_stride]);
+        }
       }
     }
     for (; c < filled; ++c) {

@@ -28,7 +28,7 @@ struct Workplace {
 
   Workplace(const PackedLayer<T>& layer, int64_t rows, int64_t padded)
       : gates(scratch<Acc>(2 * rows * layer.routing.top_k)),
-        work(scratch<Acc>(routing_scratch<T>(layer.routing.num_experts))),
+        work(scratch<Acc>(routing_scratch(layer.routing.num_experts))),
         chosen(scratch<int32_t>(rows * layer.routing.top_k)),
         pairs(rows, layer.routing.top_k, layer.routing.num_experts),
         is_direct(!kConverts && padded <= layer.y_stride) {
@@ -104,7 +104,8 @@ void answer(const PackedLayer<T>& layer, int64_t rows) {
   const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
   const PackedExperts<T>& experts = layer.experts;
   const int64_t routed = layer.is_routed ? experts.num_experts : 0, panels = sizes.panels(experts.outputs);
-  const int64_t multiplications = rows * (layer.routing.top_k * sizes.padded(experts.outputs) + routed) * experts.features;
+  const int64_t multiplications =
+      rows * (layer.routing.top_k * sizes.padded(experts.outputs) + routed) * experts.features;
   const Call call;
   const Split split = Split::of(call, rows, multiplications, experts.outputs, panels);
   split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {

@@ -229,9 +229,8 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
   if (p.count == 1 && begin == 0 && end <= kWidth && blocks == 1) {
     if (end == kWidth) return packed_row_of<kBytes, tile_vectors<kBytes>()>(p);
     const int64_t vectors = end / Lanes<Acc, kBytes>::kCount;
-    return with_last_vectors<kBytes>(vectors, [&]<int kVectors>() __attribute__((always_inline)) {
-      packed_row_of<kBytes, kVectors>(p);
-    });
+    return with_last_vectors<kBytes>(
+        vectors, [&]<int kVectors>() __attribute__((always_inline)) { packed_row_of<kBytes, kVectors>(p); });
   }
   for (int64_t expert = 0; expert < p.experts.num_experts; ++expert) {
     const Pair* const pairs = p.pairs->of(expert);

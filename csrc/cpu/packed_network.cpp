@@ -25,8 +25,8 @@ struct Answers {
 // A norm over the outputs and ReLU, row by row, in place. Plain loops that the compiler vectorises: a row's numbers are
 // the same in every batch.
 RBM_CLONES void finish(
-    float* rows, int64_t stride, int64_t first, int64_t last, int64_t columns, Norm norm, const float* scale, const float* shift,
-    float eps, bool activates) {
+    float* rows, int64_t stride, int64_t first, int64_t last, int64_t columns, Norm norm, const float* scale,
+    const float* shift, float eps, bool activates) {
   for (int64_t r = first; r < last; ++r) {
     float* const row = rows + r * stride;
     if (norm == Norm::kLayer) {
@@ -59,31 +59,54 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
       routed = addresses.get();
       answer(
           PackedLayer<float>{
-              .x = a.x, .x_stride = a.x_stride, .routing = no_routing<float>(), .is_routed = false,
+              .x = a.x,
+              .x_stride = a.x_stride,
+              .routing = no_routing<float>(),
+              .is_routed = false,
               .experts{network.at<float>(s.router), 1, s.inputs, s.router_features},
-              .y = addresses.get(), .y_stride = routed_stride},
+              .y = addresses.get(),
+              .y_stride = routed_stride},
           a.rows);
     }
     inverse_norms = scratch<float>(s.num_experts);
     const float* const memory = network.at<float>(s.memory);
     routing = {
-        .h = routed, .row_stride = routed_stride,
+        .h = routed,
+        .row_stride = routed_stride,
         .memory = measured(memory, s.num_experts, s.router_features, inverse_norms.get(), copies),
-        .inverse_norms = inverse_norms.get(), .features = s.router_features, .num_experts = s.num_experts,
-        .top_k = s.top_k, .temperature = static_cast<float>(s.temperature), .gates = nullptr, .experts = nullptr,
-        .cosines = nullptr, .over_all = s.over_all != 0};
+        .inverse_norms = inverse_norms.get(),
+        .features = s.router_features,
+        .num_experts = s.num_experts,
+        .top_k = s.top_k,
+        .temperature = static_cast<float>(s.temperature),
+        .gates = nullptr,
+        .experts = nullptr,
+        .cosines = nullptr,
+        .over_all = s.over_all != 0};
   }
   if (s.weights == Weights::kInt8) {
     answer(
         Int8Layer{
-            .x = a.x, .x_stride = a.x_stride, .features = s.inputs, .routing = routing, .is_routed = is_routed,
-            .experts = network.at<int8_t>(s.experts), .outputs = s.outputs, .y = a.y, .y_stride = a.y_stride},
+            .x = a.x,
+            .x_stride = a.x_stride,
+            .features = s.inputs,
+            .routing = routing,
+            .is_routed = is_routed,
+            .experts = network.at<int8_t>(s.experts),
+            .outputs = s.outputs,
+            .y = a.y,
+            .y_stride = a.y_stride},
         a.rows);
   } else {
     answer(
         PackedLayer<float>{
-            .x = a.x, .x_stride = a.x_stride, .routing = routing, .is_routed = is_routed,
-            .experts{network.at<float>(s.experts), s.num_experts, s.inputs, s.outputs}, .y = a.y, .y_stride = a.y_stride},
+            .x = a.x,
+            .x_stride = a.x_stride,
+            .routing = routing,
+            .is_routed = is_routed,
+            .experts{network.at<float>(s.experts), s.num_experts, s.inputs, s.outputs},
+            .y = a.y,
+            .y_stride = a.y_stride},
         a.rows);
   }
   if (s.norm == Norm::kNone && s.activates == 0) return;
@@ -92,15 +115,15 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
   const float* const shift = has_norm ? network.at<float>(s.shift) : nullptr;
   const int64_t grain = std::max<int64_t>(1, kMultiplicationsOfThread / s.outputs);
   parallel_for(0, a.rows, grain, [&](int64_t begin, int64_t end) {
-    finish(
-        a.y, a.y_stride, begin, end, s.outputs, s.norm, scale, shift, static_cast<float>(s.eps), s.activates != 0);
+    finish(a.y, a.y_stride, begin, end, s.outputs, s.norm, scale, shift, static_cast<float>(s.eps), s.activates != 0);
   });
 }
 
 void answer_network(const StoredNetwork& network, const Answers& all) {
   int64_t widest = 0;
   for (int64_t i = 0; i + 1 < network.count(); ++i) widest = std::max(widest, network.layer(i).outputs);
-  const int64_t stride = (widest + kPanelColumns - 1) / kPanelColumns * kPanelColumns;  // whole vectors, on any processor
+  const int64_t stride =
+      (widest + kPanelColumns - 1) / kPanelColumns * kPanelColumns;  // whole vectors, on any processor
   const int64_t most = std::min(all.rows, kRowsAtOnce);
   const auto between = scratch<float>(2 * most * stride);
   for (int64_t first = 0; first < all.rows; first += most) {

@@ -24,34 +24,36 @@ Tensor few_rows_at_once(
       routing_of<T>(x, memory, k, temperature, inverse_norms, copies, gates, experts.get(), gates + rows * k);
   const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / std::max<int64_t>(1, num_experts * features));
   parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto work = scratch<Acc>(routing_scratch<T>(num_experts));
+    const auto work = scratch<Acc>(routing_scratch(num_experts));
     route_rows(routing, begin, end, work.get());
   });
 
   PairsByExpert pairs(rows, k, num_experts);
   pairs.list(experts.get(), 0, rows);
   Tensor y = new_tensor(x.scalar_type(), {rows, out_features});
-  multiply_few_rows(FewRows<T>{
-      .x = data<T>(x),
-      .row_stride = x.stride(0),
-      .weight = data<T>(weight),
-      .bias = bias ? data<T>(*bias) : nullptr,
-      .gates = gates,
-      .pairs = &pairs,
-      .rows = rows,
-      .in_features = features,
-      .out_features = out_features,
-      .num_experts = num_experts,
-      .y = mutable_data<T>(y),
-  }, k);
+  multiply_few_rows(
+      FewRows<T>{
+          .x = data<T>(x),
+          .row_stride = x.stride(0),
+          .weight = data<T>(weight),
+          .bias = bias ? data<T>(*bias) : nullptr,
+          .gates = gates,
+          .pairs = &pairs,
+          .rows = rows,
+          .in_features = features,
+          .out_features = out_features,
+          .num_experts = num_experts,
+          .y = mutable_data<T>(y),
+      },
+      k);
   return y;
 }
 
 }  // namespace
 
 Tensor routed_matmul(
-    const Tensor& x_any, const Tensor& memory_any, const Tensor& weight_any, const std::optional<Tensor>& bias_any, int64_t k,
-    double temperature) {
+    const Tensor& x_any, const Tensor& memory_any, const Tensor& weight_any, const std::optional<Tensor>& bias_any,
+    int64_t k, double temperature) {
   const Checks check("routed_matmul");
   check_weights(check, x_any, weight_any, bias_any);
   check_routing(check, "x", x_any, memory_any, k, temperature);

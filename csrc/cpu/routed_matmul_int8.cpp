@@ -115,7 +115,7 @@ void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel
   const int64_t number_stride = (layer.features + kLineBytes - 1) / kLineBytes * kLineBytes;
   const bool is_direct = work.padded() <= layer.y_stride;
   const int64_t sum_stride = is_direct ? layer.y_stride : work.padded();
-  const auto floats = scratch<float>(most * (2 * top_k + 1) + routing_scratch<float>(work.num_experts));
+  const auto floats = scratch<float>(most * (2 * top_k + 1) + routing_scratch(work.num_experts));
   const auto chosen = scratch<int32_t>(most * top_k);
   const auto numbers = scratch<uint8_t>(most * number_stride);
   std::unique_ptr<float[]> own_sums;
@@ -172,14 +172,15 @@ void answer(const Int8Layer& layer, int64_t rows) {
 }
 
 Tensor routed_matmul_int8(
-    const Tensor& x_any, const std::optional<Tensor>& memory_any, const Tensor& experts_any, int64_t out_features, int64_t k,
-    double temperature) {
+    const Tensor& x_any, const std::optional<Tensor>& memory_any, const Tensor& experts_any, int64_t out_features,
+    int64_t k, double temperature) {
   const Checks check("routed_matmul_int8");
   check.dtype("x", x_any, {ScalarType::Float});
   check.shape("x", x_any, {kAnySize, kAnySize}, "rows by features");
   const int64_t rows = x_any.size(0), features = x_any.size(1);
   if (features > kMostInt8Features) {
-    check.fail("x has ", features, " features, expected at most ", kMostInt8Features, ": their products are summed in int32");
+    check.fail(
+        "x has ", features, " features, expected at most ", kMostInt8Features, ": their products are summed in int32");
   }
   if (memory_any) {
     check_routing(check, "x", x_any, *memory_any, k, temperature);
@@ -207,7 +208,8 @@ Tensor routed_matmul_int8(
           .x = data<float>(x),
           .x_stride = x.stride(0),
           .features = features,
-          .routing = memory_any ? routing_of<float>(x, memory, k, temperature, inverse_norms.get(), copies) : no_routing<float>(),
+          .routing = memory_any ? routing_of<float>(x, memory, k, temperature, inverse_norms.get(), copies)
+                                : no_routing<float>(),
           .is_routed = memory_any.has_value(),
           .experts = data<int8_t>(experts),
           .outputs = out_features,

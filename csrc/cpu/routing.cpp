@@ -33,7 +33,8 @@ RBM_INLINE void to_order(const typename Lanes<Acc, kBytes>::Vector& number, type
 
 // The number for such an integer.
 template <int kBytes, typename Acc>
-RBM_INLINE void from_order(const typename Lanes<Acc, kBytes>::Mask& order, typename Lanes<Acc, kBytes>::Vector& number) {
+RBM_INLINE void from_order(
+    const typename Lanes<Acc, kBytes>::Mask& order, typename Lanes<Acc, kBytes>::Vector& number) {
   using Int = std::conditional_t<sizeof(Acc) == 8, int64_t, int32_t>;
   const typename Lanes<Acc, kBytes>::Mask bits =
       order ^ ((order >> (8 * sizeof(Acc) - 1)) & std::numeric_limits<Int>::max());
@@ -75,13 +76,16 @@ RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
 // Finds the k largest `cosines`, [E, lanes], of the `rows` rows starting at row b, and their softmax. Ties go to the
 // lower expert. `order` is scratch as large as `cosines`.
 template <int kBytes, typename T>
-RBM_INLINE void choose(const Routing<T>& r, int64_t b, int64_t rows, const Accumulation<T>* cosines, Accumulation<T>* order) {
+RBM_INLINE void choose(
+    const Routing<T>& r, int64_t b, int64_t rows, const Accumulation<T>* cosines, Accumulation<T>* order) {
   using Acc = Accumulation<T>;
   using L = Lanes<Acc, kBytes>;
   using Int = std::conditional_t<sizeof(Acc) == 8, int64_t, int32_t>;
   constexpr Int kTaken = std::numeric_limits<Int>::min();
   const auto load = [&](typename L::Mask& keys, int64_t e) { std::memcpy(&keys, order + e * L::kCount, sizeof(keys)); };
-  const auto store = [&](const typename L::Mask& keys, int64_t e) { std::memcpy(order + e * L::kCount, &keys, sizeof(keys)); };
+  const auto store = [&](const typename L::Mask& keys, int64_t e) {
+    std::memcpy(order + e * L::kCount, &keys, sizeof(keys));
+  };
   for (int64_t e = 0; e < r.num_experts; ++e) {
     typename L::Vector cosine;
     typename L::Mask keys;
@@ -147,7 +151,8 @@ RBM_INLINE void choose(const Routing<T>& r, int64_t b, int64_t rows, const Accum
 // Inner products of kRows rows with all memory vectors, `products` [E, kStride], and the inverse norms of the rows.
 // Returns whether the squares of the rows are safe; if not, the results are invalid.
 template <int kBytes, int kRows, int kStride, typename T, typename Row>
-RBM_INLINE bool products_of(const Routing<T>& r, const Row* const* rows, Accumulation<T>* products, Accumulation<T>* inverse) {
+RBM_INLINE bool products_of(
+    const Routing<T>& r, const Row* const* rows, Accumulation<T>* products, Accumulation<T>* inverse) {
   using Acc = Accumulation<T>;
   constexpr int kColumns = 4;
   // 4 x 4 sums and their operands take 21 of the 32 registers of AVX-512; other processors have 16 registers.

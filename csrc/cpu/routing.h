@@ -22,9 +22,9 @@ struct Routing {
   const Acc* inverse_norms;  // [E], of the memory vectors
   int64_t features, num_experts, top_k;
   Acc temperature;
-  Acc* gates;        // [B, k]
-  int32_t* experts;  // [B, k]
-  Acc* cosines;      // [B, k]
+  Acc* gates;             // [B, k]
+  int32_t* experts;       // [B, k]
+  Acc* cosines;           // [B, k]
   bool over_all = false;  // whether the softmax of the gates runs over all experts
 };
 
@@ -32,18 +32,24 @@ struct Routing {
 template <typename T>
 Routing<T> no_routing() {
   return {
-      .h = nullptr, .row_stride = 0, .memory = nullptr, .inverse_norms = nullptr, .features = 0, .num_experts = 1, .top_k = 1,
-      .temperature = 1, .gates = nullptr, .experts = nullptr, .cosines = nullptr};
+      .h = nullptr,
+      .row_stride = 0,
+      .memory = nullptr,
+      .inverse_norms = nullptr,
+      .features = 0,
+      .num_experts = 1,
+      .top_k = 1,
+      .temperature = 1,
+      .gates = nullptr,
+      .experts = nullptr,
+      .cosines = nullptr};
 }
 
 // Experts are chosen for as many rows at once as a vector has lanes: one row per lane.
 constexpr int64_t kMostLanes = 64 / static_cast<int64_t>(sizeof(float));
 
 // Size of the scratch of route_rows: cosines [E, lanes], and integers with the same order.
-template <typename T>
-int64_t routing_scratch(int64_t num_experts) {
-  return (2 * num_experts + 1) * kMostLanes;
-}
+inline int64_t routing_scratch(int64_t num_experts) { return (2 * num_experts + 1) * kMostLanes; }
 
 // A copy of `row` whose square does not overflow.
 template <typename T>

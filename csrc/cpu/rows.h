@@ -73,7 +73,8 @@ inline void check_experts(const Checks& check, const Tensor& experts, int64_t nu
   const auto* const bad = std::find_if(first, first + count, [&](int64_t e) { return e < 0 || e >= num_experts; });
   if (bad == first + count) return;
   check.fail(
-      "experts holds ", *bad, " in row ", (bad - first) / experts.size(1), ", expected between 0 and ", num_experts - 1);
+      "experts holds ", *bad, " in row ", (bad - first) / experts.size(1), ", expected between 0 and ",
+      num_experts - 1);
 }
 
 // The kernels support float64, float32 and bfloat16. float16 is converted to float32, because no current processor

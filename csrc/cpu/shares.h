@@ -40,7 +40,9 @@ struct Split {
     const int64_t threads = std::clamp<int64_t>(multiplications / least, 1, call.threads());
     if (rows <= outputs) {
       for (int64_t columns = std::min(threads, panels); columns > 1; --columns) {
-        if (panels % columns == 0 || panels / columns >= 8) return {columns, std::clamp<int64_t>(threads / columns, 1, rows)};
+        if (panels % columns == 0 || panels / columns >= 8) {
+          return {columns, std::clamp<int64_t>(threads / columns, 1, rows)};
+        }
       }
     }
     return {1, std::min(threads, rows)};

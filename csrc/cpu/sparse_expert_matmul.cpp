@@ -22,7 +22,9 @@ RBM_INLINE void pack(const Problem<T>& p, int64_t expert, int64_t first, T* __re
       const T* const source = weight + i * p.output_stride + tile;
       for (int64_t c = 0; c < features; ++c) block[(tile + c) * kWidth + i] = source[c] * scale[c];
     }
-    for (int64_t c = tile; c < tile + features; ++c) std::fill(block + c * kWidth + width, block + (c + 1) * kWidth, T(0));
+    for (int64_t c = tile; c < tile + features; ++c) {
+      std::fill(block + c * kWidth + width, block + (c + 1) * kWidth, T(0));
+    }
   }
 }
 
@@ -177,8 +179,8 @@ void differentiate_gates(const Problem<T>& p, const Tensor& grad, const Tensor& 
 }  // namespace sparse
 
 Tensor sparse_expert_matmul(
-    const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight, const std::optional<Tensor>& bias,
-    const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts) {
+    const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight,
+    const std::optional<Tensor>& bias, const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts) {
   const sparse::Arguments arguments("sparse_expert_matmul", crow, col, values, weight, bias, scale, gates, experts);
   Tensor y = torch::stable::new_empty(values, {gates.size(0), weight.size(1)});
   if (values.scalar_type() == ScalarType::Double) {

@@ -14,11 +14,11 @@ struct WeightJob {
   const Problem<T>& p;
   const PairsByExpert& pairs;
   int64_t expert;
-  int64_t first;    // output
-  const T* grad;    // [B, N]
-  T* block;         // [D, block width]
-  T* grad_weight;   // [E, N, D]
-  T* grad_scale;    // [D]: this block's contribution to the scale's gradient, or null
+  int64_t first;   // output
+  const T* grad;   // [B, N]
+  T* block;        // [D, block width]
+  T* grad_weight;  // [E, N, D]
+  T* grad_scale;   // [D]: this block's contribution to the scale's gradient, or null
 };
 
 // block[column, i] += value * gate * grad[row, first + i], over the expert's rows.

@@ -21,8 +21,8 @@
 
 namespace rbm::cpu::sparse {
 
-// Outputs of a block, as cache lines of its rows. Eight was faster than two and four at 8,415 features and 256 outputs: a
-// wider block goes through the entries less often, and features are used so unevenly that a core's cache holds the
+// Outputs of a block, as cache lines of its rows. Eight was faster than two and four at 8,415 features and 256 outputs:
+// a wider block goes through the entries less often, and features are used so unevenly that a core's cache holds the
 // important ones. A layer with few outputs gets fewer, because blocks are padded.
 constexpr int64_t kLineBytes = 64, kWideLines = 8, kMediumLines = 4, kNarrowLines = 1;
 template <typename T>
@@ -109,7 +109,9 @@ inline void check_indices(
     if (least < 0) return std::optional<int32_t>(least);
     return count > 0 && most >= limit ? std::optional<int32_t>(most) : std::nullopt;
   };
-  if (const auto bad = outside(col, features)) check.fail("col holds ", *bad, ", expected between 0 and ", features - 1);
+  if (const auto bad = outside(col, features)) {
+    check.fail("col holds ", *bad, ", expected between 0 and ", features - 1);
+  }
   check_experts(check, experts, num_experts);
 }
 
@@ -129,8 +131,14 @@ struct Arguments {
       const char* op, const Tensor& crow_any, const Tensor& col_any, const Tensor& values_any, const Tensor& weight_any,
       const std::optional<Tensor>& bias_any, const std::optional<Tensor>& scale_any, const Tensor& gates_any,
       const Tensor& experts_any)
-      : crow(crow_any), col(col_any), values(values_any), weight(weight_any), bias(bias_any), scale(scale_any),
-        gates(gates_any), experts(experts_any) {
+      : crow(crow_any),
+        col(col_any),
+        values(values_any),
+        weight(weight_any),
+        bias(bias_any),
+        scale(scale_any),
+        gates(gates_any),
+        experts(experts_any) {
     const Checks check(op);
     check_sparse_rows(check, crow, col, values, gates, experts);
     check_sparse_weights(check, values, weight, bias, scale);

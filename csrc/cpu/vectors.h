@@ -25,7 +25,8 @@
 
 // For functions with a single vector size: the compiler splits the vectors for each kind of processor, and the dynamic
 // linker picks a version. Not with AddressSanitizer, whose runtime is not initialised yet when the linker does so.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__)
 #define RBM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define RBM_CLONES
@@ -41,10 +42,12 @@ inline int vector_bytes() {
 #if defined(RBM_MOST_VECTOR_BYTES)
   return RBM_MOST_VECTOR_BYTES;
 #elif defined(__x86_64__)
-  static const int bytes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
-      ? 64
-      : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 32 : 16;
+  static const int bytes = [] {
+    const bool has_512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+    const bool has_256 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return has_512 ? 64 : has_256 ? 32 : 16;
+  }();
   return bytes;
 #else
   return 16;
@@ -64,37 +67,37 @@ constexpr int kVectorBytesFor = kOnlyVectorBytes;
 
 // RBM_DISPATCH(name) defines name(arguments...) for a function template name_lanes<kBytes>(arguments...).
 #if defined(__x86_64__)
-#define RBM_DISPATCH(name)                                        \
-  template <typename... Args>                                     \
-  RBM_AVX512 void name##_avx512(const Args&... args) {            \
-    name##_lanes<64>(args...);                                    \
-  }                                                               \
-  template <typename... Args>                                     \
-  RBM_AVX2 void name##_avx2(const Args&... args) {                \
-    name##_lanes<32>(args...);                                    \
-  }                                                               \
-  template <typename... Args>                                     \
-  void name(const Args&... args) {                                \
-    constexpr int kBytes = std::max({kVectorBytesFor<Args>...});  \
-    if constexpr (kBytes == 64) {                                 \
-      name##_avx512(args...);                                     \
-    } else if constexpr (kBytes == 32) {                          \
-      name##_avx2(args...);                                       \
-    } else if constexpr (kBytes == 16) {                          \
-      name##_lanes<16>(args...);                                  \
-    } else {                                                      \
-      switch (vector_bytes()) {                                   \
-        case 64: return name##_avx512(args...);                   \
-        case 32: return name##_avx2(args...);                     \
-        default: return name##_lanes<16>(args...);                \
-      }                                                           \
-    }                                                             \
+#define RBM_DISPATCH(name)                                       \
+  template <typename... Args>                                    \
+  RBM_AVX512 void name##_avx512(const Args&... args) {           \
+    name##_lanes<64>(args...);                                   \
+  }                                                              \
+  template <typename... Args>                                    \
+  RBM_AVX2 void name##_avx2(const Args&... args) {               \
+    name##_lanes<32>(args...);                                   \
+  }                                                              \
+  template <typename... Args>                                    \
+  void name(const Args&... args) {                               \
+    constexpr int kBytes = std::max({kVectorBytesFor<Args>...}); \
+    if constexpr (kBytes == 64) {                                \
+      name##_avx512(args...);                                    \
+    } else if constexpr (kBytes == 32) {                         \
+      name##_avx2(args...);                                      \
+    } else if constexpr (kBytes == 16) {                         \
+      name##_lanes<16>(args...);                                 \
+    } else {                                                     \
+      switch (vector_bytes()) {                                  \
+        case 64: return name##_avx512(args...);                  \
+        case 32: return name##_avx2(args...);                    \
+        default: return name##_lanes<16>(args...);               \
+      }                                                          \
+    }                                                            \
   }
 #else
-#define RBM_DISPATCH(name)                                        \
-  template <typename... Args>                                     \
-  void name(const Args&... args) {                                \
-    name##_lanes<16>(args...);                                    \
+#define RBM_DISPATCH(name)         \
+  template <typename... Args>      \
+  void name(const Args&... args) { \
+    name##_lanes<16>(args...);     \
   }
 #endif
 
@@ -207,7 +210,9 @@ struct Lanes {
       constexpr int kFolded = kVectors > 1 ? kVectors / 2 : 1;
       Vector folded[kFolded];
       for (int i = 0; i < kFolded; ++i) {
-        fold<kStep>(folded[i], vectors[2 * i], vectors[kVectors > 1 ? 2 * i + 1 : 0], std::make_integer_sequence<int, kCount>{});
+        fold<kStep>(
+            folded[i], vectors[2 * i], vectors[kVectors > 1 ? 2 * i + 1 : 0],
+            std::make_integer_sequence<int, kCount>{});
       }
       sum_lanes<kFolded, kStep + 1, kSums>(folded, sums);
     }

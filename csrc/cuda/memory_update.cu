@@ -25,9 +25,9 @@
 namespace rbm::cuda {
 namespace {
 
-constexpr int kExperts = 8;            // experts that a thread accumulates
-constexpr int kGates = 4;              // gates of a row that are loaded at once
-constexpr int kMaxThreads = 256;       // per block of the first stage
+constexpr int kExperts = 8;       // experts that a thread accumulates
+constexpr int kGates = 4;         // gates of a row that are loaded at once
+constexpr int kMaxThreads = 256;  // per block of the first stage
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int kReduceWidth = 32, kReduceDepth = 16;
 
@@ -118,7 +118,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
       mine.weight[i / kExperts][i % kExperts] = row < end ? weight_of(s, row, first_expert + i % kExperts) : Acc(0);
     }
     if (s.squared_norms != nullptr) {
-      if (thread < kRows) mine.square[thread][0] = first_row + thread < end ? s.squared_norms[first_row + thread] : Acc(0);
+      if (thread < kRows) {
+        mine.square[thread][0] = first_row + thread < end ? s.squared_norms[first_row + thread] : Acc(0);
+      }
     } else {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -191,8 +193,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2) memory_statistics_kernel(const
 
 // One warp per row.
 template <typename T, bool kVector>
-__global__ void __launch_bounds__(kMaxThreads) squared_norm_kernel(
-    const T* h, int64_t row_stride, int64_t rows, int64_t features, AccOf<T>* squared_norms) {
+__global__ void __launch_bounds__(kMaxThreads)
+    squared_norm_kernel(const T* h, int64_t row_stride, int64_t rows, int64_t features, AccOf<T>* squared_norms) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kMaxWarps + threadIdx.x / kWarp;
   if (row >= rows) return;
   AccOf<T> square = 0;
@@ -371,7 +373,8 @@ std::tuple<Tensor, Tensor> memory_statistics(
   return {weighted_sum, total};
 }
 
-void memory_update_(Tensor memory, const Tensor& weighted_sum_any, const Tensor& total_any, double decay, bool normalize) {
+void memory_update_(
+    Tensor memory, const Tensor& weighted_sum_any, const Tensor& total_any, double decay, bool normalize) {
   check_memory_update(memory, weighted_sum_any, total_any, decay);
   if (memory.numel() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(memory.get_device_index());
