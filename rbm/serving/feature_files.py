@@ -33,7 +33,7 @@ class FeatureFile:
         path: the file.
         rows: the number of rows; None if it is only known after reading (``.csv``).
         pieces: yields float32 rows ``[b, width]`` in order, dense or sparse. Raises ValueError if the file turns out to
-            be damaged, or at the first row with NaN or infinity.
+            be damaged, at the first row with NaN or infinity, or if the number of rows has changed.
     """
 
     path: Path
@@ -64,7 +64,7 @@ def open_features(path: Path | str, width: int, meaning: str = "features") -> Fe
         raise FileNotFoundError(f"features file {path} does not exist")
     with _readable(path):
         shape, read = _OPEN[path.suffix](path, _rows_at_once(width))
-    if len(shape) != 2 or shape[1] != width:
+    if len(shape) != 2 or (shape[1] != width and shape != (0, None)):
         shown = ", ".join("*" if size is None else str(size) for size in shape)
         raise ValueError(
             f"features file {path} holds an array of shape [{shown}], expected [*, {width}]: one row per node, the"
@@ -79,6 +79,8 @@ def open_features(path: Path | str, width: int, meaning: str = "features") -> Fe
                     raise ValueError(f"rows from {start} on hold {array.shape[1]} numbers, not {width}")
                 yield _checked(path, array, start)
                 start += array.shape[0]
+            if shape[0] is not None and start != shape[0]:
+                raise ValueError(f"it had {shape[0]} rows when it was opened and {start} were read; it has changed")
 
     return FeatureFile(path, shape[0], pieces)
 
@@ -172,21 +174,25 @@ def _open_parquet(path: Path, at_once: int) -> _Read:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
-    schema, width = file.schema_arrow, len(file.schema_arrow)
+    schema, width, types = file.schema_arrow, len(file.schema_arrow), pyarrow.types
     check_columns(schema)
-    lists = width == 1 and pyarrow.types.is_nested(schema.types[0])
-    if lists:
-        first = next(file.iter_batches(batch_size=1), None)
-        width = None if first is None else len(first.column(0)[0])
-    numbers = (pyarrow.types.is_integer, pyarrow.types.is_floating, pyarrow.types.is_boolean)
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    lists = width == 1 and any(is_kind(schema.types[0]) for is_kind in kinds)
+    numbers = (types.is_integer, types.is_floating, types.is_boolean)
     for name, kind in zip(schema.names, schema.types, strict=True):
-        if not lists and not any(is_numeric(kind) for is_numeric in numbers):
+        if not any(is_numeric(kind.value_type if lists else kind) for is_numeric in numbers):
             raise ValueError(f"its column {name!r} is {kind}, not numbers")
 
-    def read() -> Iterator[np.ndarray]:
-        for batch in file.iter_batches(batch_size=at_once):
+    def read(rows: int = at_once) -> Iterator[np.ndarray]:
+        for batch in file.iter_batches(batch_size=rows):
+            if lists and batch.column(0).null_count:
+                raise ValueError(f"its column {schema.names[0]!r} lacks the list of a row; fill it in, or drop the row")
             columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
             yield np.stack(columns[0]) if lists else np.column_stack(columns)
+
+    if lists:
+        first = next(read(1), None)
+        width = None if first is None else first.shape[1]
 
     return (file.metadata.num_rows, width), read
 

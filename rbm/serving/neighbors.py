@@ -84,7 +84,7 @@ class Neighbors:
     def __init__(self, path: Path | str, known: Tensor, rows: int | None, ids: NodeIds | None = None) -> None:
         self.path, self.known, self._order = Path(path), known, None
         self.missing, self.first_missing = 0, []
-        self._edges, kind, shape = _open_table("neighbors file", path, ids)
+        self._edges, kind, shape = _open_table("neighbors file", path, ids, 2)
         if len(shape) != 2 or shape[1] != 2 or kind.kind not in "iu":
             raise ValueError(f"neighbors file {path} holds {kind} of shape {shape}, expected whole numbers [M, 2]")
         self.count, self._place = shape[0], 0
@@ -175,7 +175,7 @@ class Nodes:
                     f"nodes is {str(path)!r}, expected a .npy or .csv file with the node of each row of features, or"
                     f" the word {ALL}"
                 )
-            self._nodes, kind, shape = _open_table("nodes file", path, ids)
+            self._nodes, kind, shape = _open_table("nodes file", path, ids, 1)
             if kind.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
                 raise ValueError(f"nodes file {path} holds {kind} of shape {shape}, expected whole numbers [B]")
             self.count = shape[0]
@@ -237,10 +237,13 @@ class Nodes:
         )
 
 
-def _open_table(what: str, path: Path | str, ids: NodeIds | None) -> tuple[np.ndarray | None, np.dtype, list[int]]:
+def _open_table(
+    what: str, path: Path | str, ids: NodeIds | None, columns: int
+) -> tuple[np.ndarray | None, np.dtype, list[int]]:
     """Open a file of whole numbers: its content (None for a ``.npy``, which is mapped), dtype and shape.
 
-    With ``ids``, the last column of a ``.csv`` holds ids, and the content has the numbers of these nodes.
+    With ``ids``, the last column of a ``.csv`` holds ids, and the content has the numbers of these nodes. A ``.csv``
+    with a header alone has no rows of ``columns`` numbers; one without any byte is taken for a failed write.
     """
     file = check_ending(what, path, (".npy", ".csv"))
     if not file.is_file():
@@ -248,8 +251,12 @@ def _open_table(what: str, path: Path | str, ids: NodeIds | None) -> tuple[np.nd
     try:
         if file.suffix == ".npy":
             held, table = None, open_npy(file)
+        elif not file.stat().st_size:
+            raise ValueError("it is empty, not even a header")
         else:
             held = table = read_nodes(file, ids) if ids is not None else read_table(file, np.int64, header=True)
+            if not table.size:
+                held = table = table.reshape(0, columns)
     except ValueError as error:
         raise ValueError(f"{what} {path} cannot be read ({error}); expected .npy or .csv") from error
     return held, table.dtype, list(table.shape)

@@ -180,6 +180,25 @@ def test_tables_of_pandas(run, known, tmp_path):
         predict_file(run, tmp_path / "x.npy", tmp_path / "other.npy", neighbors=tmp_path / "edges.csv")
 
 
+def test_a_table_with_a_header_alone_names_nothing(run, known, tmp_path):
+    """A join without a match writes one: no row has a neighbour, or there are no rows."""
+    x, (nodes, edges) = save(tmp_path), (tmp_path / f"{name}.csv" for name in ("nodes", "edges"))
+    edges.write_text("row,node\n")
+    predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", neighbors=edges)
+    np.testing.assert_allclose(
+        np.load(tmp_path / "out.npy"), answers(run, x, torch.zeros(ROWS, D)), atol=1e-6, err_msg="zeros for all"
+    )
+    save(tmp_path, rows=0)
+    nodes.write_text("node\n")
+    for tables in ({"nodes": nodes}, {"neighbors": edges}, {"nodes": nodes, "neighbors": edges}):
+        assert predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", **tables) == 0
+    for file in (nodes, edges):
+        file.write_text("")
+    for tables in ({"nodes": nodes}, {"neighbors": edges}):
+        with pytest.raises(ValueError, match=r"cannot be read \(it is empty, not even a header\)"):
+            predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", **tables)
+
+
 def test_a_word_that_is_no_file(run, tmp_path):
     save(tmp_path)
     with pytest.raises(ValueError, match=r"nodes is 'al', expected a \.npy or \.csv file .*, or the word all"):

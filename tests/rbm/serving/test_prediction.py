@@ -13,7 +13,7 @@ from saved_runs import forget_files, save_run
 
 import rbm
 from rbm.datasets.encodings import transfer
-from rbm.serving import feature_files, neighbors
+from rbm.serving import feature_files, neighbors, prediction
 from rbm.serving.prediction import predict_file
 from rbm.utils.locks import remove_abandoned
 
@@ -106,6 +106,34 @@ def test_no_rows(run, tmp_path, ending):
         assert np.load(tmp_path / "out.npy").shape == (0, 3)
 
 
+@pytest.mark.parametrize("length", [-1, F], ids=["lists", "lists of one length"])
+def test_no_rows_in_a_column_of_lists(run, tmp_path, length):
+    """Spark writes partitions without rows."""
+    pyarrow = pytest.importorskip("pyarrow")
+    none = pyarrow.array([], pyarrow.list_(pyarrow.float32(), length))
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"x": none}), tmp_path / "x.parquet")
+    assert predict_file(run, tmp_path / "x.parquet", tmp_path / "out.npy") == 0
+    assert np.load(tmp_path / "out.npy").shape == (0, 3)
+
+
+@pytest.mark.parametrize("rows", [7, 10, 46])
+def test_features_that_another_process_replaces_meanwhile(run, x, tmp_path, monkeypatch, rows):
+    """The file is mapped anew for each chunk of five rows, and the number of rows is that of the first mapping."""
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "other.npy", np.resize(x, (rows, F)))
+    predict = prediction.predict_probabilities
+
+    def replace(*arguments):
+        if (tmp_path / "other.npy").exists():
+            (tmp_path / "other.npy").replace(tmp_path / "x.npy")
+        return predict(*arguments)
+
+    monkeypatch.setattr(prediction, "predict_probabilities", replace)
+    with pytest.raises(ValueError, match=r"x\.npy cannot be read \(it had 23 rows when it was opened and .*changed"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
+
+
 @pytest.mark.parametrize("ending", ["npy", "csv"])
 @pytest.mark.parametrize("order", ["ascending", "shuffled", "ascending in each chunk"])
 @pytest.mark.parametrize("features", ["npy", "csv"])
@@ -187,6 +215,18 @@ FAULTS = {
     "pandas.parquet": (
         lambda p, x: save_parquet(p, x, index=True),
         r"its column '__index_level_0__' is an index of rows, as pandas writes it: write the table with index=False",
+    ),
+    "text.parquet": (
+        lambda p, x: save_parquet(p, x.astype(str), lists=True),
+        r"its column 'x' is list<\w+: string>, not numbers",
+    ),
+    "null.parquet": (
+        lambda p, x: save_parquet(p, [*x, None], lists=True),
+        r"its column 'x' lacks the list of a row; fill it in",
+    ),
+    "first.parquet": (
+        lambda p, x: save_parquet(p, [None, *x], lists=True),
+        r"its column 'x' lacks the list of a row; fill it in",
     ),
     "unlike.parquet": (lambda p, x: save_parquet(p, [*x, x[0, :2]], lists=True), r"unlike\.parquet cannot be read"),
     "huge.npy": (lambda p, x: np.save(p, bad_row(x)), r"row 17 holds NaN or infinity \(1 such rows from 15 to 19\)"),
