@@ -5,6 +5,7 @@ written again. A killed run therefore continues with the missing files, and a wo
 file. If a cluster mistakes a worker for dead and two workers write the same file, both write the same bytes.
 """
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -88,11 +89,17 @@ def predict_folder(
     about = {
         "format": 1,
         "student": fingerprint("student", [type(predictor.student).__name__], predictor.student.state_dict().values()),
-        "features": {Path(task.features).name: [rows[task], Path(task.features).stat().st_size] for task in tasks},
-        "tables": [None if given is None else str(Path(given).resolve()) for given in (nodes, neighbors)],
+        "features": {Path(task.features).name: [rows[task], *_described(Path(task.features))] for task in tasks},
+        "tables": {
+            name: [str(Path(given).resolve()), *(Path(getattr(task, name)).stat().st_size for task in tasks)]
+            for name, given in (("nodes", nodes), ("neighbors", neighbors))
+            if given is not None
+        },
     }
     if not out.parent.is_dir():
         raise FileNotFoundError(f"predictions folder {out}: folder {out.parent} does not exist; make it")
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"predictions folder {out} is a file; name a folder, new or empty")
     out.mkdir(exist_ok=True)
     advice = "wait for it, or name another folder"
     with only_process(out / ".predictions.lock", f"predictions folder {out}", advice):
@@ -164,6 +171,19 @@ def _rows(parquet: Any, path: Path) -> int:
         raise ValueError(f"features file {path} cannot be read ({error}); restore it, or remove it") from error
 
 
+def _described(path: Path) -> tuple[int, int]:
+    """The size of a Parquet file, and a checksum of its footer, which has the extremes of each column.
+
+    Random numbers of one count have one size, so the size alone would not tell that features were replaced.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(size - 8)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(size - 8 - length)
+        return size, zlib.crc32(file.read(length))
+
+
 def _is_done(parquet: Any, path: Path, rows: int) -> bool:
     """Whether a file has predictions for all rows; a file truncated by a failing disk is written again."""
     if not path.exists():
@@ -178,6 +198,8 @@ def _claim(out: Path, about: dict[str, Any]) -> None:
     """Record what the folder's predictions were made from, or compare it with the record of an earlier call."""
     path = out / MANIFEST
     if not path.exists():
+        for left in out.glob(f".{MANIFEST}-*.partial"):  # of a call killed here; this one holds the lock
+            left.unlink(missing_ok=True)
         if not is_free(out):
             raise FileExistsError(f"predictions folder {out} holds other files; name a new or an empty one")
         write_json(path, about)

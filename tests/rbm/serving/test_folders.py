@@ -133,6 +133,14 @@ def test_predictions_of_something_else_stay(run, features, tmp_path):
     before = written(out)
     with pytest.raises(FileExistsError, match="is of another call, which differs in student;"):
         predict_folder(other, features, out)
+    table, size = parquet.read_table(features / "part-0.parquet"), (features / "part-0.parquet").stat().st_size
+    more = [pyarrow.compute.add(column, pyarrow.scalar(1, pyarrow.float32())) for column in table.columns]
+    parquet.write_table(pyarrow.table(more, table.column_names), features / "part-0.parquet")
+    assert (features / "part-0.parquet").stat().st_size == size
+    with pytest.raises(FileExistsError, match="is of another call, which differs in features;"):
+        predict_folder(run, features, out)
+    parquet.write_table(table, features / "part-0.parquet")
+    assert predict_folder(run, features, out) == sum(ROWS), "as it was"
     (features / "part-3.parquet").unlink()
     with pytest.raises(FileExistsError, match="is of another call, which differs in features;"):
         predict_folder(run, features, out)
@@ -144,6 +152,25 @@ def test_predictions_of_something_else_stay(run, features, tmp_path):
         predict_folder(run, features, foreign)
 
 
+def test_predictions_with_other_neighbors_stay(features, tmp_path):
+    run, neighbors = make_run(tmp_path / "run", encodings=torch.randn(NODES, D)), tmp_path / "neighbors"
+    neighbors.mkdir()
+    for number in range(len(ROWS)):
+        np.save(neighbors / f"part-{number}.npy", np.zeros((0, 2), np.int64))
+    predict_folder(run, features, tmp_path / "out", neighbors=neighbors)
+    np.save(neighbors / "part-2.npy", np.array([[0, 1]]))
+    with pytest.raises(FileExistsError, match="is of another call, which differs in tables;"):
+        predict_folder(run, features, tmp_path / "out", neighbors=neighbors)
+
+
+def test_a_call_that_was_killed_before_its_first_file_is_continued(run, features, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".predictions.json-0123456789abcdef.partial").write_text("{")
+    assert predict_folder(run, features, out) == sum(ROWS)
+    assert hidden(out) == []
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -151,11 +178,12 @@ def test_predictions_of_something_else_stay(run, features, tmp_path):
         (dict(features="features/part-0.parquet"), FileNotFoundError, "is a file, and files are shared out"),
         (dict(out="features"), ValueError, "is the features folder; name another"),
         (dict(out="no/where"), FileNotFoundError, "folder .*no does not exist; make it"),
+        (dict(out="run/student.json"), FileExistsError, "predictions folder run/student.json is a file; name a folder"),
         (dict(workers=2), ValueError, "workers: got 2 without ray"),
         (dict(ray=True, workers=0), ValueError, "workers: got 0, expected 1 or more"),
         (dict(nodes="features"), FileNotFoundError, "has neither part-0.npy nor .csv"),
     ],
-    ids=["missing", "file", "same", "nowhere", "workers", "none", "tables"],
+    ids=["missing", "file", "same", "nowhere", "out is a file", "workers", "none", "tables"],
 )
 def test_what_makes_no_sense_is_named_and_writes_nothing(run, features, tmp_path, monkeypatch, change, error, message):
     monkeypatch.chdir(tmp_path)
