@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from rbm.serving.server.limits import Limits
+from rbm.utils.arguments import check_sizes
 from rbm.utils.files import optional
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ def make_app(
         The application. ``app.state.service.reload()`` reloads the run folder.
 
     Raises:
-        FileNotFoundError, ValueError: no finished run, no student of ``method`` in it, or a student that does not work.
+        FileNotFoundError, ValueError: no finished run, no student of ``method`` in it, a student that does not work, or
+            no thread.
         ModuleNotFoundError: Starlette is not installed.
     """
+    check_sizes(threads=threads)
     optional("starlette", "serve", "rbm serve")
     from rbm.serving.server.app import build
 

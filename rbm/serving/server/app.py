@@ -252,6 +252,8 @@ def build(
         lifespan=lifespan,
     )
     app.state.service = service
+    # A redirect from /predict/ would have no JSON body, and would lead from https to http behind a proxy.
+    app.router.redirect_slashes = False
     return app
 
 

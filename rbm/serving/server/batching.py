@@ -64,12 +64,15 @@ class Batcher:
         """Probabilities ``[B, C]`` of ``rows [B, in_channels]``.
 
         Raises:
-            RefusedError: 503, the queue is full or closed.
+            RefusedError: 503, the queue is full, or the thread does not run and nothing would be answered.
         """
         loop = asyncio.get_running_loop()
         question = _Question(served, rows, loop.create_future(), loop)
         with self._changed:
-            if self._closed or self.waiting_rows + len(rows) > self.limits.queue_rows:
+            if not self.alive:
+                message = "no forward pass can run: the thread for them has not started, or has ended"
+                raise RefusedError(503, message, retry_after=1)
+            if self.waiting_rows + len(rows) > self.limits.queue_rows:
                 raise RefusedError(503, f"{self.waiting_rows} rows are waiting already; try again", retry_after=1)
             self.waiting_rows += len(rows)
             self._queue.append(question)

@@ -114,10 +114,12 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True  # it must not send a response as well
         self.metrics.requests[status] += 1
         body = error_body(message)
+        # A response to HEAD has no body. Before a whole head has come, ``scope`` is that of an earlier request.
+        bodiless = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         for event in (
             h11.Response(status_code=status, headers=list(headers.items())),
-            h11.Data(data=body),
+            h11.Data(data=b"" if bodiless else body),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event))

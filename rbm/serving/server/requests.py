@@ -153,7 +153,8 @@ def _npy(body: bytes | bytearray, served: ServedStudent) -> np.ndarray:
     except Exception as error:  # the header is a Python literal, which may raise nearly anything
         raise RefusedError(400, f"the body is a .npy file whose header cannot be read ({str(error)[:200]})") from None
     data = memoryview(body)[file.tell() :]
-    if dtype.kind not in "iuf" or len(shape) != 2 or shape[1] != served.in_channels or shape[0] < 0:
+    counts = all(type(size) is int and size >= 0 for size in shape)  # (True, 8) is a shape for the parser
+    if dtype.kind not in "iuf" or not counts or len(shape) != 2 or shape[1] != served.in_channels:
         got = f"{dtype} of shape {list(shape)}"[:200]
         raise RefusedError(
             400, f"the .npy file holds {got}, expected numbers [B, {served.in_channels}]: {served.meaning}"

@@ -35,7 +35,8 @@ def student(run):
 
 @pytest.fixture(scope="module")
 def client(run):
-    with running(make_app(run, limits=Limits(body_bytes=2**18, rows=100, queue_rows=2000))) as client:
+    limits = Limits(body_bytes=2**18, rows=100, queue_rows=2000, timeout=60.0)  # between two tests on a busy machine
+    with running(make_app(run, limits=limits)) as client:
         yield client
 
 
@@ -43,7 +44,7 @@ def client(run):
 def encoded(tmp_path_factory):
     """A run with encodings, and a client of its server."""
     run = make_run(tmp_path_factory.mktemp("runs") / "encoded", F, C, encodings=torch.randn(NODES, D))
-    with running(make_app(run)) as client:
+    with running(make_app(run, limits=Limits(timeout=60.0))) as client:
         yield run, client
 
 
@@ -204,7 +205,7 @@ def test_info_says_what_a_row_is(client, encoded):
     assert status == 200
     expected = {"name": "plain", "student": "RbMStudent", "in_channels": F, "num_classes": C, "rows": f"{F} features"}
     assert expected.items() <= info.items()
-    assert info["limits"] == {"body_bytes": 2**18, "rows": 100, "timeout_seconds": 10.0}
+    assert info["limits"] == {"body_bytes": 2**18, "rows": 100, "timeout_seconds": 60.0}
     info = encoded[1].get("/info")[1]
     assert (info["features"], info["encodings"], info["in_channels"]) == (F, D, F + D)
 
@@ -252,7 +253,9 @@ def test_metrics_are_prometheus_text(client):
 
 
 def test_other_paths_and_methods_are_told(client):
-    assert client.get("/nowhere")[0] == 404
+    for path in ("/nowhere", "/info/"):
+        status, answer = client.get(path)
+        assert (status, f"GET {path} is not served" in answer["error"]) == (404, True), "also no redirect"
     status, answer = client.get("/predict")
     assert status == 405
     assert "GET /predict is not served, expected one of POST /predict" in answer["error"]
@@ -279,6 +282,11 @@ def test_bad_options_are_told(run, command, options, said):
     status, _, error = command("serve", run, *options)
     assert status == 2
     assert said in error
+
+
+def test_threads_are_checked():
+    with pytest.raises(ValueError, match="threads is 0, expected at least 1"):
+        make_app(rbm.MLPStudent(F, 8, C), threads=0)
 
 
 def test_limits_are_whole_numbers_where_they_count():

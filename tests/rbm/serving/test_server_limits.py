@@ -72,6 +72,19 @@ def test_lines_that_are_no_http_are_told(client):
         assert (status, "not valid HTTP" in message) == (400, True)
 
 
+@pytest.mark.parametrize("body", [b"-5\r\n", b"1\r\n \r\n" * 4200], ids=["no chunk", "too many chunks"])
+def test_head_with_a_bad_body_gets_a_head(client, caplog, body):
+    with client.raw() as connection:
+        connection.sendall(b"HEAD /predict HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        content = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(65536):
+                content += piece
+    assert re.fullmatch(rb"HTTP/1.1 400 .*connection: close\r\n\r\n", content, re.S), "no body"
+    assert client.fresh().ask(GOOD)[0] == 200
+    assert not caplog.records, "the log would grow with each such request"
+
+
 def test_two_lengths_are_refused(client):
     status, message = told(client.send(HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc"))
     assert (status, "not valid HTTP" in message) == (400, True)

@@ -21,14 +21,14 @@ F, D, C, NODES = 24, 4, 5, 30
 @pytest.fixture(scope="module")
 def client():
     torch.manual_seed(0)
-    with running(make_app(rbm.RbMStudent(F, 16, C), limits=Limits(body_bytes=2**18, rows=100))) as client:
+    with running(make_app(rbm.RbMStudent(F, 16, C), limits=Limits(body_bytes=2**18, rows=100, timeout=60.0))) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory):
     run = make_run(tmp_path_factory.mktemp("runs") / "encoded", F, C, encodings=torch.randn(NODES, D))
-    with running(make_app(run)) as client:
+    with running(make_app(run, limits=Limits(timeout=60.0))) as client:
         yield client
 
 
@@ -77,6 +77,10 @@ BAD = {
         rf"shape \[2, {F + 1}\], expected numbers \[B, {F}",
     ),
     "npy of one dimension": (npy(np.zeros(F, np.float32)), rf"expected numbers \[B, {F}"),
+    "npy of True rows": (
+        npy(np.zeros((1, F), np.float32)).replace(b"(1, 24), }   ", b"(True, 24), }"),
+        rf"shape \[True, {F}\], expected numbers \[B, {F}",
+    ),
     "npy of strings": (npy(np.full((1, F), "a")), rf"expected numbers \[B, {F}"),
     "npy of objects": (npy(np.full((1, F), None), allow_pickle=True), rf"expected numbers \[B, {F}"),
     "npy cut short": (npy(np.zeros((2, F), np.float32))[:-1], "which does not match its header"),
