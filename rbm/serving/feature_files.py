@@ -145,7 +145,8 @@ def _numbers(array: np.ndarray) -> np.ndarray:
 def _open_npz(path: Path, at_once: int) -> _Read:
     names, _ = read_npz(path, ())
     if "format" in names:
-        rows = scipy_csr(read_npz(path, SPARSE_NAMES)[1]).astype(np.float32)
+        with np.errstate(over="ignore"):  # as in _checked
+            rows = scipy_csr(read_npz(path, SPARSE_NAMES)[1]).astype(np.float32)
         rows.sum_duplicates()  # and sorts the columns of each row
     elif "x" in names:
         rows = _numbers(read_npz(path, ("x",))[1]["x"])

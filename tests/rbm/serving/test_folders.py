@@ -69,6 +69,34 @@ def test_a_folder_is_its_files(run, features, tmp_path):
     assert written(tmp_path / "out") == one_by_one(run, features, tmp_path / "alone")
 
 
+def test_hidden_files_are_not_features(run, features, tmp_path):
+    for name in ("_metadata.parquet", ".part-9.parquet"):
+        (features / name).write_bytes(b"")
+    assert predict_folder(run, features, tmp_path / "out") == sum(ROWS)
+
+
+def test_weights_of_8_bits(run, features, tmp_path):
+    predict_folder(run, features, tmp_path / "out", quantize="int8")
+    predict_file(run, features / "part-0.parquet", tmp_path / "alone.parquet", quantize="int8")
+    assert (tmp_path / "out" / "part-0.parquet").read_bytes() == (tmp_path / "alone.parquet").read_bytes()
+    with pytest.raises(FileExistsError, match="is of another call, which differs in student;"):
+        predict_folder(run, features, tmp_path / "out")
+
+
+def test_one_call_at_a_time(run, features, tmp_path, monkeypatch):
+    predict = Predictor.predict
+
+    def ask_again(self, *arguments, **options):
+        with pytest.raises(
+            BlockingIOError, match=rf"predictions folder .*out is in use by process {os.getpid()}; wait"
+        ):
+            predict_folder(run, features, tmp_path / "out")
+        return predict(self, *arguments, **options)
+
+    monkeypatch.setattr(Predictor, "predict", ask_again)
+    assert predict_folder(run, features, tmp_path / "out") == sum(ROWS)
+
+
 def test_tables_of_nodes_and_neighbors(features, tmp_path):
     """Each file of features has its own tables, with rows counted from 0; new rows get their neighbours' mean."""
     run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
@@ -119,6 +147,7 @@ def test_what_is_there_is_not_made_again(run, features, tmp_path, monkeypatch):
         predict_folder(run, features, out)
     assert sorted(written(out)) == ["part-0.parquet", "part-1.parquet"]
     (out / "part-1.parquet").write_bytes(b"PAR1")
+    parquet.write_table(parquet.read_table(out / "part-0.parquet").slice(0, 3), out / "part-2.parquet")  # too few rows
     before = (out / "part-0.parquet").stat().st_mtime_ns
     assert predict_folder(run, features, out) == sum(ROWS)
     assert asked == ["part-0.parquet", "part-1.parquet", "part-2.parquet"] + [f"part-{n}.parquet" for n in (1, 2, 3)]

@@ -153,6 +153,22 @@ def test_a_neighbor_of_a_row_that_reading_does_not_find(run, tmp_path):
     assert not (tmp_path / "out.npy").exists()
 
 
+def test_unsigned_rows_in_any_order(run, tmp_path):
+    """The difference of two unsigned numbers is never below 0."""
+    for kind in (np.int64, np.uint64):
+        save(tmp_path, edges=np.stack([np.arange(ROWS)[::-1], np.arange(ROWS)], axis=1).astype(kind))
+        out = tmp_path / f"{kind.__name__}.npy"
+        predict_file(run, tmp_path / "x.npy", out, neighbors=tmp_path / "edges.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "uint64.npy"), np.load(tmp_path / "int64.npy"))
+
+
+def test_only_minus_one_is_a_new_node(run, tmp_path):
+    save(tmp_path, nodes=np.array([-2, *range(1, ROWS)]), edges=np.array([[0, 1]]))
+    files = {"nodes": tmp_path / "nodes.npy", "neighbors": tmp_path / "edges.npy"}
+    with pytest.raises(ValueError, match=r"line 0 names -2, expected 0 to 29, .*, or -1 for a new node$"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", **files)
+
+
 def test_a_missing_file_and_a_student_of_features_alone(run, tmp_path):
     save(tmp_path, nodes=np.arange(ROWS))
     with pytest.raises(FileNotFoundError, match=r"nodes file .*none\.npy does not exist"):

@@ -45,12 +45,20 @@ def save_parquet(path: Path, x: np.ndarray, *, lists: bool = False, index: bool 
     parquet.write_table(pyarrow.table(columns), path)
 
 
+def halves(x: np.ndarray) -> sp.csr_matrix:
+    """Each entry stored as two halves, zeros as well, with the columns of a row in no order."""
+    columns = np.tile([*range(F)[::-1], *range(F)], len(x))
+    values = np.concatenate([x[:, ::-1], x], axis=1).ravel() / 2
+    return sp.csr_matrix((values, columns, np.arange(0, len(columns) + 1, 2 * F)), x.shape)
+
+
 SAVE = {
     "float32.npy": np.save,
     "fortran.npy": lambda path, x: np.save(path, np.asfortranarray(x)),
     "float64.npy": lambda path, x: np.save(path, x.astype(">f8")),
     "dense.npz": lambda path, x: np.savez(path, x=x),
     "sparse.npz": lambda path, x: sp.save_npz(path, sp.csr_matrix(x)),
+    "halves.npz": lambda path, x: sp.save_npz(path, halves(x)),
     "plain.csv": lambda path, x: np.savetxt(path, x, delimiter=",", fmt="%.3f"),
     "header.csv": lambda path, x: np.savetxt(path, x, delimiter=",", fmt="%.3f", header="a,b,c,d,e,f", comments=""),
     "columns.parquet": save_parquet,
@@ -77,6 +85,16 @@ def test_columns_of_true_and_false_are_features_as_in_training(run, tmp_path):
     with torch.inference_mode():
         expected = rbm.load(run)(torch.from_numpy(x).float()).softmax(-1)
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected.numpy(), atol=1e-6)
+
+
+def test_columns_of_whole_numbers_are_features(run, tmp_path):
+    pytest.importorskip("pyarrow")
+    x = np.random.default_rng(0).integers(-5, 5, (ROWS, F))
+    save_parquet(tmp_path / "x.parquet", x)
+    predict_file(run, tmp_path / "x.parquet", tmp_path / "out.npy")
+    np.save(tmp_path / "x.npy", x)
+    predict_file(run, tmp_path / "x.npy", tmp_path / "other.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.load(tmp_path / "other.npy"))
 
 
 def test_every_format_of_predictions_says_the_same(run, x, tmp_path):
@@ -116,11 +134,15 @@ def test_no_rows_in_a_column_of_lists(run, tmp_path, length):
     assert np.load(tmp_path / "out.npy").shape == (0, 3)
 
 
-@pytest.mark.parametrize("rows", [7, 10, 46])
-def test_features_that_another_process_replaces_meanwhile(run, x, tmp_path, monkeypatch, rows):
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((rows, F), "it had 23 rows when it was opened and .*changed") for rows in (7, 10, 46)]
+    + [((ROWS, F + 1), "rows from 5 on hold 7 numbers, not 6")],
+)
+def test_features_that_another_process_replaces_meanwhile(run, x, tmp_path, monkeypatch, shape, message):
     """The file is mapped anew for each chunk of five rows, and the number of rows is that of the first mapping."""
     np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "other.npy", np.resize(x, (rows, F)))
+    np.save(tmp_path / "other.npy", np.resize(x, shape))
     predict = prediction.predict_probabilities
 
     def replace(*arguments):
@@ -129,7 +151,7 @@ def test_features_that_another_process_replaces_meanwhile(run, x, tmp_path, monk
         return predict(*arguments)
 
     monkeypatch.setattr(prediction, "predict_probabilities", replace)
-    with pytest.raises(ValueError, match=r"x\.npy cannot be read \(it had 23 rows when it was opened and .*changed"):
+    with pytest.raises(ValueError, match=rf"x\.npy cannot be read \({message}"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy")
     assert not (tmp_path / "out.npy").exists()
 
@@ -230,6 +252,15 @@ FAULTS = {
     ),
     "unlike.parquet": (lambda p, x: save_parquet(p, [*x, x[0, :2]], lists=True), r"unlike\.parquet cannot be read"),
     "huge.npy": (lambda p, x: np.save(p, bad_row(x)), r"row 17 holds NaN or infinity \(1 such rows from 15 to 19\)"),
+    "huge.npz": (
+        lambda p, x: sp.save_npz(p, sp.csr_matrix(bad_row(x))),
+        r"row 17 holds NaN or infinity \(1 such rows from 15 to 19\)",
+    ),
+    "zeros.npz": (
+        lambda p, x: sp.save_npz(p, halves(np.where(np.arange(ROWS)[:, None] == 17, np.nan, x))),
+        r"row 17 holds NaN or infinity \(1 such rows from 15 to 19\)",
+    ),
+    "flat.npy": (lambda p, x: np.save(p, x[0]), r"holds an array of shape \[6\], expected \[\*, 6\]"),
     "narrow.csv": (lambda p, x: SAVE["plain.csv"](p, x[:, :4]), r"shape \[\*, 4\], expected \[\*, 6\]"),
     "narrow.npy": (lambda p, x: np.save(p, x[:, :4]), r"shape \[23, 4\], expected \[\*, 6\]"),
     "sheet.xlsx": (

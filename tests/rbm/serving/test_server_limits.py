@@ -248,6 +248,8 @@ def test_too_many_connections_hear_503_and_more_hear_nothing():
     with running(app_with(connections=4)) as client:
         first = [client.raw() for _ in range(4)]
         wait_until(lambda: client_full(client))
+        first[3].sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert answer_of(first[3])[0] == 200, "the fourth of four"
         late = client.fresh()
         status, answer = late.ask(GOOD)
         assert (status, "4 connections are open already" in answer["error"]) == (503, True)

@@ -84,6 +84,7 @@ BAD = {
     "npy of strings": (npy(np.full((1, F), "a")), rf"expected numbers \[B, {F}"),
     "npy of objects": (npy(np.full((1, F), None), allow_pickle=True), rf"expected numbers \[B, {F}"),
     "npy cut short": (npy(np.zeros((2, F), np.float32))[:-1], "which does not match its header"),
+    "npy with more": (npy(np.zeros((2, F), np.float32)) + b"\0", "193 bytes of numbers, which does not match"),
     "npy that claims 10 TB": (
         npy(np.zeros((2, F), np.float32)).replace(b"(2, 24), }" + b" " * 13, b"(99999999999, 24), }   "),
         "which does not match its header",
@@ -195,6 +196,7 @@ def test_bodies_at_random_get_200_or_400(client):
         ),
         ({"x": [ZEROS], "neighbors": [[-1]]}, f"names -1, expected 0 to {NODES - 1}"),
         ({"x": [ZEROS], "neighbors": [[1], [2]]}, "'neighbors' holds 2 lists, expected 1"),
+        ({"x": [ZEROS, ZEROS], "neighbors": [[1]]}, "'neighbors' holds 1 lists, expected 2"),
         ({"x": [ZEROS], "neighbors": [1]}, "row 0 of 'neighbors' is a whole number, expected a list"),
         ({"x": [ZEROS], "neighbors": [[True]]}, "holds a boolean, expected whole numbers"),
         ({"x": [ZEROS], "neighbors": None}, "'neighbors' is null, expected a list"),
