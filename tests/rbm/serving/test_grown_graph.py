@@ -1,8 +1,11 @@
 """``rbm predict --graph``: new nodes are encoded by the rules that the evaluation applies to unseen nodes."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch.nn import functional as F
 
 import rbm
@@ -150,6 +153,12 @@ def test_nodes_are_found_by_their_ids(small_graph, tmp_path):
     lines = (tmp_path / "mixed.csv").read_text().splitlines()
     assert lines[0] == "row,id,class,probability"
     assert [line.split(",")[1] for line in lines[1:]] == [names[i] for i in order]
+    apart = write(tmp_path / "apart", [names[i] for i in order], x[order], place[small_graph.edge_index])
+    console = Console(file=io.StringIO(), width=400)
+    predict_graph(tmp_path / "run", apart, tmp_path / "apart.npy", console=console)
+    new = [repr(names[i]) for i in order if i >= 60]
+    assert "8 of 8 new nodes are near no node" in console.file.getvalue()
+    assert f"zeros for encodings: nodes {', '.join(new)}\n" in console.file.getvalue(), "by their ids, without places"
     few = write(tmp_path / "few", names[3:], x[3:], edges[:, (edges >= 3).all(dim=0)] - 3)
     with pytest.raises(ValueError, match=r"lacks 3 of 60 nodes .*'node 0', 'node 1', 'node 2'"):
         predict_graph(tmp_path / "run", few, tmp_path / "out.npy")

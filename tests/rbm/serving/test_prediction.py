@@ -77,11 +77,11 @@ def test_every_format_of_features_gives_the_same_predictions(run, x, tmp_path, n
     np.testing.assert_allclose(got, expected.numpy(), atol=1e-6)
 
 
-def test_columns_of_true_and_false_are_features_as_in_training(run, tmp_path):
-    pytest.importorskip("pyarrow")
+@pytest.mark.parametrize("name", ["float32.npy", "dense.npz", "columns.parquet"])
+def test_columns_of_true_and_false_are_features_as_in_training(run, tmp_path, name):
     x = np.random.default_rng(0).random((ROWS, F)) < 0.5
-    save_parquet(tmp_path / "x.parquet", x)
-    predict_file(run, tmp_path / "x.parquet", tmp_path / "out.npy")
+    SAVE[name](tmp_path / name, x)
+    predict_file(run, tmp_path / name, tmp_path / "out.npy")
     with torch.inference_mode():
         expected = rbm.load(run)(torch.from_numpy(x).float()).softmax(-1)
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected.numpy(), atol=1e-6)
