@@ -159,7 +159,11 @@ def _nodes(mask: Tensor) -> Tensor:
 
 
 def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
-    """The subgraph on ``nodes``, its rows in exactly that order (PyG's ``Data.subgraph`` keeps ascending order)."""
+    """The subgraph on ``nodes``, its rows in exactly that order (PyG's ``Data.subgraph`` keeps ascending order).
+
+    As there, PyG's rules tell which attributes have an entry per node or edge, and in which dimension: the last one if
+    the name contains "index", else the first. Node ids in attributes other than ``edge_index`` stay those of ``data``.
+    """
     nodes = nodes.to(data.edge_index.device)
     new_id = torch.full((data.num_nodes,), -1, dtype=torch.int64, device=nodes.device)
     new_id[nodes] = torch.arange(nodes.numel(), device=nodes.device)
@@ -173,21 +177,23 @@ def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
         elif key == "num_nodes":
             observed.num_nodes = nodes.numel()
         elif data.is_node_attr(key):
-            observed[key] = _selected(value, nodes)
+            observed[key] = _selected(value, nodes, data.__cat_dim__(key, value))
         elif data.is_edge_attr(key):
-            observed[key] = _selected(value, kept.nonzero().flatten())
+            observed[key] = _selected(value, kept.nonzero().flatten(), data.__cat_dim__(key, value))
         else:
             observed[key] = value
     return observed
 
 
-def _selected(value: Any, positions: Tensor) -> Any:
-    """The entries of an attribute, such as a tensor or a list of names, at int64 positions of its first dimension."""
+def _selected(value: Any, positions: Tensor, dim: int) -> Any:
+    """The entries of an attribute, such as a tensor or a list of names, at int64 positions of one of its dimensions."""
     if isinstance(value, list | tuple):
         return [value[position] for position in positions.tolist()]
+    if isinstance(value, np.ndarray):
+        return value.take(positions.cpu().numpy(), axis=dim)
     if isinstance(value, Tensor) and value.layout == torch.sparse_csr:  # PyTorch cannot index it
         return SparseRows(value)[positions].to_csr()
-    return value[positions]
+    return value.index_select(dim, positions) if isinstance(value, Tensor) else value[positions]
 
 
 def per_class_masks(

@@ -238,3 +238,21 @@ def test_lists_of_names_are_split_like_tensors():
     assert split.observed.titles == split.observed_nodes.tolist()
     ends = split.observed_nodes[split.observed.edge_index]
     assert torch.equal(data.edge_index[:, split.observed.kinds], ends)
+
+
+def test_attributes_whose_edges_or_nodes_are_not_in_the_first_dimension():
+    """PyG's rule: the last dimension of an attribute with "index" in its name, the first one of any other."""
+    data, nodes, edges = graph(), torch.arange(NODES), torch.arange(200)
+    data.edge_label_index = torch.stack([edges, edges + 1000])
+    data.place_index = torch.stack([nodes, nodes, nodes])
+    data.tags, data.overlap = np.arange(NODES).reshape(NODES, 1), torch.eye(NODES).to_sparse()
+    data.landmarks_index, data.weight = torch.arange(7).expand(2, -1), torch.arange(5)  # of neither nodes nor edges
+    split = split_graph(data, "inductive", unseen_fraction=0.5)
+    observed, kept = split.observed, split.observed_nodes
+    assert torch.equal(kept[observed.edge_index], data.edge_index[:, observed.edge_label_index[0]])
+    assert torch.equal(observed.edge_label_index[1], observed.edge_label_index[0] + 1000)
+    assert torch.equal(observed.place_index, kept.expand(3, -1))
+    assert torch.equal(torch.from_numpy(observed.tags)[:, 0], kept)
+    assert torch.equal(observed.overlap.to_dense(), torch.eye(NODES)[kept])
+    assert observed.landmarks_index is data.landmarks_index
+    assert observed.weight is data.weight
