@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from rbm.nn.sparse_rows import SparseRows
@@ -117,6 +118,11 @@ def validate_data(data: Data) -> None:
     if not isinstance(data, Data):
         raise TypeError(f"data: got {type(data).__name__}, expected torch_geometric.data.Data(x, edge_index, y, masks)")
     num_nodes = _check_features(data)
+    if data.num_nodes != num_nodes:
+        raise ValueError(
+            f"data.num_nodes: got {data.num_nodes}, expected {num_nodes}, the number of rows of data.x; delete or"
+            " correct it (if it is not set, PyG takes it from an attribute such as pos, n_id or batch)"
+        )
     _check_edges(data, num_nodes)
     labels = _tensor(data, "y")
     if labels.shape != (num_nodes,):
@@ -197,6 +203,10 @@ def check_finite_features(x: Tensor, what: str = "data.x") -> None:
 
 def _check_edges(data: Data, num_nodes: int) -> None:
     edges = _tensor(data, "edge_index")
+    if isinstance(edges, EdgeIndex):  # its operations return results of their own types
+        raise TypeError(
+            "data.edge_index: got an EdgeIndex of PyG, expected a torch.Tensor; use data.edge_index.as_tensor()"
+        )
     if edges.dtype != torch.int64:
         raise TypeError(f"data.edge_index: got {edges.dtype}, expected torch.int64; use data.edge_index.long()")
     if edges.dim() != 2 or edges.size(0) != 2:

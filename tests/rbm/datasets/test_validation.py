@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 import rbm
@@ -96,6 +97,12 @@ FAULTS = {
         r"data\.x: 6 of 6 nodes .*\(node 0, 1, 2, 3, 4, \.\.\.\)",
     ),
     "no edges": ({"edge_index": None}, ValueError, r"data\.edge_index: missing"),
+    "edges of PyG": (
+        {"edge_index": EdgeIndex(torch.zeros(2, 3, dtype=torch.int64))},
+        TypeError,
+        r"data\.edge_index: got an EdgeIndex of PyG, .*; use data\.edge_index\.as_tensor\(\)",
+    ),
+    "other nodes": ({"num_nodes": 7}, ValueError, r"data\.num_nodes: got 7, expected 6, the number of rows of data\.x"),
     "edges int32": (
         {"edge_index": torch.zeros(2, 3, dtype=torch.int32)},
         TypeError,
