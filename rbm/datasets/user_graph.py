@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from rbm.datasets.readers.features import pack_features
+from rbm.datasets.readers.features import csr_in_order, pack_features
 from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes
@@ -107,6 +107,8 @@ def load_graph(
             f"dataset: {path}, y has shape {list(y.shape)}, expected [{num_nodes}], a class for each node{hint}"
         )
     check_class_numbers(f"dataset: {path}, y", y)
+    if not bool((y >= 0).any()):
+        raise ValueError(f"dataset: {path}, y has no label, expected a class number from 0 for some nodes")
     if parts["num_classes"] is None:
         warn_of_absent_classes(f"dataset: {path}, y", y)
     data = _nodes_and_edges(path, parts, x, sparse_features, undirected)
@@ -122,7 +124,7 @@ def load_graph(
         masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
         _warn_of_few_test_nodes(path, *masks)
     data.train_mask, data.val_mask, data.test_mask = masks
-    classes = max(int(y.max()) + 1, _class_count(path, parts["num_classes"]))
+    classes = _class_count(path, parts["num_classes"], y)
     if "teacher_logits" in parts:
         logits = as_tensor(parts["teacher_logits"], f"{path}, teacher_logits")
         if logits.dim() != 2 or logits.size(0) != num_nodes or logits.size(1) < classes:
@@ -212,7 +214,7 @@ def _features(path: Path, x: Any) -> Tensor:
         )
     if x.layout == torch.strided and x.dtype == torch.float16 and path.is_dir() and x.numel() >= MIN_STORED_NUMEL:
         return x
-    return x.to(torch.float32) if x.layout == torch.sparse_csr else x.to(torch.float32).contiguous()
+    return csr_in_order(x) if x.layout == torch.sparse_csr else x.to(torch.float32).contiguous()
 
 
 def _whole(where: str, value: Any) -> Tensor:
@@ -236,14 +238,21 @@ def _labels(path: Path, value: Any) -> Tensor:
     return _whole(f"{path}, y", value)
 
 
-def _class_count(path: Path, value: Any) -> int:
+def _class_count(path: Path, value: Any, y: Tensor) -> int:
+    """The declared number of classes, checked against the labels; by default the largest label plus one."""
+    labelled = int(y.max()) + 1
     if value is None:
-        return 0
+        return labelled
     where = f"{path}, num_classes"
     value = _whole(where, torch.tensor(value) if isinstance(value, int) else value)
     if value.numel() != 1 or int(value) < 1:
         raise ValueError(f"dataset: {where} is {value.tolist()}, expected one number, at least 1")
     check_class_numbers(f"dataset: {where}", value - 1)
+    if int(value) < labelled:
+        raise ValueError(
+            f"dataset: {where} is {int(value)}, but y holds the class number {labelled - 1}, expected numbers below"
+            f" num_classes; number the classes from 0, or set num_classes to {labelled} or more"
+        )
     return int(value)
 
 

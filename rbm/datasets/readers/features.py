@@ -50,6 +50,13 @@ def csr_from_scipy(matrix: sp.csr_matrix) -> Tensor:
     return csr(*(torch.from_numpy(part) for part in (matrix.indptr, matrix.indices, matrix.data)), matrix.shape)
 
 
+def csr_in_order(x: Tensor) -> Tensor:
+    """A CSR tensor as float32 with sorted columns; repeated entries, which other code refuses, are summed."""
+    parts = (x.values().to(torch.float32), x.col_indices(), x.crow_indices())
+    matrix = sp.csr_matrix(tuple(part.numpy() for part in parts), tuple(x.shape))
+    return x.to(torch.float32) if matrix.has_canonical_format else csr_from_scipy(matrix)
+
+
 def row_normalized(x: Tensor) -> Tensor:
     """Divide each row by its sum like PyG's ``NormalizeFeatures``, where sums below 1 count as 1.
 

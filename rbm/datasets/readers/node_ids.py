@@ -28,6 +28,7 @@ FILE = "node_ids.csv"  # in a run folder
 NEW = -1  # a row that is no node
 _NAMED = 5
 _LONGEST_LINE = 2**28
+_MOST_EXACT = 2.0**53
 _FLAGS = {"0", "1", "0.0", "1.0", "true", "false"}
 # Words in usual names of the columns of an edge list, such as from_node or sourceId.
 _ENDS = {
@@ -105,14 +106,14 @@ class NodeIds:
 
 def id_column(path: Path) -> str | None:
     """The name of the column of ids in a ``.csv`` or ``.parquet`` table; None without one or in another format."""
-    return next((name for name in _column_names(path) if name.strip().lower() in COLUMNS), None)
+    return next((name for name in column_names(path) if name.strip().lower() in COLUMNS), None)
 
 
 def lacks_header(path: Path, ids: NodeIds) -> bool:
     """Whether a ``.csv`` with several columns begins with the id of a node that is no number, instead of a header."""
     import pyarrow
 
-    first, *others = _column_names(path) or [""]
+    first, *others = column_names(path) or [""]
     return bool(others) and not is_number(first) and ids.rows(pyarrow.array([first]))[0] >= 0
 
 
@@ -128,7 +129,9 @@ def read_named_rows(path: Path, *, lacking: float | None = None) -> tuple["pyarr
     """
     name = id_column(path)
     table = _read(path, texts=[name], header=True)
-    ids, rest = _as_text(table[name]), table.drop_columns([name])
+    if not table.num_rows:
+        raise ValueError(f"{path} has no row below its header, expected a row for each node")
+    ids, rest = _as_text(path, name, table[name]), table.drop_columns([name])
     try:
         check_columns(rest.schema)
     except ValueError as error:
@@ -219,10 +222,12 @@ def _names_ends(columns: list["pyarrow.Array"], edges: np.ndarray, ids: NodeIds)
 
 def read_mask(path: Path, ids: NodeIds) -> Tensor | None:
     """The nodes in a table of one column of ids; None if the table has other columns, or a flag for each node."""
-    columns = _texts(path)
-    if len(columns) != 1:
+    import pyarrow
+
+    table = _read(path, header=False)
+    if table.num_columns != 1 or pyarrow.types.is_nested(table.schema.types[0]):
         return None
-    texts = columns[0]
+    texts = _as_text(path, table.column_names[0], table.columns[0])
     without = texts[int(_is_header(path, texts, ids)) :]
     if len(without) == len(ids) and {text.lower() for text in without.unique().to_pylist()} <= _FLAGS:
         return None
@@ -270,7 +275,12 @@ def _listed(names: Any) -> str:
     return ", ".join(map(repr, distinct[:_NAMED])) + more
 
 
-def _column_names(path: Path) -> list[str]:
+def column_names(path: Path) -> list[str]:
+    """The names of the columns of a ``.parquet`` table, or the fields on the first line of a ``.csv``; else none.
+
+    Raises:
+        ValueError: the first line cannot be divided into fields.
+    """
     if path.suffix == ".parquet":
         optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
         from pyarrow import parquet
@@ -282,7 +292,10 @@ def _column_names(path: Path) -> list[str]:
     if path.suffix != ".csv":
         return []
     line = _first_line(path)
-    return [name.strip() for name in next(csv.reader([line], delimiter=_separator(line)), [])]
+    try:
+        return [name.strip() for name in next(csv.reader([line], delimiter=_separator(line)), [])]
+    except csv.Error as error:
+        raise ValueError(f"{path} is no table: line 1: {error}") from error
 
 
 def _first_line(path: Path) -> str:
@@ -296,7 +309,8 @@ def _separator(line: str) -> str:
 
 def _texts(path: Path, *, header: bool = False) -> list["pyarrow.Array"]:
     """The columns of a table as text; all lines of a ``.csv`` without ``header``."""
-    return [_as_text(column) for column in _read(path, header=header).columns]
+    table = _read(path, header=header)
+    return [_as_text(path, name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
 
 
 def _read(path: Path, *, texts: list[str] | None = None, header: bool) -> "pyarrow.Table":
@@ -305,10 +319,11 @@ def _read(path: Path, *, texts: list[str] | None = None, header: bool) -> "pyarr
     from pyarrow import csv as tables
     from pyarrow import parquet
 
+    names = column_names(path)
     try:
         if path.suffix == ".parquet":
             return parquet.read_table(path)
-        names = _column_names(path) if header else [f"column {i}" for i in range(len(_column_names(path)))]
+        names = names if header else [f"column {i}" for i in range(len(names))]
         types = dict.fromkeys(names if texts is None else texts, pyarrow.string())
         return tables.read_csv(
             path,
@@ -320,11 +335,21 @@ def _read(path: Path, *, texts: list[str] | None = None, header: bool) -> "pyarr
         raise ValueError(f"{path} is no table: {error}") from error
 
 
-def _as_text(column: "pyarrow.ChunkedArray") -> "pyarrow.Array":
+def _as_text(path: Path, name: str, column: "pyarrow.ChunkedArray") -> "pyarrow.Array":
+    """A column of ids as text. Pandas makes whole numbers beside a missing one floating-point: they stay whole here."""
     import pyarrow
     from pyarrow import compute
 
-    whole = column.cast(pyarrow.string()).combine_chunks()
+    try:
+        if pyarrow.types.is_floating(column.type):  # as text, 10000000.0 would be 1e+07
+            if compute.any(compute.greater(compute.abs(column), _MOST_EXACT)).as_py():
+                raise pyarrow.ArrowInvalid("numbers beyond 2^53 are not exact")
+            column = column.cast(pyarrow.int64())
+        whole = column.cast(pyarrow.string()).combine_chunks()
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+        raise ValueError(
+            f"{path} has the column {name!r} of {column.type}, expected ids, which are text or whole numbers: {error}"
+        ) from error
     whole = pyarrow.concat_arrays(whole.chunks) if isinstance(whole, pyarrow.ChunkedArray) else whole
     return compute.utf8_trim_whitespace(whole)
 

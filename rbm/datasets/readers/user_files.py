@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
@@ -16,6 +17,7 @@ from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_fro
 from rbm.datasets.readers.node_ids import (
     NodeIds,
     TextColumnError,
+    column_names,
     id_column,
     lacks_header,
     read_by_ids,
@@ -118,8 +120,10 @@ def _read_saved(path: Path) -> dict[str, Any]:
         except Exception as error:  # a Data whose parts were replaced may raise anything
             raise ValueError(f"dataset: {path} holds a PyG Data that is damaged: {error}") from error
     if not isinstance(saved, dict):
+        remedies = {"HeteroData": "; use its to_homogeneous()", "list": "; save one by torch.save(LIST[0], NEW)"}
+        kind = type(saved).__name__
         raise ValueError(
-            f"dataset: {path} holds {type(saved).__name__}, expected a PyG Data or a dictionary of tensors"
+            f"dataset: {path} holds {kind}, expected a PyG Data or a dictionary of tensors{remedies.get(kind, '')}"
         )
     return saved
 
@@ -196,7 +200,7 @@ def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
     """
     if isinstance(value, Tensor):
         _check_tensor(value, where, sparse)
-        return value
+        return value.as_tensor() if isinstance(value, EdgeIndex) else value.detach()
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         names = isinstance(value, np.ndarray) and value.dtype.kind in "US"
@@ -215,7 +219,9 @@ def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
 def _check_tensor(value: Tensor, where: str, sparse: bool) -> None:
     if value.dtype not in _NUMBERS or value.device.type != "cpu" or not (sparse or value.layout == torch.strided):
         kind = f"{value.dtype}, {value.layout}, on device {value.device}"
-        raise ValueError(f"dataset: {where} is {kind}, expected dense real numbers in memory")
+        hint = "; an adjacency matrix A of SciPy becomes edges by numpy.stack(A.nonzero())"
+        hint = hint if where.endswith("edge_index") and value.layout != torch.strided else ""
+        raise ValueError(f"dataset: {where} is {kind}, expected dense real numbers in memory{hint}")
     try:
         if value.layout == torch.sparse_csr:
             csr_from_tensor(value)
@@ -236,7 +242,7 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     if parts and others and not any(path.stem in NAMES["x"] for path in parts):
         # The features have another name. Edges of ids would then raise an error first, which hides the cause.
         return _named(folder, {path.stem if path in parts else f"./{path.name}": path for path in paths})
-    named = [path for path in parts if path.stem in NAMES["x"] and id_column(path)]
+    named = [path for path in parts if path.stem in NAMES["x"] and _checked(id_column, path)]
     ids = x = None
     if len(named) == 1:
         names, x = _checked(read_named_rows, named[0])
@@ -249,6 +255,8 @@ def _read_folder(folder: Path) -> dict[str, Any]:
             continue
         if path.stem in found:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
+        if path.stem in NAMES["masks"]:
+            _checked(_check_mask_names, path)
         found[path.stem] = _READERS[path.suffix](path) if ids is None else x if path in named else _by_id(path, ids)
     if not any(_is_part(name) for name in found):
         raise ValueError(
@@ -257,13 +265,21 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     return _named(folder, found) | {"node_ids": ids}
 
 
+def _check_mask_names(path: Path) -> None:
+    """Raise ValueError if the columns of a table of masks are named in another order than they are read."""
+    expected = ["train", "val", "test"]
+    found = [word for name in column_names(path) for word in expected if name.lower().startswith(word)]
+    if found != expected and sorted(found) == sorted(expected):
+        raise ValueError(f"{path} has columns in the order {', '.join(found)}, expected {', '.join(expected)}")
+
+
 def _by_id(path: Path, ids: NodeIds) -> Tensor:
     """A part of a graph whose nodes have ids; ``.npy`` and ``.npz`` files use row numbers."""
     if path.suffix in (".csv", ".parquet"):
         if path.stem in NAMES["edge_index"]:
             return _checked(read_edges, path, ids)
-        if id_column(path):
-            lacking = {NAMES["y"]: -1.0} | {NAMES[name]: 0.0 for name in _MASKS}
+        if _checked(id_column, path):
+            lacking = {NAMES["y"]: -1.0} | {NAMES[name]: 0.0 for name in (*_MASKS, "masks")}
             found = next((number for names, number in lacking.items() if path.stem in names), None)
             return _from_table(path, _checked(read_by_ids, path, ids, lacking=found))
         if path.suffix == ".csv" and lacks_header(path, ids):

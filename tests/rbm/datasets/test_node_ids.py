@@ -75,6 +75,50 @@ def test_nodes_without_a_label_or_a_flag(graph):
     assert data.val_mask.tolist() == [False, False, False, False, True]
 
 
+@pytest.mark.parametrize("kinds", [(int, float), (float, int), (float, str)])
+def test_whole_numbers_that_pandas_made_floating_point_are_the_same_ids(tmp_path, caplog, kinds):
+    """As text, 10000000.0 is 1e+07; pandas makes a column of integers floating-point where one is missing."""
+    ids = [10_000_000, 123_456_789_012, 7]
+    first, second = ([kind(number) for number in ids] for kind in kinds)
+    parquet.write_table(pyarrow.table({"id": first, "f": [1.0, 2.0, 3.0]}), tmp_path / "x.parquet")
+    edges = {"a": [*second, None], "b": [*second[1:], second[0], second[0]]}
+    parquet.write_table(pyarrow.table(edges), tmp_path / "edges.parquet")
+    write(tmp_path, y=["0", "1", "0"], train=["1", "0", "0"], val=["0", "1", "0"], test=["0", "0", "1"])
+    assert rbm.load_graph(tmp_path).edge_index.tolist() == [[0, 1, 2], [1, 2, 0]]
+    assert "1 of 4 edges name nodes" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["x", "edges", "val"])
+@pytest.mark.parametrize("odd", [[[1], [2]], [b"\xff", b"b"], [0.5, 1.0], [1e18, 2e18]])
+def test_what_cannot_be_an_id(graph, part, odd):
+    (graph / f"{part}.csv").unlink()
+    table = {"x": {"id": odd, "f": [1, 2]}, "edges": {"id": odd, "to": odd}, "val": {"id": odd}}[part]
+    parquet.write_table(pyarrow.table(table), graph / f"{part}.parquet")
+    with pytest.raises(ValueError, match=rf"dataset: .*{part}\.parquet has the column 'id' of .*, expected ids"):
+        rbm.load_graph(graph)
+
+
+def test_nodes_that_a_table_of_all_masks_lacks(graph):
+    for name in ("train", "val", "test"):
+        (graph / f"{name}.csv").unlink()
+    write(graph, masks=["id,train,val,test", "e,1,0,0", "7,,1,0", "user_17,0,0,1"])
+    data = rbm.load_graph(graph)
+    assert [data[name].nonzero().flatten().tolist() for name in ("train_mask", "val_mask", "test_mask")] == [
+        [4],
+        [3],
+        [2],
+    ]
+
+
+def test_masks_of_several_splits_as_lists_in_parquet(graph):
+    """A list of flags per row, in the order of the features, is no column of ids."""
+    for place, name in enumerate(("train", "val", "test")):
+        (graph / f"{name}.csv").unlink()
+        flags = [[node == place, node == place + 2] for node in range(5)]
+        parquet.write_table(pyarrow.table({"splits": flags}), graph / f"{name}.parquet")
+    assert rbm.load_graph(graph, seed=1).val_mask.tolist() == [False, False, False, True, False]
+
+
 def test_edges_to_unknown_nodes_are_counted_named_and_left_out(graph, caplog):
     ghosts = [f"ghost {number},e" for number in range(3)]
     write(graph, edges=["from,to", *map(",".join, EDGES), *ghosts])
@@ -144,6 +188,7 @@ def test_lack_of_features_is_reported_first(graph):
         ({"x": ["id,f", "a,1", "b,2", "a,3"]}, r"x\.csv holds 'a' more than once, expected distinct ids"),
         ({"x": ["id,f", "a,1", ",2"]}, r"x\.csv has an empty id"),
         ({"x": ["id", "a", "b"]}, r"x\.csv has ids and no other column, expected features"),
+        ({"x": ["id,f"]}, r"x\.csv has no row below its header, expected a row for each node"),
         ({"x": ["id,f,g", "a,1,red"]}, r"x\.csv has the column 'g', which holds no numbers"),
         ({"x": ["id,f,g", "a,1,"]}, r"x\.csv has 1 empty fields in its column 'g'"),
         ({"x": ["id,f,g", "a,1,2,3"]}, r"x\.csv is no table: "),

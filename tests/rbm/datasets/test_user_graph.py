@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 import rbm
@@ -329,3 +330,27 @@ def test_a_drawn_split_with_hardly_any_test_nodes_is_told(tmp_path, caplog, node
     np.savez(tmp_path / "g.npz", x=np.ones((nodes, 2)), edges=np.zeros((2, 0), int), y=y, masks=masks)
     load_graph(tmp_path / "g.npz")
     assert "for testing" not in caplog.text, "a split of the file is its own"
+
+
+def test_parameters_and_the_edges_of_pyg_become_plain_tensors(tmp_path):
+    """Learned features, and logits that were computed without no_grad, are saved as tensors that require a gradient."""
+    parts = tensors(arrays())
+    parts["x"] = torch.nn.Parameter(parts["x"])
+    parts["teacher_logits"] = parts["teacher_logits"].requires_grad_() * 1
+    parts["edge_index"] = EdgeIndex(parts["edge_index"])
+    torch.save(Data(**parts), tmp_path / "graph.pt")
+    data = load_graph(tmp_path / "graph.pt")
+    assert not data.x.requires_grad
+    assert not data.teacher_logits.requires_grad
+    assert type(data.edge_index) is torch.Tensor
+    assert_equal_graphs(data, arrays())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_csr_tensors_are_sorted_and_repeated_entries_summed(tmp_path, dtype):
+    start = torch.tensor([0, 3] + [3] * (NODES - 1))
+    x = torch.sparse_csr_tensor(start, torch.tensor([2, 1, 2]), torch.ones(3).to(dtype), (NODES, 4))
+    torch.save(tensors(arrays()) | {"x": x}, tmp_path / "graph.pt")
+    found = load_graph(tmp_path / "graph.pt", sparse_features="always").x
+    assert (found.col_indices().tolist(), found.values().tolist()) == ([1, 2], [1.0, 2.0])
+    assert found.dtype == torch.float32

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from faulty_graphs import MASKS, NODES, parts, write_folder, write_npz
 from intruder import Intruder
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from rbm.datasets import load_graph, validate_data
 
@@ -57,6 +57,11 @@ FAULTS = {
     "logits narrow": ({"logits": np.ones((6, 1))}, r"teacher_logits has shape \[6, 1\], expected \[6, 2\]"),
     "logits flat": ({"logits": np.ones(6)}, r"teacher_logits has shape \[6\], expected \[6, 2\]"),
     "class counts": ({"num_classes": np.array([2, 3])}, r"num_classes is \[2, 3\], expected one number, at least 1"),
+    "too few classes": (
+        {"num_classes": np.array(1)},
+        "num_classes is 1, but y holds the class number 1, .*to 2 or more",
+    ),
+    "no label": ({"y": np.full(6, -1)}, "y has no label, expected a class number from 0 for some nodes"),
     "no class": ({"num_classes": np.array(-2)}, "num_classes is -2, expected one number, at least 1"),
 }
 
@@ -114,7 +119,7 @@ def test_labels_that_no_class_can_have_fail_later(tmp_path):
     with pytest.raises(ValueError, match=r"data\.y: 1 labels are out of range \(node 5; node 5 has -2\)"):
         validate_data(data)
     np.savez(tmp_path / "graph.npz", **unsplit(y=np.full(6, -1)))
-    with pytest.raises(ValueError, match="labels: no node has one"):
+    with pytest.raises(ValueError, match=r"graph\.npz, y has no label"):
         load_graph(tmp_path / "graph.npz")
 
 
@@ -306,3 +311,19 @@ def test_an_archive_of_several_arrays_is_no_part(tmp_path):
     np.savez(tmp_path / "y.npz", a=np.ones(6), b=np.ones(6))
     with pytest.raises(ValueError, match=r"y\.npz holds a, b, expected one array or a sparse matrix"):
         load_graph(tmp_path)
+
+
+def test_an_adjacency_matrix_is_no_list_of_edges(tmp_path):
+    sp.save_npz(write_folder(tmp_path, edge_index=None) / "edges.npz", sp.eye(6, format="csr"))
+    with pytest.raises(ValueError, match=r"edge_index is .*sparse_csr.*; .* becomes edges by numpy\.stack\(A\.nonzero"):
+        load_graph(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "remedy"),
+    [(HeteroData(a={"x": torch.ones(2, 2)}), r"use its to_homogeneous\(\)"), ([Data()], "save one by torch.save")],
+)
+def test_other_graphs_of_pyg_are_refused_with_a_remedy(tmp_path, saved, remedy):
+    torch.save(saved, tmp_path / "graph.pt")
+    with pytest.raises(ValueError, match=f"holds {type(saved).__name__}, expected a PyG Data .*{remedy}"):
+        load_graph(tmp_path / "graph.pt")

@@ -120,3 +120,33 @@ def test_two_numbered_columns_of_whole_numbers_are_an_edge(tmp_path):
     write_folder(tmp_path, edge_index=None)
     (tmp_path / "edge_index.csv").write_text("0,1\n1,2\n")
     assert load_graph(tmp_path).edge_index.tolist() == [[0, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_columns_of_masks_in_another_order_are_refused(tmp_path, form):
+    folder = write_folder(tmp_path, train_mask=None, val_mask=None, test_mask=None)
+    rows = [(int(node < 2), int(node >= 4), int(2 <= node < 4)) for node in range(6)]
+    for names, wrong in ((["train", "test_mask", "valid"], True), (["training", "val", "test"], False)):
+        if form == "csv":
+            lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
+            (folder / "masks.csv").write_text("\n".join(lines))
+        else:
+            pyarrow = pytest.importorskip("pyarrow")
+            parquet = pytest.importorskip("pyarrow.parquet")
+            columns = zip(*rows, strict=True)
+            parquet.write_table(pyarrow.table(dict(zip(names, columns, strict=True))), folder / "masks.parquet")
+        if wrong:
+            with pytest.raises(ValueError, match=rf"masks\.{form} has columns in the order train, test, val, expected"):
+                load_graph(folder)
+        else:
+            assert load_graph(folder).val_mask.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a,b\r1,2\r3,4\r", "new-line character"), ("a" * 200_000 + "\n1\n", "field larger than")],
+)
+def test_a_first_line_without_fields(tmp_path, text, message):
+    (write_folder(tmp_path, x=None) / "x.csv").write_text(text, newline="")
+    with pytest.raises(ValueError, match=rf"dataset: .*x\.csv is no table: line 1: {message}"):
+        load_graph(tmp_path)
