@@ -95,6 +95,19 @@ def test_encodings_as_long_as_features(setting, sparse):
     assert torch.equal(found.full[:, -2:], extra[0]), "yours stay as they are"
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_encodings_of_zeros_stay_zeros_whatever_their_norm(setting):
+    data = graph()
+    data.edge_index = data.edge_index[:, :0]
+    found = encoded(data, setting, settings(label_propagation=True, relative_norm=0.5))
+    assert torch.equal(found.full, torch.zeros(NODES, 4 + CLASSES))
+
+
+def test_given_encodings_lose_their_gradient():
+    extra = [torch.ones(NODES, 1, requires_grad=True)]
+    assert not encoded(graph(), "inductive", settings(deepwalk=False), extra=extra).full.requires_grad
+
+
 def test_nothing_asked_for():
     assert encoded(graph(), "inductive", settings(deepwalk=False)) is None
 
@@ -213,6 +226,20 @@ def test_known_encodings_are_not_computed_again(setting, counted, tmp_path):
     }
 
 
+@pytest.mark.parametrize("deepwalk", [False, True])
+def test_the_cache_tells_graphs_apart(deepwalk, tmp_path):
+    """Graphs with the same labels and other edges, and with the same edges and other nodes."""
+    config = settings(deepwalk=deepwalk, label_propagation=not deepwalk)
+    data, cache = graph(), Cache(tmp_path)
+    turned, longer = data.clone(), data.clone()
+    turned.edge_index = (data.edge_index + 1) % NODES
+    for name in ("x", "y", "train_mask", "val_mask", "test_mask"):
+        longer[name] = torch.cat([data[name], torch.zeros_like(data[name][:1])])
+    for each in (data, turned, longer):
+        found = encoded(each, "transductive", config, cache=cache)
+        assert torch.equal(found.full, encoded(each, "transductive", config).full)
+
+
 def test_seeds_share_transductive_positions_and_have_inductive_ones_of_their_own(counted, tmp_path):
     data = graph()
     for setting, runs in (("transductive", 1), ("inductive", 3)):
@@ -224,6 +251,7 @@ def test_seeds_share_transductive_positions_and_have_inductive_ones_of_their_own
 @pytest.mark.parametrize(
     "other",
     [
+        {"deepwalk": False, "self_loops": True},  # self-loops of label propagation
         {"walk_length": 9},
         {"walks_per_node": 3},
         {"window_size": 2},
@@ -239,7 +267,8 @@ def test_seeds_share_transductive_positions_and_have_inductive_ones_of_their_own
 )
 def test_every_setting_reaches_its_encoding(other, tmp_path):
     data, cache = graph(), Cache(tmp_path)
-    expected = encoded(data, "inductive", BOTH, cache=cache)
+    known = settings(label_propagation=True, deepwalk=other.get("deepwalk", True))
+    expected = encoded(data, "inductive", known, cache=cache)
     found = encoded(data, "inductive", settings(label_propagation=True, **other), cache=cache)
     assert found.full.shape != expected.full.shape or not torch.equal(found.full, expected.full)
 

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from gensim.models import Word2Vec
 
 from rbm.datasets.encodings import deepwalk, label_propagation, random_walks, transfer
 
@@ -171,6 +172,29 @@ class TestDeepWalk:
             deepwalk(cliques(), 24, walks_per_node=200, walk_length=5, epochs=3, workers=workers, advance=advance)
         assert len(calls) == 1, "later epochs read nothing either"
 
+    def test_a_node_that_occurs_once_has_a_position(self):
+        """Node 0 has no incoming edge, and one walk begins there."""
+        positions = deepwalk(torch.tensor([[0, 1, 2], [1, 2, 1]]), 3, dim=4, walk_length=3, walks_per_node=1)
+        assert (positions != 0).any(dim=1).all()
+
+    def test_skip_gram_has_the_constants_of_the_released_code(self, monkeypatch):
+        given = {}
+
+        def record(**arguments):
+            given.update(arguments)
+            return Word2Vec(**arguments)
+
+        monkeypatch.setattr("gensim.models.Word2Vec", record)
+        deepwalk(cliques(), 24, dim=2, walk_length=3)
+        assert {name: given[name] for name in ("sg", "alpha", "sample")} == {"sg": 1, "alpha": 0.025, "sample": 1e-3}
+
+    def test_all_walks_are_read_in_each_epoch(self):
+        """More walks than one chunk holds; a walk without another node, such as that from node 0, is not read."""
+        around = torch.arange(1, 1100)
+        read = []
+        deepwalk(torch.stack([around, around.roll(1)]), 1100, dim=2, walk_length=3, epochs=2, advance=read.append)
+        assert sum(read) == 2 * 5 * 1099
+
     def test_several_workers_train_as_well(self):
         positions = deepwalk(random_edges(), NODES, dim=4, workers=2)
         assert (positions[:28] != 0).any(dim=1).sum() >= 25
@@ -269,6 +293,11 @@ class TestLabelPropagation:
             ({"decay": 0.0}, ValueError, r"decay: got 0\.0, expected a positive"),
             ({"hops": 0}, ValueError, "hops: got 0, expected at least 1"),
             ({"num_classes": 2}, ValueError, "labels: training nodes have classes from 0 to 3, expected 0 to 1"),
+            (
+                {"labels": torch.zeros(NODES, 1).long(), "train_mask": torch.zeros(NODES, 1).bool()},
+                ValueError,
+                r"got shape \[30, 1\]",
+            ),
             ({"labels": torch.full((NODES,), -1)}, ValueError, "labels: training nodes have classes from -1 to -1"),
             ({"labels": torch.zeros(NODES)}, TypeError, "labels: got torch.float32, expected torch.int64"),
             ({"train_mask": torch.zeros(3).bool()}, ValueError, r"train_mask: got shape \[3\] with labels"),
@@ -338,6 +367,11 @@ class TestTransfer:
                 {"observed_nodes": torch.tensor([1, 6])},
                 ValueError,
                 "observed_nodes: got ids from 1 to 6, expected 0 to 5",
+            ),
+            (
+                {"observed_nodes": torch.tensor([-1, 1])},
+                ValueError,
+                "observed_nodes: got ids from -1 to 1, expected 0 to 5",
             ),
             ({"observed_nodes": torch.tensor([1, 1])}, ValueError, "observed_nodes: some ids are there twice"),
         ],
