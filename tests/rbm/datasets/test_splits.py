@@ -6,7 +6,7 @@ import torch
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.datasets.splits import per_class_masks, split_for, split_graph, without_test_set
+from rbm.datasets.splits import halved, per_class_masks, split_for, split_graph, without_test_set
 
 NODES = 40
 
@@ -119,6 +119,20 @@ def test_hyperparameters_are_chosen_without_the_test_set(setting):
     assert not (chosen_on.test_mask & (chosen_on.val_mask | chosen_on.train_mask)).any()
     assert chosen_on.num_classes == data.num_classes
     assert int(data.test_mask.sum()) == 21, "the graph that was given is as it was"
+
+
+def test_the_two_halves_of_the_validation_nodes():
+    data = graph()
+    data.val_mask[ids(data.train_mask)[0]], data.train_mask[ids(data.train_mask)[0]] = True, False  # 7 nodes
+    one, other = halved(data, 4, seed=2), halved(data, 4, seed=2, other=True)
+    assert (len(ids(one.test_mask)), len(ids(other.test_mask))) == (3, 4)
+    assert torch.equal(one.test_mask | other.test_mask, data.val_mask)
+    assert torch.equal(one.val_mask, other.test_mask)
+    drawn = torch.randperm(7, generator=torch.Generator().manual_seed(2))[:3]
+    assert torch.equal(one.test_mask.nonzero().flatten(), data.val_mask.nonzero().flatten()[drawn].sort().values)
+    data.val_mask = torch.arange(NODES) == 3
+    with pytest.raises(ValueError, match=r"data\.val_mask: 1 node is marked, expected at least 2"):
+        halved(data, 4, seed=2)
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
