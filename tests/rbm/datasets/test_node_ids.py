@@ -154,6 +154,18 @@ def test_first_line_of_edges_is_an_edge_unless_its_names_are_those_of_columns(tm
         assert ("line 1, 'u98,u99', counts as an edge" in told[0]) == (first == "u98,u99")
 
 
+def test_blanks_around_ids_do_not_count(graph):
+    write(graph, edges=["source, target", " user_17, e", "e ,user_17 "])
+    assert rbm.load_graph(graph).edge_index.tolist() == [[2, 4], [4, 2]]
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_name(graph):
+    """Spreadsheets write one in front of the first name."""
+    for path in graph.iterdir():
+        path.write_text("\ufeff" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert rbm.load_graph(graph).node_ids.names.to_pylist() == NAMES
+
+
 def test_names_of_columns_among_ids_without_digits(graph, caplog):
     """Where ids have no digit, only usual names make a header."""
     write(graph, edges=["alice,bob", *map(",".join, EDGES)])

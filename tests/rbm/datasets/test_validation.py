@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 import rbm
 from rbm.datasets import num_classes, validate_data
-from rbm.datasets.validation import warn_of_scale, warn_of_untaught_classes
+from rbm.datasets.validation import warn_of_missing_edges, warn_of_scale, warn_of_untaught_classes
 
 
 def graph(**changes) -> Data:
@@ -42,6 +42,7 @@ def test_features_beyond_the_usual_size_are_reported(caplog, layout):
         return caplog.text
 
     assert "1 of 4 features have absolute values above 1000 (column 2), up to" in told(x)
+    assert "1 of 4 features have absolute values above 1000 (column 2), up to" in told(-x.abs())
     assert "no absolute value exceeds 0.0001" in told(torch.rand(50, 4) * 1e-4)
     for usual in (torch.randn(50, 4) * 100, torch.eye(50, 4), torch.zeros(50, 4), torch.full((50, 4), 0.002)):
         assert told(usual) == ""
@@ -55,6 +56,15 @@ def test_classes_without_a_training_node_are_reported(caplog):
     caplog.clear()
     warn_of_untaught_classes(graph(y=torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3))
     assert not caplog.text
+
+
+def test_a_graph_whose_edges_join_no_two_nodes_is_reported(caplog):
+    warn_of_missing_edges(graph())
+    assert not caplog.text
+    for edges in (torch.empty(2, 0, dtype=torch.int64), torch.arange(6).expand(2, -1)):
+        caplog.clear()
+        warn_of_missing_edges(graph(edge_index=edges))
+        assert "no edge joins two nodes" in caplog.text
 
 
 def test_a_run_warns_once(caplog, tmp_path):
@@ -138,6 +148,12 @@ FAULTS = {
     ),
     "y very negative": ({"y": torch.tensor([0, 1, 2, 0, 1, -2])}, ValueError, r"node 5 has -2"),
     "y too high": ({"num_classes": 2}, ValueError, r"\(node 2; node 2 has 2\), expected class numbers from 0 to 1"),
+    "unlabelled in validation": (
+        {"y": torch.tensor([0, 1, -1, 0, 1, -1])},
+        ValueError,
+        r"data\.y: 1 labels are out of range \(node 2; node 2 has -1\)",
+    ),
+    "classes many": ({"num_classes": 2**16 + 1}, ValueError, r"data\.num_classes: got 65537, expected at most 65536"),
     "classes text": ({"num_classes": "3"}, TypeError, r"data\.num_classes: got '3'"),
     "no mask": ({"val_mask": None}, ValueError, r"data\.val_mask: missing"),
     "mask long": ({"test_mask": torch.ones(6).long()}, TypeError, r"data\.test_mask: got torch\.int64"),
