@@ -195,6 +195,13 @@ def test_masks_in_one_array(tmp_path, form, turned):
     assert_equal_graphs(load_graph(form(tmp_path, without_masks(masks=masks))), arrays())
 
 
+def test_masks_of_three_nodes_have_a_row_per_node(tmp_path):
+    masks = np.eye(3)[[1, 2, 0]]  # node 0 validates, node 1 tests, node 2 trains
+    np.savez(tmp_path / "g.npz", x=np.ones((3, 1)), edges=np.zeros((2, 0)), y=np.arange(3) % 2, masks=masks)
+    data = load_graph(tmp_path / "g.npz")
+    assert [data[name].nonzero().flatten().tolist() for name in MASKS] == [[2], [0], [1]]
+
+
 @pytest.mark.parametrize("form", [save_data, save_npz, save_npy])
 def test_edges_and_labels_as_columns(tmp_path, form):
     changes = {"edge_index": np.ascontiguousarray(arrays()["edge_index"].T), "y": arrays()["y"][:, None]}
