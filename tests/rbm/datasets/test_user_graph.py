@@ -361,3 +361,10 @@ def test_csr_tensors_are_sorted_and_repeated_entries_summed(tmp_path, dtype):
     found = load_graph(tmp_path / "graph.pt", sparse_features="always").x
     assert (found.col_indices().tolist(), found.values().tolist()) == ([1, 2], [1.0, 2.0])
     assert found.dtype == torch.float32
+
+
+def test_self_loops_are_no_reverse_edges(tmp_path, caplog):
+    loops, place = np.arange(NODES), np.arange(NODES - 1)
+    edges = np.concatenate([[place, place + 1], [loops, loops]], axis=1)
+    load_graph(save_npz(tmp_path, arrays() | {"edge_index": edges}))
+    assert f"has {NODES - 1} distinct edges; the reverse edge is present for none of them" in caplog.text
