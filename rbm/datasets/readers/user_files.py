@@ -1,5 +1,6 @@
 """A user's own graph from files: accepted names and formats, and how the files are opened safely."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ NAMES = {
     "train_mask": ("train_mask", "train_masks", "train"),
     "val_mask": ("val_mask", "val_masks", "val", "valid"),
     "test_mask": ("test_mask", "test_masks", "test"),
+}
+# Tables whose columns are read in this order, with the beginnings of usual names.
+_ORDERS = {
+    "masks": {"train": "train", "val": "val", "test": "test"},
+    "edge_index": {"from": "from|source|src|sender", "to": "to$|to_|target|dst|dest|receiver"},
 }
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
@@ -255,8 +261,7 @@ def _read_folder(folder: Path) -> dict[str, Any]:
             continue
         if path.stem in found:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
-        if path.stem in NAMES["masks"]:
-            _checked(_check_mask_names, path)
+        _checked(_check_order, path)
         found[path.stem] = _READERS[path.suffix](path) if ids is None else x if path in named else _by_id(path, ids)
     if not any(_is_part(name) for name in found):
         raise ValueError(
@@ -265,11 +270,14 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     return _named(folder, found) | {"node_ids": ids}
 
 
-def _check_mask_names(path: Path) -> None:
-    """Raise ValueError if the columns of a table of masks are named in another order than they are read."""
-    expected = ["train", "val", "test"]
-    found = [word for name in column_names(path) for word in expected if name.lower().startswith(word)]
-    if found != expected and sorted(found) == sorted(expected):
+def _check_order(path: Path) -> None:
+    """Raise ValueError if the columns of a table of masks or edges are named in another order than they are read."""
+    expected = next((order for part, order in _ORDERS.items() if path.stem in NAMES[part]), None)
+    if expected is None:
+        return
+    names = [name.lower() for name in column_names(path)]
+    found = [what for name in names for what, pattern in expected.items() if re.match(pattern, name)]
+    if found != [*expected] and sorted(found) == sorted(expected):
         raise ValueError(f"{path} has columns in the order {', '.join(found)}, expected {', '.join(expected)}")
 
 

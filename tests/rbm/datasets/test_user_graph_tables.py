@@ -142,6 +142,24 @@ def test_columns_of_masks_in_another_order_are_refused(tmp_path, form):
             assert load_graph(folder).val_mask.tolist() == [False] * 4 + [True] * 2
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_columns_of_edges_in_another_order_are_refused(tmp_path, form):
+    """A directed graph would be read with each edge reversed."""
+    folder, edges = write_folder(tmp_path, edge_index=None), [[0, 1, 2], [1, 2, 3]]
+    for names, wrong in ((["target", "sourceId"], True), (["src", "dst"], False), (["top", "front"], False)):
+        if form == "csv":
+            (folder / "edges.csv").write_text("\n".join([",".join(names), "0,1", "1,2", "2,3"]))
+        else:
+            pyarrow = pytest.importorskip("pyarrow")
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(pyarrow.table(dict(zip(names, edges, strict=True))), folder / "edges.parquet")
+        if wrong:
+            with pytest.raises(ValueError, match=rf"edges\.{form} has columns in the order to, from, expected from"):
+                load_graph(folder)
+        else:
+            assert load_graph(folder).edge_index.tolist() == edges
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("a,b\r1,2\r3,4\r", "new-line character"), ("a" * 200_000 + "\n1\n", "field larger than")],
