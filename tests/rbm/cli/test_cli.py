@@ -133,7 +133,6 @@ def test_predict(rbm, run_folder, tmp_path):
         ("0,1797\n", "line 0 names 1797, expected 0 to 1796, one of the 1797 nodes of the training graph"),
         ("3,1,2\n", r"shape \[1, 3\], expected whole numbers \[M, 2\]"),
         ("0,1\na,b\n", "cannot be read"),
-        ("a,b\n", r"shape \[0, 0\], expected whole numbers \[M, 2\]"),
     ],
 )
 def test_bad_neighbors(rbm, run_folder, lines, message):
