@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
 from rbm.datasets.readers.features import csr_in_order, pack_features
+from rbm.datasets.readers.node_ids import MOST_EXACT
 from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes
@@ -19,7 +20,6 @@ from rbm.utils.files import with_home
 
 # Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
 MIN_STORED_NUMEL = 2**24
-_MOST_EXACT = 2.0**53
 # If a smaller share of the edges has its reverse, the list may contain each undirected edge once. Random directed
 # graphs have a few reverse edges by chance. Longer lists are not checked, since that takes seconds and gigabytes.
 _MOST_RETURNED, _MOST_COMPARED = 0.05, 2**24
@@ -223,7 +223,7 @@ def _whole(where: str, value: Any) -> Tensor:
     if value.is_floating_point():
         if not bool((value.isfinite() & (value == value.round())).all()):
             raise ValueError(f"dataset: {where} holds numbers that are not whole, expected whole ones")
-        if bool((value.abs() > _MOST_EXACT).any()):
+        if bool((value.abs() > MOST_EXACT).any()):
             raise ValueError(f"dataset: {where} holds floating-point numbers beyond 2^53, which are not exact")
     elif value.dtype == torch.bool:
         raise ValueError(f"dataset: {where} is {value.dtype}, expected whole numbers; use astype(int) for 0 and 1")

@@ -28,7 +28,7 @@ FILE = "node_ids.csv"  # in a run folder
 NEW = -1  # a row that is no node
 _NAMED = 5
 _LONGEST_LINE = 2**28
-_MOST_EXACT = 2.0**53
+MOST_EXACT = 2.0**53  # up to here, floating-point numbers hold whole numbers exactly
 _FLAGS = {"0", "1", "0.0", "1.0", "true", "false"}
 # Words in usual names of the columns of an edge list, such as from_node or sourceId.
 _ENDS = {
@@ -319,7 +319,7 @@ def _read(path: Path, *, texts: list[str] | None = None, header: bool) -> "pyarr
     from pyarrow import csv as tables
     from pyarrow import parquet
 
-    names = column_names(path)
+    names = [] if path.suffix == ".parquet" else column_names(path)
     try:
         if path.suffix == ".parquet":
             return parquet.read_table(path)
@@ -342,7 +342,7 @@ def _as_text(path: Path, name: str, column: "pyarrow.ChunkedArray") -> "pyarrow.
 
     try:
         if pyarrow.types.is_floating(column.type):  # as text, 10000000.0 would be 1e+07
-            if compute.any(compute.greater(compute.abs(column), _MOST_EXACT)).as_py():
+            if compute.any(compute.greater(compute.abs(column), MOST_EXACT)).as_py():
                 raise pyarrow.ArrowInvalid("numbers beyond 2^53 are not exact")
             column = column.cast(pyarrow.int64())
         whole = column.cast(pyarrow.string()).combine_chunks()
