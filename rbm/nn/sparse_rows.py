@@ -90,9 +90,19 @@ class SparseRows:
         return sparse if self.dense is None else torch.cat([sparse, self.dense], dim=1)
 
     def __getitem__(self, index: slice | Tensor) -> "SparseRows":
-        """The rows of a slice, of a boolean mask ``[B]``, or of integer indices."""
-        dense = None if self.dense is None else self.dense[index]
+        """The rows of a slice, of a boolean mask ``[B]``, or of integer indices ``[b]``.
+
+        Raises:
+            TypeError: the index selects anything else, such as a single row.
+        """
         rows = torch.arange(self.shape[0], device=self.device)[index]
+        if rows.dim() != 1:
+            found = f"shape {list(index.shape)}" if isinstance(index, Tensor) else repr(index)
+            raise TypeError(
+                f"the index of SparseRows is {found}, expected a slice, a boolean mask or a list of rows; for one row i"
+                " write rows[i : i + 1]"
+            )
+        dense = None if self.dense is None else self.dense[index]
         counts = self.crow.diff()[rows]
         crow = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
         # Entry i of the result is entry i - crow[row] of its source row.

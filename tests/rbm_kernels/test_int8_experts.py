@@ -195,6 +195,12 @@ def test_experts_that_are_not_finite(name, number):
         quantize_experts(**given)
 
 
+def test_experts_without_numbers():
+    experts = quantize_experts(torch.zeros(2, 3, 4, device="meta"), torch.zeros(2, 3, device="meta"))
+    assert experts.device.type == "meta"
+    assert experts.shape == quantize_experts(torch.zeros(2, 3, 4), torch.zeros(2, 3)).shape
+
+
 def test_bad_experts():
     with pytest.raises(TypeError, match="weight has dtype float64, expected float32"):
         quantize_experts(torch.zeros(2, 3, 4).double(), None)

@@ -55,8 +55,18 @@ class Service:
         self.source, self.method, self.quantize, self.limits = source, method, quantize, limits
         self.served = open_student(source, method, quantize)
         self.metrics, self.held_bytes = Metrics(), 0
-        self.batcher = Batcher(limits, self.metrics, threads)
+        self._threads = threads
+        self._renew()
+
+    def _renew(self) -> None:
+        """A queue and threads that were never used, since neither threads nor locks outlive their event loop."""
+        self.batcher = Batcher(self.limits, self.metrics, self._threads)
         self._reading, self._decoder = asyncio.Lock(), ThreadPoolExecutor(1, thread_name_prefix="rbm-decode")
+
+    def start(self) -> None:
+        """Start the threads, also after :meth:`close`: an application can be started several times, as in tests."""
+        self._renew()
+        self.batcher.start()
 
     async def predict(self, body: bytearray) -> tuple[np.ndarray, np.ndarray]:
         """Classes ``[B]`` and probabilities ``[B, C]`` of a request's rows; RefusedError if they cannot be computed."""
@@ -236,7 +246,7 @@ def build(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        service.batcher.start()
+        service.start()
         yield
         service.close()
 

@@ -177,6 +177,13 @@ def test_indexing_rows(index):
     torch.testing.assert_close(rows.squared_norms(), rows.to_dense().square().sum(-1))
 
 
+@pytest.mark.parametrize("index", [3, torch.tensor(3), None, torch.tensor([[1, 2]])], ids=repr)
+def test_an_index_that_selects_no_list_of_rows_is_refused(index):
+    sparse, x = bags()
+    with pytest.raises(TypeError, match=r"the index of SparseRows is .*, expected a slice.*rows\[i : i \+ 1\]"):
+        SparseRows(sparse, x[:, :3])[index]
+
+
 def test_conversions():
     sparse, x = bags()
     rows = SparseRows(sparse)

@@ -111,6 +111,18 @@ def test_health_of_a_server_whose_thread_has_ended():
         assert (status, "no forward pass can run" in answer["error"]) == (503, True)
 
 
+def test_an_application_can_be_started_again(tmp_path):
+    app = make_app(make_run(tmp_path / "run", F, 3))
+    for requests in (1, 2):
+        with running(app) as client:
+            assert client.get("/health")[0] == 200
+            assert client.ask({"x": [[0.5] * F]})[0] == 200
+            assert client.ask({"x": [[0.123456] * F] * 1_500})[0] == 200, "a body that another thread parses"
+            assert asyncio.run(app.state.service.reload()).endswith("3 classes")
+        assert not app.state.service.batcher.alive
+        assert app.state.service.metrics.rows == 1_501 * requests
+
+
 def test_a_reload_keeps_8_bits_and_two_reloads_do_not_overlap(tmp_path, monkeypatch):
     service = make_app(make_run(tmp_path / "run", F, 3), quantize="int8").state.service
     weights, active, most = service.served.module.state_dict().keys(), [], []
