@@ -15,7 +15,7 @@ from rbm.datasets.readers.features import csr_in_order, pack_features
 from rbm.datasets.readers.node_ids import MOST_EXACT
 from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.splits import per_class_masks
-from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes
+from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes, warn_of_edge_weights
 from rbm.utils.files import with_home
 
 # Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
@@ -111,6 +111,7 @@ def load_graph(
         raise ValueError(f"dataset: {path}, y has no label, expected a class number from 0 for some nodes")
     if parts["num_classes"] is None:
         warn_of_absent_classes(f"dataset: {path}, y", y)
+    warn_of_edge_weights(f"dataset: {path}", parts["others"])
     data = _nodes_and_edges(path, parts, x, sparse_features, undirected)
     data.y = y
     masks = _masks(path, parts, num_nodes, seed)

@@ -1,6 +1,8 @@
 """Checks of a graph before training starts."""
 
 import logging
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ MOST_CLASSES = 2**16
 # On a graph of 1,500 nodes, multiplying normal features by 1,000 cost students 15 points. With features divided by
 # 10,000, teachers learned nothing.
 _SMALLEST, _LARGEST = 1e-3, 1000
+_OF_EDGES = {"edge_weight", "edge_weights", "edge_attr", "adj_data"}
 
 
 def num_classes(data: Data) -> int:
@@ -100,6 +103,16 @@ def warn_of_missing_edges(data: Data) -> None:
             "data.edge_index: no edge joins two nodes, so a teacher sees no more than an MLP, and encodings say nothing"
             " about a node. If the graph has edges, check where they are read from; otherwise, train students on"
             " features alone (--features-only)."
+        )
+
+
+def warn_of_edge_weights(where: str, names: Iterable[str]) -> None:
+    """Warn if one of the ``names`` in a graph is that of numbers of its edges, which nothing here reads."""
+    if found := sorted(_OF_EDGES.intersection(Path(name).stem for name in names)):
+        logging.getLogger("rbm").warning(
+            "%s: %s %s not used, since teachers and encodings treat all edges alike. If weak edges should not count,"
+            " leave them out of the edges.",
+            *(where, " and ".join(found), "is" if len(found) == 1 else "are"),
         )
 
 

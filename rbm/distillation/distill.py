@@ -19,7 +19,12 @@ from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings.hops import check_hops
 from rbm.datasets.splits import GraphSplit, split_for
-from rbm.datasets.validation import warn_of_missing_edges, warn_of_scale, warn_of_untaught_classes
+from rbm.datasets.validation import (
+    warn_of_edge_weights,
+    warn_of_missing_edges,
+    warn_of_scale,
+    warn_of_untaught_classes,
+)
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.finish import REPORT_SECONDS, draws, finish, summary_of
@@ -157,6 +162,7 @@ def distill(
         warn_of_scale(data.x)
         warn_of_untaught_classes(data)
         warn_of_missing_edges(data)
+        warn_of_edge_weights("data", data.keys())
     config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes, methods)

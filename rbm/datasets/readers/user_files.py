@@ -131,7 +131,7 @@ def _read_saved(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"dataset: {path} holds {kind}, expected a PyG Data or a dictionary of tensors{remedies.get(kind, '')}"
         )
-    return saved
+    return {name: value for name, value in saved.items() if value is not None}
 
 
 # Arrays
@@ -173,6 +173,8 @@ def _benchmark(path: Path) -> dict[str, Any]:
         raise ValueError(f"dataset: {path} holds no sound sparse matrix: {error}") from error
     if "labels" in found:
         parts["y"] = as_tensor(found["labels"], f"{path}, labels")
+    if adjacency.nnz and not (adjacency.data == adjacency.data[0]).all():
+        parts["adj_data"] = None  # weights, which are not read
     return {name: None for name in names if not name.startswith(("adj_", "attr_", "labels"))} | parts
 
 

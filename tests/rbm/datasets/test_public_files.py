@@ -107,7 +107,7 @@ def test_sparse_features_are_read_without_a_notice_of_pytorch(tmp_path):
     assert "Sparse CSR tensor support" not in told
 
 
-def test_a_file_of_the_gnn_benchmark(tmp_path):
+def test_a_file_of_the_gnn_benchmark(tmp_path, caplog):
     parts = graph()
     edges = np.unique(parts["edge_index"].numpy(), axis=1)
     matrices = {
@@ -121,6 +121,11 @@ def test_a_file_of_the_gnn_benchmark(tmp_path):
     assert torch.equal(data.x, parts["x"])
     assert data.edge_index.tolist() == edges.tolist()
     assert torch.equal(data.y, parts["y"])
+    assert "not used" not in caplog.text
+    weights = arrays | {"adj_data": np.arange(edges.shape[1]) + 1.0}
+    np.savez(tmp_path / "weighted.npz", labels=parts["y"].numpy(), **weights)
+    assert load_graph(tmp_path / "weighted.npz", small_classes="share").edge_index.tolist() == edges.tolist()
+    assert "weighted.npz: adj_data is not used, since teachers and encodings treat all edges alike" in caplog.text
     arrays["adj_indices"] = arrays["adj_indices"] + NODES
     np.savez(tmp_path / "bad.npz", labels=parts["y"].numpy(), **arrays)
     with pytest.raises(ValueError, match=r"bad.npz holds no sound sparse matrix: indices range from"):

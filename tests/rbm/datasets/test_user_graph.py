@@ -143,6 +143,14 @@ def test_every_form_holds_the_same_graph(tmp_path, form):
     assert_equal_graphs(load_graph(str(path)), arrays())
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_of_edges_are_told_to_be_left_out(tmp_path, form, caplog):
+    weights = {"edge_weight": np.ones(arrays()["edge_index"].shape[1], dtype=np.float32)}
+    path = FORMS[form](tmp_path, arrays() | weights)
+    assert_equal_graphs(load_graph(path), arrays())
+    assert caplog.text.count(f"dataset: {path}: edge_weight is not used") == 1
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("npz with CSR features", "npy and npz")])
 def test_other_names(tmp_path, form):
     parts = {ALTERNATIVES[name]: value for name, value in arrays().items()}

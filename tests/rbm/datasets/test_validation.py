@@ -8,7 +8,12 @@ from torch_geometric.data import Data
 
 import rbm
 from rbm.datasets import num_classes, validate_data
-from rbm.datasets.validation import warn_of_missing_edges, warn_of_scale, warn_of_untaught_classes
+from rbm.datasets.validation import (
+    warn_of_edge_weights,
+    warn_of_missing_edges,
+    warn_of_scale,
+    warn_of_untaught_classes,
+)
 
 
 def graph(**changes) -> Data:
@@ -67,12 +72,21 @@ def test_a_graph_whose_edges_join_no_two_nodes_is_reported(caplog):
         assert "no edge joins two nodes" in caplog.text
 
 
+def test_numbers_of_edges_are_reported_as_not_used(caplog):
+    warn_of_edge_weights("data", graph().keys())
+    assert not caplog.text
+    warn_of_edge_weights("data", graph(edge_weight=torch.ones(1), edge_attr=torch.ones(1, 2)).keys())
+    assert "data: edge_attr and edge_weight are not used" in caplog.text
+
+
 def test_a_run_warns_once(caplog, tmp_path):
     few = {"max_epochs": 1}
     config = rbm.Config().updated({"teacher": few, "mlp": few, "encoding": {"deepwalk": False}})
-    rbm.distill(graph(x=torch.full((6, 2), 1e4)), config=config, methods=["mlp"], folder=tmp_path / "run", plots=False)
+    data = graph(x=torch.full((6, 2), 1e4), edge_attr=torch.ones(4))
+    rbm.distill(data, config=config, methods=["mlp"], folder=tmp_path / "run", plots=False)
     assert caplog.text.count("2 of 2 features have absolute values above 1000 (columns 0, 1), up to 1e+04") == 1
     assert caplog.text.count("no training node has class 2") == 1
+    assert caplog.text.count("data: edge_attr is not used") == 1
 
 
 def test_number_of_classes():
