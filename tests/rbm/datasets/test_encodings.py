@@ -292,7 +292,7 @@ class TestLabelPropagation:
         [
             ({"decay": 0.0}, ValueError, r"decay: got 0\.0, expected a positive"),
             ({"hops": 0}, ValueError, "hops: got 0, expected at least 1"),
-            ({"num_classes": 2}, ValueError, "labels: training nodes have classes from 0 to 3, expected 0 to 1"),
+            ({"num_classes": 3}, ValueError, "labels: training nodes have classes from 0 to 3, expected 0 to 2"),
             (
                 {"labels": torch.zeros(NODES, 1).long(), "train_mask": torch.zeros(NODES, 1).bool()},
                 ValueError,
