@@ -63,11 +63,6 @@ class Service:
         self.batcher = Batcher(self.limits, self.metrics, self._threads)
         self._reading, self._decoder = asyncio.Lock(), ThreadPoolExecutor(1, thread_name_prefix="rbm-decode")
 
-    def start(self) -> None:
-        """Start the threads, also after :meth:`close`: an application can be started several times, as in tests."""
-        self._renew()
-        self.batcher.start()
-
     async def predict(self, body: bytearray) -> tuple[np.ndarray, np.ndarray]:
         """Classes ``[B]`` and probabilities ``[B, C]`` of a request's rows; RefusedError if they cannot be computed."""
         served = self.served
@@ -108,9 +103,10 @@ class Service:
             return f"{self.source} was reloaded: {other.in_channels} numbers per row, {other.num_classes} classes"
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads. Others take their place, so that the application can be started again."""
         self.batcher.close()
         self._decoder.shutdown(wait=False, cancel_futures=True)
+        self._renew()
 
 
 class Refusal(Response):
@@ -246,7 +242,7 @@ def build(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        service.start()
+        service.batcher.start()
         yield
         service.close()
 

@@ -42,7 +42,7 @@ def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
     checks.check_devices(op, weight=weight, bias=bias)
     checks.check_bias(op, bias, weight)
     for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.device.type != "meta" and not tensor.isfinite().all():
+        if tensor is not None and not tensor.is_meta and not tensor.isfinite().all():
             raise ValueError(
                 f"rbm::{op}: {name} holds numbers that are not finite, and 8 bits have none such: train the model anew"
             )
