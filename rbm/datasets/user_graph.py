@@ -48,7 +48,7 @@ def load_graph(
     * a folder with one file per part: ``.npy`` (memory-mapped), ``.npz`` (one array, or ``scipy.sparse.save_npz``),
       ``.parquet`` (needs ``pyarrow``) or ``.csv`` (a header is skipped; with pandas, use
       ``to_csv(FILE, index=False, header=False)``). float16 features of at least 2^24 numbers stay as they are, and
-      students read their batches from the file. Edge weights are ignored: no teacher here supports them.
+      students read their batches from the file. Edge weights are not used, which a warning says.
 
     The parts have the same names in all formats:
 
