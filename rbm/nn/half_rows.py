@@ -4,6 +4,15 @@ import torch
 from torch import Tensor
 
 
+def index_error(rows: str, index: object) -> TypeError:
+    """The error for an index that selects no list of ``rows``, a class."""
+    found = f"shape {list(index.shape)}" if isinstance(index, Tensor) else repr(index)
+    return TypeError(
+        f"the index of {rows} is {found}, expected a slice, a boolean mask or a list of rows; for one row i write"
+        " rows[i : i + 1]"
+    )
+
+
 class HalfPrecisionRows:
     """Rows of a float16 matrix that become float32 when indexed, with optional float32 columns to their right.
 
@@ -31,8 +40,14 @@ class HalfPrecisionRows:
         return self.stored.device
 
     def __getitem__(self, index: slice | Tensor) -> Tensor:
-        """Float32 rows of a slice, a boolean mask or integer indices."""
+        """Float32 rows of a slice, of a boolean mask ``[B]``, or of integer indices ``[b]``.
+
+        Raises:
+            TypeError: the index selects anything else, such as a single row.
+        """
         rows = self.stored[index].float()
+        if rows.dim() != 2:
+            raise index_error("HalfPrecisionRows", index)
         return rows if self.dense is None else torch.cat([rows, self.dense[index]], dim=1)
 
     def to_dense(self) -> Tensor:

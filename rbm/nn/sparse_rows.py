@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import rbm_kernels
 from rbm.nn.dropout import dropout as drop
-from rbm.nn.half_rows import HalfPrecisionRows
+from rbm.nn.half_rows import HalfPrecisionRows, index_error
 from rbm.utils.precision import full_precision
 from rbm_kernels.checks import accumulation_dtype, check_temperature
 from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
@@ -97,11 +97,7 @@ class SparseRows:
         """
         rows = torch.arange(self.shape[0], device=self.device)[index]
         if rows.dim() != 1:
-            found = f"shape {list(index.shape)}" if isinstance(index, Tensor) else repr(index)
-            raise TypeError(
-                f"the index of SparseRows is {found}, expected a slice, a boolean mask or a list of rows; for one row i"
-                " write rows[i : i + 1]"
-            )
+            raise index_error("SparseRows", index)
         dense = None if self.dense is None else self.dense[index]
         counts = self.crow.diff()[rows]
         crow = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))

@@ -61,22 +61,30 @@ def read_table(
 
 
 def read_chunks(path: Path, dtype: type, *, columns: int | None = None, header: bool = False) -> Iterator[np.ndarray]:
-    """Read a table like :func:`read_table`, but in order, in chunks ``[rows, columns]`` of 16 MiB of text."""
-    line = 1
+    """Read a table like :func:`read_table`, but in order, in chunks ``[rows, columns]`` of 16 MiB of text.
+
+    A header alone gives one chunk ``[0, columns]``, an empty file none.
+    """
+    line, names = 1, None
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            first = True
-            for text in _lines(file):
-                if first:
+            for number, text in enumerate(_lines(file)):
+                if number == 0:
                     text = text.removeprefix(codecs.BOM_UTF8)  # otherwise the first line would be taken for a header
-                    text, skipped, found = _first_line(text, header)
-                    if columns is not None and found != columns and text:
-                        raise ValueError(f"line {1 + skipped} has {found} columns, expected {columns}")
-                    columns, line, first = found, line + skipped, False
-                if text:
-                    chunk = _parse(text, dtype, columns, line)
-                    line += len(chunk)
-                    yield chunk
+                    if header:
+                        text, names = _without_header(text)
+                if not text:
+                    continue
+                if line == 1:
+                    line, found = 1 + (names is not None), len(_fields(text.partition(b"\n")[0]))
+                    if columns is not None and found != columns:
+                        raise ValueError(f"line {line} has {found} columns, expected {columns}")
+                    columns = found
+                chunk = _parse(text, dtype, columns, line)
+                line += len(chunk)
+                yield chunk
+        if line == 1 and names is not None:
+            yield np.empty((0, names), dtype)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise ValueError(f"{path} is no table of numbers: {error}") from error
 
@@ -94,15 +102,17 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
-def _first_line(text: bytes, header: bool) -> tuple[bytes, int, int]:
-    """The text without its header, the number of header lines, and the number of columns."""
-    fields, _, below = text.partition(b"\n")
-    if header:
-        _check_names(fields, below.partition(b"\n")[0])
-    columns = len(fields.translate(_TO_SPACES).split())
-    if header and not all(is_number(field) for field in fields.translate(_TO_SPACES).split()):
-        return below, 1, len(below.partition(b"\n")[0].translate(_TO_SPACES).split()) if below else columns
-    return text, 0, columns
+def _without_header(text: bytes) -> tuple[bytes, int | None]:
+    """The text below its header, and the number of the header's columns; None if the first line consists of numbers."""
+    first, _, below = text.partition(b"\n")
+    _check_names(first, below.partition(b"\n")[0])
+    if all(is_number(field) for field in _fields(first)):
+        return text, None
+    return below, len(first.split(b",") if b"," in first else first.split())
+
+
+def _fields(line: bytes) -> list[bytes]:
+    return line.translate(_TO_SPACES).split()
 
 
 def _check_names(line: bytes, second: bytes) -> None:
@@ -137,7 +147,7 @@ def is_number(field: str | bytes) -> bool:
 def _odd_line(text: bytes, line: int) -> str:
     """A message on the first line that does not consist of the expected numbers; empty if all lines do."""
     for number, fields in enumerate(text.split(b"\n"), line):
-        if not all(is_number(field) for field in fields.translate(_TO_SPACES).split()):
+        if not all(is_number(field) for field in _fields(fields)):
             shown = ascii(fields.strip()[:60].decode("utf-8", "replace"))
             hint = "; write true and false as 1 and 0" if set(fields.lower().split(b",")) & {b"true", b"false"} else ""
             hint = "; replace the semicolons between columns by commas" if b";" in fields else hint
@@ -148,7 +158,7 @@ def _odd_line(text: bytes, line: int) -> str:
 def _short_line(text: bytes, columns: int, line: int) -> str:
     """Describe the first line with more or fewer numbers than ``columns``, with a hint if a field is empty."""
     for number, fields in enumerate(text.split(b"\n"), line):
-        if (found := len(fields.translate(_TO_SPACES).split())) != columns:
+        if (found := len(_fields(fields))) != columns:
             gap = any(not field.strip() for field in fields.split(b",")) and fields.count(b",") == columns - 1
             hint = "; a field is empty: fill in the missing number" if gap else ""
             return f"line {number} holds {found} numbers, expected {columns}{hint}"

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 import torch
 
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
+from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.kmeans_init import kmeans_memory
 from rbm.nn.sparse_rows import SparseRows, as_rows, dropout, packed
 from rbm.serving.feature_files import open_features
@@ -180,8 +181,10 @@ def test_indexing_rows(index):
 @pytest.mark.parametrize("index", [3, torch.tensor(3), None, torch.tensor([[1, 2]])], ids=repr)
 def test_an_index_that_selects_no_list_of_rows_is_refused(index):
     sparse, x = bags()
-    with pytest.raises(TypeError, match=r"the index of SparseRows is .*, expected a slice.*rows\[i : i \+ 1\]"):
-        SparseRows(sparse, x[:, :3])[index]
+    for rows in (SparseRows(sparse, x[:, :3]), HalfPrecisionRows(x.half()), HalfPrecisionRows(x.half(), x[:, :3])):
+        expected = rf"the index of {type(rows).__name__} is .*, expected a slice.*rows\[i : i \+ 1\]"
+        with pytest.raises(TypeError, match=expected):
+            rows[index]
 
 
 def test_conversions():

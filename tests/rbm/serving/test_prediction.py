@@ -87,6 +87,24 @@ def test_columns_of_true_and_false_are_features_as_in_training(run, tmp_path, na
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected.numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("text", ["a,b,c,d,e,f\n", "mean age,b,c,d,e,f", "\ufeffa b c d e f\n\n"])
+def test_a_header_alone_is_a_table_without_rows(run, tmp_path, text):
+    (tmp_path / "x.csv").write_text(text)
+    assert predict_file(run, tmp_path / "x.csv", tmp_path / "out.npy") == 0
+    assert np.load(tmp_path / "out.npy").shape == (0, 3)
+
+
+def test_a_header_alone_has_the_columns_of_the_features(run, tmp_path):
+    (tmp_path / "x.csv").write_text("a,b,c\n")
+    with pytest.raises(ValueError, match=r"holds an array of shape \[\*, 3\], expected \[\*, 6\]"):
+        predict_file(run, tmp_path / "x.csv", tmp_path / "out.npy")
+
+
+def test_one_row_below_names_with_blanks_and_no_newline_at_its_end(run, tmp_path):
+    (tmp_path / "x.csv").write_text("mean age,b,c,d,e,f\n1,2,3,4,5,6")
+    assert predict_file(run, tmp_path / "x.csv", tmp_path / "out.npy") == 1
+
+
 def test_columns_of_whole_numbers_are_features(run, tmp_path):
     pytest.importorskip("pyarrow")
     x = np.random.default_rng(0).integers(-5, 5, (ROWS, F))
