@@ -16,7 +16,7 @@ import torch
 
 from rbm.datasets.readers.features import csr_from_scipy
 from rbm.datasets.readers.matrices import SPARSE_NAMES, scipy_csr
-from rbm.datasets.readers.parquet import check_columns
+from rbm.datasets.readers.parquet import check_columns, is_list
 from rbm.datasets.readers.text import read_chunks
 from rbm.nn.sparse_rows import Rows, SparseRows
 from rbm.utils.arrays import open_npy, read_npz
@@ -177,8 +177,7 @@ def _open_parquet(path: Path, at_once: int) -> _Read:
     file = parquet.ParquetFile(path)
     schema, width, types = file.schema_arrow, len(file.schema_arrow), pyarrow.types
     check_columns(schema)
-    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    lists = width == 1 and any(is_kind(schema.types[0]) for is_kind in kinds)
+    lists = width == 1 and is_list(schema.types[0])
     numbers = (types.is_integer, types.is_floating, types.is_boolean)
     for name, kind in zip(schema.names, schema.types, strict=True):
         if not any(is_numeric(kind.value_type if lists else kind) for is_numeric in numbers):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rbm.datasets.readers.parquet import check_columns
+from rbm.datasets.readers.parquet import check_columns, is_list
 from rbm.datasets.readers.text import is_number
 from rbm.utils.files import optional
 
@@ -120,6 +120,8 @@ def lacks_header(path: Path, ids: NodeIds) -> bool:
 def read_named_rows(path: Path, *, lacking: float | None = None) -> tuple["pyarrow.Array", Tensor | None]:
     """Ids and numbers ``[N, columns]`` of a table with a column of ids; None if it has no other column.
 
+    A list of numbers counts as that many columns.
+
     Args:
         path: the table.
         lacking: the number for an empty field; None if there must be none.
@@ -138,17 +140,25 @@ def read_named_rows(path: Path, *, lacking: float | None = None) -> tuple["pyarr
         raise ValueError(f"{path}: {error}") from error
     columns = []
     for other, column in zip(rest.column_names, rest.columns, strict=True):
+        lists = is_list(column.type)
         if column.null_count:
-            if lacking is None:
+            if lacking is None or lists:
                 raise ValueError(
                     f"{path} has {column.null_count} empty fields in its column {other!r}, expected numbers; fill them"
                     " in"
                 )
             column = _filled(column, lacking)
-        columns.append(column.to_numpy())
+        columns.append(_stacked(path, other, column) if lists else column.to_numpy())
         if columns[-1].dtype.kind not in "biuf":
             raise TextColumnError(path, other)
     return ids, torch.from_numpy(np.column_stack(columns).astype(np.float64)) if columns else None
+
+
+def _stacked(path: Path, name: str, lists: "pyarrow.ChunkedArray") -> np.ndarray:
+    try:
+        return np.stack(lists.to_numpy())
+    except ValueError as error:
+        raise ValueError(f"{path} has lists of unlike length in its column {name!r}: {error}") from error
 
 
 def read_by_ids(path: Path, ids: NodeIds, *, lacking: float | None = None) -> Tensor:

@@ -1,8 +1,15 @@
-"""Checks for Parquet columns that are an index instead of data, or that are not in numerical order."""
+"""Checks of Parquet columns: lists, an index instead of data, columns that are not in numerical order."""
 
 import itertools
 import re
 from typing import Any
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a column of the ``pyarrow.DataType`` ``kind`` has a list of values in each row."""
+    from pyarrow import types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def check_columns(schema: Any) -> None:

@@ -26,7 +26,7 @@ from rbm.datasets.readers.node_ids import (
     read_mask,
     read_named_rows,
 )
-from rbm.datasets.readers.parquet import check_columns
+from rbm.datasets.readers.parquet import check_columns, is_list
 from rbm.datasets.readers.text import read_table
 from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
@@ -348,7 +348,7 @@ def _read_csv(path: Path) -> Tensor:
 
 
 def _read_parquet(path: Path) -> Tensor:
-    pyarrow = optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
+    optional("pyarrow", "files", f"dataset: {path}", "or save the table as .npy")
     from pyarrow import parquet
 
     try:
@@ -359,7 +359,7 @@ def _read_parquet(path: Path) -> Tensor:
         raise ValueError(f"dataset: {path} is no Parquet table: {error}") from error
     if not columns:
         raise ValueError(f"dataset: {path} has no columns")
-    if len(columns) == 1 and pyarrow.types.is_nested(table.schema.types[0]):  # a list of numbers in each row
+    if len(columns) == 1 and is_list(table.schema.types[0]):  # a list of numbers in each row
         try:
             return _from_table(path, as_tensor(np.stack(columns[0]), str(path)))
         except ValueError as error:

@@ -110,6 +110,35 @@ def test_nodes_that_a_table_of_all_masks_lacks(graph):
     ]
 
 
+@pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)], ids=str)
+def test_embeddings_beside_ids(graph, kind):
+    """A list of numbers in each row, as tables of text embeddings have them."""
+    (graph / "x.csv").unlink()
+    rows = [[0.5 * number, 0.25, -1.0] for number in range(5)]
+    table = {"id": NAMES, "age": [5, 1, 3, 2, 4], "embedding": pyarrow.array(rows, kind)}
+    parquet.write_table(pyarrow.table(table), graph / "x.parquet")
+    data = rbm.load_graph(graph)
+    assert data.x.dtype == torch.float32
+    assert data.x.tolist() == [[age, *row] for age, row in zip(table["age"], rows, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[1.0], [1.0, 2.0], [1.0], [1.0], [1.0]], r"x\.parquet has lists of unlike length in its column 'e'"),
+        ([[1.0], None, [1.0], [1.0], [1.0]], r"x\.parquet has 1 empty fields in its column 'e', expected numbers"),
+        ([["k"], ["l"], ["m"], ["n"], ["o"]], r"x\.parquet has the column 'e', which holds no numbers"),
+        ([{"k": 1.0}] * 5, r"x\.parquet has the column 'e', which holds no numbers"),
+    ],
+    ids=["lengths", "empty", "text", "struct"],
+)
+def test_lists_beside_ids_that_are_no_features(graph, rows, message):
+    (graph / "x.csv").unlink()
+    parquet.write_table(pyarrow.table({"id": NAMES, "e": rows}), graph / "x.parquet")
+    with pytest.raises(ValueError, match=message):
+        rbm.load_graph(graph)
+
+
 def test_masks_of_several_splits_as_lists_in_parquet(graph):
     """A list of flags per row, in the order of the features, is no column of ids."""
     for place, name in enumerate(("train", "val", "test")):
