@@ -14,6 +14,8 @@ from benchmarks.report.medians import RUNS, human, markdown
 # Searches on seeds that were not used to choose these variants (docs/experts.md).
 JOINT, SHORTLIST = ("experts_shortlist", "experts_seen"), ("today", "pull 1", "shared, routed lr 0.1")
 
+SIGN = ("soft labels", "labels")  # what it learns from, in searches of its settings
+
 # Variants of results/made_graphs.csv: the present one, and earlier ones in the order of the columns of kept students.
 MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 # Variants that are compared with the MLP, by the name of their line.
@@ -124,6 +126,26 @@ def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
 
     rows = [row for name in names for row in read_rows(RUNS / "searches" / f"{name}.csv")]
     return gains_table([row for row in rows if not variants or row["variant"] in ("", *variants)], against)
+
+
+def held_out(name: str, *variants: str) -> str:
+    """Mean accuracies of variants in ``results/searches/NAME.csv``, a search on validation nodes.
+
+    A graph's means are over the seeds that all variants have.
+    """
+    from rbm.experiments.results import read_rows
+
+    found: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in read_rows(RUNS / "searches" / f"{name}.csv"):
+        if row["variant"] in variants:
+            found[row["dataset"], row["setting"]][row["variant"]][row["seed"]] = 100 * float(row["test_at_best_val"])
+    table = []
+    for cell in sorted(found, key=lambda cell: (cell[0], cell[1] == "inductive")):
+        seeds = set.intersection(*(set(found[cell][variant]) for variant in variants))
+        if seeds:
+            means = [fmean(found[cell][variant][seed] for seed in seeds) for variant in variants]
+            table.append([_setting(cell), str(len(seeds)), *(f"{mean:.1f}" for mean in means)])
+    return markdown(["", "seeds", *variants], table)
 
 
 def bar() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
 from benchmarks.report import accuracies, headline, publications
-from benchmarks.report.accuracies import JOINT, SHORTLIST, experiment, gains
+from benchmarks.report.accuracies import JOINT, SHORTLIST, SIGN, experiment, gains, held_out
 from benchmarks.report.headline import ONE_NODE, PEERS
 from benchmarks.report.medians import (
     CPU,
@@ -273,6 +273,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "publications": publications.table,
     "newer-pairs": accuracies.newer_pairs,
     "newer-serving": accuracies.newer_serving,
+    "sign-norm": partial(held_out, "sign_norm", *(f"{loss}{norm}" for loss in SIGN for norm in ("", ", batch norm"))),
+    "sign-rate": partial(held_out, "sign_rate", *(f"{loss}{rate}" for loss in SIGN for rate in ("", ", rate 0.001"))),
     "experts-unseen": partial(gains, "mlp", "experts_unseen"),
     "experts-shortlist": partial(gains, "mlp", "experts_shortlist"),
     "experts-joint-mlp": partial(gains, "mlp", *JOINT, variants=SHORTLIST),
