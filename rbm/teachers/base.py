@@ -1,22 +1,15 @@
-"""The interface and the settings of all teachers, and the sparse matrix that some of them use for message passing."""
+"""The interface and the settings of all teachers."""
 
 import itertools
-import warnings
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
-from torch_geometric.utils import to_torch_csr_tensor
 
 from rbm.nn.dropout import Dropout
 from rbm.nn.sparse_rows import Features, Rows, as_rows
-from rbm.utils.precision import full_precision, wide
 
-# Rows -> adjacency -> (version of the rows, product); an entry disappears with either.
-_products = WeakTensorKeyDictionary()
-KEPT_BYTES = 2**28  # size of the largest product that is kept, to save memory with large graphs
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
@@ -149,42 +142,3 @@ def check_settings(
             raise ValueError(f"{name}: got {share}, expected a probability in [0, 1)")
     if norm not in NORMS:
         raise ValueError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
-
-
-def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
-    """Edges source -> target as a CSR matrix ``[N, N]`` with ``A[target, source]``; weights of equal edges add up.
-
-    On a CPU, a sparse product is three to four times as fast as gathering and scattering messages along edges (Amazon
-    Computers, width 256). It needs no ``[edges, width]`` buffer and adds in a fixed order.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's own notices
-        return to_torch_csr_tensor(edge_index.flip(0), weight, size=(num_nodes, num_nodes))
-
-
-def spread(adjacency: Tensor, x: Tensor) -> Tensor:
-    """``adjacency @ x``, ``[N, F]``. If ``x`` needs no gradient, the product is cached until ``x`` changes or either
-    tensor is freed.
-
-    The features of a graph do not change between epochs; on the Amazon graphs, their products take a third of a
-    teacher's epoch.
-    """
-    # Tensors of inference mode cannot be used in training, and have no version counter.
-    inference = x.is_inference() or torch.is_inference_mode_enabled()
-    if x.requires_grad or inference or torch.compiler.is_compiling():
-        return aggregate(adjacency, x)
-    known = _products.setdefault(x, WeakTensorKeyDictionary())
-    version, product = known.get(adjacency, (None, None))
-    if version != x._version:
-        product = aggregate(adjacency, x)
-        if product.nbytes <= KEPT_BYTES:
-            known[adjacency] = x._version, product
-    return product
-
-
-def aggregate(adjacency: Tensor, x: Tensor) -> Tensor:
-    """``adjacency @ x``, in float32 under autocast: a CPU has no sparse products in bfloat16, and the sums of a node
-    with many neighbours would lose digits in it.
-    """
-    with full_precision(x.device):
-        return adjacency @ wide(x)

@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from rbm.nn.dropout import dropout
 from rbm.nn.first_layer import known_product
 from rbm.nn.sparse_rows import Rows, SparseRows
-from rbm.teachers.base import KEPT_BYTES, ConvTeacher, spread
+from rbm.teachers.aggregation import KEPT_BYTES, spread
+from rbm.teachers.base import ConvTeacher
 from rbm.teachers.gcn import GCN
 from rbm.teachers.sage import GraphSAGE
 from rbm.utils.precision import autocast_dtype, cast_once
@@ -146,7 +147,8 @@ def submatrix(adjacency: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     place = torch.zeros(adjacency.shape[1], dtype=torch.int64)
     place[columns] = torch.arange(len(columns))
     col = place[adjacency.col_indices()[entries]]
-    return csr(crow, col, adjacency.values()[entries], (len(rows), len(columns)))
+    parts = (part.to(adjacency.col_indices().dtype) for part in (crow, col))
+    return csr(*parts, adjacency.values()[entries], (len(rows), len(columns)))
 
 
 def _entries(adjacency: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import add_self_loops, degree
 
 from rbm.nn.sparse_rows import Rows, SparseRows, linear
-from rbm.teachers.base import ConvTeacher, sparse_adjacency, spread
-from rbm.utils.precision import full_precision, wide
+from rbm.teachers.aggregation import aggregate, sparse_adjacency, spread
+from rbm.teachers.base import ConvTeacher
 
 
 class _MeanConv(SAGEConv):
@@ -28,9 +28,7 @@ class _MeanConv(SAGEConv):
     def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
         if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
             return self.transform(spread(adjacency, x))
-        projected = linear(x, self.lin_l.weight, self.lin_l.bias)
-        with full_precision(x.device):
-            return self.propagate(adjacency, x=(wide(projected), None), size=None)
+        return aggregate(adjacency, linear(x, self.lin_l.weight, self.lin_l.bias))
 
     def transform(self, aggregated: Tensor) -> Tensor:
         return self.lin_l(aggregated)

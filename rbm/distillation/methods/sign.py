@@ -29,7 +29,7 @@ from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.sparse_rows import Rows, SparseRows, linear
 from rbm.nn.students import SIGNStudent
-from rbm.teachers.base import aggregate, sparse_adjacency
+from rbm.teachers.aggregation import aggregate, sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 
 

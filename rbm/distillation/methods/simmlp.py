@@ -38,6 +38,7 @@ from rbm.nn.simmlp import NormalizedMLP, PReLU, SimMLPStudent
 from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision, to_dense
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
+from rbm.teachers.aggregation import aggregate
 from rbm.training.selection import Accuracies, split_accuracies
 
 
@@ -68,7 +69,7 @@ class Aggregator(nn.Module):
     def forward(self, rows: Tensor, adjacency: Tensor) -> Tensor:
         """``[N, H]`` from ``[N, H]`` and a normalised adjacency ``[N, N]``."""
         for norm in self.norms:
-            rows = norm(self.activation(adjacency @ rows))
+            rows = norm(self.activation(aggregate(adjacency, rows)))
         return rows
 
 

@@ -44,7 +44,7 @@ from rbm.nn.evaluation import evaluating
 from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision, to_dense
 from rbm.nn.tined import TINEDStudent
 from rbm.teachers import APPNP, GCN, MLP, GraphSAGE, Teacher, edges_for
-from rbm.teachers.base import sparse_adjacency
+from rbm.teachers.aggregation import sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.utils.precision import wide
 

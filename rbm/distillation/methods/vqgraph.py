@@ -50,7 +50,7 @@ from rbm.nn.evaluation import evaluating
 from rbm.nn.sparse_rows import Rows, as_rows, in_single_precision
 from rbm.nn.students import MLPStudent
 from rbm.teachers import GCN
-from rbm.teachers.base import sparse_adjacency
+from rbm.teachers.aggregation import aggregate, sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.selection import Accuracies, split_accuracies
 from rbm.utils.precision import full_precision, wide
@@ -166,7 +166,7 @@ class EdgeError:
         low, span = self.range(rows.detach(), nearest)
         if span <= 1e-6 * max(abs(low), 1e-30):  # all rows are equal
             return rows.new_tensor(self.count**0.5 / self.num_nodes)
-        edge_products = (rows * (self.matrix @ rows)).sum().double()
+        edge_products = (rows * aggregate(self.matrix, rows)).sum().double()
         wide = rows.double()
         squares, total = (wide.T @ wide).square().sum(), wide.sum(0).square().sum()
         error = self.count - 2 / span * (edge_products - low * self.count)

@@ -240,6 +240,13 @@ def test_the_cache_tells_graphs_apart(deepwalk, tmp_path):
         assert torch.equal(found.full, encoded(each, "transductive", config).full)
 
 
+def test_positions_of_another_gensim_are_made_anew(counted, tmp_path, monkeypatch):
+    for version in ("4.3.3", "4.4.0", "4.4.0"):
+        monkeypatch.setattr("rbm.datasets.encodings.version", {"gensim": version}.__getitem__)
+        encoded(graph(), "transductive", settings(), cache=Cache(tmp_path))
+    assert counted["deepwalk"].runs == 2
+
+
 def test_seeds_share_transductive_positions_and_have_inductive_ones_of_their_own(counted, tmp_path):
     data = graph()
     for setting, runs in (("transductive", 1), ("inductive", 3)):

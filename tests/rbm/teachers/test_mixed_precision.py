@@ -7,7 +7,7 @@ from rbm.config import SETTINGS, Config
 from rbm.config.presets import teacher_settings
 from rbm.datasets.splits import split_graph
 from rbm.teachers import GCN, TEACHERS, GraphSAGE, RevGAT
-from rbm.teachers.base import aggregate
+from rbm.teachers.aggregation import aggregate
 from rbm.teachers.labelled import LabelledNodes
 from rbm.teachers.prepare import build_configured_teacher
 from rbm.teachers.training import build_teacher_trainer

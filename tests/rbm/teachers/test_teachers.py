@@ -14,7 +14,7 @@ from torch_geometric.utils import add_self_loops
 from rbm.config import Config
 from rbm.datasets import load_dataset
 from rbm.datasets.splits import split_graph
-from rbm.teachers import GCN, TEACHERS, GraphSAGE, base, build_teacher
+from rbm.teachers import GCN, TEACHERS, GraphSAGE, aggregation, build_teacher
 from rbm.teachers.prepare import build_configured_teacher
 from rbm.teachers.training import build_teacher_trainer
 from rbm.utils.repeatable import deterministic
@@ -139,12 +139,12 @@ def test_messages_of_features_are_kept_while_they_stay_the_same(graph, name, mon
 def test_kept_messages_go_with_their_graph(graph):
     x, edge_index = graph
     teacher = build_teacher("sage", 12, 3, hidden_channels=16)
-    before = len(base._products)
+    before = len(aggregation._products)
     for _ in range(3):
         teacher(x.clone(), teacher.adjacency(edge_index, NODES))
     with torch.no_grad():
         teacher(x.clone(), edge_index)
-    assert len(base._products) == before
+    assert len(aggregation._products) == before
 
 
 def test_initialisation_of_sage():
