@@ -37,6 +37,11 @@ def test_the_page_shows_the_rows_that_are_kept():
     assert epoch_seconds.markdown(rows) in (here / "TRAINING.md").read_text()
     with (here / "results" / "epoch_seconds_precision.csv").open(newline="") as file:
         assert epoch_seconds.markdown([*csv.DictReader(file)]) in (here.parent / "docs" / "scale.md").read_text()
+    with (here / "results" / "transposes.csv").open(newline="") as file:
+        teachers = [row for row in csv.DictReader(file) if row["phase"] == "teacher"]
+    for name in ("appnp", "sage"):
+        table = epoch_seconds.markdown([row for row in teachers if row["version"].startswith(name)])
+        assert table in (here / "TRAINING.md").read_text()
     # A phase that only one version has is omitted.
     kept = [row for row in rows if row["phase"] == "mlp" or row["version"] == "now"]
     assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])
