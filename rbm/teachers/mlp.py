@@ -54,8 +54,11 @@ class APPNP(MLP):
     def forward(self, x: Features, edge_index: Tensor) -> Tensor:
         x = as_rows(x)
         adjacency = self._as_adjacency(x, edge_index)
-        logits = super().forward(x, adjacency)
-        with full_precision(x.device):
+        return self.propagate(super().forward(x, adjacency), adjacency)
+
+    def propagate(self, logits: Tensor, adjacency: Tensor) -> Tensor:
+        """The MLP's logits ``[N, C]``, spread along the edges."""
+        with full_precision(logits.device):
             logits = near = wide(logits)
             for _ in range(self.hops):
                 near = (1 - self.alpha) * aggregate(adjacency, near) + self.alpha * logits

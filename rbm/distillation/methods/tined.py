@@ -100,7 +100,7 @@ def teacher_operations(teacher: Teacher, x: Tensor, edges: Any) -> list[tuple[Te
             _, h = teacher.hidden(layer, teacher.convs[layer](h, edges))
     if place == "end":
         logits = found[-1][1]
-        found.append((logits, teacher.propagation(logits, edges)))
+        found.append((logits, teacher.propagate(logits, edges)))
     return found
 
 
