@@ -128,22 +128,21 @@ def gains(against: str, *names: str, variants: Sequence[str] = ()) -> str:
     return gains_table([row for row in rows if not variants or row["variant"] in ("", *variants)], against)
 
 
-def held_out(name: str, *variants: str) -> str:
-    """Mean accuracies of variants in ``results/searches/NAME.csv``, a search on validation nodes.
+def held_out(name: str, method: str, *variants: str) -> str:
+    """Mean accuracies of a method's variants in ``results/searches/NAME.csv``, a search on validation nodes.
 
     A graph's means are over the seeds that all variants have.
     """
+    from rbm.experiments.comparisons import kind_of, kinds
     from rbm.experiments.results import read_rows
 
-    found: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for row in read_rows(RUNS / "searches" / f"{name}.csv"):
-        if row["variant"] in variants:
-            found[row["dataset"], row["setting"]][row["variant"]][row["seed"]] = 100 * float(row["test_at_best_val"])
+    found = kinds(read_rows(RUNS / "searches" / f"{name}.csv"))
+    columns = [found[kind_of(method, variant)] for variant in variants]
     table = []
-    for cell in sorted(found, key=lambda cell: (cell[0], cell[1] == "inductive")):
-        seeds = set.intersection(*(set(found[cell][variant]) for variant in variants))
+    for cell in sorted(columns[0], key=lambda cell: (cell[0], cell[1] == "inductive")):
+        seeds = set.intersection(*(set(column.get(cell, ())) for column in columns))
         if seeds:
-            means = [fmean(found[cell][variant][seed] for seed in seeds) for variant in variants]
+            means = [fmean(column[cell][seed] for seed in seeds) for column in columns]
             table.append([_setting(cell), str(len(seeds)), *(f"{mean:.1f}" for mean in means)])
     return markdown(["", "seeds", *variants], table)
 

@@ -273,8 +273,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "publications": publications.table,
     "newer-pairs": accuracies.newer_pairs,
     "newer-serving": accuracies.newer_serving,
-    "sign-norm": partial(held_out, "sign_norm", *(f"{loss}{norm}" for loss in SIGN for norm in ("", ", batch norm"))),
-    "sign-rate": partial(held_out, "sign_rate", *(f"{loss}{rate}" for loss in SIGN for rate in ("", ", rate 0.001"))),
+    "sign-norm": partial(
+        held_out, "sign_norm", "sign", *(f"{loss}{norm}" for loss in SIGN for norm in ("", ", batch norm"))
+    ),
+    "sign-rate": partial(
+        held_out, "sign_rate", "sign", *(f"{loss}{rate}" for loss in SIGN for rate in ("", ", rate 0.001"))
+    ),
     "experts-unseen": partial(gains, "mlp", "experts_unseen"),
     "experts-shortlist": partial(gains, "mlp", "experts_shortlist"),
     "experts-joint-mlp": partial(gains, "mlp", *JOINT, variants=SHORTLIST),

@@ -52,8 +52,8 @@ def spread(adjacency: Tensor, x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """``adjacency @ x``. The backward pass needs the transpose of the matrix, which PyTorch would make in every pass:
-    on Amazon Computers, this takes thirty times as long as the product of width 8.
+    """``adjacency @ x``. The backward pass needs the transpose of the matrix, which PyTorch would make in every pass;
+    this takes many times as long as a narrow product.
     """
 
     @staticmethod

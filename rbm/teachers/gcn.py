@@ -8,7 +8,6 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from rbm.nn.sparse_rows import Rows, SparseRows, linear
 from rbm.teachers.aggregation import aggregate, sparse_adjacency, spread
 from rbm.teachers.base import ConvTeacher
-from rbm.utils.precision import full_precision
 
 
 class _Conv(GCNConv):
@@ -24,9 +23,7 @@ class _Conv(GCNConv):
     def forward(self, x: Rows, adjacency: Tensor) -> Tensor:
         if self.in_channels <= self.out_channels and not isinstance(x, SparseRows):
             return self.transform(spread(adjacency, x))
-        summed = aggregate(adjacency, linear(x, self.lin.weight))
-        with full_precision(x.device):
-            return summed + self.bias
+        return aggregate(adjacency, linear(x, self.lin.weight)) + self.bias
 
     def transform(self, aggregated: Tensor) -> Tensor:
         projected = linear(aggregated, self.lin.weight)

@@ -7,7 +7,7 @@ from rbm.nn.sparse_rows import Features, Linear, Rows, as_rows
 from rbm.teachers.aggregation import aggregate
 from rbm.teachers.base import ConvTeacher
 from rbm.teachers.gcn import GCN
-from rbm.utils.precision import full_precision, wide
+from rbm.utils.precision import wide
 
 
 class _Dense(Linear):
@@ -58,8 +58,7 @@ class APPNP(MLP):
 
     def propagate(self, logits: Tensor, adjacency: Tensor) -> Tensor:
         """The MLP's logits ``[N, C]``, spread along the edges."""
-        with full_precision(logits.device):
-            logits = near = wide(logits)
-            for _ in range(self.hops):
-                near = (1 - self.alpha) * aggregate(adjacency, near) + self.alpha * logits
+        logits = near = wide(logits)
+        for _ in range(self.hops):
+            near = (1 - self.alpha) * aggregate(adjacency, near) + self.alpha * logits
         return near

@@ -15,6 +15,14 @@ WEIGHT = torch.tensor([0.5, 1.0, 2.0, -1.0, 0.25, 0.5])
 DENSE = torch.tensor([[0.0, 0, 2, -1], [0.5, 0, 0, 0], [0.75, 1, 0, 0], [0, 0, 0, 0]])
 
 
+@pytest.fixture
+def made(monkeypatch) -> list[torch.Tensor]:
+    """The matrices that were converted to CSR, as a transpose is."""
+    found, real = [], torch.Tensor.to_sparse_csr
+    monkeypatch.setattr(torch.Tensor, "to_sparse_csr", lambda matrix: found.append(matrix) or real(matrix))
+    return found
+
+
 def test_a_matrix_of_the_edges_with_indices_of_32_bits():
     adjacency = sparse_adjacency(EDGES, WEIGHT, 4)
     assert torch.equal(adjacency.to_dense(), DENSE)
@@ -44,10 +52,7 @@ def test_the_derivative_has_the_bits_of_pytorch():
     assert torch.equal(torch.autograd.grad(aggregate(adjacency, x).square().sum(), x)[0], expected[0])
 
 
-def test_the_transpose_is_made_once_and_freed_with_its_matrix(monkeypatch):
-    made = []
-    real = torch.Tensor.to_sparse_csr
-    monkeypatch.setattr(torch.Tensor, "to_sparse_csr", lambda matrix: made.append(matrix) or real(matrix))
+def test_the_transpose_is_made_once_and_freed_with_its_matrix(made):
     adjacency = sparse_adjacency(EDGES, WEIGHT, 4)
     made.clear()
     x = torch.randn(4, 3, requires_grad=True)
@@ -62,11 +67,8 @@ def test_the_transpose_is_made_once_and_freed_with_its_matrix(monkeypatch):
 
 
 @pytest.mark.parametrize("teacher", [GraphSAGE, GCN, APPNP])
-def test_teachers_sum_by_it(teacher, small_graph, monkeypatch):
+def test_teachers_sum_by_it(teacher, small_graph, made):
     """PyTorch would transpose the adjacency in every layer and every epoch."""
-    made = []
-    real = torch.Tensor.to_sparse_csr
-    monkeypatch.setattr(torch.Tensor, "to_sparse_csr", lambda matrix: made.append(matrix) or real(matrix))
     model = teacher(12, 8, 3)
     adjacency = model.adjacency(small_graph.edge_index, small_graph.num_nodes)
     assert adjacency.col_indices().dtype == torch.int32
