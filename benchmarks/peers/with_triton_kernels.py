@@ -1,13 +1,12 @@
 """triton_kernels, the kernels from Triton's repository: a ragged matmul that gathers rows, gates and scatters.
 
-It computes what ``expert_matmul`` computes, with as many operations, but has no backward pass. Two generations are
-supported: ``matmul``, and its predecessor ``matmul_ogs``, which also sums each row's experts. Neither was tested, for
-lack of a wheel (the package of that name on the registry is unrelated) and of a GPU: the calls follow the sources.
+It computes what ``expert_matmul`` computes, with as many operations, but has no backward pass. Three generations are
+supported: ``matmul``, and two of its predecessor ``matmul_ogs``, which also sums each row's experts. The registry has no
+wheel of it (the package of that name there is unrelated); vLLM's wheel contains a copy of the oldest generation.
 """
 
 import torch
 from torch import Tensor
-from triton_kernels.tensor import make_ragged_tensor_metadata
 
 from benchmarks.peers.experts import inverse, sort_pairs
 from benchmarks.peers.libraries import multiplies_as_tf32
@@ -18,6 +17,12 @@ try:
     matmul_ogs = None
 except ImportError:
     from triton_kernels.matmul_ogs import GatherIndx, PrecisionConfig, RoutingData, ScatterIndx, matmul_ogs
+try:
+    from triton_kernels.tensor import make_ragged_tensor_metadata
+except ImportError:
+    from triton_kernels.routing import compute_expt_data
+
+    make_ragged_tensor_metadata = None
 
 
 def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
@@ -27,7 +32,11 @@ def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Ten
     num_experts, k = weight.shape[0], experts.shape[1]
     pairs, ends = sort_pairs(experts, num_experts)
     counts = ends.diff(prepend=ends.new_zeros(1))
-    gate, ragged = gates.flatten()[pairs], make_ragged_tensor_metadata(counts, len(pairs))
+    gate = gates.flatten()[pairs]
+    if make_ragged_tensor_metadata is None:
+        ragged = compute_expt_data(counts, num_experts, len(pairs))
+    else:
+        ragged = make_ragged_tensor_metadata(counts, len(pairs))
     precision = PrecisionConfig(allow_tf32=multiplies_as_tf32())
     by_column = weight.transpose(1, 2)
     if matmul_ogs is None:

@@ -133,9 +133,16 @@ def test_adapters_give_a_library_what_it_wants(name, kind, shape):
         assert_right(getattr(adapter, kind), kind, Workload(shape, precision))
 
 
-@pytest.mark.parametrize("fake", [fake_libraries.triton_kernels, fake_libraries.triton_kernels_before])
+@pytest.mark.parametrize(
+    "fake",
+    [
+        fake_libraries.triton_kernels,
+        fake_libraries.triton_kernels_before,
+        fake_libraries.triton_kernels_of_vllm,
+    ],
+)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_triton_kernels_of_both_generations(fake, precision):
+def test_triton_kernels_of_every_generation(fake, precision):
     with installed("triton_kernels", fake()) as adapter:
         assert_right(adapter.experts, "experts", Workload(SMALL, precision), backward=False)
         arguments, _ = experts_case(Workload(SMALL, precision))

@@ -167,6 +167,17 @@ def triton_kernels_before() -> dict[str, dict]:
     return _triton_kernels() | {"triton_kernels.matmul_ogs": {**content, "PrecisionConfig": PrecisionConfig}}
 
 
+def triton_kernels_of_vllm() -> dict[str, dict]:
+    """The copy in vLLM's wheel: ``matmul_ogs`` with the metadata of ``compute_expt_data``."""
+
+    def compute_expt_data(expt_hist: Tensor, n_expts_tot: int, n_gates: int) -> Ragged:
+        assert expt_hist.shape == (n_expts_tot,)
+        return Ragged(expt_hist, n_gates)
+
+    replaced = {"triton_kernels.tensor": {}, "triton_kernels.routing": {"compute_expt_data": compute_expt_data}}
+    return triton_kernels_before() | replaced
+
+
 @dataclass
 class PrecisionConfig:
     """The part that adapters set."""
