@@ -6,7 +6,7 @@ cached: a training step launches the same dozen kernels again and again, and the
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,4 +81,92 @@ def launcher(kernel, grid: tuple[int, ...], *, programs: int | None = None, **co
     """
     if programs is not None and torch.version.hip is None:
         constants["maxnreg"] = min(_MOST, _REGISTERS // (32 * constants["num_warps"] * programs) // 8 * 8)
-    return partial(kernel[grid], **constants, **OPTIONS)
+    constants |= OPTIONS
+    return _Launcher(kernel, grid, constants) if _is_compiled(kernel) else partial(kernel[grid], **constants)
+
+
+def _is_compiled(kernel) -> bool:
+    """Whether Triton compiles ``kernel``. Its interpreter does not, and a test may pass something else."""
+    return type(kernel).__module__ == "triton.runtime.jit" and type(kernel).__name__ == "JITFunction"
+
+
+class _Launcher:
+    """Launches of a kernel with one grid and one set of constants.
+
+    ``kernel[grid](...)`` binds all arguments and constants to their names, asks Triton's settings and builds the key of
+    its cache, for every launch: on the host this takes several times as long as the launch. So that happens only once
+    for each combination of all that Triton compiles for: the current device, each tensor's dtype and whether its
+    address is a multiple of 16, which arguments are None, and of each integer whether it is 1, whether it is a multiple
+    of 16 and its width. Later launches pass the compiled kernel to the driver, and addresses in place of tensors.
+
+    Triton's own way is always taken if anything but a CUDA GPU is to run the kernel, if another function has taken the
+    place of ``JITFunction.run`` (to count launches, or to compile only), and with hooks, debugging or instrumentation,
+    which that function serves.
+    """
+
+    def __init__(self, kernel, grid: tuple[int, ...], constants: dict[str, Any]):
+        from triton import knobs
+        from triton.backends import backends
+        from triton.compiler import CompiledKernel
+        from triton.runtime import driver
+
+        self._kernel, self._grid = kernel, (*grid, 1, 1)[:3]
+        self._ordinarily = partial(kernel[grid], **constants)
+        names = [name for name in kernel.arg_names if name in constants]
+        self._arguments = len(kernel.arg_names) - len(names)
+        # The driver takes all values by place. The arguments come first: otherwise Triton refuses the first launch.
+        self._constants = tuple(constants[name] for name in names)
+        self._compiled: dict[tuple, Any] = {}
+        self._knobs, self._driver = knobs, driver
+        self._CudaDriver = backends["nvidia"].driver if "nvidia" in backends else ()
+        self._CompiledKernel = CompiledKernel
+        self._tritons_own = type(kernel).__init__.__globals__
+
+    def __call__(self, *arguments):
+        if not self._is_plain():
+            return self._ordinarily(*arguments)
+        driver = self._driver.active
+        device = driver.get_current_device()
+        key, values = [device], []
+        for argument in arguments:
+            if argument is None:
+                key.append(None)
+            elif isinstance(argument, Tensor) and argument.is_cuda:
+                address = argument.data_ptr()
+                key += (argument.dtype, address % 16 == 0)
+                argument = address
+            elif type(argument) is int:
+                key.append(1 if argument == 1 else 16 if argument % 16 == 0 else 0)
+                if not -(2**31) <= argument < 2**31:
+                    key.append("i64" if argument < 2**63 else "u64")
+            elif type(argument) is float or type(argument) is bool:
+                key.append(type(argument))
+            else:
+                return self._ordinarily(*arguments)
+            values.append(argument)
+        key = tuple(key)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._ordinarily(*arguments)
+            if type(compiled) is self._CompiledKernel and len(arguments) == self._arguments:
+                self._compiled[key] = compiled
+            return compiled
+        stream, no_hooks = driver.get_current_stream(device), (None, None, None)
+        compiled.run(
+            *self._grid, stream, compiled.function, compiled.packed_metadata, *no_hooks, *values, *self._constants
+        )
+        return compiled
+
+    def _is_plain(self) -> bool:
+        """Whether a launch is no more than a call of the driver of a CUDA GPU."""
+        runtime = self._knobs.runtime
+        before, after = runtime.launch_enter_hook, runtime.launch_exit_hook  # a function, or a list of some, or None
+        return (
+            getattr(type(self._kernel).run, "__globals__", None) is self._tritons_own
+            and not self._kernel.pre_run_hooks
+            and not runtime.debug
+            and not self._knobs.compilation.instrumentation_mode
+            and not getattr(before, "calls", before)
+            and not getattr(after, "calls", after)
+            and isinstance(self._driver.active, self._CudaDriver)
+        )

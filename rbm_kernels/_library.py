@@ -25,6 +25,8 @@ TRITON_OPERATORS: dict[str, Callable] = {}
 STAND_INS: list[str] = []
 # Number of combinations of shapes, dtypes and devices that an operator remembers as checked.
 _REMEMBERED = 1024
+# isinstance takes several times as long to deny that a number is a tensor.
+_PLAIN = frozenset((int, float, bool, type(None)))
 
 
 def define(schema: str) -> None:
@@ -71,10 +73,11 @@ def implement_cuda(
 
         @wraps(function)
         def on_its_device(*args, **kwargs):
-            signature = (
-                *[(arg.shape, arg.dtype, arg.device) if isinstance(arg, Tensor) else arg for arg in args],
-                *kwargs.values(),
-            )
+            signature = [
+                arg if type(arg) in _PLAIN or not isinstance(arg, Tensor) else (arg.shape, arg.dtype, arg.device)
+                for arg in args
+            ]
+            signature = (*signature, *kwargs.values()) if kwargs else tuple(signature)
             if signature not in checked:
                 _check_devices(name, args)
                 if check is not None:

@@ -63,6 +63,8 @@ CASES = (
     Case("expert_matmul", "bfloat16", in_features=1433),
     Case("expert_matmul", "bfloat16", in_features=8415),
     Case("expert_matmul", "bfloat16", **MANY),
+    # Wider than 256: tiles of their own on sm_90.
+    Case("expert_matmul", "bfloat16", rows=34_493, in_features=512, out_features=512, num_experts=5),
     # Few enough rows that they are not ordered.
     Case("expert_matmul", "bfloat16", rows=4096),
     Case("expert_matmul", "float32", rows=4096),

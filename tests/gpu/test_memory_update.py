@@ -55,12 +55,15 @@ def step(memory, h, gates, experts):
 
 
 def assert_as_good_as_eager(got, h, gates, experts, num_experts):
-    """At most twice the error of eager PyTorch in the same dtype against float64, and eight roundings."""
+    """At most twice the error of eager PyTorch in the same dtype against float64, and eight roundings.
+
+    In float64 the exact sums are eager PyTorch's own, so the roundings of both are allowed: 64.
+    """
     exact = reference.memory_statistics(h.double(), gates.double(), experts, num_experts)
     eager = reference.memory_statistics(h, gates, experts, num_experts)
     for value, truth, peer in zip(got, exact, eager, strict=True):
         assert value.dtype == peer.dtype
-        floor = 8 * torch.finfo(value.dtype).eps * max(1.0, truth.abs().max().item())
+        floor = (64 if value.dtype == torch.float64 else 8) * torch.finfo(value.dtype).eps * max(1.0, truth.abs().max().item())
         assert (value - truth).abs().max() <= 2 * (peer - truth).abs().max() + floor
 
 

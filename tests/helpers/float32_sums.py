@@ -25,6 +25,11 @@ def check_float32_sums(name, got, exact, eager, squares, terms, products="ieee")
     that: the whole sum shrinks by 7e-4, and errs by a random 3e-4 sqrt(T) beside it. Simulated: 2.5 to 2.7 times the
     error of rounded operands, up to 3.2e-3 sqrt(T). Allowed are ``2^-10 |y| + 2^-9 sqrt(T)`` for the largest |y|.
 
+    With ``tf32x3`` a factor is the sum of its upper 11 bits and of what these leave out, of which tensor cores read
+    11 bits: an error of up to 2^-20 of the factor. The product of both lower parts is left out: up to 2^-20 of the
+    product. Both have the sign of the product, so the sum shrinks; in the mean by a sixth of this. Allowed are
+    ``2^-20 |y| + 2^-19 sqrt(T)``, a 1024th of what ``tf32`` may err.
+
     Args:
         name: what is compared.
         got: the kernel's result.
@@ -32,7 +37,7 @@ def check_float32_sums(name, got, exact, eager, squares, terms, products="ieee")
         eager: the reference's in the dtype of ``got``.
         squares: sums of the squared terms, of the shape of ``got``: the reference's, in float64, of squared arguments.
         terms: how many, at most, one after the other.
-        products: ``ieee``, ``tf32``, or ``half`` for operands in half precision, whose products are exact.
+        products: ``ieee``, ``tf32x3``, ``tf32``, or ``half`` for operands in half precision, whose products are exact.
     """
     if got.dtype != torch.float32 or exact.numel() == 0:
         return check_error(name, got, exact, eager)
@@ -42,8 +47,8 @@ def check_float32_sums(name, got, exact, eager, squares, terms, products="ieee")
     allowed = max(2 * (eager.double() - exact).abs().max().item(), 4 * 2.0**-24 * (terms * square) ** 0.5)
     if products != "ieee":
         allowed += 2.0**-24 * terms / 8 * largest
-    if products == "tf32":
-        allowed += 2.0**-10 * largest + 2.0**-9 * square**0.5
+    if products in ("tf32", "tf32x3"):
+        allowed += (2.0**-10 * largest + 2.0**-9 * square**0.5) * (1 if products == "tf32" else 2.0**-10)
     allowed += torch.finfo(torch.float32).eps * largest
     error = (got.double() - exact).abs().max().item()
     assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"

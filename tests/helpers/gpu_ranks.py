@@ -51,6 +51,7 @@ def _run(rank: int, ranks: int, port: int, backend: str, devices: list[str], fol
     torch.set_num_threads(1)
     device = torch.device(devices[rank])
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)  # set_device takes no device without a number
         torch.cuda.set_device(device)
     torch.distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     layer = make(devices[rank])

@@ -34,6 +34,9 @@ def check_forward(outputs, h, memory, k, temperature=1.0) -> None:
 def check_backward(h, memory, k, grad_gates, grad_cosines, temperature=1.0) -> None:
     """At most twice the error of eager PyTorch, plus a floor, in units of the largest gradient over the shortest row.
 
+    The floor is 1e-6: matrix instructions cut each of about six sums by up to 2^-23 of it, where eager PyTorch rounds.
+    A sum is below 1.3 units at the gradients and temperatures of the tests.
+
     The operator's inputs ``gates``, ``experts`` and ``cosines`` are its own, rounded alike for all three.
     """
     rows = h.detach().requires_grad_()
@@ -50,4 +53,4 @@ def check_backward(h, memory, k, grad_gates, grad_cosines, temperature=1.0) -> N
     assert got.shape == h.shape
     largest = max(float(g.abs().max()) for _, g in pairs)
     size = largest / (temperature * float(h.float().norm(dim=-1).min()))
-    assert error(got, exact) <= 2 * error(eager, exact) + 5e-7 * size
+    assert error(got, exact) <= 2 * error(eager, exact) + 1e-6 * size

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from benchmarks.compiled.cases import ARCHITECTURES
 from benchmarks.compiled.everywhere import compiled_everywhere
+from rbm_kernels._ahead_of_time import compile_launches
 from rbm_kernels._launching import Machine
 from rbm_kernels.ops.expert_order import launch, op, reference
 
@@ -149,3 +150,37 @@ def test_compiled_code(architecture):
         assert row.shared_bytes <= (64 if kernel == "select" else 16) * 1024, row
         assert row.programs * row.warps >= (16 if kernel in ("select", "scatter") else 24), row
         assert row.atomics == 0, row
+
+
+SCATTER = """
+import torch
+from rbm_kernels.ops.expert_order import launch
+launches = launch._prepare(20_000, {num_experts}, {k}, 128, 132)
+ranks = torch.empty(20_000, dtype=launches.integer, device="meta")
+order = torch.empty(20_000, dtype=torch.int32, device="meta")
+launches.digits[{digit}].scatter(ranks, order, order, order, 20_000, launches.share)
+"""
+
+
+def every_scatter(monkeypatch) -> list[str]:
+    """A launch for every width of a digit, the lowest digit and a higher one. Other numbers leave the layouts alone."""
+    programs = {}
+    monkeypatch.setattr(launch, "launcher", lambda kernel, grid, **constants: constants)
+    for num_experts in range(1, 33):
+        for k in range(1, num_experts + 1):
+            for place, digit in enumerate(launch._prepare(20_000, num_experts, k, 128, 132).digits):
+                kind = frozenset({**digit.scatter, "SHIFT": digit.scatter["SHIFT"] > 0}.items())
+                programs.setdefault(kind, SCATTER.format(num_experts=num_experts, k=k, digit=place))
+    return list(programs.values())
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(a, marks=[] if a == 90 else [pytest.mark.slow]) for a in ARCHITECTURES]
+)
+def test_every_width_of_a_digit_compiles(architecture, monkeypatch):
+    """With Triton 3.6, digits of up to three bits did not."""
+    programs = every_scatter(monkeypatch)
+    assert len(programs) >= 8
+    compiled = list(compile_launches(programs, architecture, read_together=len(programs)))
+    assert [place for place, _ in compiled] == list(range(len(programs)))
+    assert all(kernel.spilled_bytes == 0 for _, kernel in compiled)

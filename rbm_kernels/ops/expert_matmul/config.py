@@ -1,8 +1,10 @@
 """Tiles of the kernels: a table by machine and precision, adjusted to the shape. Nothing is tuned at run time.
 
-Figures were read from compiled code (``python -m benchmarks.compiled.static_report``, Triton 3.9, D = N = 256, E = 8,
-k = 3). A multiprocessor has 65,536 registers, so two programs of 256 threads fit if each thread has at most 128
-registers. ``python -m benchmarks.tuning.tune`` times other tiles and prints rows for the tables.
+The tiles of sm_90 are the fastest of those that were timed on an H100 (benchmarks/results/h100_tune.csv), except for
+odd widths, which were not timed. Numbers of registers were read from compiled code (``python -m
+benchmarks.compiled.static_report``, Triton 3.9, D = N = 256, E = 8, k = 3). A multiprocessor has 65,536 registers, so
+two programs of 256 threads fit if each thread has at most 128 registers. ``python -m benchmarks.tuning.tune`` times
+other tiles and prints rows for the tables.
 
 A slice of the rows is kept in shared memory, with as many features as fit next to two slices of the weights, because
 loads pause at the end of each slice. Rows of odd width are read element by element, each with its own address and mask.
@@ -47,8 +49,10 @@ _MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
 
 # y from x, and grad_x from grad if the gates need no gradient. Two accumulators: a product, and the sum of products.
 _FORWARD = {
-    # A slice of 256 features of the rows and two of the weights: 192 KB, 173 to 244 registers; 128 x 256 would spill.
-    ("half", 90): Tile(128, 128, 256, 8, 2),
+    # 228 µs on an H100; one program of 128 x 128 takes 236. 213 to 254 registers of 128 threads.
+    ("half", 90): Tile(128, 64, 128, 4, 1, 2),
+    # The larger tile reads the rows half as often: at D = N = 512 and 1,024 it takes 4 % less time.
+    ("wide half", 90): Tile(128, 128, 256, 8, 2),
     # The product is in tensor memory: 222 to 255 registers.
     ("half", 100): Tile(128, 128, 256, 8, 2),
     # mma.sync keeps operands in registers too: 128 x 128 x 64 takes 250 to 255, this tile 166 to 194.
@@ -61,14 +65,14 @@ _FORWARD = {
     ("odd half", 100): Tile(64, 64, 64, 8, 2, all_registers=True),
     ("odd half", 120): Tile(128, 64, 64, 8, 2),
     ("tf32", 80): Tile(64, 64, 64, 8, 2, 2),
-    # 184 to 239 registers of 128 threads, 96 KB.
-    ("tf32", 90): Tile(64, 64, 128, 4, 2, 2),
+    ("tf32", 90): Tile(64, 64, 64, 4, 2, 3),
     ("tf32", 100): Tile(64, 64, 64, 8, 2),
     ("tf32", 120): Tile(64, 64, 64, 8, 2),
     # Plain float32 has no matrix instruction. A second stage would leave registers for one program only, and a second
     # program hides more latency.
     ("ieee", 80): Tile(64, 64, 32, 8, 1, 2),
-    ("ieee", 90): Tile(64, 64, 32, 8, 1, 2),
+    # Three products on matrix instructions, see `input_precision`: 1.1 ms on an H100. Without them it was 9.0.
+    ("ieee", 90): Tile(128, 64, 32, 4, 1, 2),
     # 64 columns spill 16 bytes with Triton 3.6.
     ("ieee", 100): Tile(64, 32, 32, 8, 2, 2),
     # 64 rows take more than 128 registers if there are few rows, or spill 8 bytes if there are many.
@@ -77,14 +81,18 @@ _FORWARD = {
 
 # The same for several passes: y starts from the float32 sums of the earlier passes, which takes registers.
 _FORWARD_IN_PASSES = _FORWARD | {
+    # The tile for one pass spills 56 bytes.
+    ("half", 90): Tile(128, 128, 256, 8, 2),
     # Slices of 256 spill 40 bytes.
     ("half", 100): Tile(128, 128, 128, 8, 2),
 }
 
 # grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 48 bytes on sm_90.
 _BACKWARD = {
-    # 128 rows read the weights half as often as 64 do. 236 registers, 128 KB.
-    ("half", 90): Tile(128, 64, 256, 8, 2),
+    # 322 µs on an H100; one program of 128 x 64 takes 393.
+    ("half", 90): Tile(64, 64, 256, 4, 2, 2),
+    # Two programs spill up to 40 bytes beyond 256 features. At D = N = 512 this tile takes a tenth less than the next.
+    ("wide half", 90): Tile(64, 128, 256, 8, 2),
     ("half", 100): Tile(128, 64, 256, 8, 2),
     # 64 x 64 with four warps would fit two programs, but spills 32 bytes.
     ("half", 80): Tile(64, 64, 128, 8, 2),
@@ -95,26 +103,27 @@ _BACKWARD = {
     ("odd half", 100): Tile(64, 64, 64, 8, 2),
     ("odd half", 120): Tile(64, 64, 64, 8, 2),
     ("tf32", 80): Tile(64, 64, 32, 8, 2),
-    ("tf32", 90): Tile(64, 64, 64, 8, 2),
+    ("tf32", 90): Tile(64, 64, 64, 4, 3, 2),
     ("tf32", 100): Tile(64, 64, 64, 8, 2),
     ("tf32", 120): Tile(64, 64, 32, 8, 2),
     # 102 to 104 registers; 64 x 32 spills 32 bytes on sm_90, 32 x 64 leaves room for only one program.
     ("ieee", 80): Tile(32, 32, 32, 8, 2, 2),
-    ("ieee", 90): Tile(32, 32, 32, 8, 2, 2),
+    ("ieee", 90): Tile(64, 64, 32, 4, 2, 2),
     ("ieee", 100): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 120): Tile(32, 32, 32, 8, 2, 2),
 }
 
 _BACKWARD_IN_PASSES = _BACKWARD | {
-    # Slices of 256 spill 8 and 24 bytes at k = 8.
-    ("half", 90): Tile(128, 64, 128, 8, 2),
+    # The tile for one pass spills 8 bytes with Triton 3.9.
+    ("half", 90): Tile(64, 128, 256, 8, 2),
+    # Slices of 256 spill 24 bytes at k = 8.
     ("half", 100): Tile(128, 64, 128, 8, 2),
 }
 
 # Partial sums of grad_weight: tile over (N, D), slice over rows.
 _WEIGHT = {
-    # 222 to 254 registers, 96 KB; 128 KB in float16, which spills 16 bytes with three stages.
-    ("half", 90): Tile(128, 256, 64, 8, 2),
+    # 217 to 255 registers, 192 KB. The fourth stage takes a fifth less time than two (H100).
+    ("half", 90): Tile(128, 256, 64, 8, 4),
     # 128 x 256 spills 56 bytes with slices of 64 rows.
     ("half", 100): Tile(128, 128, 64, 8, 4),
     ("half", 80): Tile(128, 128, 32, 8, 4),
@@ -123,14 +132,14 @@ _WEIGHT = {
     ("odd half", 80): Tile(64, 128, 64, 8, 3),
     ("odd half", 90): Tile(128, 128, 64, 8, 3),
     ("tf32", 80): Tile(64, 128, 32, 8, 3, 2),
-    # With three stages Triton 3.6 uses 146 registers.
-    ("tf32", 90): Tile(128, 128, 32, 8, 2, 2),
+    ("tf32", 90): Tile(128, 128, 32, 8, 3),
     ("tf32", 100): Tile(64, 128, 32, 8, 3, 2),
     ("tf32", 120): Tile(64, 128, 32, 8, 3),
     # A slice is summed by itself before it is added. 32 rows per slice keep a share's sum of slices short
     # (tests/rbm_kernels/test_expert_matmul_accuracy.py measures the error). 80 to 114 registers, 44 KB.
     ("ieee", 80): Tile(64, 64, 32, 8, 3, 2),
-    ("ieee", 90): Tile(64, 64, 32, 8, 3, 2),
+    # 128 x 64 with four warps takes 1.49 ms on an H100 instead of 1.56, but spills 8 bytes with Triton 3.9.
+    ("ieee", 90): Tile(128, 128, 32, 8, 1),
     ("ieee", 100): Tile(64, 64, 32, 8, 3, 2),
     ("ieee", 120): Tile(64, 64, 32, 8, 3, 2),
 }
@@ -143,14 +152,35 @@ _PASS_COST = 4
 # Cost of its launches, in rows times experts: 11 µs, for an order and a matmul at about 2 µs per launch. Not measured.
 _PASS_LAUNCHES = 2**16
 
+# Architectures on which matrix instructions multiply parts of float32 numbers, see :func:`input_precision`.
+_IN_PARTS = (90,)
+
 # Waves of programs for the weight's gradient. All shares have the same length, except the last share of each expert.
-# Short waves lose less time at the end; every additional wave writes and reads a partial sum for each program.
-_WEIGHT_WAVES = 2
+# Every additional wave writes and reads a partial sum for each program: one wave takes 251 µs on an H100, two take 270.
+_WEIGHT_WAVES = 1
+# In float32 a share's sum is kept short, see the tile.
+_FLOAT32_WEIGHT_WAVES = 2
 
 
 # Multiply-adds that rows may spend on experts they do not use, if that saves the launches of an order and of a list:
 # 8.6 GFLOP, about 15 µs on an H200 at the rate of small products, as long as the four to eight launches. Not measured.
 _WASTE = 2**32
+
+
+def input_precision(architecture: int, precision: str, *, by_rows: bool = False) -> str:
+    """``input_precision`` of ``tl.dot``; ``by_rows``: for the weight's gradient, whose products sum over rows.
+
+    Plain float32 has no matrix instruction. On Hopper it is multiplied by three products of TensorFloat-32: a factor is
+    the sum of its upper bits and of the next, and the product of both lower parts is left out. The error is about that
+    of a float32 sum (tests/helpers/float32_sums.py has the bound). Hopper's instructions take 32-bit operands only with
+    the summed dimension contiguous, and rows are not: there, products of bfloat16 parts are faster. Six of them have
+    float32's precision, and three more than TensorFloat-32's.
+    """
+    if torch.version.hip is not None or _known(architecture) not in _IN_PARTS or precision == "half":
+        return "tf32" if precision == "tf32" else "ieee"
+    if by_rows:
+        return "bf16x3" if precision == "tf32" else "bf16x6"
+    return "tf32" if precision == "tf32" else "tf32x3"
 
 
 def is_small(rows: int, k: int, num_experts: int, weights: int) -> bool:
@@ -262,21 +292,26 @@ def small_weight_tile(precision: str, rows: int, in_features: int, out_features:
 def entry(
     table: dict[tuple[str, int], Tile], precision: str, architecture: int, in_features: int, out_features: int
 ) -> tuple[str, int]:
-    """Key of the table entry for a machine and precision; an odd width has its own entry if the table contains one."""
+    """Key of the table entry for a machine and precision; odd widths, and those above 256, may have their own."""
     known = _known(architecture)
-    odd = (f"odd {precision}", known)
+    odd, wide = (f"odd {precision}", known), (f"wide {precision}", known)
     # Eight half-precision elements are 16 bytes.
-    return odd if odd in table and (in_features % 8 or out_features % 8) else (precision, known)
+    if odd in table and (in_features % 8 or out_features % 8):
+        return odd
+    return wide if wide in table and max(in_features, out_features) > 256 else (precision, known)
 
 
-def share_rows(architecture: int, tile: Tile, weight_tiles: int, pairs: int, num_experts: int) -> int:
+def share_rows(
+    architecture: int, precision: str, tile: Tile, weight_tiles: int, pairs: int, num_experts: int
+) -> int:
     """Rows per share of the weight's gradient, for ``pairs = B * k`` (row, expert) pairs over all experts.
 
     ``weight_tiles`` programs work on each share, and a share is a multiple of the tile's slices. The last share of each
     expert may be short. One share per expert is held back for these, so that the waves are full and no new wave starts
     for a few programs.
     """
-    programs = _WEIGHT_WAVES * tile.programs * _MULTIPROCESSORS[_known(architecture)]
+    waves = _FLOAT32_WEIGHT_WAVES if precision == "ieee" else _WEIGHT_WAVES
+    programs = waves * tile.programs * _MULTIPROCESSORS[_known(architecture)]
     shares = programs // weight_tiles
     shares = max(1, shares // 2, shares - num_experts)
     return max(1, -(-pairs // (shares * tile.block_k))) * tile.block_k

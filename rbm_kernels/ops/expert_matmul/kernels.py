@@ -211,6 +211,7 @@ def expert_matmul_bwd_kernel(
     IN_FEATURES: tl.constexpr,
     OUT_FEATURES: tl.constexpr,
     WEIGHT_LAST: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     STRIDE_ROUTING: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -226,8 +227,10 @@ def expert_matmul_bwd_kernel(
     ``u = grad[b] weight[e]`` serves both: ``grad_x[b]`` is the sum of ``gate u``, ``grad_gates[b, j]`` is
     ``u . x[b] + grad[b] . bias[e]``. Both are linear in ``u``, so a slice of the outputs after the other does, and the
     features are walked inside the program: the inner products are complete when it ends, no partial sums leave it.
-    ``sums``, float32 ``[B, D]`` or None, is the ``grad_x`` of earlier passes.
+    ``sums``, float32 ``[B, D]`` or None, is the ``grad_x`` of earlier passes. With BY_COLUMN, ``weight`` is ``[E, D, N]``.
     """
+    inner: tl.constexpr = WEIGHT_LAST if BY_COLUMN else OUT_FEATURES
+    columns: tl.constexpr = IN_FEATURES if BY_COLUMN else WEIGHT_LAST
     tile, b_rows, m_rows = _rows_of_part(tl.program_id(0), order_ptr, rows, block_m, BLOCK_M)
     gates, experts = _routing_of_rows(gates_ptr, experts_ptr, b_rows, m_rows, STRIDE_ROUTING, TOP_K)
     union_size = _union_size(tile_counts_ptr, tile, num_experts)
@@ -273,7 +276,7 @@ def expert_matmul_bwd_kernel(
             for slot in range(union_size):
                 expert = _expert_at(slot, tile_experts_ptr, tile, num_experts)
                 b_weight = _load_weight(
-                    weight_ptr, expert, b_n, b_d, OUT_FEATURES, WEIGHT_LAST, False, BLOCK_K, BLOCK_N
+                    weight_ptr, expert, b_n, b_d, inner, columns, BY_COLUMN, BLOCK_K, BLOCK_N
                 )
                 b_through = tl.dot(b_grad, b_weight, input_precision=INPUT_PRECISION)
                 b_grad_x = _add_gated(b_grad_x, _gates_for(expert, gates, experts, TOP_K), b_through)

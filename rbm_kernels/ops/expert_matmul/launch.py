@@ -102,16 +102,19 @@ def backward_input(
     """``grad_x [B, D]`` and ``grad_gates [B, k]``. Without gates the latter is empty and one accumulator suffices."""
     routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
     grad, weight = _with_unit_columns(grad), weight.contiguous()
+    by_column = _is_read_by_column(weight, x.shape[0])
+    if by_column:
+        weight = weight.transpose(1, 2).contiguous()
     if not with_gates:
-        return _multiply(grad, weight, None, routing, transposed=True), gates.new_empty(0)
+        return _multiply(grad, weight, None, routing, transposed=not by_column), gates.new_empty(0)
     x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
-    (rows, in_features), (num_experts, out_features) = x.shape, weight.shape[:2]
+    (rows, in_features), out_features, num_experts = x.shape, grad.shape[1], weight.shape[0]
     grad_x = torch.empty((rows, in_features), dtype=x.dtype, device=x.device)
     grad_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
     if rows == 0:
         return grad_x, grad_gates
     weight = _pad(weight, rows)
-    sizes = (rows, in_features, out_features, weight.shape[-1])
+    sizes = (rows, in_features, out_features, weight.shape[-1], by_column)
     launches = _prepare_backward(*architecture_and_precision(x), *sizes, bias is not None, *routing.shape)
     for launch, (routed, columns, before, after) in zip(launches, routing.passes(grad_x), strict=True):
         launch(
@@ -140,6 +143,7 @@ def _prepare_backward(
     in_features: int,
     out_features: int,
     weight_last: int,
+    by_column: bool,
     has_bias: bool,
     top_k: int,
     passes: int,
@@ -148,9 +152,10 @@ def _prepare_backward(
     tile = config.backward_tile(architecture, precision, rows, in_features, out_features, passes)
     grid = (_parts(block_m, rows, tile.block_m),)
     of_shape = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "WEIGHT_LAST": weight_last}
+    of_shape["BY_COLUMN"] = by_column
     constants = [
         {**those, "BLOCK_TOP_K": triton.next_power_of_2(those["TOP_K"]), "BLOCK_UNION": config.UNION_BLOCK}
-        for those in _constants(top_k, passes, has_bias, tile, precision)
+        for those in _constants(top_k, passes, has_bias, tile, architecture, precision)
     ]
     return [launcher(kernels.expert_matmul_bwd_kernel, grid, **of_shape, **those) for those in constants]
 
@@ -228,7 +233,7 @@ def _prepare_small_weight(
         TOP_K=top_k,
         HAS_BIAS=with_bias,
         SUM_BY_SLICES=precision == "ieee",
-        **_tile_constants(tile, precision),
+        **_tile_constants(tile, architecture, precision, by_rows=True),
     )
 
 
@@ -265,7 +270,7 @@ def _prepare_weight(
         )
     tile = config.weight_tile(architecture, precision, rows, in_features, out_features)
     weight_tiles = triton.cdiv(out_features, tile.block_m) * triton.cdiv(in_features, tile.block_n)
-    share_rows = config.share_rows(architecture, tile, weight_tiles, rows * top_k, num_experts)
+    share_rows = config.share_rows(architecture, precision, tile, weight_tiles, rows * top_k, num_experts)
     shares = triton.cdiv(rows * top_k, share_rows) + num_experts
     blocks = triton.cdiv(rows, _LIST_BLOCK)
     of_list = {"TOP_K": top_k, "BLOCK_TOP_K": triton.next_power_of_2(top_k), "BLOCK_ROWS": _LIST_BLOCK}
@@ -287,7 +292,7 @@ def _prepare_weight(
             STRIDE_GRAD=stride_grad,
             STRIDE_X=stride_x,
             SUM_BY_SLICES=precision == "ieee",
-            **_tile_constants(tile, precision),
+            **_tile_constants(tile, architecture, precision, by_rows=True),
         ),
         reduce=launcher(weight_kernels.expert_matmul_bwd_reduce_kernel, reduce_grid, BLOCK=_REDUCE_BLOCK, **of_sums),
     )
@@ -327,7 +332,7 @@ def _prepare_multiply(
     grid = (_parts(block_m, rows, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
     of_shape = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "WEIGHT_LAST": weight_last}
     of_shape["TRANSPOSED"] = transposed
-    constants = _constants(top_k, passes, has_bias, tile, precision)
+    constants = _constants(top_k, passes, has_bias, tile, architecture, precision)
     return [launcher(kernels.expert_matmul_fwd_kernel, grid, **of_shape, **those) for those in constants]
 
 
@@ -361,6 +366,16 @@ def _pad(weight: Tensor, rows: int) -> Tensor:
     return padded
 
 
+def _is_read_by_column(weight: Tensor, rows: int) -> bool:
+    """Whether the gradient of the rows takes a transposed copy of ``weight [E, N, D]``: in float32, for many rows.
+
+    Hopper's matrix instructions take 32-bit operands only with the summed dimension contiguous. Otherwise each program
+    transposes what it loads, through shared memory (three times the forward's time, measured in TensorFloat-32). Like
+    the padding above, the copy is repaid by the tiles that read it.
+    """
+    return weight.element_size() == 4 and config.tile_rows(rows) == 128
+
+
 def _with_unit_columns(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
@@ -378,17 +393,21 @@ def precision_of(x: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _constants(top_k: int, passes: int, has_bias: bool, tile: config.Tile, precision: str) -> Iterator[dict]:
+def _constants(
+    top_k: int, passes: int, has_bias: bool, tile: config.Tile, architecture: int, precision: str
+) -> Iterator[dict]:
     """Compile-time constants of the kernels over ordered rows, for each pass."""
     for columns in pass_columns(top_k, passes):
         experts = columns.stop - columns.start
         of_pass = {"HAS_BIAS": has_bias, "STRIDE_ROUTING": top_k, "TOP_K": experts}
-        yield {**of_pass, **_tile_constants(tile, precision)}
+        yield {**of_pass, **_tile_constants(tile, architecture, precision)}
 
 
-def _tile_constants(tile: config.Tile, precision: str) -> dict:
+def _tile_constants(tile: config.Tile, architecture: int, precision: str, *, by_rows: bool = False) -> dict:
+    products = config.input_precision(architecture, precision, by_rows=by_rows)
     return {
-        "INPUT_PRECISION": "tf32" if precision == "tf32" else "ieee",
+        # Triton's interpreter computes all of them alike, and does not know some of their names.
+        "INPUT_PRECISION": "ieee" if triton.knobs.runtime.interpret else products,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,

@@ -19,6 +19,10 @@ from rbm_kernels.ops.expert_order.op import ranks_fit, widest_number
 GROUPS = 16
 # Maximum bits per digit: a table of 128 counts for each share of the rows.
 DIGIT_BITS = 7
+# Minimum bits per digit; the highest may then be zero in all ranks. The scatter kernel gathers along the 2^bits values
+# of a digit. Triton 3.6 puts all of them into one warp, which then spans 32 / 2^bits groups of rows, and fails to
+# compile if the eight warps together span more than the GROUPS that there are.
+LEAST_BITS = 4
 # For "select": the maximum number of all rows, and of rows that one program selects for its tiles.
 SELECTED_FROM, SELECTED = 8192, 128
 # Maximum k for which each program computes the ranks itself; for larger k, ranks have a launch of their own.
@@ -134,7 +138,7 @@ def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors:
         )
 
     number = triton.cdiv(bits, DIGIT_BITS)
-    width = triton.cdiv(bits, number)
+    width = max(LEAST_BITS, triton.cdiv(bits, number))
     # Two programs per multiprocessor, as long as their table, which each of them reads, is not larger than the table of
     # one program with the widest digits.
     programs = multiprocessors * min(2, 2 ** (DIGIT_BITS - width))
