@@ -127,8 +127,12 @@ def can_be_captured(call: Call, device: Device = HERE) -> bool:
         return False
     try:
         device.capture([call])
-    except RuntimeError:
+    except RuntimeError as error:
+        print(f"not captured in a CUDA graph: {str(error).partition(chr(10))[0]}")
         device.synchronize()
+        # A capture that fails leaves PyTorch's random generator in its state for captures, in which every later random
+        # number raises (seen on an H100 with torch 2.11). The end of a capture that succeeds resets it.
+        device.capture([lambda: torch.zeros(1, device=device.name)])
         return False
     return True
 

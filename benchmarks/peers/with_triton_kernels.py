@@ -1,8 +1,8 @@
 """triton_kernels, the kernels from Triton's repository: a ragged matmul that gathers rows, gates and scatters.
 
 It computes what ``expert_matmul`` computes, with as many operations, but has no backward pass. Three generations are
-supported: ``matmul``, and two of its predecessor ``matmul_ogs``, which also sums each row's experts. The registry has no
-wheel of it (the package of that name there is unrelated); vLLM's wheel contains a copy of the oldest generation.
+supported: ``matmul``, and two of its predecessor ``matmul_ogs``, which also sums each row's experts. The registry has
+no wheel of it (the package of that name is unrelated); vLLM's wheel contains a copy of the oldest generation.
 """
 
 import torch
@@ -37,7 +37,7 @@ def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Ten
         ragged = compute_expt_data(counts, num_experts, len(pairs))
     else:
         ragged = make_ragged_tensor_metadata(counts, len(pairs))
-    precision = PrecisionConfig(allow_tf32=multiplies_as_tf32())
+    precision, bias = PrecisionConfig(allow_tf32=multiplies_as_tf32()), bias.float()  # it takes no 16-bit biases
     by_column = weight.transpose(1, 2)
     if matmul_ogs is None:
         sources = {"gather_indx": (pairs // k).int(), "scatter_indx": pairs.int()}

@@ -7,7 +7,7 @@ each page with the results.
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,7 @@ EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 # By name, because importing benchmarks.peers.libraries fails if the operators' libraries did not build.
 LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
+GPU_PEERS = ("eager", "split", "sorted", "grouped_mm", "dense", "scattermoe", "triton_kernels")
 MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
@@ -153,18 +154,20 @@ def epoch_shares() -> str:
     return markdown(["share of an epoch", *EPOCHS.values()], table)
 
 
-def cpu_experts() -> str:
-    cpu, table = Figures(CPU), []
+def experts_of(path: Path, peers: Sequence[str]) -> str:
+    """The experts at every measured workload of a file, compared with ``peers``, and their share of the roofline."""
+    figures, table = Figures(path), []
     workloads = dict.fromkeys(
-        (key.shape, key.dtype, key.routing) for key in cpu.medians if key.operator == "expert_matmul"
+        (key.shape, key.dtype, key.routing) for key in figures.medians if key.operator == "expert_matmul"
     )
     for metric in ("forward", "forward + backward"):
         for shape, dtype, routing in workloads:
-            cells = cpu.cells(MATMUL_PEERS, "expert_matmul", shape, metric, dtype=dtype, routing=routing)
+            cells = figures.cells(peers, "expert_matmul", shape, metric, dtype=dtype, routing=routing)
             if cells[0]:
-                share = cpu.of("expert_matmul", shape, "rbm", f"{metric} roofline share", dtype, routing)
-                table.append([metric, shape, f"{dtype}, {routing}", *cells, f"{100 * share:.0f} %"])
-    return markdown(["", "shape", "", "`rbm`", *map(headed, MATMUL_PEERS), "of the roofline"], table, 3)
+                share = figures.of("expert_matmul", shape, "rbm", f"{metric} roofline share", dtype, routing)
+                shown = "" if share is None else f"{100 * share:.0f} %"
+                table.append([metric, shape, f"{dtype}, {routing}", *cells, shown])
+    return markdown(["", "shape", "", "`rbm`", *map(headed, peers), "of the roofline"], table, 3)
 
 
 def cpu_bfloat16() -> str:
@@ -256,10 +259,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-ffn": cpu_ffn,
     "epoch": epoch,
     "epoch-shares": epoch_shares,
-    "cpu-experts": cpu_experts,
+    "cpu-experts": partial(experts_of, CPU, MATMUL_PEERS),
     "cpu-bfloat16": cpu_bfloat16,
     "gpu": gpu,
     "gpu-libraries": gpu_libraries,
+    "gpu-experts": partial(experts_of, GPU, GPU_PEERS),
     "gpu-kernels": gpu_kernels,
     "launches": launches,
     "accuracy": lambda: f"{accuracies.accuracy()}\n{accuracies.ahead()}",

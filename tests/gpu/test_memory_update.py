@@ -63,7 +63,11 @@ def assert_as_good_as_eager(got, h, gates, experts, num_experts):
     eager = reference.memory_statistics(h, gates, experts, num_experts)
     for value, truth, peer in zip(got, exact, eager, strict=True):
         assert value.dtype == peer.dtype
-        floor = (64 if value.dtype == torch.float64 else 8) * torch.finfo(value.dtype).eps * max(1.0, truth.abs().max().item())
+        floor = (
+            (64 if value.dtype == torch.float64 else 8)
+            * torch.finfo(value.dtype).eps
+            * max(1.0, truth.abs().max().item())
+        )
         assert (value - truth).abs().max() <= 2 * (peer - truth).abs().max() + floor
 
 

@@ -6,7 +6,7 @@ from matmul_problems import NAMES, by_reference, in_float64
 from on_gpu import float32_products
 
 from rbm_kernels.ops.expert_matmul import config
-from rbm_kernels.ops.expert_matmul.launch import architecture_and_precision
+from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision
 
 DTYPES = {"bfloat16": torch.bfloat16, "ieee": torch.float32, "tf32": torch.float32, "float16": torch.float16}
 

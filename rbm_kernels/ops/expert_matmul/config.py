@@ -1,6 +1,6 @@
 """Tiles of the kernels: a table by machine and precision, adjusted to the shape. Nothing is tuned at run time.
 
-The tiles of sm_90 are the fastest of those that were timed on an H100 (benchmarks/results/h100_tune.csv), except for
+The tiles of sm_90 are the fastest of those that were timed on an H100 (benchmarks/results/gpu_tune.csv), except for
 odd widths, which were not timed. Numbers of registers were read from compiled code (``python -m
 benchmarks.compiled.static_report``, Triton 3.9, D = N = 256, E = 8, k = 3). A multiprocessor has 65,536 registers, so
 two programs of 256 threads fit if each thread has at most 128 registers. ``python -m benchmarks.tuning.tune`` times
@@ -301,9 +301,7 @@ def entry(
     return wide if wide in table and max(in_features, out_features) > 256 else (precision, known)
 
 
-def share_rows(
-    architecture: int, precision: str, tile: Tile, weight_tiles: int, pairs: int, num_experts: int
-) -> int:
+def share_rows(architecture: int, precision: str, tile: Tile, weight_tiles: int, pairs: int, num_experts: int) -> int:
     """Rows per share of the weight's gradient, for ``pairs = B * k`` (row, expert) pairs over all experts.
 
     ``weight_tiles`` programs work on each share, and a share is a multiple of the tile's slices. The last share of each

@@ -227,7 +227,7 @@ def expert_matmul_bwd_kernel(
     ``u = grad[b] weight[e]`` serves both: ``grad_x[b]`` is the sum of ``gate u``, ``grad_gates[b, j]`` is
     ``u . x[b] + grad[b] . bias[e]``. Both are linear in ``u``, so a slice of the outputs after the other does, and the
     features are walked inside the program: the inner products are complete when it ends, no partial sums leave it.
-    ``sums``, float32 ``[B, D]`` or None, is the ``grad_x`` of earlier passes. With BY_COLUMN, ``weight`` is ``[E, D, N]``.
+    ``sums``, float32 ``[B, D]`` or None, is the ``grad_x`` of earlier passes. With BY_COLUMN, weight is ``[E, D, N]``.
     """
     inner: tl.constexpr = WEIGHT_LAST if BY_COLUMN else OUT_FEATURES
     columns: tl.constexpr = IN_FEATURES if BY_COLUMN else WEIGHT_LAST
@@ -275,9 +275,7 @@ def expert_matmul_bwd_kernel(
             b_grad = _load_slice(grad_ptr, b_rows * stride_grad, b_n, OUT_FEATURES, BLOCK_K)
             for slot in range(union_size):
                 expert = _expert_at(slot, tile_experts_ptr, tile, num_experts)
-                b_weight = _load_weight(
-                    weight_ptr, expert, b_n, b_d, inner, columns, BY_COLUMN, BLOCK_K, BLOCK_N
-                )
+                b_weight = _load_weight(weight_ptr, expert, b_n, b_d, inner, columns, BY_COLUMN, BLOCK_K, BLOCK_N)
                 b_through = tl.dot(b_grad, b_weight, input_precision=INPUT_PRECISION)
                 b_grad_x = _add_gated(b_grad_x, _gates_for(expert, gates, experts, TOP_K), b_through)
                 # Each product is rounded before the sum: fused with the sum of two lanes, each would round the other's.

@@ -12,9 +12,10 @@ import torch
 import triton
 from torch import Tensor
 
-from rbm_kernels._launching import launcher, machine_of, prepared
+from rbm_kernels._launching import launcher, prepared
 from rbm_kernels.checks import MOST_SIZE, check_tiles
 from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
+from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision, tile_constants
 from rbm_kernels.ops.expert_order import expert_order, pass_columns
 
 # Elements per program of the reduction: enough for 16-byte accesses of 4 warps.
@@ -233,7 +234,7 @@ def _prepare_small_weight(
         TOP_K=top_k,
         HAS_BIAS=with_bias,
         SUM_BY_SLICES=precision == "ieee",
-        **_tile_constants(tile, architecture, precision, by_rows=True),
+        **tile_constants(tile, architecture, precision, by_rows=True),
     )
 
 
@@ -292,7 +293,7 @@ def _prepare_weight(
             STRIDE_GRAD=stride_grad,
             STRIDE_X=stride_x,
             SUM_BY_SLICES=precision == "ieee",
-            **_tile_constants(tile, architecture, precision, by_rows=True),
+            **tile_constants(tile, architecture, precision, by_rows=True),
         ),
         reduce=launcher(weight_kernels.expert_matmul_bwd_reduce_kernel, reduce_grid, BLOCK=_REDUCE_BLOCK, **of_sums),
     )
@@ -380,19 +381,6 @@ def _with_unit_columns(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def architecture_and_precision(x: Tensor) -> tuple[int, str]:
-    """Architecture and precision. The interpreter, which uses CPU tensors, gets the configurations of sm_90."""
-    return machine_of(x.device).architecture, precision_of(x)
-
-
-def precision_of(x: Tensor) -> str:
-    """``half``, ``tf32`` or ``ieee``: how the kernels multiply rows of this dtype."""
-    if x.dtype != torch.float32:
-        return "half"
-    # PyTorch's own setting, read from where all three of its interfaces store it.
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-
-
 def _constants(
     top_k: int, passes: int, has_bias: bool, tile: config.Tile, architecture: int, precision: str
 ) -> Iterator[dict]:
@@ -400,18 +388,4 @@ def _constants(
     for columns in pass_columns(top_k, passes):
         experts = columns.stop - columns.start
         of_pass = {"HAS_BIAS": has_bias, "STRIDE_ROUTING": top_k, "TOP_K": experts}
-        yield {**of_pass, **_tile_constants(tile, architecture, precision)}
-
-
-def _tile_constants(tile: config.Tile, architecture: int, precision: str, *, by_rows: bool = False) -> dict:
-    products = config.input_precision(architecture, precision, by_rows=by_rows)
-    return {
-        # Triton's interpreter computes all of them alike, and does not know some of their names.
-        "INPUT_PRECISION": "ieee" if triton.knobs.runtime.interpret else products,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
-        "programs": tile.programs if tile.all_registers else None,
-    }
+        yield {**of_pass, **tile_constants(tile, architecture, precision)}
