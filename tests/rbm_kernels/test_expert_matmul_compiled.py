@@ -29,7 +29,9 @@ def test_compiled_code_keeps_what_the_configuration_claims(architecture):
             assert case.in_features % 8 or row.wide_loads > 0, row
             if case.precision != "float32":
                 assert row.matrix_instructions.startswith(MATRIX_INSTRUCTION[architecture]), row
-                assert not re.search(r"\.16 ", f"{row.loop_shared_accesses} "), row
+                # Two per step for the bias, none for the elements of a tile.
+                narrow = re.findall(r"\.16 (\d+)", row.loop_shared_accesses)
+                assert sum(map(int, narrow)) <= 2, row
 
 
 @pytest.mark.slow

@@ -55,6 +55,8 @@ _FORWARD = {
     ("wide half", 90): Tile(128, 128, 256, 8, 2),
     # The product is in tensor memory: 222 to 255 registers.
     ("half", 100): Tile(128, 128, 256, 8, 2),
+    # Slices of 256 spill up to 80 bytes where a row has several.
+    ("wide half", 100): Tile(128, 128, 128, 8, 2),
     # mma.sync keeps operands in registers too: 128 x 128 x 64 takes 250 to 255, this tile 166 to 194.
     ("half", 80): Tile(128, 64, 128, 8, 2),
     ("half", 120): Tile(128, 64, 128, 8, 2),
@@ -94,6 +96,7 @@ _BACKWARD = {
     # Two programs spill up to 40 bytes beyond 256 features. At D = N = 512 this tile takes a tenth less than the next.
     ("wide half", 90): Tile(64, 128, 256, 8, 2),
     ("half", 100): Tile(128, 64, 256, 8, 2),
+    ("wide half", 100): Tile(128, 64, 128, 8, 2),
     # 64 x 64 with four warps would fit two programs, but spills 32 bytes.
     ("half", 80): Tile(64, 64, 128, 8, 2),
     ("half", 120): Tile(64, 64, 128, 8, 2),
