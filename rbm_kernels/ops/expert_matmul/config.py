@@ -186,6 +186,16 @@ def input_precision(architecture: int, precision: str, *, by_rows: bool = False)
     return "tf32" if precision == "tf32" else "tf32x3"
 
 
+def reads_by_column(architecture: int, precision: str, rows: int) -> bool:
+    """Whether the gradient of the rows takes a transposed copy of ``weight [E, N, D]``: in float32, for many rows.
+
+    Hopper's matrix instructions take 32-bit operands only with the summed dimension contiguous. Otherwise each program
+    transposes what it loads, through shared memory, in three times the time (TensorFloat-32). Every tile of rows reads
+    the copy again, which repays it.
+    """
+    return precision != "half" and _known(architecture) in _IN_PARTS and tile_rows(rows) == 128
+
+
 def is_small(rows: int, k: int, num_experts: int, weights: int) -> bool:
     """Whether all rows meet every expert, in their given order; ``weights`` is the number of elements of all experts.
 

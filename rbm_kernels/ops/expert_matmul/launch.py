@@ -103,7 +103,7 @@ def backward_input(
     """``grad_x [B, D]`` and ``grad_gates [B, k]``. Without gates the latter is empty and one accumulator suffices."""
     routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
     grad, weight = _with_unit_columns(grad), weight.contiguous()
-    by_column = _is_read_by_column(weight, x.shape[0])
+    by_column = config.reads_by_column(*architecture_and_precision(x), x.shape[0])
     if by_column:
         weight = weight.transpose(1, 2).contiguous()
     if not with_gates:
@@ -365,16 +365,6 @@ def _pad(weight: Tensor, rows: int) -> Tensor:
     padded = weight.new_zeros((*weight.shape[:-1], -(-features // 8) * 8))
     padded[..., :features] = weight
     return padded
-
-
-def _is_read_by_column(weight: Tensor, rows: int) -> bool:
-    """Whether the gradient of the rows takes a transposed copy of ``weight [E, N, D]``: in float32, for many rows.
-
-    Hopper's matrix instructions take 32-bit operands only with the summed dimension contiguous. Otherwise each program
-    transposes what it loads, through shared memory (three times the forward's time, measured in TensorFloat-32). Like
-    the padding above, the copy is repaid by the tiles that read it.
-    """
-    return weight.element_size() == 4 and config.tile_rows(rows) == 128
 
 
 def _with_unit_columns(rows: Tensor) -> Tensor:
