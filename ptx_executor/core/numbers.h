@@ -82,6 +82,12 @@ inline uint16_t to_f16(float value) {
          static_cast<uint16_t>((exponent + 13) * 1024 + static_cast<int>(std::nearbyint(std::ldexp(fraction, 11))));
 }
 
+// To nearest, ties away from zero: the low 13 bits of the result are 0. Every NaN becomes 0x7fffffff.
+inline uint32_t to_tf32(float value) {
+  if (std::isnan(value)) return 0x7fffffff;
+  return (std::bit_cast<uint32_t>(value) + 0x1000) & 0xffffe000u;
+}
+
 // How a tensor core reads a float32 register: the low 13 bits are ignored (PTX ISA 9.7.14.5.1, ".tf32").
 inline float from_tf32(uint32_t bits) { return std::bit_cast<float>(bits & 0xffffe000u); }
 

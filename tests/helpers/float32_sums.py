@@ -25,10 +25,9 @@ def check_float32_sums(name, got, exact, eager, squares, terms, products="ieee")
     that: the whole sum shrinks by 7e-4, and errs by a random 3e-4 sqrt(T) beside it. Simulated: 2.5 to 2.7 times the
     error of rounded operands, up to 3.2e-3 sqrt(T). Allowed are ``2^-10 |y| + 2^-9 sqrt(T)`` for the largest |y|.
 
-    With ``tf32x3`` a factor is the sum of its upper 11 bits and of what these leave out, of which tensor cores read
-    11 bits: an error of up to 2^-20 of the factor. The product of both lower parts is left out: up to 2^-20 of the
-    product. Both have the sign of the product, so the sum shrinks; in the mean by a sixth of this. Allowed are
-    ``2^-20 |y| + 2^-19 sqrt(T)``, a 1024th of what ``tf32`` may err.
+    With ``tf32x3`` a factor is the sum of its upper 11 bits, rounded, and of the rest, rounded to 11 bits: an error of
+    up to 2^-22 of the factor. The product of both lower parts is left out: up to 2^-22 of the product. Together a
+    product errs by up to 3 times 2^-22. Allowed are ``2^-20 |y| + 2^-19 sqrt(T)``, a 1024th of what ``tf32`` may err.
 
     Args:
         name: what is compared.

@@ -202,6 +202,18 @@ def test_narrow_floats(name, dtype):
     assert_same(both.view(dtype).view(32, 2), torch.stack([a, a.flip(0)], 1).to(dtype))
 
 
+def test_float32_to_tf32():
+    """To nearest with 11 bits, ties away from zero, beside float64 arithmetic; random ones are near ties."""
+    ties = ((torch.randn(16).view(I32) & ~0x1FFF) + 0x1000 + torch.randint(-1, 2, (16,), dtype=I32)).view(F32)
+    a = torch.cat([HARD_FLOATS, ties])
+    got = each_lane("cvt.rna.tf32.f32 %r5, %f2;", a, out=I32, registers=("%f2",), result="%r5").view(F32)
+    fraction, exponent = a.double().frexp()
+    rounded = fraction.sign() * (fraction.abs() * 2**11 + 0.5).floor() / 2**11
+    wanted = torch.where(a.isfinite(), rounded.ldexp(exponent), a.double()).float()
+    normal = ~(a.abs() < torch.finfo(F32).tiny)  # below, fewer bits are left
+    assert_same(got[normal], wanted[normal])
+
+
 def assert_same(got, wanted):
     torch.testing.assert_close(got.float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
 

@@ -1,4 +1,5 @@
-// PTX ISA 9.7.9 (mov, cvt, cvta). Conversions to a narrower float round to nearest, ties to even.
+// PTX ISA 9.7.9 (mov, cvt, cvta). Conversions to a narrower float round to nearest, ties to even; to tf32, away from
+// zero.
 #include "../semantics.h"
 
 namespace ptx {
@@ -26,13 +27,15 @@ Execute narrow_two(Form& form) {
 }
 
 const Define cvt("cvt", Class::kConvert, [](Form& form) {
-  const bool saturate = form.take("sat");
+  const bool saturate = form.take("sat"), away = form.take("rna");
   form.ignore({"rn"});
   const std::string from = form.take_type(), to = form.take_type();
   if (saturate) {
     if (from != "f32" || to != "f32") form.refuse("only cvt.sat.f32.f32 is known");
     return lanewise<float, float>(form, [](float a) { return a > 0 ? (a < 1 ? a : 1.0f) : 0.0f; });  // NaN gives 0
   }
+  if (away != (to == "tf32")) form.refuse(".rna and .tf32 are only known together");
+  if (from == "f32" && to == "tf32") return lanewise<uint32_t, float>(form, [](float a) { return to_tf32(a); });
   if (from == "f32" && to == "bf16") return narrow<to_bf16>(form);
   if (from == "f32" && to == "f16") return narrow<to_f16>(form);
   if (from == "f32" && to == "bf16x2") return narrow_two<to_bf16>(form);
