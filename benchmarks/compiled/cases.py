@@ -92,6 +92,11 @@ def at_hand(case: Case) -> Case:
     return replace(case, rows=min(case.rows, 40), **narrow)
 
 
+def multiplied_as(case: Case) -> str:
+    """A case's precision as the tables of the grouped matmul name it."""
+    return {"tf32": "tf32", "float32": "ieee"}.get(case.precision, "half")
+
+
 @dataclass(frozen=True)
 class Tensors:
     """The operators' arguments, named as in ``rbm_kernels.ops``: random values, or meta tensors."""
@@ -186,7 +191,7 @@ def claimed_programs(case: Case, kernel: str, architecture: int) -> int | None:
     if kernel == "memory_statistics_kernel":
         shape = (case.rows, case.in_features, case.num_experts, DTYPES[case.precision])
         return memory_update_config.configuration(*shape, Machine(architecture, 132)).programs
-    precision = {"tf32": "tf32", "float32": "ieee"}.get(case.precision, "half")
+    precision = multiplied_as(case)
     choose = {
         "expert_matmul_fwd_kernel": expert_matmul_config.forward_tile,
         "expert_matmul_bwd_kernel": expert_matmul_config.backward_tile,

@@ -22,7 +22,8 @@ try:
 except ImportError:
     from triton_kernels.routing import compute_expt_data
 
-    make_ragged_tensor_metadata = None
+    def make_ragged_tensor_metadata(counts: Tensor, pairs: int) -> object:
+        return compute_expt_data(counts, len(counts), pairs)
 
 
 def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
@@ -32,11 +33,7 @@ def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Ten
     num_experts, k = weight.shape[0], experts.shape[1]
     pairs, ends = sort_pairs(experts, num_experts)
     counts = ends.diff(prepend=ends.new_zeros(1))
-    gate = gates.flatten()[pairs]
-    if make_ragged_tensor_metadata is None:
-        ragged = compute_expt_data(counts, num_experts, len(pairs))
-    else:
-        ragged = make_ragged_tensor_metadata(counts, len(pairs))
+    gate, ragged = gates.flatten()[pairs], make_ragged_tensor_metadata(counts, len(pairs))
     precision, bias = PrecisionConfig(allow_tf32=multiplies_as_tf32()), bias.float()  # it takes no 16-bit biases
     by_column = weight.transpose(1, 2)
     if matmul_ogs is None:

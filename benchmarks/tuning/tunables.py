@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.compiled.cases import Case
+from benchmarks.compiled.cases import Case, multiplied_as
 from benchmarks.measure.precision import DTYPES
 from rbm_kernels._launching import Machine, forget_prepared, machine_of
 from rbm_kernels.ops.cosine_topk import config as cosine_topk_config
@@ -70,8 +70,7 @@ class MatmulTile(Tunable):
 
     def _entry(self, case: Case, architecture: int) -> tuple[dict, tuple[str, int]]:
         table = getattr(config, self._table(case))
-        precision = {"tf32": "tf32", "float32": "ieee"}.get(case.precision, "half")
-        return table, config.entry(table, precision, architecture, case.in_features, case.out_features)
+        return table, config.entry(table, multiplied_as(case), architecture, case.in_features, case.out_features)
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """Tiles whose sums take 8 to 128 registers per thread."""
@@ -113,15 +112,15 @@ class WeightWaves(Tunable):
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """One to four waves."""
-        return list(dict.fromkeys((config._WEIGHT_WAVES, 1, 2, 3, 4)))
+        return list(dict.fromkeys((config._WEIGHT_WAVES[multiplied_as(case)], 1, 2, 3, 4)))
 
     def using(self, candidate: Candidate, case: Case, architecture: int) -> AbstractContextManager[None]:
         """Replace the number."""
-        return replaced(vars(config), "_WEIGHT_WAVES", candidate)
+        return replaced(config._WEIGHT_WAVES, multiplied_as(case), candidate)
 
     def line(self, candidate: Candidate, case: Case, architecture: int) -> str:
         """The number."""
-        return f"_WEIGHT_WAVES = {candidate}"
+        return f'_WEIGHT_WAVES["{multiplied_as(case)}"] = {candidate}'
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def test_what_spills_or_does_not_fit_is_dropped():
 def test_every_candidate_takes_its_place_and_leaves_it(tunable):
     case = Case(tunable.operator, "bfloat16")
     tables = (config._FORWARD, config._BACKWARD, config._WEIGHT)
-    before, waves = [dict(table) for table in tables], config._WEIGHT_WAVES
+    before, waves = [dict(table) for table in tables], dict(config._WEIGHT_WAVES)
     rule = cosine_topk_launch.configuration
     candidates, by_rule = tunable.candidates(case, 90), ("cosine_topk", "memory_update")
     assert len(candidates) == len(set(candidates)) > 3

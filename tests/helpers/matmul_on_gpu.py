@@ -5,8 +5,7 @@ from float32_sums import check_float32_sums
 from matmul_problems import NAMES, by_reference, in_float64
 from on_gpu import float32_products
 
-from rbm_kernels.ops.expert_matmul import config
-from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision
+from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision, input_precision
 
 DTYPES = {"bfloat16": torch.bfloat16, "ieee": torch.float32, "tf32": torch.float32, "float16": torch.float16}
 
@@ -31,7 +30,7 @@ def check(results, arguments, names=NAMES):
     """
     weight, experts = arguments[1], arguments[4]
     architecture, precision = architecture_and_precision(arguments[0])
-    products = "half" if precision == "half" else config.input_precision(architecture, precision)
+    products = "half" if precision == "half" else input_precision(architecture, precision)
     (_, out_features, in_features), k = weight.shape, experts.shape[1]
     rows = 32 + int(experts.flatten().bincount().max()) // 16 if experts.numel() else 0
     along = {"y": k * (in_features + 1), "grad_x": k * (out_features + 1), "grad_gates": in_features + out_features}

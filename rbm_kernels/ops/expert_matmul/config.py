@@ -73,7 +73,7 @@ _FORWARD = {
     # Plain float32 has no matrix instruction. A second stage would leave registers for one program only, and a second
     # program hides more latency.
     ("ieee", 80): Tile(64, 64, 32, 8, 1, 2),
-    # Three products on matrix instructions, see `input_precision`: 1.1 ms on an H100. Without them it was 9.0.
+    # Three products on matrix instructions, see `precision.py`: 1.1 ms on an H100. Without them it was 9.0.
     ("ieee", 90): Tile(128, 64, 32, 4, 1, 2),
     # 64 columns spill 16 bytes with Triton 3.6.
     ("ieee", 100): Tile(64, 32, 32, 8, 2, 2),
@@ -155,45 +155,15 @@ _PASS_COST = 4
 # Cost of its launches, in rows times experts: 11 µs, for an order and a matmul at about 2 µs per launch. Not measured.
 _PASS_LAUNCHES = 2**16
 
-# Architectures on which matrix instructions multiply parts of float32 numbers, see :func:`input_precision`.
-_IN_PARTS = (90,)
-
 # Waves of programs for the weight's gradient. All shares have the same length, except the last share of each expert.
 # Every additional wave writes and reads a partial sum for each program: one wave takes 251 µs on an H100, two take 270.
-_WEIGHT_WAVES = 1
 # In float32 a share's sum is kept short, see the tile.
-_FLOAT32_WEIGHT_WAVES = 2
+_WEIGHT_WAVES = {"half": 1, "tf32": 1, "ieee": 2}
 
 
 # Multiply-adds that rows may spend on experts they do not use, if that saves the launches of an order and of a list:
 # 8.6 GFLOP, about 15 µs on an H200 at the rate of small products, as long as the four to eight launches. Not measured.
 _WASTE = 2**32
-
-
-def input_precision(architecture: int, precision: str, *, by_rows: bool = False) -> str:
-    """``input_precision`` of ``tl.dot``; ``by_rows``: for the weight's gradient, whose products sum over rows.
-
-    Plain float32 has no matrix instruction. On Hopper it is multiplied by three products of TensorFloat-32: a factor is
-    the sum of its upper bits and of the next, and the product of both lower parts is left out. The error is about that
-    of a float32 sum (tests/helpers/float32_sums.py has the bound). Hopper's instructions take 32-bit operands only with
-    the summed dimension contiguous, and rows are not: there, products of bfloat16 parts are faster. Six of them have
-    float32's precision, and three more than TensorFloat-32's.
-    """
-    if torch.version.hip is not None or _known(architecture) not in _IN_PARTS or precision == "half":
-        return "tf32" if precision == "tf32" else "ieee"
-    if by_rows:
-        return "bf16x3" if precision == "tf32" else "bf16x6"
-    return "tf32" if precision == "tf32" else "tf32x3"
-
-
-def reads_by_column(architecture: int, precision: str, rows: int) -> bool:
-    """Whether the gradient of the rows takes a transposed copy of ``weight [E, N, D]``: in float32, for many rows.
-
-    Hopper's matrix instructions take 32-bit operands only with the summed dimension contiguous. Otherwise each program
-    transposes what it loads, through shared memory, in three times the time (TensorFloat-32). Every tile of rows reads
-    the copy again, which repays it.
-    """
-    return precision != "half" and _known(architecture) in _IN_PARTS and tile_rows(rows) == 128
 
 
 def is_small(rows: int, k: int, num_experts: int, weights: int) -> bool:
@@ -306,7 +276,7 @@ def entry(
     table: dict[tuple[str, int], Tile], precision: str, architecture: int, in_features: int, out_features: int
 ) -> tuple[str, int]:
     """Key of the table entry for a machine and precision; odd widths, and those above 256, may have their own."""
-    known = _known(architecture)
+    known = tabulated(architecture)
     odd, wide = (f"odd {precision}", known), (f"wide {precision}", known)
     # Eight half-precision elements are 16 bytes.
     if odd in table and (in_features % 8 or out_features % 8):
@@ -321,14 +291,14 @@ def share_rows(architecture: int, precision: str, tile: Tile, weight_tiles: int,
     expert may be short. One share per expert is held back for these, so that the waves are full and no new wave starts
     for a few programs.
     """
-    waves = _FLOAT32_WEIGHT_WAVES if precision == "ieee" else _WEIGHT_WAVES
-    programs = waves * tile.programs * _MULTIPROCESSORS[_known(architecture)]
+    programs = _WEIGHT_WAVES[precision] * tile.programs * _MULTIPROCESSORS[tabulated(architecture)]
     shares = programs // weight_tiles
     shares = max(1, shares // 2, shares - num_experts)
     return max(1, -(-pairs // (shares * tile.block_k))) * tile.block_k
 
 
-def _known(architecture: int) -> int:
+def tabulated(architecture: int) -> int:
+    """The architecture whose tiles one uses: itself, or the nearest lower one of the tables."""
     return max((known for known in _MULTIPROCESSORS if known <= architecture), default=min(_MULTIPROCESSORS))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from rbm_kernels._launching import launcher, prepared
 from rbm_kernels.checks import MOST_SIZE, check_tiles
 from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
-from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision, tile_constants
+from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision, reads_by_column, tile_constants
 from rbm_kernels.ops.expert_order import expert_order, pass_columns
 
 # Elements per program of the reduction: enough for 16-byte accesses of 4 warps.
@@ -84,7 +84,7 @@ def expert_matmul(
 ) -> Tensor:
     """``y [B, N]``."""
     routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
-    return _multiply(x, weight.contiguous(), bias, routing, transposed=False)
+    return _multiply(x, weight.contiguous(), bias, routing, architecture_and_precision(x), transposed=False)
 
 
 def backward_input(
@@ -103,11 +103,12 @@ def backward_input(
     """``grad_x [B, D]`` and ``grad_gates [B, k]``. Without gates the latter is empty and one accumulator suffices."""
     routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
     grad, weight = _with_unit_columns(grad), weight.contiguous()
-    by_column = config.reads_by_column(*architecture_and_precision(x), x.shape[0])
+    how = architecture_and_precision(x)
+    by_column = reads_by_column(*how, x.shape[0])
     if by_column:
         weight = weight.transpose(1, 2).contiguous()
     if not with_gates:
-        return _multiply(grad, weight, None, routing, transposed=not by_column), gates.new_empty(0)
+        return _multiply(grad, weight, None, routing, how, transposed=not by_column), gates.new_empty(0)
     x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
     (rows, in_features), out_features, num_experts = x.shape, grad.shape[1], weight.shape[0]
     grad_x = torch.empty((rows, in_features), dtype=x.dtype, device=x.device)
@@ -116,7 +117,7 @@ def backward_input(
         return grad_x, grad_gates
     weight = _pad(weight, rows)
     sizes = (rows, in_features, out_features, weight.shape[-1], by_column)
-    launches = _prepare_backward(*architecture_and_precision(x), *sizes, bias is not None, *routing.shape)
+    launches = _prepare_backward(*how, *sizes, bias is not None, *routing.shape)
     for launch, (routed, columns, before, after) in zip(launches, routing.passes(grad_x), strict=True):
         launch(
             grad,
@@ -299,8 +300,13 @@ def _prepare_weight(
     )
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing, *, transposed: bool) -> Tensor:
-    """``y = sum_e gate_e (x W_e^T + bias_e)``, or with ``transposed`` ``sum_e gate_e x W_e``; weight is contiguous."""
+def _multiply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing, how: tuple[int, str], *, transposed: bool
+) -> Tensor:
+    """``y = sum_e gate_e (x W_e^T + bias_e)``, or with ``transposed`` ``sum_e gate_e x W_e``; weight is contiguous.
+
+    ``how`` is the result of :func:`architecture_and_precision`.
+    """
     x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
     rows, num_experts = x.shape[0], weight.shape[0]
     out_features, in_features = weight.shape[1:] if not transposed else weight.shape[:0:-1]
@@ -309,7 +315,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, routing: _Routing,
         return y
     weight = _pad(weight, rows)
     sizes = (rows, in_features, out_features, weight.shape[-1])
-    launches = _prepare_multiply(*architecture_and_precision(x), *sizes, transposed, bias is not None, *routing.shape)
+    launches = _prepare_multiply(*how, *sizes, transposed, bias is not None, *routing.shape)
     for launch, (routed, _, before, after) in zip(launches, routing.passes(y), strict=True):
         launch(x, weight, bias, *routed, before, after, rows, routing.block_m, num_experts, x.stride(0))
     return y

@@ -4,30 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import saved_features
 import scipy.sparse as sp
 import torch
 from saved_features import ROWS, SAVE, F, halves, save_parquet
-from saved_runs import save_run
 
 import rbm
-from rbm.serving import feature_files, prediction
+from rbm.serving import prediction
 from rbm.serving.prediction import predict_file
 
-
-@pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch):
-    monkeypatch.setattr(feature_files, "_PIECE_ROWS", 5)
-
-
-@pytest.fixture
-def run(tmp_path):
-    return save_run(tmp_path / "run", F)
-
-
-@pytest.fixture
-def x() -> np.ndarray:
-    return saved_features.numbers()
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 @pytest.mark.parametrize("name", SAVE)

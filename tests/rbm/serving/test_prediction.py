@@ -7,34 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import saved_features
 import torch
 from saved_features import ROWS, SAVE, F
 from saved_runs import forget_files, save_run
 
 import rbm
 from rbm.datasets.encodings import transfer
-from rbm.serving import feature_files, neighbors
+from rbm.serving import neighbors
 from rbm.serving.prediction import predict_file
 from rbm.utils.locks import remove_abandoned
 
 D, NODES = 4, 30
 
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
+
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch):
-    monkeypatch.setattr(feature_files, "_PIECE_ROWS", 5)
+def _few_edges_at_once(monkeypatch):
     monkeypatch.setattr(neighbors, "_EDGES_AT_ONCE", 7)
-
-
-@pytest.fixture
-def run(tmp_path):
-    return save_run(tmp_path / "run", F)
-
-
-@pytest.fixture
-def x() -> np.ndarray:
-    return saved_features.numbers()
 
 
 def test_every_format_of_predictions_says_the_same(run, x, tmp_path):
