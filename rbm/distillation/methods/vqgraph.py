@@ -31,6 +31,7 @@ These are the losses of the released code (YangLing0818/VQGraph), with these dif
   sampled neighbours.
 """
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -55,7 +56,16 @@ from rbm.teachers.outputs import TeacherOutputs
 from rbm.training.selection import Accuracies, split_accuracies
 from rbm.utils.precision import full_precision, wide
 
-_ROWS_AT_ONCE = 2**12
+# Products of rows and codes at once. They stay in a processor's cache (16 MB).
+_PRODUCTS_AT_ONCE = 2**22
+
+
+def products(rows: Tensor, others: Tensor) -> Iterator[Tensor]:
+    """Parts of ``rows [N, D] @ others.T [D, K]``. Each part takes the memory of the one before."""
+    at_once = max(1, min(len(rows), _PRODUCTS_AT_ONCE // max(1, len(others))))
+    memory = rows.new_empty(at_once, len(others))
+    for part in rows.split(at_once):
+        yield torch.mm(part, others.T, out=memory[: len(part)])
 
 
 class Codebook(nn.Module):
@@ -82,7 +92,7 @@ class Codebook(nn.Module):
         rows = wide(rows)
         with torch.no_grad(), full_precision(rows.device):
             unit, codes = F.normalize(rows), F.normalize(self.codes)
-            nearest = torch.cat([(part @ codes.T).argmax(-1) for part in unit.split(_ROWS_AT_ONCE)])
+            nearest = torch.cat([part.argmax(-1) for part in products(unit, codes)])
             assigned = self.codes[nearest]
             if self.training:
                 self._follow(unit, codes, nearest)
@@ -179,7 +189,7 @@ class EdgeError:
         indices, inverse = nearest.unique(return_inverse=True)
         distinct = rows.new_zeros(len(indices), rows.shape[1])
         distinct[inverse] = rows
-        ends = torch.stack([torch.stack((part @ distinct.T).aminmax()) for part in distinct.split(_ROWS_AT_ONCE)])
+        ends = torch.stack([torch.stack(part.aminmax()) for part in products(distinct, distinct)])
         low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
         return low, high - low
 

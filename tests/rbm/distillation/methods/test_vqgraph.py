@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from rbm.config import TokenizerConfig, VQGraphConfig
 from rbm.datasets.splits import split_graph
+from rbm.distillation.methods import vqgraph
 from rbm.distillation.methods.vqgraph import Codebook, EdgeError, Tokenizer, TokenizerTrainer, VQGraphTrainer
 from rbm.nn.students import MLPStudent
 
@@ -116,6 +117,19 @@ def test_codes_follow_the_rows_that_take_them():
     still = book.eval().codes.clone()
     book(rows)
     assert torch.equal(book.codes, still)
+
+
+@pytest.mark.parametrize("at_once", [1, 11, 20, 10_000])
+def test_products_are_computed_in_parts(monkeypatch, at_once):
+    monkeypatch.setattr(vqgraph, "_PRODUCTS_AT_ONCE", at_once)
+    rows, codes = torch.randn(7, 3), torch.randn(5, 3)
+    parts = [(part.clone(), part.numel()) for part in vqgraph.products(rows, codes)]
+    torch.testing.assert_close(torch.cat([part for part, _ in parts]), rows @ codes.T)
+    assert max(numbers for _, numbers in parts) <= max(at_once, len(codes))
+    book = Codebook(5, 3, 0.8)
+    assert torch.equal(book.eval()(rows)[1], (rows @ book.codes.T).argmax(1))
+    low, span = EdgeError.range(rows, torch.arange(7))
+    torch.testing.assert_close((low, low + span), ((rows @ rows.T).min().item(), (rows @ rows.T).max().item()))
 
 
 def test_codes_start_as_rows_of_the_graph(split):
