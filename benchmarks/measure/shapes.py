@@ -143,6 +143,19 @@ class Problem:
     def nbytes(self) -> int:
         return sum(getattr(self, field.name).nbytes for field in fields(self))
 
+    def in_float64(self) -> "Problem":
+        """A copy in float64 with leaves of its own.
+
+        A leaf's ``double()`` would keep the node that accumulates the leaf's gradient, with the stream on which it was
+        made. No training step with this leaf could then be captured in a CUDA graph.
+        """
+        copies = {}
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            wide = tensor.detach().double() if tensor.is_floating_point() else tensor
+            copies[field.name] = wide.requires_grad_(tensor.requires_grad)
+        return Problem(**copies)
+
 
 def clear_rows(rows: int, memory: Tensor, top_k: int, precision: str = "float32") -> Tensor:
     """Random rows with unambiguous experts: the k-th cosine is clearly larger than the next.

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from kept_nodes import gradient_node_is_kept
 
 from benchmarks.measure import harness, shapes
 from benchmarks.measure.device import Device
@@ -51,6 +52,16 @@ def test_what_autograd_keeps_is_counted_once_and_arguments_not_at_all():
     assert saved_bytes(lambda: x @ w, (x,)) == 4 * 5 * 4
 
 
+def test_a_copy_in_float64_keeps_no_node_of_the_original():
+    p = problem()
+    wide = p.in_float64()
+    assert all(leaf.is_leaf and leaf.requires_grad and leaf.dtype == torch.float64 for leaf in wide.leaves)
+    for name, tensor in vars(p).items():
+        torch.testing.assert_close(getattr(wide, name), tensor.detach(), check_dtype=False)
+        if tensor.requires_grad:
+            assert not gradient_node_is_kept(tensor), f"no step with {name} could be captured in a CUDA graph"
+
+
 def test_error_is_the_worst_and_nan_is_seen():
     exact = torch.tensor([3.0, 4.0], dtype=torch.float64)
     wrong = exact + torch.tensor([0.0, 0.5])
@@ -77,9 +88,7 @@ def test_what_is_wrong_is_named_and_not_timed(suite, wrong):
         return f(p.x, p.weight, p.bias, p.gates, p.experts)
 
     p = problem()
-    exact = step(
-        reference.expert_matmul, Problem(**{n: t.double() if t.is_floating_point() else t for n, t in vars(p).items()})
-    )
+    exact = step(reference.expert_matmul, p.in_float64())
     both = {"rbm": spoilt, "eager": reference.expert_matmul}
     right = suite.check("forward", both, lambda f, p: (step(f, p),), p, (exact,))
     suite.time("forward", right, step, [p])

@@ -6,6 +6,7 @@ import socket
 import pytest
 import torch
 import torch.multiprocessing as mp
+from kept_nodes import gradient_node_is_kept
 from ranks import train_rank
 from torch import nn
 from torch.nn import functional as F
@@ -33,6 +34,17 @@ def expected_memory(layer, rows):
 
 def make(**options):
     return FusedRbMLayer(6, 4, 5, 2, dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_step_keeps_no_part_of_its_graph(backward):
+    layer, x = make().train(), torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
+    for _ in range(2):  # the memory that a pass moves is set in the next one
+        y = layer(x)
+        if backward:
+            y.sum().backward()
+    del y
+    assert not [name for name, leaf in [*layer.named_parameters(), ("x", x)] if gradient_node_is_kept(leaf)]
 
 
 @pytest.mark.parametrize(
