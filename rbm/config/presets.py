@@ -17,9 +17,8 @@ from functools import cache, reduce
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from rbm.config import Config, merged, parse_assignments
+from rbm.utils.files import parse_own_yaml
 
 _SWITCHES: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -161,4 +160,4 @@ def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, 
 @cache
 def _read(path: str) -> dict[str, Any]:
     file = resources.files("rbm") / "config" / "configs" / path
-    return yaml.safe_load(file.read_text()) if file.is_file() else {}
+    return parse_own_yaml(file.read_text()) if file.is_file() else {}

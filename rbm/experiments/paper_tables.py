@@ -10,14 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rbm.config import SETTINGS
 from rbm.datasets.registry import short_name
 from rbm.experiments.experiment import Experiment
 from rbm.experiments.statistics import Summary, median_scores, skillings_mack
 from rbm.experiments.tables import Group, group_rows, paper_tables, percent
-from rbm.utils.files import write_text
+from rbm.utils.files import parse_own_yaml, write_text
 
 PERMUTATIONS = 20_000
 _TABLES = resources.files("rbm") / "config" / "configs" / "tables"
@@ -110,7 +108,7 @@ def read_table(name: str) -> Table:
             f"table is {name!r}, expected one of {', '.join(table_names())}, or a study: complexity, representation"
         )
     text = (_TABLES / f"{name}.yaml").read_text()
-    content = yaml.safe_load(text)
+    content = parse_own_yaml(text)
     columns = {title: Column(**column) for title, column in content.pop("columns").items()}
     lists = {key: tuple(content.pop(key)) for key in ("teachers", "settings") if key in content}
     about = text.split("\n", 1)[0].removeprefix("# ")

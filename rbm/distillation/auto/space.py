@@ -11,13 +11,12 @@ from importlib import resources
 from itertools import zip_longest
 from typing import Any
 
-import yaml
-
 from rbm.config import Config, flat, nested
 from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import preset_config, teacher_settings
 from rbm.distillation.registry import METHODS, check_teacher_of
 from rbm.teachers import TEACHERS
+from rbm.utils.files import parse_own_yaml
 
 Point = dict[str, Any]
 GIVEN, DEFAULTS = "given", "defaults"
@@ -184,4 +183,4 @@ def _value(config: Config, name: str) -> Any:
 
 
 def _choices() -> dict[str, Any]:
-    return yaml.safe_load((resources.files("rbm") / "config" / "configs" / "auto.yaml").read_text())
+    return parse_own_yaml((resources.files("rbm") / "config" / "configs" / "auto.yaml").read_text())

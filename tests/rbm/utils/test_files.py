@@ -2,10 +2,13 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
+import yaml
 
-from rbm.utils.files import append_csv, read_csv, read_yaml, same_file, write_atomically
+import rbm
+from rbm.utils.files import append_csv, parse_own_yaml, parse_yaml, read_csv, read_yaml, same_file, write_atomically
 
 
 def test_a_folder_is_refused_before_anything_is_written(tmp_path):
@@ -108,3 +111,14 @@ def test_rows_are_utf8_in_every_locale(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.open", lambda *args, **options: plain(*args, **{"encoding": "ascii", **options}))
     append_csv(tmp_path / "rows.csv", [{"dataset": "straßen.npz"}])
     assert read_csv(tmp_path / "rows.csv") == [{"dataset": "straßen.npz"}]
+
+
+@pytest.mark.parametrize("with_libyaml", [True, False])
+def test_the_packages_own_yaml_is_read_alike_with_and_without_libyaml(monkeypatch, with_libyaml):
+    files = sorted((Path(rbm.__file__).parent / "config" / "configs").rglob("*.yaml"))
+    assert files
+    if not with_libyaml:
+        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    for file in files:
+        text = file.read_text()
+        assert parse_own_yaml(text) == parse_yaml(text), file
