@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
-from benchmarks.report import accuracies, headline, publications
+from benchmarks.report import accuracies, headline, publications, widths
 from benchmarks.report.accuracies import JOINT, SHORTLIST, SIGN, experiment, gains, held_out
 from benchmarks.report.headline import ONE_NODE, PEERS
 from benchmarks.report.medians import (
@@ -300,6 +300,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts-start-as-mlp": partial(gains, "mlp", "experts_start_as_mlp"),
     "experts-steady": partial(gains, "start_1", "experts_steady"),
     "experts-bar": accuracies.bar,
+    "experts-narrow": widths.narrow,
     "experts-used": accuracies.experts_used,
 }
 
