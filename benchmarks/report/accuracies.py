@@ -22,7 +22,7 @@ MADE_NOW, MADE_BEFORE = "start as mlp", ("after", "before")
 MADE = {"RbM": "labels teach", "RbM, pull 0.1": "pull 0.1", "RbM, experts alike": "experts alike"}
 # Kinds of students of the table newer: the seeds of all are compared with those of the first one, if at least so many.
 NEWER_PAIRS = (
-    *("glnn", "nosmog", "mlp", "rbm", "hgmd", "tined", "simmlp", "vqgraph"),
+    *("glnn", "nosmog", "mlp", "rbm", "hgmd", "tined", "tined_plus", "simmlp", "vqgraph"),
     *("sign", "sign, soft labels", "trees"),
 )
 FEWEST_PAIRS = 5
