@@ -103,12 +103,12 @@ def features_only(config: Config) -> Config:
 
 def teacher_settings(teacher: str) -> dict[str, Any]:
     """A teacher's own settings on any graph, from ``configs/teachers.yaml``; most teachers have none."""
-    return _read("teachers.yaml").get(teacher, {})
+    return read_own("teachers.yaml").get(teacher, {})
 
 
 def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
     """The hyperparameters of ``configs/paper``, under the names of :class:`rbm.config.Config`."""
-    groups = _read(f"paper/{dataset}.yaml").get(setting, {}).get(teacher)
+    groups = read_own(f"paper/{dataset}.yaml").get(setting, {}).get(teacher)
     if groups is None:
         return None
     rbm, mlp, moe = groups["rbm"], groups["mlp"]["student"], groups["moe"]["student"]
@@ -137,7 +137,7 @@ def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None
 def _baselines(dataset: str, setting: str, teacher: str) -> dict[str, Any]:
     """The other methods' own hyperparameters, from ``configs/baselines.yaml`` and ``configs/newer.yaml``."""
     found = {}
-    for method, datasets in (_read("baselines.yaml") | _read("newer.yaml")).items():
+    for method, datasets in (read_own("baselines.yaml") | read_own("newer.yaml")).items():
         settings = datasets.get(dataset, {})
         values = settings.get("both") or settings.get(setting, {})
         found[method] = values.get(teacher, values.get("sage", {})) if method == "krd" else values
@@ -150,7 +150,7 @@ def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, 
     The order is: both settings, then this one, each for any teacher and then for this one. Under the protocol ``rbm``,
     which row-normalises the features of Planetoid's graphs, ``row_normalized`` follows: both settings, then this one.
     """
-    found = _read(f"{dataset}.yaml")
+    found = read_own(f"{dataset}.yaml")
     parts = [found.get(where, {}).get(name) for where in ("both", setting) for name in ("any", teacher)]
     if protocol == "rbm":
         parts += [found.get("row_normalized", {}).get(where) for where in ("both", setting)]
@@ -158,6 +158,7 @@ def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, 
 
 
 @cache
-def _read(path: str) -> dict[str, Any]:
+def read_own(path: str) -> dict[str, Any]:
+    """A YAML file of ``rbm/config/configs``, read once, not to be changed; empty if there is no such file."""
     file = resources.files("rbm") / "config" / "configs" / path
     return parse_own_yaml(file.read_text()) if file.is_file() else {}

@@ -7,16 +7,14 @@ value of the configuration that the search starts from and by the default, so bo
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib import resources
 from itertools import zip_longest
 from typing import Any
 
 from rbm.config import Config, flat, nested
 from rbm.config.presets import features_only as without_encodings
-from rbm.config.presets import preset_config, teacher_settings
+from rbm.config.presets import preset_config, read_own, teacher_settings
 from rbm.distillation.registry import METHODS, check_teacher_of
 from rbm.teachers import TEACHERS
-from rbm.utils.files import parse_own_yaml
 
 Point = dict[str, Any]
 GIVEN, DEFAULTS = "given", "defaults"
@@ -65,7 +63,9 @@ class Space:
         """Teachers to choose from, the given one first."""
         if self.teacher is not None:
             return (self.teacher,)
-        others = [name for name in _choices()["teachers"] if self._has_settings(name) and self._is_supported(name)]
+        others = [
+            name for name in read_own("auto.yaml")["teachers"] if self._has_settings(name) and self._is_supported(name)
+        ]
         return tuple(dict.fromkeys([self.given.teacher.name, *others]))
 
     @cached_property
@@ -79,7 +79,7 @@ class Space:
         """Method -> setting -> values, the value of the given configuration first."""
         found = {}
         for method in self.methods:
-            lists = _choices()["settings"].get(method, {})  # none for methods of plug-ins
+            lists = read_own("auto.yaml")["settings"].get(method, {})  # none for methods of plug-ins
             found[method] = {
                 name: tuple(dict.fromkeys([*(_value(base, name) for base in self.bases.values()), *values]))
                 for name, values in lists.items()
@@ -180,7 +180,3 @@ def encoding_of(config: Config) -> str:
 
 def _value(config: Config, name: str) -> Any:
     return flat(asdict(config))[name]
-
-
-def _choices() -> dict[str, Any]:
-    return parse_own_yaml((resources.files("rbm") / "config" / "configs" / "auto.yaml").read_text())

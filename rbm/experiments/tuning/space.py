@@ -8,13 +8,13 @@ A space is written in YAML, with one line per setting::
 """
 
 from dataclasses import fields, is_dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rbm.config import ATTENTION_TEACHERS, Config, nested
+from rbm.config.presets import read_own
 from rbm.distillation.registry import METHODS
-from rbm.utils.files import parse_own_yaml, read_yaml
+from rbm.utils.files import read_yaml
 from rbm.utils.studies import import_optuna
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def default_space(method: str) -> dict[str, Any]:
     Raises:
         ValueError: there are none, as for methods of plugins.
     """
-    spaces = parse_own_yaml((resources.files("rbm") / "config" / "configs" / "spaces.yaml").read_text())
+    spaces = read_own("spaces.yaml")
     if method not in spaces:
         raise ValueError(
             f"method {method!r} has no search space of its own; describe one in a file, and pass it by --space"
