@@ -9,6 +9,7 @@
 ``routed_matmul_packed``  the same with prepacked experts (``pack_experts``), on the CPU
 ``routed_matmul_int8``    the same with 8-bit integer experts (``quantize_experts``)
 ``packed_network``        all layers of a network in one call (``pack_network``), for serving on the CPU
+``fold_experts``          multiply the experts' attention and scale into their weights
 ``memory_update_``        move the memory vectors towards the rows routed to them
                           (call ``memory_statistics`` first)
 ========================  =======================================================================
@@ -25,6 +26,7 @@ from rbm_kernels import _library, _native
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.expert_matmul import expert_matmul
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
+from rbm_kernels.ops.fold_experts import fold_experts
 from rbm_kernels.ops.int8_experts import quantize_experts, routed_matmul_int8
 from rbm_kernels.ops.memory_update import memory_statistics, memory_update_
 from rbm_kernels.ops.packed_experts import pack_experts, routed_matmul_packed
@@ -43,6 +45,7 @@ __all__ = [
     "cosine_topk",
     "expert_matmul",
     "expert_order",
+    "fold_experts",
     "memory_statistics",
     "memory_update_",
     "pack_experts",

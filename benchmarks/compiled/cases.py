@@ -19,6 +19,7 @@ from rbm_kernels.ops.expert_matmul import config as expert_matmul_config
 from rbm_kernels.ops.expert_matmul import launch as expert_matmul_launch
 from rbm_kernels.ops.expert_order import expert_order
 from rbm_kernels.ops.expert_order import launch as expert_order_launch
+from rbm_kernels.ops.fold_experts import launch as fold_experts_launch
 from rbm_kernels.ops.memory_update import config as memory_update_config
 from rbm_kernels.ops.memory_update import launch as memory_update_launch
 from rbm_kernels.ops.routed_matmul import launch as routed_matmul_launch
@@ -81,6 +82,8 @@ CASES = (
     Case("memory_update", "bfloat16", in_features=8415),
     Case("memory_update", "float32", in_features=8415),
     *(Case("memory_update", precision, **MANY) for precision in ("float32", "float16", "bfloat16", "float64")),
+    *(Case("fold_experts", precision, rows=1) for precision in ("float32", "float16", "bfloat16")),
+    Case("fold_experts", "bfloat16", rows=1, in_features=1433),
 )
 
 
@@ -175,12 +178,21 @@ def _memory_update(case: Case, t: Tensors) -> Launches:
     }
 
 
+def _fold_experts(case: Case, t: Tensors) -> Launches:
+    layer = (t.weight, t.bias, t.memory.to(t.weight.dtype), t.memory[:1, 0].to(t.weight.dtype))
+    return {
+        "weight, bias": lambda: fold_experts_launch.fold_experts(*layer),
+        "grads": lambda: fold_experts_launch.backward(t.weight, t.bias, *layer),
+    }
+
+
 LAUNCHES: dict[str, Callable[[Case, Tensors], Launches]] = {
     "cosine_topk": _cosine_topk,
     "expert_order": _expert_order,
     "expert_matmul": _expert_matmul,
     "routed_matmul": _routed_matmul,
     "memory_update": _memory_update,
+    "fold_experts": _fold_experts,
 }
 
 

@@ -23,6 +23,7 @@ from rbm_kernels import (
     cosine_topk,
     expert_matmul,
     expert_order,
+    fold_experts,
     memory_statistics,
     memory_update_,
     routed_matmul,
@@ -67,6 +68,14 @@ def update(p: Problem, shape: Shape) -> tuple[Tensor, ...]:
     return sums, total, memory
 
 
+def fold(p: Problem, shape: Shape) -> tuple[Tensor, ...]:
+    """Attention and scale in the weights, and the gradients of all four; the attention is the problem's memory."""
+    attention = p.memory.to(p.weight.dtype).requires_grad_()
+    leaves = (p.weight, p.bias, attention, attention.detach()[:1, 0].clone().requires_grad_())
+    folded = fold_experts(*leaves)
+    return *folded, *torch.autograd.grad(folded, leaves, (p.weight.detach(), p.bias.detach()))
+
+
 def train(p: Problem, shape: Shape) -> tuple[Tensor, ...]:
     """A layer's training forward, which moves the memory, and its backward; the parameters are the problem's."""
     sizes = (shape.features, shape.outputs, shape.experts, shape.top_k)
@@ -90,6 +99,8 @@ CASES: dict[str, Case] = {
     "routed_matmul, odd, float32": (serve, Shape(3, 33, 47, 5, 2), "float32"),
     "memory_update, bfloat16": (update, EVEN, "bfloat16"),
     "memory_update, odd, float32": (update, ODD, "float32"),
+    "fold_experts, bfloat16": (fold, EVEN, "bfloat16"),
+    "fold_experts, odd, float32": (fold, ODD, "float32"),
     "layer, bfloat16": (train, EVEN, "bfloat16"),
 }
 

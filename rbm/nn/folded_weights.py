@@ -4,7 +4,6 @@ On a CPU, the copy is packed for :func:`rbm_kernels.routed_matmul_packed`. Packi
 the product of a few rows, and products with unpacked weights take up to twice as long.
 """
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from rbm_kernels import pack_experts
+from rbm_kernels import fold_experts, pack_experts
+from rbm_kernels.ops.fold_experts import reference
 
-MAX_LOG_SCALE = math.log(100.0)
 _PACKED = (torch.float32, torch.float64, torch.bfloat16)
 _NAMES = ("weight", "bias", "attention", "log_scale")
 # Steps of any optimizer since the first experts were kept. Fused optimizers change parameters without counting
@@ -23,30 +22,18 @@ _steps = -1
 _optimizer_steps = 0
 
 
-def input_scale(attention: Tensor | None, log_scale: Tensor) -> Tensor:
-    """``exp(s) exp(a) [E, D]``, by which each expert's inputs are scaled; ``exp(s)`` alone without attention."""
-    scale = log_scale.clamp(max=MAX_LOG_SCALE).exp()
-    return scale if attention is None else scale * attention.clamp(max=MAX_LOG_SCALE).exp()
-
-
 def fold(
     weight: Tensor, bias: Tensor | None, attention: Tensor | None, log_scale: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """``exp(s) W_i diag(exp(a_i))`` and ``exp(s) b_i`` of every expert: E * N * D multiplications instead of B * k * D.
+    """:func:`rbm_kernels.fold_experts`; the same by PyTorch's operators where they serve better.
 
-    Args:
-        weight: ``[E, N, D]``.
-        bias: ``[E, N]``, or None.
-        attention: ``a [E, D]``, or None; clamped as in the released code.
-        log_scale: ``s``, ``[1]`` or a scalar; clamped too.
-        dtype: to return both in, rounded once they are folded; None leaves theirs.
+    On a GPU, PyTorch's operators take two dozen launches, forward and backward, and most of the host's time of a
+    layer's training step. A compiler fuses them itself, a CPU has no launches, and a subclass of Tensor, such as a
+    distributed one, may not know the operator.
     """
-    scale = input_scale(attention, log_scale)
-    weight = weight * (scale if attention is None else scale[:, None, :])
-    bias = None if bias is None else bias * input_scale(None, log_scale)
-    if dtype is not None:
-        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-    return weight, bias
+    if weight.is_cuda and type(weight) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling():
+        return fold_experts(weight, bias, attention, log_scale, dtype=dtype)
+    return reference.fold_experts(weight, bias, attention, log_scale, dtype)
 
 
 class FoldedExperts(NamedTuple):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rbm.nn import losses
 from rbm.nn import sparse_rows as sparse
-from rbm.nn.folded_weights import fold, input_scale
+from rbm.nn.folded_weights import fold
 from rbm.nn.memory_router import Routing, copy_expert, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
@@ -25,6 +25,7 @@ from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum
 from rbm.utils.precision import autocast_dtype, full_precision, wide
 from rbm_kernels import NetworkLayer, expert_matmul
+from rbm_kernels.ops.fold_experts.reference import input_scale
 
 
 class MoELayer(nn.Module):

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from rbm.nn import sparse_rows as sparse
-from rbm.nn.folded_weights import FoldedExperts, fold, forget, input_scale
+from rbm.nn.folded_weights import FoldedExperts, fold, forget
 from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.utils.arguments import check_flags, check_positive
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
 from rbm_kernels import NetworkLayer, cosine_topk, expert_matmul, routed_matmul, routed_matmul_packed
+from rbm_kernels.ops.fold_experts.reference import input_scale
 
 
 class FusedRbMLayer(MemoryRouter):

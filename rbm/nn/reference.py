@@ -6,9 +6,9 @@ from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout
 from rbm.nn.feed_forward import ACTIVATIONS, RbMFeedForward
-from rbm.nn.folded_weights import MAX_LOG_SCALE
 from rbm.nn.memory_router import MemoryRouter, Routing
 from rbm.nn.rbm_layer import FusedRbMLayer
+from rbm_kernels.ops.fold_experts.reference import MAX_LOG_SCALE
 
 
 class _ReferenceRouter(MemoryRouter):

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rbm.nn.feed_forward import ACTIVATIONS, RbMFeedForward
-from rbm.nn.folded_weights import fold, input_scale
+from rbm.nn.folded_weights import fold
 from rbm.nn.int8 import Int8Layer
 from rbm.nn.moe import MoELayer
 from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm_kernels.ops.cosine_topk.reference import unit
+from rbm_kernels.ops.fold_experts.reference import input_scale
 from rbm_kernels.ops.int8_experts.reference import quantize, unpack
 
 
