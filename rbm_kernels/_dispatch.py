@@ -15,6 +15,7 @@ OPERATORS = (
     "routed_matmul_int8",
     "packed_network",
     "sparse_expert_matmul",
+    "fold_experts",
     "memory_statistics",
     "memory_update_",
 )

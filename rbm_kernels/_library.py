@@ -85,8 +85,8 @@ def implement_cuda(
                 if len(checked) >= _REMEMBERED:
                     checked.clear()
                 checked.add(signature)
-            # A kernel runs on the current device, not on the device of its arguments. Only the derivative of the
-            # routing starts with optional tensors, two of them.
+            # A kernel runs on the current device, not on the device of its arguments. Only the derivatives of
+            # the routing and of folded experts start with optional tensors, two of them.
             device = (args[2] if args[0] is None else args[0]).device
             if device.type != "cuda" or device.index == torch.cuda.current_device():
                 return function(*args, **kwargs)

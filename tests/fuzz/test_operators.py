@@ -26,6 +26,7 @@ import rbm_kernels
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import reference as matmul
 from rbm_kernels.ops.expert_order import reference as order
+from rbm_kernels.ops.fold_experts import reference as folding
 from rbm_kernels.ops.int8_experts import reference as int8
 from rbm_kernels.ops.memory_update import reference as update
 from rbm_kernels.ops.sparse_expert_matmul import reference as sparse
@@ -177,6 +178,34 @@ def check_expert_order(case: Case) -> None:
         assert torch.equal(one, other)
 
 
+def check_fold_experts(case: Case) -> None:
+    generator, dtype = case.generator(), DTYPES[case.dtype]
+    weight = make.laid_out(make.numbers(case, generator, (case.e, case.n, case.d), dtype), case.strides[0])
+    bias = make.laid_out(torch.randn(case.e, case.n, generator=generator).to(dtype), case.strides[1])
+    attention = make.laid_out(0.3 * torch.randn(case.e, case.d, generator=generator), case.strides[2]).to(dtype)
+    log_scale = (0.3 * torch.randn(1, generator=generator)).to(dtype)
+    bias, attention = bias if case.options[0] else None, attention if case.options[1] else None
+    arguments = {"weight": weight, "bias": bias, "attention": attention, "log_scale": log_scale}
+    # The experts are those of the bias or the attention, the outputs of the one and the features of the other.
+    agree = {(True, True): (0, 1, 2), (True, False): (0, 1), (False, True): (0, 2), (False, False): ()}[case.options]
+    shared = {"weight": agree, "bias": (0, 1), "attention": (0, 1), "log_scale": (0,)}
+    outputs = answer_or_refusal(case, rbm_kernels.fold_experts, arguments, shared)
+    if outputs is None:
+        return
+    for rounded, output in zip(rbm_kernels.fold_experts(**arguments, dtype=torch.float16), outputs, strict=True):
+        if output is not None:
+            torch.testing.assert_close(rounded, output.half(), rtol=0, atol=0, equal_nan=True)
+
+    def numbers_of(fold):
+        return lambda *tensors: torch.cat([t.reshape(-1) for t in fold(*tensors) if t is not None])
+
+    grad = torch.randn(sum(t.numel() for t in _tensors(outputs)), generator=generator, dtype=torch.float64).to(dtype)
+    tensors, terms = list(arguments.values()), case.e * (case.n + 1) * (case.d + 1)
+    compare_products(
+        case, numbers_of(rbm_kernels.fold_experts), numbers_of(folding.fold_experts), tensors, grad, terms=terms
+    )
+
+
 def check_memory_update(case: Case) -> None:
     generator, dtype = case.generator(), DTYPES[case.dtype]
     h = make.laid_out(make.numbers(case, generator, (case.b, case.d), dtype), case.strides[0])
@@ -218,6 +247,7 @@ CHECKS = {
     "sparse_expert_matmul": (check_sparse_expert_matmul, FLOATS),
     "routed_matmul": (check_routed_matmul, tuple(DTYPES)),
     "expert_order": (check_expert_order, FLOATS),
+    "fold_experts": (check_fold_experts, tuple(DTYPES)),
     "memory_update": (check_memory_update, tuple(DTYPES)),
 }
 

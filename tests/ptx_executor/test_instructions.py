@@ -90,6 +90,8 @@ FLOATS = {
     "fma.rn.f32 %f5, %f2, %f3, %f2;": lambda a, b: (a.double() * b.double() + a.double()).float(),
     "max.f32 %f5, %f2, %f3;": torch.fmax,
     "min.f32 %f5, %f2, %f3;": torch.fmin,
+    "max.NaN.f32 %f5, %f2, %f3;": torch.maximum,
+    "min.NaN.f32 %f5, %f2, %f3;": torch.minimum,
     "max.f32 %f5, %f2, %f3, %f2;": torch.fmax,
     "min.f32 %f5, %f2, %f2, %f3;": torch.fmin,
     "neg.f32 %f5, %f2;": lambda a, b: -a,
@@ -140,6 +142,17 @@ def test_sums_of_a_half_and_a_float(sign, name, dtype):
     torch.testing.assert_close(got, a.float() + sign * b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+def test_products_of_halves_added_to_a_float(name, dtype):
+    a, b, c = torch.randn(32).to(dtype), torch.randn(32).to(dtype), torch.randn(32)
+    a[:16], b[:16] = HARD_FLOATS.to(dtype), HARD_FLOATS.roll(5).to(dtype)
+    text = f"fma.rn.f32.{name} %f5, %rs1, %rs2, %f3;"
+    halves, registers = (a.view(torch.int16), b.view(torch.int16), c), ("%rs1", "%rs2", "%f3")
+    got = each_lane(text, *halves, out=F32, registers=registers, result="%f5")
+    exact = (a.double() * b.double() + c.double()).float()
+    torch.testing.assert_close(got, exact, rtol=0, atol=0, equal_nan=True)
+
+
 NANS = torch.tensor([0x7FC00000, -0x00400000, 0x7F812345, -1], dtype=I32).repeat(8)
 
 
@@ -150,6 +163,7 @@ NANS = torch.tensor([0x7FC00000, -0x00400000, 0x7F812345, -1], dtype=I32).repeat
         "fma.rn.f32 %f5, %f2, %f2, %f2;",
         "mul.f32 %f5, 0f00000000, 0f7F800000;",
         "max.f32 %f5, %f2, %f2;",
+        "min.NaN.f32 %f5, %f2, 0f40935D8E;",
         "add.f32x2 %rd9, %rd8, %rd8; mov.b64 {%f5, _}, %rd9;",
         "rsqrt.approx.ftz.f32 %f5, 0fBF800000;",
     ],

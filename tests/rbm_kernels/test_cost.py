@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from rbm_kernels import cosine_topk, expert_order, memory_statistics
+from rbm_kernels import cosine_topk, expert_order, fold_experts, memory_statistics
 from rbm_kernels.cost import Cost
 from rbm_kernels.ops.cosine_topk import cost as cosine_topk_cost
 from rbm_kernels.ops.cosine_topk import reference as cosine_topk_reference
 from rbm_kernels.ops.expert_matmul import cost as expert_matmul_cost
 from rbm_kernels.ops.expert_matmul import reference as expert_matmul_reference
 from rbm_kernels.ops.expert_order import cost as expert_order_cost
+from rbm_kernels.ops.fold_experts import cost as fold_experts_cost
 from rbm_kernels.ops.memory_update import cost as memory_update_cost
 from rbm_kernels.ops.routed_matmul import cost as routed_matmul_cost
 
@@ -78,6 +79,13 @@ def test_bytes_are_those_of_the_tensors(dtype, routing):
     assert memory_update_cost.statistics(B, D, E, K, dtype).bytes == size(h, gates, experts, *statistics)
     assert memory_update_cost.update(D, E, dtype).bytes == size(*statistics, statistics[0], statistics[0])
 
+    parameters = weight, bias, torch.randn(E, D).to(dtype), torch.randn(1).to(dtype)
+    for folded in (None, torch.bfloat16):
+        both = fold_experts(*parameters, dtype=folded)
+        assert fold_experts_cost.forward(D, N, E, dtype, folded).bytes == size(*parameters, *both)
+        # Gradients of the folded ones are as large as those; gradients of the parameters as large as the parameters.
+        assert fold_experts_cost.backward(D, N, E, dtype, folded).bytes == size(*both, *parameters, *parameters)
+
     order = expert_order(experts, E, 8)[:3]
     assert expert_order_cost.forward(B, E, K, 8) == Cost(size(experts, *order), 0)
 
@@ -96,6 +104,9 @@ def test_operations():
     assert cosine_topk_cost.backward(B, D, E, K, torch.float32).flops == 2 * D * (33 * 3 + 2 * 33 + 5)
     assert memory_update_cost.statistics(B, D, E, K, torch.float32).flops == 2 * D * (33 * 3 + 33)
     assert memory_update_cost.update(D, E, torch.float32).flops == 5 * 5 * D
+    # A product for each weight and bias, an exponential and a product for each expert's feature; then three and three.
+    assert fold_experts_cost.forward(D, N, E, torch.float32).flops == 5 * 12 * D + 5 * 12 + 2 * 5 * D
+    assert fold_experts_cost.backward(D, N, E, torch.float32).flops == 3 * (5 * 12 * D + 5 * 12 + 5 * D)
 
 
 def test_the_longer_of_two_times():

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from rbm_kernels import cosine_topk, expert_matmul, memory_statistics, memory_update_, routed_matmul
+from rbm_kernels import cosine_topk, expert_matmul, fold_experts, memory_statistics, memory_update_, routed_matmul
 from rbm_kernels import sparse_expert_matmul as sparse_matmul
 from rbm_kernels.ops.expert_matmul import reference as matmul_reference
 
@@ -71,6 +71,18 @@ def sparse_without_options():
     return lambda w, g: sparse_matmul(*rows, w, None, None, g, experts), (draw(E, N, D), draw(B, K))
 
 
+def folding():
+    def both(*tensors):
+        weight, bias = fold_experts(*tensors)
+        return torch.cat([weight, bias[..., None]], -1)
+
+    return both, (draw(E, N, D), draw(E, N), draw(E, D), draw(1))
+
+
+def folding_without_options():
+    return lambda w, s: fold_experts(w, None, None, s)[0], (draw(E, N, D), draw(1)[0])
+
+
 CASES = [
     routing,
     gates_alone,
@@ -80,6 +92,8 @@ CASES = [
     routed_operator,
     sparse,
     sparse_without_options,
+    folding,
+    folding_without_options,
 ]
 every_operator = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
@@ -275,6 +289,7 @@ def backward_operators():
         "sparse_expert_matmul_backward_weight": lambda g: rbm.sparse_expert_matmul_backward_weight(
             y, *rows, weight, None, g, experts
         ),
+        "fold_experts_backward": lambda g: rbm.fold_experts_backward(weight, None, weight, None, None, g[0, :1]),
     }
 
 

@@ -28,6 +28,7 @@ def arguments_of_every_operator():
     x, weight, bias, gates, experts, grad = problem((9, 6, 5, 4, 2))
     memory = torch.randn(4, 6, device=x.device)
     routed = gates, experts, gates
+    folded = weight, bias, memory, memory[0, :1]
     return {
         "cosine_topk": (x, memory, 2),
         "cosine_topk_backward": (None, gates, x, memory, *routed),
@@ -36,6 +37,8 @@ def arguments_of_every_operator():
         "expert_matmul_backward_input": (grad, x, weight, bias, gates, experts),
         "expert_matmul_backward_weight": (grad, x, gates, experts, 4),
         "routed_matmul": (x, memory, weight, bias, 2),
+        "fold_experts": folded,
+        "fold_experts_backward": (weight, bias, *folded),
         "memory_statistics": (x, gates, experts, 4),
         "memory_update_": (memory, torch.randn_like(memory), torch.rand(4, device=x.device), 0.9),
     }
@@ -213,7 +216,7 @@ def test_a_combination_is_checked_once(monkeypatch):
 def test_every_kernel_is_launched_in_one_way():
     """By ``launcher``, which sets the compile options of all kernels, and never by ``kernel[grid]``."""
     kernels = {name for path in SOURCES for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M)}
-    assert len(kernels) == 19
+    assert len(kernels) == 21
     launched = set()
     for path in SOURCES:
         text = path.read_text()

@@ -120,6 +120,14 @@ float fma_down(float a, float b, float c) {
   return result;
 }
 
+// Products of two numbers in half precision, added in float32 and rounded once (9.7.5): sm_100 and later.
+template <float widened(uint16_t)>
+Execute fused_halves(Form& form) {
+  if (form.take_type() != "f32") form.refuse("products of halves are added to .f32 alone");
+  return lanewise<float, uint16_t, uint16_t, float>(
+      form, [](uint16_t a, uint16_t b, float c) { return std::fma(widened(a), widened(b), c); });
+}
+
 const Define fma_("fma", Class::kFloat, [](Form& form) {
   if (form.take("rm")) {
     if (form.take_type() != "f32") form.refuse("only fma.rm.f32 is known");
@@ -128,6 +136,8 @@ const Define fma_("fma", Class::kFloat, [](Form& form) {
   if (!form.take("rn")) form.refuse("only .rn and .rm are known");
   const auto fused = [](auto a, auto b, auto c) { return std::fma(a, b, c); };
   if (form.take("f32x2")) return by_pairs<FloatPair, FloatPair, FloatPair>(form, fused);
+  if (form.take("bf16")) return fused_halves<from_bf16>(form);
+  if (form.take("f16")) return fused_halves<from_f16>(form);
   return numeric<3>(Floats{}, form, fused);
 });
 
@@ -167,9 +177,14 @@ T chosen(T a, T b) {
   return (a < b) == larger ? b : a;
 }
 
-// For float32 also with three operands, on sm_100 and later.
+// For float32 also with three operands, on sm_100 and later. With .NaN, the result is NaN if one operand is.
 template <bool larger>
 Execute choose(Form& form) {
+  if (form.take("NaN")) {
+    return numeric<2>(Types<float>{}, form, [](float a, float b) {
+      return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : chosen<larger>(a, b);
+    });
+  }
   if (form.instruction.operands.size() < 4)
     return numeric<2>(Numbers{}, form, [](auto a, auto b) { return chosen<larger>(a, b); });
   form.instruction.kind = Class::kFloat;

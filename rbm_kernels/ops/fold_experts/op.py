@@ -91,7 +91,7 @@ def _check(
 def _eager(weight, bias, attention, log_scale, *, dtype=None) -> tuple[Tensor, Tensor]:
     _check(weight, bias, attention, log_scale, dtype=dtype)
     folded, folded_bias = reference.fold_experts(weight, bias, attention, log_scale, dtype)
-    return folded, folded.new_empty(0) if bias is None else folded_bias
+    return folded.contiguous(), folded.new_empty(0) if bias is None else folded_bias.contiguous()
 
 
 def _fake(weight, bias, attention, log_scale, *, dtype=None) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def _fake_backward(grad_weight, grad_bias, weight, bias, attention, log_scale) -
 
 
 def _without_none(weight: Tensor, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    return tuple([weight.new_empty(0) if grad is None else grad for grad in grads])
+    return tuple([weight.new_empty(0) if grad is None else grad.contiguous() for grad in grads])
 
 
 @implement_cuda("fold_experts_backward", _check_backward)

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from folded_problems import check as check_folded
+from folded_problems import problem as folded_problem
+from folded_problems import results
 from matmul_on_gpu import DTYPES, check_operators
 from matmul_problems import problem
 from routed_on_gpu import check as check_routed
@@ -9,7 +12,7 @@ from routing_on_gpu import check_backward, check_forward
 
 from ptx_executor import counters
 from ptx_executor.gpu import Gpu
-from rbm_kernels import cosine_topk, expert_order, memory_statistics, memory_update_
+from rbm_kernels import cosine_topk, expert_order, fold_experts, memory_statistics, memory_update_
 from rbm_kernels._launching import Machine
 from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_order import launch as order_launch
@@ -169,3 +172,21 @@ def test_memory_update_skips_experts_out_of_range():
     exact = update_reference.memory_statistics(h.double(), gates.double(), experts, 7)
     for value, wanted in zip(got, exact, strict=True):
         torch.testing.assert_close(value.double(), wanted[1:6], atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 40, 48), (2, 150, 33), (1, 1, 1)], ids=str)
+def test_fold_experts(shape, dtype):
+    """One tile and several, rows of 16-byte loads and others, results in another dtype, neither bias nor attention."""
+    for options, folded in ((True, None), (True, torch.bfloat16), (False, None)):
+        arguments = folded_problem(shape, dtype, bias=options, attention=options, folded=folded)
+        check_folded(results(fold_experts, *arguments, dtype=folded), *arguments, dtype=folded)
+
+
+def test_fold_experts_with_clamped_logarithms_and_nan():
+    arguments = folded_problem((3, 20, 40))
+    attention = arguments[2]
+    attention[0, 3], attention[1, 39], attention[2, 7], attention[2, 8] = 5.0, float("inf"), float("-inf"), float("nan")
+    for log_scale in (0.5, 5.0, float("nan")):
+        arguments[3].fill_(log_scale)
+        check_folded(results(fold_experts, *arguments), *arguments)
