@@ -6,6 +6,7 @@ with the 20th and the 80th percentile, never means.
 
 import csv
 import datetime
+import gc
 import math
 import os
 import platform
@@ -125,6 +126,9 @@ def can_be_captured(call: Call, device: Device = HERE) -> bool:
     """Whether a call can be captured in a CUDA graph: it does not wait for the device, and capturing it succeeds."""
     if device.synchronizations(call):
         return False
+    # The first step of an optimizer in a process leaves cycles that keep its graph, whose gradient nodes belong to
+    # another stream: no step is captured before they are collected (seen on an H100 with torch 2.11).
+    gc.collect()
     try:
         device.capture([call])
     except RuntimeError as error:
