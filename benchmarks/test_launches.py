@@ -36,15 +36,16 @@ from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
 triton = pytest.importorskip("triton")
 from triton.runtime.interpreter import GridExecutor  # noqa: E402
 
-# Tiny features, for the reason above. So few rows are not put in order.
+# Tiny features, for the reason above. So few rows are not put in order, but listed for the weight's gradient.
 SHAPE = Shape(1025, 16, 16)
 
 
 # Launches of Triton kernels by number of rows at D = N = 256, E = 8, k = 3: for an inference call, and for a forward
-# and backward pass. One row, a served batch, Cora, and enough rows to be ordered, as 169,343 are. Not counted are
-# PyTorch's own kernels (folding, a running sum, casts) and the memory update, which librbm_cuda serves if it was built.
+# and backward pass. One row, a served batch, Cora, and enough rows for an order in several launches, as 169,343 are. Not
+# counted are PyTorch's own kernels (a running sum, casts), folding, which takes one launch each way, and the memory
+# update, which librbm_cuda serves if it was built.
 METRICS = ("launches of an inference call", "launches of a training step")
-COUNTED = {1: (1, 4), 64: (1, 4), 2708: (2, 4), 20_000: (5, 10)}
+COUNTED = {1: (1, 4), 64: (1, 4), 2708: (3, 8), 20_000: (5, 10)}
 
 
 class Processor(Device):
@@ -158,7 +159,7 @@ def test_training_step(benchmark, results: Results, seconds: float):
     with Operators().serving() as operators:
         step(operators, idle=False)
         _add(results, "launches of a training step", operators.launches)
-        assert operators.launches == 4
+        assert operators.launches == 7
         timings = _in_pairs(lambda: step(operators, False), lambda: step(operators, True), seconds)
         benchmark.pedantic(lambda: step(operators, False), rounds=3)
         for name, idle in (("rbm", False), ("no launches", True)):

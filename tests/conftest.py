@@ -135,13 +135,21 @@ def _seeded() -> None:
 def _ordered_rows(monkeypatch) -> None:
     """Test the kernels for many (ordered) rows although problems are small without a GPU."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr("rbm_kernels.ops.expert_matmul.config._WASTE", -1)
+        _set_few_rows(monkeypatch, -1)
 
 
 @pytest.fixture
 def few_rows(_ordered_rows, monkeypatch) -> None:
     """Use the kernels for few (unordered) rows for any number of rows."""
-    monkeypatch.setattr("rbm_kernels.ops.expert_matmul.config._WASTE", 2**62)
+    _set_few_rows(monkeypatch, 2**62)
+
+
+def _set_few_rows(monkeypatch, limit: int) -> None:
+    """Set all limits below which rows are neither ordered nor listed."""
+    module = "rbm_kernels.ops.expert_matmul.config"
+    monkeypatch.setattr(f"{module}._WASTE", dict.fromkeys(("half", "tf32", "ieee"), limit))
+    monkeypatch.setattr(f"{module}._FEW_ROWS", limit)
+    monkeypatch.setattr(f"{module}._MOST_WASTE", limit)
 
 
 @pytest.fixture

@@ -66,9 +66,11 @@ CASES = (
     Case("expert_matmul", "bfloat16", **MANY),
     # Wider than 256: tiles of their own on sm_90.
     Case("expert_matmul", "bfloat16", rows=34_493, in_features=512, out_features=512, num_experts=5),
-    # Few enough rows that they are not ordered.
+    # Few enough rows that they are not ordered, and not listed for the weight's gradient.
+    *(Case("expert_matmul", precision, rows=256) for precision in ("bfloat16", "float32")),
+    # Not ordered, but listed; in plain float32 ordered too. Tiles of other heights.
     Case("expert_matmul", "bfloat16", rows=4096),
-    Case("expert_matmul", "float32", rows=4096),
+    *(Case("expert_matmul", precision, rows=2_704) for precision in ("bfloat16", "float32")),
     # In two passes, by two experts and by one, with rows of odd width: the most registers.
     Case("expert_matmul", "bfloat16", in_features=1433, num_experts=64),
     *(Case("routed_matmul", precision, rows=1) for precision in ("bfloat16", "float16", "tf32", "float32")),
@@ -151,8 +153,9 @@ def _expert_order(case: Case, t: Tensors) -> Launches:
 
 def _expert_matmul(case: Case, t: Tensors) -> Launches:
     # The order is an operator of its own: as in a training step, it exists before the multiplication.
-    height = expert_matmul_config.tile_rows(case.rows)
-    small = expert_matmul_config.is_small(case.rows, case.top_k, case.num_experts, t.weight.numel())
+    precision = multiplied_as(case)
+    height = expert_matmul_config.tile_rows(case.rows, precision)
+    small = expert_matmul_config.is_small(case.rows, case.top_k, case.num_experts, t.weight.numel(), precision)
     order = () if small else expert_order(t.experts, case.num_experts, height, _passes(case))
     layer = (t.x, t.weight, t.bias, t.gates, t.experts)
     launch = expert_matmul_launch

@@ -66,11 +66,15 @@ def test_what_is_not_finite_stays_with_its_expert():
 def test_how_many_are_few(monkeypatch):
     monkeypatch.undo()
     weights = 8 * 256 * 256
-    assert config.is_small(13_107, 3, 8, weights)
-    assert not config.is_small(13_108, 3, 8, weights)
+    for precision, most in (("half", 6_553), ("tf32", 6_553), ("ieee", 409)):
+        assert config.is_small(most, 3, 8, weights, precision)
+        assert not config.is_small(most + 1, 3, 8, weights, precision)
+    assert config.sums_all_rows(256, 3, 8, weights)
+    assert not config.sums_all_rows(257, 3, 8, weights)
+    assert not config.sums_all_rows(256, 1, 1_024, 1_024 * weights)
     # Where every row uses every expert, nothing is wasted; many experts are wasted soon.
-    assert config.is_small(10**9, 8, 8, weights)
-    assert not config.is_small(1_500, 8, 64, 8 * weights)
+    assert config.is_small(10**9, 8, 8, weights, "ieee")
+    assert not config.is_small(1_500, 8, 64, 8 * weights, "half")
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="counts what the interpreter launches")

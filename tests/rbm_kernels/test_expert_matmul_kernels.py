@@ -8,7 +8,7 @@ from matmul_problems import DEVICE, NAMES, by_reference, in_float64, problem, se
 from rbm import FusedRbMLayer
 from rbm_kernels import expert_matmul, expert_order
 from rbm_kernels.ops.expert_matmul import config, launch
-from rbm_kernels.ops.expert_matmul.precision import precision_of
+from rbm_kernels.ops.expert_matmul.config import precision_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,7 +115,7 @@ def test_several_blocks_of_the_list(rows, monkeypatch):
 def test_every_configuration_computes(precision, architecture, shape, monkeypatch):
     """Full tiles of the table, on a shape that fills one and begins another; each tile of the table once."""
     monkeypatch.setattr(launch, "architecture_and_precision", lambda x: (architecture, precision))
-    monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
+    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": 128)
     check(problem(shape, torch.float16 if precision == "half" else torch.float32))
 
 

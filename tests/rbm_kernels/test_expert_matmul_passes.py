@@ -141,7 +141,7 @@ def test_sums_between_passes_keep_float32():
 def test_tiles_of_passes(precision, architecture, monkeypatch):
     """Full tiles where the table has others for passes, on a shape that fills one and begins another."""
     monkeypatch.setattr(launch, "architecture_and_precision", lambda x: (architecture, precision))
-    monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
+    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": 128)
     dtype = torch.float16 if precision == "half" else torch.float32
     check(problem((140, 66, 140, 4, 2), dtype), 2, 128)
 

@@ -16,6 +16,7 @@ from operator import index
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from rbm_kernels._launching import prepared
 from rbm_kernels.ops.expert_order import pass_columns
@@ -161,39 +162,74 @@ _PASS_LAUNCHES = 2**16
 _WEIGHT_WAVES = {"half": 1, "tf32": 1, "ieee": 2}
 
 
-# Multiply-adds that rows may spend on experts they do not use, if that saves the launches of an order and of a list:
-# 8.6 GFLOP, about 15 µs on an H200 at the rate of small products, as long as the four to eight launches. Not measured.
-_WASTE = 2**32
+def precision_of(x: Tensor) -> str:
+    """``half``, ``tf32`` or ``ieee``: how the kernels multiply rows of this dtype."""
+    if x.dtype != torch.float32:
+        return "half"
+    if torch.compiler.is_compiling():  # the setting cannot be traced; here it only decides about an order
+        return "ieee"
+    # PyTorch's own setting, read from where all three of its interfaces store it.
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def is_small(rows: int, k: int, num_experts: int, weights: int) -> bool:
+# Multiply-adds that rows may spend on experts they do not use, if that saves the launch of an order. Timed on an H100
+# (benchmarks/results/gpu_ordering.csv, D = N = 256 and 64): in half precision and TensorFloat-32 an order costs as much
+# as it saves at 2,704 rows of 256 features; in float32, whose products take longer, it pays off at 256 rows.
+_WASTE = {"half": 2**31, "tf32": 2**31, "ieee": 2**27}
+# Rows up to which the weight's gradient reads all rows for every expert, in one launch instead of four and a running
+# sum. Replayed on an H100, 64 rows take 10 µs instead of 19, 256 take 32 instead of 21, and 2,704 take 324 instead of
+# 46 (bfloat16, D = N = 256).
+_FEW_ROWS = 256
+# Up to this number of multiply-adds for experts that rows do not use.
+_MOST_WASTE = 2**32
+
+
+def is_small(rows: int, k: int, num_experts: int, weights: int, precision: str) -> bool:
     """Whether all rows meet every expert, in their given order; ``weights`` is the number of elements of all experts.
 
-    Up to 13,107 rows at D = N = 256, E = 8, k = 3.
+    At D = N = 256, E = 8, k = 3 up to 6,553 rows, and in plain float32 up to 409.
     """
-    return rows * (num_experts - k) * weights <= _WASTE * num_experts
+    return rows * (num_experts - k) * weights <= _WASTE[precision] * num_experts
 
 
-def tile_rows(rows: int) -> int:
-    """Rows that share a list of experts: 128 once they fill the machine, fewer if that would leave it idle.
+def sums_all_rows(rows: int, k: int, num_experts: int, weights: int) -> bool:
+    """Whether the weight's gradient reads all rows for every expert, instead of each expert's from a list."""
+    return rows <= _FEW_ROWS and rows * (num_experts - k) * weights <= _MOST_WASTE * num_experts
 
-    Depends only on the number of rows, so that the order can be made before anything else is known.
+
+def tile_rows(rows: int, precision: str = "half") -> int:
+    """Rows that share a list of experts: 128, or as many as took the least time on an H100 for so few rows.
+
+    Few rows are few tiles, and smaller ones use more multiprocessors. But each tile reads the weights of its experts:
+    with tiles of 16, 2,704 rows take 41 µs forward, and 16 with tiles of 64 (gpu_ordering.csv, bfloat16).
     """
+    if rows >= 4096:
+        return 128
+    return _MIDDLING[precision] if rows >= 1024 else 16
+
+
+# Tiles of 1,024 to 4,095 rows. In TensorFloat-32, only tiles of 128 make the gradient of the rows read a transposed
+# copy of the weights, see `precision.reads_by_column`.
+_MIDDLING = {"half": 64, "tf32": 128, "ieee": 32}
+
+
+def slice_rows(rows: int) -> int:
+    """Most rows of a slice of the weight's gradient."""
     if rows >= 128 * 132:
         return 128
     return 64 if rows >= 64 * 64 else 16
 
 
-def order_of(rows: int, num_experts: int, k: int) -> tuple[int, int]:
+def order_of(rows: int, num_experts: int, k: int, precision: str) -> tuple[int, int]:
     """Tile height and number of passes: the arguments with which :func:`rbm_kernels.expert_order` makes the order."""
     if torch.compiler.is_compiling():  # symbols cannot be cached
-        return tile_rows(rows), passes(rows, num_experts, k)
-    return _order_of(index(rows), index(num_experts), index(k))
+        return tile_rows(rows, precision), passes(rows, num_experts, k)
+    return _order_of(index(rows), index(num_experts), index(k), precision)
 
 
 @prepared
-def _order_of(rows: int, num_experts: int, k: int) -> tuple[int, int]:
-    return tile_rows(rows), passes(rows, num_experts, k)
+def _order_of(rows: int, num_experts: int, k: int, precision: str) -> tuple[int, int]:
+    return tile_rows(rows, precision), passes(rows, num_experts, k)
 
 
 def passes(rows: int, num_experts: int, k: int) -> int:
@@ -248,7 +284,7 @@ def forward_tile(
     """Tile of :func:`kernels.expert_matmul_fwd_kernel`: rows, output features, input features."""
     table = _FORWARD if passes == 1 else _FORWARD_IN_PASSES
     tile = table[entry(table, precision, architecture, in_features, out_features)]
-    return _fit(tile, tile_rows(rows), out_features, in_features)
+    return _fit(tile, tile_rows(rows, precision), out_features, in_features)
 
 
 def backward_tile(
@@ -257,19 +293,19 @@ def backward_tile(
     """Tile of :func:`kernels.expert_matmul_bwd_kernel`: rows, input features, output features."""
     table = _BACKWARD if passes == 1 else _BACKWARD_IN_PASSES
     tile = table[entry(table, precision, architecture, in_features, out_features)]
-    return _fit(tile, tile_rows(rows), in_features, out_features)
+    return _fit(tile, tile_rows(rows, precision), in_features, out_features)
 
 
 def weight_tile(architecture: int, precision: str, rows: int, in_features: int, out_features: int) -> Tile:
     """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_kernel`: output features, input features, rows."""
     tile = _WEIGHT[entry(_WEIGHT, precision, architecture, in_features, out_features)]
-    return _fit(tile, out_features, in_features, tile_rows(rows))
+    return _fit(tile, out_features, in_features, slice_rows(rows))
 
 
 def small_weight_tile(precision: str, rows: int, in_features: int, out_features: int) -> Tile:
     """Tile of :func:`weight_kernels.expert_matmul_bwd_weight_small_kernel`: small, so few rows fill the machine."""
     tile = Tile(64, 64, 32, 8, 2) if precision == "ieee" else Tile(64, 64, 64 if precision == "half" else 32, 4, 3)
-    return _fit(tile, out_features, in_features, tile_rows(rows))
+    return _fit(tile, out_features, in_features, slice_rows(rows))
 
 
 def entry(

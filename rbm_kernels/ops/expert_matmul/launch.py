@@ -83,8 +83,9 @@ def expert_matmul(
     block_m: int = 0,
 ) -> Tensor:
     """``y [B, N]``."""
-    routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
-    return _multiply(x, weight.contiguous(), bias, routing, architecture_and_precision(x), transposed=False)
+    how = architecture_and_precision(x)
+    routing = _routing(how[1], weight, gates, experts, order, tile_experts, tile_counts, block_m)
+    return _multiply(x, weight.contiguous(), bias, routing, how, transposed=False)
 
 
 def backward_input(
@@ -101,9 +102,9 @@ def backward_input(
     block_m: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """``grad_x [B, D]`` and ``grad_gates [B, k]``. Without gates the latter is empty and one accumulator suffices."""
-    routing = _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m)
-    grad, weight = _with_unit_columns(grad), weight.contiguous()
     how = architecture_and_precision(x)
+    routing = _routing(how[1], weight, gates, experts, order, tile_experts, tile_counts, block_m)
+    grad, weight = _with_unit_columns(grad), weight.contiguous()
     by_column = reads_by_column(*how, x.shape[0])
     if by_column:
         weight = weight.transpose(1, 2).contiguous()
@@ -175,7 +176,7 @@ def backward_weight(
     gates, experts = gates.contiguous(), experts.contiguous()
     shape = (*architecture_and_precision(x), rows, in_features, out_features, experts.shape[1], num_experts, with_bias)
     strides = (grad.stride(0), x.stride(0))
-    if config.is_small(rows, experts.shape[1], num_experts, grad_weight.numel()):
+    if config.sums_all_rows(rows, experts.shape[1], num_experts, grad_weight.numel()):
         _prepare_small_weight(*shape)(grad, x, gates, experts, grad_weight, grad_bias, rows, *strides)
         return grad_weight, grad_bias
     launches = _prepare_weight(*shape, *strides)
@@ -343,12 +344,12 @@ def _prepare_multiply(
     return [launcher(kernels.expert_matmul_fwd_kernel, grid, **of_shape, **those) for those in constants]
 
 
-def _routing(weight, gates, experts, order, tile_experts, tile_counts, block_m) -> _Routing:
+def _routing(precision, weight, gates, experts, order, tile_experts, tile_counts, block_m) -> _Routing:
     (rows, k), num_experts = experts.shape, weight.shape[0]
-    if order is None and config.is_small(rows, k, num_experts, weight.numel()):
-        block_m = config.tile_rows(rows)
+    if order is None and config.is_small(rows, k, num_experts, weight.numel(), precision):
+        block_m = config.tile_rows(rows, precision)
     elif order is None:
-        block_m, passes = config.order_of(rows, num_experts, k)
+        block_m, passes = config.order_of(rows, num_experts, k, precision)
         check_tiles("expert_matmul", rows, block_m, num_experts)
         order, tile_experts, tile_counts, _ = expert_order(experts, num_experts, block_m, passes)
     return _Routing(gates.contiguous(), experts.contiguous(), order, tile_experts, tile_counts, block_m)
@@ -366,7 +367,7 @@ def _pad(weight: Tensor, rows: int) -> Tensor:
     weights again, which repays the copy thousands of times; for few rows it does not repay its launches.
     """
     features = weight.shape[-1]
-    if weight.element_size() != 2 or features % 8 == 0 or config.tile_rows(rows) < 128:
+    if weight.element_size() != 2 or features % 8 == 0 or config.slice_rows(rows) < 128:
         return weight
     padded = weight.new_zeros((*weight.shape[:-1], -(-features // 8) * 8))
     padded[..., :features] = weight

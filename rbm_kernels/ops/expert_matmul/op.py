@@ -89,9 +89,10 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
     if not _kernels_serve(x) or experts.dtype != torch.int32 or torch.compiler.is_exporting():
         return None
     num_experts = weight.shape[0]
-    if config.is_small(x.shape[0], experts.shape[1], num_experts, weight.numel()):
+    rows, k, precision = x.shape[0], experts.shape[1], config.precision_of(x)
+    if config.is_small(rows, k, num_experts, weight.numel(), precision):
         return None
-    return expert_order(experts, num_experts, *config.order_of(x.shape[0], num_experts, experts.shape[1]))
+    return expert_order(experts, num_experts, *config.order_of(rows, num_experts, k, precision))
 
 
 def _kernels_serve(x: Tensor) -> bool:

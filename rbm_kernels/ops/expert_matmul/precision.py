@@ -13,15 +13,7 @@ _IN_PARTS = (90,)
 
 def architecture_and_precision(x: Tensor) -> tuple[int, str]:
     """Architecture and precision. The interpreter, which uses CPU tensors, gets the configurations of sm_90."""
-    return machine_of(x.device).architecture, precision_of(x)
-
-
-def precision_of(x: Tensor) -> str:
-    """``half``, ``tf32`` or ``ieee``: how the kernels multiply rows of this dtype."""
-    if x.dtype != torch.float32:
-        return "half"
-    # PyTorch's own setting, read from where all three of its interfaces store it.
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    return machine_of(x.device).architecture, config.precision_of(x)
 
 
 def input_precision(architecture: int, precision: str, *, by_rows: bool = False) -> str:
@@ -49,7 +41,9 @@ def reads_by_column(architecture: int, precision: str, rows: int) -> bool:
     transposes what it loads, through shared memory, in three times the time (TensorFloat-32). Every tile of rows reads
     the copy again, which repays it.
     """
-    return precision != "half" and config.tabulated(architecture) in _IN_PARTS and config.tile_rows(rows) == 128
+    if precision == "half" or config.tabulated(architecture) not in _IN_PARTS:
+        return False
+    return config.tile_rows(rows, precision) == 128
 
 
 def tile_constants(tile: config.Tile, architecture: int, precision: str, *, by_rows: bool = False) -> dict:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rbm_kernels._launching import Machine, addressable, launcher, machine_of, prepared
 from rbm_kernels.ops.cosine_topk.reference import EPS
-from rbm_kernels.ops.expert_matmul.precision import precision_of
+from rbm_kernels.ops.expert_matmul.config import precision_of
 from rbm_kernels.ops.routed_matmul import config
 from rbm_kernels.ops.routed_matmul.kernels import routed_matmul_fwd_kernel
 

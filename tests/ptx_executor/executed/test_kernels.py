@@ -109,14 +109,14 @@ SEVERAL_SLICES = (130, 208, 264, 3, 2)
 )
 def test_expert_matmul(precision, height, shape, monkeypatch):
     """All results, in the tiles of large, middling and small numbers of rows."""
-    monkeypatch.setattr(config, "tile_rows", lambda rows: height)
+    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": height)
     check_operators(problem(shape, DTYPES[precision]), precision)
 
 
 @pytest.mark.parametrize(("precision", "height"), [("bfloat16", 16), ("bfloat16", 128), ("ieee", 16)])
 def test_expert_matmul_of_odd_widths(precision, height, monkeypatch):
     """With many rows the weights are filled up to 16 bytes."""
-    monkeypatch.setattr(config, "tile_rows", lambda rows: height)
+    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": height)
     check_operators(problem((40, 47, 33, 4, 2), DTYPES[precision]), precision)
 
 

@@ -21,7 +21,7 @@ SOUND = {}
 
 @pytest.fixture(autouse=True)
 def _tiles(monkeypatch, device):
-    monkeypatch.setattr(config, "tile_rows", lambda rows: 128)
+    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": 128)
 
 
 def multiply():
