@@ -27,9 +27,8 @@ def fold(
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`rbm_kernels.fold_experts`; the same by PyTorch's operators where they serve better.
 
-    On a GPU, PyTorch's operators take two dozen launches, forward and backward, and most of the host's time of a
-    layer's training step. A compiler fuses them itself, a CPU has no launches, and a subclass of Tensor, such as a
-    distributed one, may not know the operator.
+    On a GPU, PyTorch's operators take two dozen launches, forward and backward. A compiler fuses them itself, a CPU has
+    no launches, and a subclass of Tensor, such as a distributed one, may not know the operator.
     """
     if weight.is_cuda and type(weight) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling():
         return fold_experts(weight, bias, attention, log_scale, dtype=dtype)

@@ -37,9 +37,9 @@ def fold_experts(
 ) -> tuple[Tensor, Tensor | None]:
     """``exp(s) W_i diag(exp(a_i))`` and ``exp(s) b_i`` of every expert: E * N * D multiplications instead of B * k * D.
 
-    The paper's layer scales the input of expert ``i`` by ``exp(a_i)`` and its output by ``exp(s)`` (section 4.1); both
-    are linear, so they can be multiplied into the weights once for all rows. Logarithms are clamped at log 100, as in
-    the released code; a clamped one gets no gradient.
+    The layer scales the input of expert ``i`` by ``exp(a_i)`` and its output by ``exp(s)``. Both are linear, so they
+    can be multiplied into the weights once for all rows. Logarithms are clamped at log 100, as in the released code; a
+    clamped one gets no gradient.
 
     Args:
         weight: ``[E, N, D]``; float64, float32, bfloat16 or float16.
