@@ -41,9 +41,9 @@ SHAPE = Shape(1025, 16, 16)
 
 
 # Launches of Triton kernels by number of rows at D = N = 256, E = 8, k = 3: for an inference call, and for a forward
-# and backward pass. One row, a served batch, Cora, and enough rows for an order in several launches, as 169,343 are. Not
-# counted are PyTorch's own kernels (a running sum, casts), folding, which takes one launch each way, and the memory
-# update, which librbm_cuda serves if it was built.
+# and backward pass. One row, a served batch, Cora, and enough rows for an order in several launches, as 169,343 are.
+# Not counted are PyTorch's own kernels (a running sum, casts), folding, which takes one launch each way, and the
+# memory update, which librbm_cuda serves if it was built.
 METRICS = ("launches of an inference call", "launches of a training step")
 COUNTED = {1: (1, 4), 64: (1, 4), 2708: (3, 8), 20_000: (5, 10)}
 
