@@ -68,24 +68,34 @@ def _allow_elements_as_bounds() -> None:
 
 
 def _patch_language_once() -> None:
-    """A launch replaces the functions of the modules that its kernel sees, and puts them back at its end."""
-    patch_language = interpreter._patch_lang
-    replaced = set()
+    """A launch replaces the functions of the modules that its kernel sees, and puts them back at its end.
 
-    class Scope(interpreter._LangPatchScope):
-        def restore(self) -> None:
-            super().restore()
-            replaced.clear()
+    The interpreter also replaces functions for each function that a kernel calls, and does not put those back that only
+    this function sees. Here the end of the last launch puts everything back, so that kernels can be compiled later in
+    the same process.
+    """
+    patch_language, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    replaced, running = set(), []
+    everything = interpreter._LangPatchScope()
 
     def patch_lang(fn):
         seen = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
-        scope = Scope()
         if not seen <= replaced:
-            scope._changes = patch_language(fn)._changes
+            everything._changes += patch_language(fn)._changes
             replaced.update(seen)
-        return scope
+        return interpreter._LangPatchScope()  # of no changes
 
-    interpreter._patch_lang = patch_lang
+    def launch_and_restore(self, *args, **kwargs):
+        running.append(self)
+        try:
+            return launch(self, *args, **kwargs)
+        finally:
+            running.pop()
+            if not running:
+                everything.restore()
+                replaced.clear()
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_lang, launch_and_restore
 
 
 def _check_overflow_in_one_step() -> None:
