@@ -4,6 +4,7 @@ import pytest
 import torch
 from matmul_kernels import by_kernels, check
 from matmul_problems import DEVICE, NAMES, by_reference, in_float64, problem, serving_kernels
+from tile_heights import set_tile_rows
 
 from rbm import FusedRbMLayer
 from rbm_kernels import expert_matmul, expert_order
@@ -115,7 +116,7 @@ def test_several_blocks_of_the_list(rows, monkeypatch):
 def test_every_configuration_computes(precision, architecture, shape, monkeypatch):
     """Full tiles of the table, on a shape that fills one and begins another; each tile of the table once."""
     monkeypatch.setattr(launch, "architecture_and_precision", lambda x: (architecture, precision))
-    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": 128)
+    set_tile_rows(monkeypatch, 128)
     check(problem(shape, torch.float16 if precision == "half" else torch.float32))
 
 

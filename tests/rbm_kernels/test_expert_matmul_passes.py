@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from matmul_problems import DEVICE, check_error, in_float64, problem, serving_kernels
+from tile_heights import set_tile_rows
 
 from rbm_kernels import expert_matmul, expert_order
 from rbm_kernels.ops.expert_matmul import config, launch, reference
@@ -141,7 +142,7 @@ def test_sums_between_passes_keep_float32():
 def test_tiles_of_passes(precision, architecture, monkeypatch):
     """Full tiles where the table has others for passes, on a shape that fills one and begins another."""
     monkeypatch.setattr(launch, "architecture_and_precision", lambda x: (architecture, precision))
-    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": 128)
+    set_tile_rows(monkeypatch, 128)
     dtype = torch.float16 if precision == "half" else torch.float32
     check(problem((140, 66, 140, 4, 2), dtype), 2, 128)
 

@@ -182,6 +182,11 @@ _WASTE = {"half": 2**31, "tf32": 2**31, "ieee": 2**27}
 _FEW_ROWS = 256
 # Up to this number of multiply-adds for experts that rows do not use.
 _MOST_WASTE = 2**32
+# Tiles of 128 rows for each of 132 multiprocessors.
+MANY_ROWS = 128 * 132
+# Heights of tiles for 1,024 to 4,095 rows. In TensorFloat-32, only tiles of 128 make the gradient of the rows read a
+# transposed copy of the weights, see `precision.reads_by_column`.
+_MIDDLING = {"half": 64, "tf32": 128, "ieee": 32}
 
 
 def is_small(rows: int, k: int, num_experts: int, weights: int, precision: str) -> bool:
@@ -208,14 +213,9 @@ def tile_rows(rows: int, precision: str = "half") -> int:
     return _MIDDLING[precision] if rows >= 1024 else 16
 
 
-# Tiles of 1,024 to 4,095 rows. In TensorFloat-32, only tiles of 128 make the gradient of the rows read a transposed
-# copy of the weights, see `precision.reads_by_column`.
-_MIDDLING = {"half": 64, "tf32": 128, "ieee": 32}
-
-
 def slice_rows(rows: int) -> int:
     """Most rows of a slice of the weight's gradient."""
-    if rows >= 128 * 132:
+    if rows >= MANY_ROWS:
         return 128
     return 64 if rows >= 64 * 64 else 16
 

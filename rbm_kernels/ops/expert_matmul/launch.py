@@ -367,7 +367,7 @@ def _pad(weight: Tensor, rows: int) -> Tensor:
     weights again, which repays the copy thousands of times; for few rows it does not repay its launches.
     """
     features = weight.shape[-1]
-    if weight.element_size() != 2 or features % 8 == 0 or config.slice_rows(rows) < 128:
+    if weight.element_size() != 2 or features % 8 == 0 or rows < config.MANY_ROWS:
         return weight
     padded = weight.new_zeros((*weight.shape[:-1], -(-features // 8) * 8))
     padded[..., :features] = weight

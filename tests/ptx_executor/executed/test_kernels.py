@@ -9,12 +9,12 @@ from matmul_on_gpu import DTYPES, check_operators
 from matmul_problems import problem
 from routed_on_gpu import check as check_routed
 from routing_on_gpu import check_backward, check_forward
+from tile_heights import set_tile_rows
 
 from ptx_executor import counters
 from ptx_executor.gpu import Gpu
 from rbm_kernels import cosine_topk, expert_order, fold_experts, memory_statistics, memory_update_
 from rbm_kernels._launching import Machine
-from rbm_kernels.ops.expert_matmul import config
 from rbm_kernels.ops.expert_order import launch as order_launch
 from rbm_kernels.ops.expert_order import reference as order_reference
 from rbm_kernels.ops.memory_update import reference as update_reference
@@ -109,14 +109,14 @@ SEVERAL_SLICES = (130, 208, 264, 3, 2)
 )
 def test_expert_matmul(precision, height, shape, monkeypatch):
     """All results, in the tiles of large, middling and small numbers of rows."""
-    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": height)
+    set_tile_rows(monkeypatch, height)
     check_operators(problem(shape, DTYPES[precision]), precision)
 
 
 @pytest.mark.parametrize(("precision", "height"), [("bfloat16", 16), ("bfloat16", 128), ("ieee", 16)])
 def test_expert_matmul_of_odd_widths(precision, height, monkeypatch):
     """With many rows the weights are filled up to 16 bytes."""
-    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": height)
+    set_tile_rows(monkeypatch, height)
     check_operators(problem((40, 47, 33, 4, 2), DTYPES[precision]), precision)
 
 

@@ -6,12 +6,13 @@ from unittest import mock
 import pytest
 import torch
 from matmul_problems import problem
+from tile_heights import set_tile_rows
 
 from ptx_executor.gpu import Gpu
 from ptx_executor.program import Program, WatcherError
 from rbm_kernels import expert_order
 from rbm_kernels.ops.cosine_topk import launch as routing
-from rbm_kernels.ops.expert_matmul import config, launch
+from rbm_kernels.ops.expert_matmul import launch
 from rbm_kernels.ops.expert_order import launch as order_launch
 
 FORWARD = "expert_matmul_fwd_kernel"
@@ -21,7 +22,7 @@ SOUND = {}
 
 @pytest.fixture(autouse=True)
 def _tiles(monkeypatch, device):
-    monkeypatch.setattr(config, "tile_rows", lambda rows, precision="half": 128)
+    set_tile_rows(monkeypatch, 128)
 
 
 def multiply():
