@@ -126,8 +126,8 @@ def can_be_captured(call: Call, device: Device = HERE) -> bool:
     """Whether a call can be captured in a CUDA graph: it does not wait for the device, and capturing it succeeds."""
     if device.synchronizations(call):
         return False
-    # The first step of an optimizer in a process leaves cycles that keep its graph, whose gradient nodes belong to
-    # another stream: no step is captured before they are collected (seen on an H100 with torch 2.11).
+    # No training step was captured in the first test of a process (H100, torch 2.11). On a CPU, gradient nodes of the
+    # first steps live on until cycles are collected; such a node belongs to another stream, which prevents a capture.
     gc.collect()
     try:
         device.capture([call])

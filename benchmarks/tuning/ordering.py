@@ -9,6 +9,7 @@ only compiles, for one precision and pass per process.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from unittest import mock
@@ -45,24 +46,15 @@ def chosen(height: int, *, ordered: bool) -> Iterator[None]:
 def variants(p: Problem, shape: Shape, which: str) -> dict[str, tuple[int, bool, Callable[[], object]]]:
     """Calls of one pass by name, each with its height and whether rows are ordered."""
     layer = (p.x.detach(), p.weight.detach(), p.bias.detach(), p.gates.detach(), p.experts)
-    found = {}
-    for ordered in (False, True):
-        for height in HEIGHTS:
-            if which == "backward weight":
-                arguments = (p.grad, layer[0], layer[3], layer[4], shape.experts)
-                found[_name(ordered, None)] = (config.tile_rows(shape.rows), ordered, _call(arguments))
-                break
-            found[_name(ordered, height)] = (height, ordered, _by(p, shape, layer, which, height, ordered))
-    return found
-
-
-def _name(ordered: bool, height: int | None) -> str:
-    how = "ordered" if ordered else "every expert"
-    return how if height is None else f"{how}, tiles of {height}"
-
-
-def _call(arguments: tuple) -> Callable[[], object]:
-    return lambda: launch.backward_weight(*arguments)
+    ways = {"every expert": False, "ordered": True}
+    if which == "backward weight":  # its slices depend on the number of rows alone
+        call = partial(launch.backward_weight, p.grad, layer[0], layer[3], layer[4], shape.experts)
+        return {name: (config.tile_rows(shape.rows), ordered, call) for name, ordered in ways.items()}
+    return {
+        f"{name}, tiles of {height}": (height, ordered, _by(p, shape, layer, which, height, ordered))
+        for name, ordered in ways.items()
+        for height in HEIGHTS
+    }
 
 
 def _by(p: Problem, shape: Shape, layer: tuple, which: str, height: int, ordered: bool) -> Callable[[], object]:

@@ -41,9 +41,7 @@ def backward(
     wide = checks.accumulation_dtype(weight)
     log = log_scale.to(wide)
     overall = input_scale(None, log)
-    scale = (overall if attention is None else input_scale(attention.to(wide), log)).reshape(-1, 1, 1)
-    if attention is not None:
-        scale = scale.reshape(attention.shape)[:, None, :]
+    scale = overall.reshape(1, 1, 1) if attention is None else input_scale(attention.to(wide), log)[:, None, :]
     grad_weight = weight.new_zeros(weight.shape) if grad_weight is None else grad_weight
     grad_weight = grad_weight.to(wide)
     # Summed over the outputs: what the logarithms of an expert's features get.
