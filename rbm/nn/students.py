@@ -66,17 +66,18 @@ class BatchNorm(nn.BatchNorm1d):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
     def _forward_jointly(self, x: Tensor) -> Tensor:
-        sums = all_reduce_sum(torch.cat([x.sum(0), x.new_tensor([x.shape[0]])]))
+        rows = x.to(self.weight.dtype)  # 8 bits do not even hold the number of rows
+        sums = all_reduce_sum(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
         count = sums[-1].detach()
         if count < 2:
             return self._forward_running(x)
         mean = sums[:-1] / count
-        variance = all_reduce_sum((x - mean).square().sum(0)) / count
+        variance = all_reduce_sum((rows - mean).square().sum(0)) / count
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+        return ((rows - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
 
 
 def layer_sizes(in_channels: int, hidden_channels: int, out_channels: int, num_layers: int) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
+from rbm.nn import students
 from rbm.nn.parameters import count_parameters
 from rbm.nn.reference import ReferenceRbMLayer
 from rbm.nn.students import NORMS, MixtureStudent, build_norm
@@ -99,6 +100,17 @@ def test_batch_norm_with_one_row():
     alone = norm(row)
     assert torch.equal(norm.running_mean, mean)
     torch.testing.assert_close(alone, norm.eval()(row))
+
+
+def test_batch_norm_of_several_ranks_in_mixed_precision(monkeypatch):
+    """As of one process: bfloat16 rows, of which there are more than its digits count, and float32 statistics."""
+    joint, alone, rows = build_norm("batch", 4), build_norm("batch", 4), (3 * torch.randn(1001, 4) + 5).bfloat16()
+    expected = alone(rows)
+    # One of the ranks has all rows, so the sums over ranks are its own.
+    monkeypatch.setattr(students, "world_size", lambda: 2)
+    monkeypatch.setattr(students, "all_reduce_sum", lambda values: values)
+    torch.testing.assert_close(joint(rows), expected)
+    torch.testing.assert_close(joint.state_dict(), alone.state_dict())
 
 
 def test_unknown_norm():
