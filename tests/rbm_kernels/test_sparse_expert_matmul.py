@@ -72,6 +72,16 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *p: sparse_expert_matmul(*parts, *p, experts), leaves)
 
 
+def test_autocast_rounds_no_gradient():
+    _, (*parts, weight, bias, scale, gates, experts) = make(SHAPES["usual"], torch.float32)
+    leaves = [tensor.requires_grad_() for tensor in (weight, bias, scale, gates)]
+    y = sparse_expert_matmul(*parts, *leaves, experts)
+    grad = torch.randn_like(y)
+    exact = torch.autograd.grad(y, leaves, grad, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, torch.autograd.grad(y, leaves, grad), exact))
+
+
 def test_entries_in_any_order_and_repeated_ones_add_up():
     _, arguments = make((1, 10, 4, 2, 1, 0.0), torch.float64)
     x = torch.zeros(1, 10, dtype=torch.float64)

@@ -176,7 +176,8 @@ def _backward(ctx, saved, grad):
             grad, crow, col, values, weight, scale, gates, experts
         )
     if needs_bias:
-        grad_bias = dense_gates(gates, experts, weight.shape[0]).T @ grad
+        with torch._C._DisableAutocast():  # the only product here that autocast would round
+            grad_bias = dense_gates(gates, experts, weight.shape[0]).T @ grad
     if needs_gates:
         grad_gates = torch.ops.rbm.sparse_expert_matmul_backward_gates(
             grad, crow, col, values, weight, bias, scale, gates, experts
