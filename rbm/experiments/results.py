@@ -30,8 +30,9 @@ COLUMNS = (
 def figures(result: dict[str, Any], timing: dict[str, Any]) -> dict[str, str]:
     """Accuracies, epochs and size of a model from its part of a run's summary, and the seconds of its training.
 
-    The seconds are empty if the model was taken from the cache.
+    The seconds are empty if the model was taken from the cache, and its size is if only its logits were given.
     """
+    size = {name: result[name] for name in ("parameters", "active_parameters")}
     return {
         "test_at_best_val": f"{result['test_accuracy']:.5f}",
         "val": f"{result['val_accuracy']:.5f}",
@@ -39,8 +40,7 @@ def figures(result: dict[str, Any], timing: dict[str, Any]) -> dict[str, str]:
         "best_epoch": str(result["best_epoch"]),
         "epochs": str(result["epochs"]),
         "seconds": "" if timing.get("cached") else f"{timing['seconds']:.2f}",
-        "parameters": str(result["parameters"]),
-        "active_parameters": str(result["active_parameters"]),
+        **{name: "" if count is None else str(count) for name, count in size.items()},
     }
 
 

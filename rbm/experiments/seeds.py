@@ -49,7 +49,7 @@ def seeds_report(chosen: Experiment, rows: list[dict[str, str]]) -> str:
 def _cells(runs: Runs) -> list[str]:
     active = next(iter(runs.values()))["active_parameters"]
     accuracies = [str(percent(runs, column)) for column in ("test_at_best_val", "val", "test_max")]
-    return [*accuracies, f"{int(active):,}" if active else ""]
+    return [*accuracies, f"{int(active):,}" if active.isdigit() else ""]  # earlier versions wrote None
 
 
 def _best(best: str, models: dict[str, Runs]) -> str:

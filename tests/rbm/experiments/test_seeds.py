@@ -3,6 +3,7 @@
 import pytest
 
 from rbm.experiments.experiment import Experiment
+from rbm.experiments.results import figures
 from rbm.experiments.seeds import seeds_report
 
 TEST = {"teacher": [80.0, 82.0, 81.0], "mlp": [81.0, 83.0, 83.0], "rbm": [79.0, 80.0, 82.0], "glnn": [60.0, 61.0, 62.0]}
@@ -52,6 +53,19 @@ def test_a_line_for_each_model_and_the_best_student():
         " be chance); 2.00 points ahead of RbM student (p = 0.074, may be chance). p is that of a paired t-test"
         " over seeds.",
     ]
+
+
+@pytest.mark.parametrize("unknown", ["", "None"])
+def test_a_teacher_of_unknown_size(unknown):
+    """Of given logits. Earlier versions wrote None."""
+    found = [{**row, "active_parameters": unknown} if row["method"] == "teacher" else row for row in rows()]
+    assert "| Teacher | 81.00 ± 1.00 | 90.00 ± 0.00 | 82.00 ± 1.00 |  |" in seeds_report(chosen(), found).splitlines()
+
+
+def test_a_row_of_given_logits_has_no_size():
+    result = {"test_accuracy": 0.8, "val_accuracy": 0.8, "test_max": 0.8, "best_epoch": 0, "epochs": 0}
+    found = figures({**result, "parameters": None, "active_parameters": None}, {"seconds": 0.0})
+    assert (found["parameters"], found["active_parameters"]) == ("", "")
 
 
 def test_only_the_seeds_and_methods_of_the_command():
