@@ -61,6 +61,16 @@ def next_power_of_2(size: int) -> int:
     return 1 << (max(1, size) - 1).bit_length()
 
 
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    """The tensor itself if it is contiguous, else a copy; None for an optional argument that is absent."""
+    return None if tensor is None else tensor.contiguous()
+
+
+def with_adjacent_features(x: Tensor) -> Tensor:
+    """``x [B, D]`` itself, whatever the stride of its rows, if features are adjacent; else a copy."""
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
 def addressable(x: Tensor) -> Tensor:
     """``x [B, D]`` itself if features are adjacent and the rows of a tile span less than 2^31 elements; else a copy.
 

@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rbm_kernels._launching import Machine, addressable, launcher, machine_of, prepared
+from rbm_kernels._launching import Machine, addressable, contiguous, launcher, machine_of, prepared
 from rbm_kernels.ops.cosine_topk.config import configuration
 from rbm_kernels.ops.cosine_topk.kernels import cosine_topk_bwd_kernel, cosine_topk_fwd_kernel
 from rbm_kernels.ops.cosine_topk.reference import EPS
@@ -45,8 +45,8 @@ def backward(
     h, memory = addressable(h), addressable(memory)
     launch = _prepare(True, rows, features, memory.shape[0], experts.shape[1], h.dtype, machine_of(h.device))
     launch(
-        None if grad_gates is None else grad_gates.contiguous(),
-        None if grad_cosines is None else grad_cosines.contiguous(),
+        contiguous(grad_gates),
+        contiguous(grad_cosines),
         h,
         memory,
         gates.contiguous(),

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rbm_kernels._launching import launcher, prepared
+from rbm_kernels._launching import contiguous, launcher, prepared, with_adjacent_features
 from rbm_kernels.checks import MOST_SIZE, check_tiles
 from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
 from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision, reads_by_column, tile_constants
@@ -104,13 +104,13 @@ def backward_input(
     """``grad_x [B, D]`` and ``grad_gates [B, k]``. Without gates the latter is empty and one accumulator suffices."""
     how = architecture_and_precision(x)
     routing = _routing(how[1], weight, gates, experts, order, tile_experts, tile_counts, block_m)
-    grad, weight = _with_unit_columns(grad), weight.contiguous()
+    grad, weight = with_adjacent_features(grad), weight.contiguous()
     by_column = reads_by_column(*how, x.shape[0])
     if by_column:
         weight = weight.transpose(1, 2).contiguous()
     if not with_gates:
         return _multiply(grad, weight, None, routing, how, transposed=not by_column), gates.new_empty(0)
-    x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
+    x, bias = with_adjacent_features(x), contiguous(bias)
     (rows, in_features), out_features, num_experts = x.shape, grad.shape[1], weight.shape[0]
     grad_x = torch.empty((rows, in_features), dtype=x.dtype, device=x.device)
     grad_gates = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
@@ -167,7 +167,7 @@ def backward_weight(
     grad: Tensor, x: Tensor, gates: Tensor, experts: Tensor, num_experts: int, with_bias: bool = True
 ) -> tuple[Tensor, Tensor]:
     """``grad_weight [E, N, D]`` and ``grad_bias [E, N]``. Without a bias the latter is empty."""
-    grad, x = _with_unit_columns(grad), _with_unit_columns(x)
+    grad, x = with_adjacent_features(grad), with_adjacent_features(x)
     (rows, in_features), out_features = x.shape, grad.shape[1]
     grad_weight = torch.empty((num_experts, out_features, in_features), dtype=x.dtype, device=x.device)
     grad_bias = torch.empty((num_experts, out_features) if with_bias else 0, dtype=x.dtype, device=x.device)
@@ -308,7 +308,7 @@ def _multiply(
 
     ``how`` is the result of :func:`architecture_and_precision`.
     """
-    x, bias = _with_unit_columns(x), bias if bias is None else bias.contiguous()
+    x, bias = with_adjacent_features(x), contiguous(bias)
     rows, num_experts = x.shape[0], weight.shape[0]
     out_features, in_features = weight.shape[1:] if not transposed else weight.shape[:0:-1]
     y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)
@@ -372,10 +372,6 @@ def _pad(weight: Tensor, rows: int) -> Tensor:
     padded = weight.new_zeros((*weight.shape[:-1], -(-features // 8) * 8))
     padded[..., :features] = weight
     return padded
-
-
-def _with_unit_columns(rows: Tensor) -> Tensor:
-    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _constants(

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rbm_kernels._launching import launcher, machine_of, prepared
+from rbm_kernels._launching import launcher, machine_of, prepared, with_adjacent_features
 from rbm_kernels.ops.expert_order import kernels
 from rbm_kernels.ops.expert_order.op import ranks_fit, widest_number
 
@@ -76,7 +76,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tenso
     tile_counts = torch.empty((launches.tiles,), dtype=torch.int32, device=device)
     if rows == 0:
         return order, tile_experts, tile_counts
-    experts = experts if experts.stride(1) == 1 else experts.contiguous()
+    experts = with_adjacent_features(experts)
     stride = experts.stride(0)
     if launches.select is not None and launches.rank is None:
         launches.select(experts, None, order, tile_experts, tile_counts, rows, stride)

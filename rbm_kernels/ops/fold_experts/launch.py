@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rbm_kernels._launching import launcher, prepared
+from rbm_kernels._launching import contiguous, launcher, prepared
 from rbm_kernels.ops.fold_experts.config import choose_tile
 from rbm_kernels.ops.fold_experts.kernels import fold_experts_bwd_kernel, fold_experts_fwd_kernel
 from rbm_kernels.ops.fold_experts.reference import MAX_LOG_SCALE
@@ -19,8 +19,8 @@ def fold_experts(
     folded_bias = None if bias is None else torch.empty(bias.shape, dtype=dtype, device=bias.device)
     _prepare(False, *weight.shape)(
         weight.contiguous(),
-        None if bias is None else bias.contiguous(),
-        None if attention is None else attention.contiguous(),
+        contiguous(bias),
+        contiguous(attention),
         log_scale,
         folded,
         folded_bias,
@@ -47,10 +47,10 @@ def backward(
     parts = torch.empty(num_experts * triton.cdiv(in_features, tile.block_d), dtype=torch.float32, device=weight.device)
     _prepare(True, *weight.shape)(
         grad_weight.contiguous(),
-        None if grad_bias is None else grad_bias.contiguous(),
+        contiguous(grad_bias),
         weight.contiguous(),
-        None if bias is None else bias.contiguous(),
-        None if attention is None else attention.contiguous(),
+        contiguous(bias),
+        contiguous(attention),
         log_scale,
         *made,
         parts,

@@ -4,7 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from rbm_kernels._launching import Machine, addressable, launcher, machine_of, prepared
+from rbm_kernels._launching import Machine, addressable, contiguous, launcher, machine_of, prepared
 from rbm_kernels.ops.cosine_topk.reference import EPS
 from rbm_kernels.ops.expert_matmul.config import precision_of
 from rbm_kernels.ops.routed_matmul import config
@@ -23,7 +23,7 @@ def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: i
         x,
         memory,
         weight.contiguous(),
-        None if bias is None else bias.contiguous(),
+        contiguous(bias),
         y,
         rows,
         out_features,
