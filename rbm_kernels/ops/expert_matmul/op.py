@@ -154,35 +154,31 @@ def _check_order(op: str, order, tile_experts, tile_counts, block_m: int, expert
 
 
 @implement_everywhere("expert_matmul")
-def _eager(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
+def _eager(x, weight, bias, gates, experts, *_order) -> Tensor:
     _check(x, weight, bias, gates, experts)
     checks.check_indices("expert_matmul", "experts", experts, weight.shape[0])
     return reference.expert_matmul(x, weight, bias, gates, experts)
 
 
-def _fake(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
+def _fake(x, weight, bias, gates, experts, *_order) -> Tensor:
     _check(x, weight, bias, gates, experts)
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
 @implement_cuda("expert_matmul", _check)
-def _cuda(x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0) -> Tensor:
+def _cuda(x, weight, bias, gates, experts, *order) -> Tensor:
     if not _kernels_serve(x) or weight.numel() == 0:  # a grid must have at least one program
         return _eager(x, weight, bias, gates, experts)
-    return _launch().expert_matmul(x, weight, bias, gates, experts, order, tile_experts, tile_counts, block_m)
+    return _launch().expert_matmul(x, weight, bias, gates, experts, *order)
 
 
 @implement_everywhere("expert_matmul_backward_input")
-def _eager_backward_input(
-    grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
-) -> tuple[Tensor, Tensor]:
+def _eager_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *_order) -> tuple[Tensor, Tensor]:
     grad_x, grad_gates = reference.backward_input(grad, x, weight, bias, gates, experts)
     return grad_x, grad_gates if with_gates else gates.new_empty(0)
 
 
-def _fake_backward_input(
-    grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
-) -> tuple[Tensor, Tensor]:
+def _fake_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *_order) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), gates.new_empty(gates.shape if with_gates else 0)
 
 
@@ -193,14 +189,10 @@ def _check_backward_input(grad, x, weight, bias, gates, experts, with_gates=True
 
 
 @implement_cuda("expert_matmul_backward_input", _check_backward_input)
-def _cuda_backward_input(
-    grad, x, weight, bias, gates, experts, with_gates=True, order=None, tile_experts=None, tile_counts=None, block_m=0
-) -> tuple[Tensor, Tensor]:
+def _cuda_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *order) -> tuple[Tensor, Tensor]:
     if not _kernels_serve(x) or weight.numel() == 0:
         return _eager_backward_input(grad, x, weight, bias, gates, experts, with_gates)
-    return _launch().backward_input(
-        grad, x, weight, bias, gates, experts, with_gates, order, tile_experts, tile_counts, block_m
-    )
+    return _launch().backward_input(grad, x, weight, bias, gates, experts, with_gates, *order)
 
 
 @implement_everywhere("expert_matmul_backward_weight")
@@ -271,9 +263,7 @@ def _backward(ctx, saved, grad):
     )
 
 
-def _formula(
-    operate, x, weight, bias, gates, experts, order=None, tile_experts=None, tile_counts=None, block_m=0
-) -> Tensor:
+def _formula(operate, x, weight, bias, gates, experts, *_order) -> Tensor:
     return reference.expert_matmul(x, weight, bias, gates, experts)
 
 
