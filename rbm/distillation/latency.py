@@ -23,6 +23,7 @@ from rbm.teachers import edges_for, features_for
 
 # Slow calls are timed at least this often, however long it takes: percentiles of fewer times mean nothing.
 _FEWEST = 20
+_REPEATS = 30  # calls for one node, of which a run reports the median
 
 
 def milliseconds(
@@ -49,26 +50,26 @@ def milliseconds(
 
 
 @torch.no_grad()
-def student_latency(student: nn.Module, x: Features, *, repeats: int = 30) -> tuple[float, float]:
+def student_latency(student: nn.Module, x: Features) -> tuple[float, float]:
     """Median milliseconds of a student for one node, and for all rows of ``x [N, F]``."""
     x = x if isinstance(x, HalfPrecisionRows) else as_rows(x)
     with evaluating(student):
-        one_node = milliseconds(student, itertools.repeat(x[:1]), repeats)
+        one_node = milliseconds(student, itertools.repeat(x[:1]), _REPEATS)
         all_nodes = milliseconds(lambda rows: predict(student, rows), itertools.repeat(x), 3)
     return statistics.median(one_node), statistics.median(all_nodes)
 
 
 @torch.no_grad()
-def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int, repeats: int = 30) -> tuple[float, float]:
+def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int) -> tuple[float, float]:
     """Median milliseconds of a teacher for one node, including gathering its neighbourhood, and for all nodes.
 
     The nodes of the first figure are spread over the graph. Each needs its ``num_layers``-hop neighbourhood, or as many
     hops as the teacher's ``hops``.
     """
     x, edges = features_for(teacher, graph.x), edges_for(teacher, graph)
-    nodes = iter(torch.linspace(0, x.shape[0] - 1, repeats + 1, device=x.device).long().split(1))
+    nodes = iter(torch.linspace(0, x.shape[0] - 1, _REPEATS + 1, device=x.device).long().split(1))
     with evaluating(teacher):
-        one_node = milliseconds(neighborhood_answer(teacher, graph, num_layers), nodes, repeats)
+        one_node = milliseconds(neighborhood_answer(teacher, graph, num_layers), nodes, _REPEATS)
         all_nodes = milliseconds(lambda edges: teacher(x, edges), itertools.repeat(edges), 3)
     return statistics.median(one_node), statistics.median(all_nodes)
 

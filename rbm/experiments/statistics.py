@@ -90,7 +90,7 @@ def p_text(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
-def skillings_mack(blocks: Iterable[dict[str, float]], *, permutations: int = 0, seed: int = 0) -> SkillingsMack:
+def skillings_mack(blocks: Iterable[dict[str, float]], *, permutations: int = 0) -> SkillingsMack:
     r"""Test whether methods differ over graphs with missing methods (Skillings and Mack, Technometrics 1981).
 
     Methods are ranked within each block (ties share the mean rank); a missing method gets the block's mean rank. With
@@ -102,7 +102,6 @@ def skillings_mack(blocks: Iterable[dict[str, float]], *, permutations: int = 0,
     Args:
         blocks: method -> accuracy, one per graph.
         permutations: number of random orders within the blocks for ``p_simulated``, which is valid for few blocks too.
-        seed: seed of the random orders.
 
     Raises:
         ValueError: no block has two methods.
@@ -128,7 +127,7 @@ def skillings_mack(blocks: Iterable[dict[str, float]], *, permutations: int = 0,
     statistic = float(sums @ inverse @ sums)
     simulated = float("nan")
     if permutations:
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
         drawn = np.zeros((permutations, len(methods)))
         for found, ranks in zip(members, weighted, strict=True):
             drawn[:, found] += random.permuted(np.tile(ranks, (permutations, 1)), axis=1)

@@ -98,22 +98,24 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
     return "".join(f"{line}\n" for line in [*header, *(f"| {' | '.join(map(line.get, columns))} |" for line in lines)])
 
 
-def variants(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> dict[str, dict]:
-    """``"dataset, setting" -> variant -> Summary`` of a column in per cent; graphs and variants in order of rows."""
+def variants(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[str, dict[str, Summary]]:
+    """``"dataset, setting" -> variant -> Summary`` of a column of the RbM student in per cent; graphs and variants in
+    order of rows.
+    """
     found: dict[str, dict[str, Summary]] = {}
     for group, methods in group_rows(rows).items():
-        summary = percent(methods.get(method, {}), column)
+        summary = percent(methods.get("rbm", {}), column)
         if summary is not None:
             found.setdefault(f"{group.graph}, {group.setting}", {})[group.variant or "default"] = summary
     return found
 
 
-def variants_table(rows: list[dict[str, str]], method: str = "rbm", column: str = "test_at_best_val") -> str:
-    """Markdown: one row per dataset and setting, one column per variant, in per cent.
+def variants_table(rows: list[dict[str, str]], column: str = "test_at_best_val") -> str:
+    """Markdown: a column of the RbM student in per cent, one row per dataset and setting, one column per variant.
 
     The default column is the test accuracy at the best validation epoch. To choose between variants, use ``val``.
     """
-    found = variants(rows, method, column)
+    found = variants(rows, column)
     names = list(dict.fromkeys(name for of_graph in found.values() for name in of_graph))
     lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for graph, of_graph in found.items():

@@ -35,7 +35,7 @@ from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.reconstruction import SparseTarget
 from rbm.nn.simmlp import NormalizedMLP, PReLU, SimMLPStudent
-from rbm.nn.sparse_rows import Rows, SparseRows, as_rows, in_single_precision, to_dense
+from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision, to_dense
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
 from rbm.teachers.aggregation import aggregate
@@ -79,8 +79,8 @@ class AlignmentTrainer(NodeTrainer):
     def __init__(self, model: SimMLPStudent, split: GraphSplit, config: SimMLPConfig) -> None:
         super().__init__(model, split, config, None)
         self.config = config
-        self.rows = in_single_precision(as_rows(self.observed_x))
-        self.full_rows = in_single_precision(as_rows(self.full_x))
+        self.rows = in_single_precision(self.observed_x)
+        self.full_rows = in_single_precision(self.full_x)
         width, device = model.head.in_features, self.rows.device
         self.aggregator = Aggregator(width, config.propagation_layers, config.norm).to(device)
         predictor = layer_sizes(width, config.predictor_channels, width, config.predictor_layers)
@@ -160,7 +160,7 @@ class HeadTrainer(NodeTrainer):
         self.config = config
         with torch.no_grad():
             model.eval()
-            self.encoded = model.encoder(in_single_precision(as_rows(self.full_x)))
+            self.encoded = model.encoder(in_single_precision(self.full_x))
         self.labelled = self.encoded[split.observed_nodes.to(self.encoded.device)[self.train_nodes]]
 
     def build_optimizer(self) -> torch.optim.Optimizer:

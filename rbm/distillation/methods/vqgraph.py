@@ -48,7 +48,7 @@ from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.dropout import dropout
 from rbm.nn.evaluation import evaluating
-from rbm.nn.sparse_rows import Rows, as_rows, in_single_precision
+from rbm.nn.sparse_rows import Rows, in_single_precision
 from rbm.nn.students import MLPStudent
 from rbm.teachers import GCN
 from rbm.teachers.aggregation import aggregate, sparse_adjacency
@@ -202,7 +202,7 @@ class TokenizerTrainer(NodeTrainer):
     def __init__(self, model: Tokenizer, split: GraphSplit, config: TokenizerConfig) -> None:
         super().__init__(model, split, config, None)
         self.config, observed, graph = config, split.observed, split.graph
-        self.rows, self.full_rows = (in_single_precision(as_rows(x)) for x in (self.observed_x, self.full_x))
+        self.rows, self.full_rows = (in_single_precision(x) for x in (self.observed_x, self.full_x))
         self.adjacency = GCN.adjacency(observed.edge_index, observed.num_nodes)
         self.full_adjacency = self.adjacency
         if len(split.unseen_nodes):

@@ -32,6 +32,7 @@ from rbm.distillation.report.svg import (
 )
 
 FEWEST = 5
+MOST_POINTS = 400  # of a curve
 MOST_CELL_NUMBERS = 12  # largest number of classes or experts for which cells show their numbers
 Styles = Mapping[str, tuple[str, str, str]]  # model -> title, colour, marker
 
@@ -305,9 +306,9 @@ def curves_chart(records: list[dict[str, Any]], key: str, styles: Styles, best: 
     return as_svg(figure, name, f"{axes.get_ylabel()} over epochs")
 
 
-def _thinned(lines: list[dict[str, Any]], best: int | None, most: int = 400) -> list[dict[str, Any]]:
-    """At most ``most`` points of a curve, plus the selected epoch and the last one."""
-    step = -(-len(lines) // most)
+def _thinned(lines: list[dict[str, Any]], best: int | None) -> list[dict[str, Any]]:
+    """At most :data:`MOST_POINTS` points of a curve, plus the selected epoch and the last one."""
+    step = -(-len(lines) // MOST_POINTS)
     return [line for i, line in enumerate(lines) if i % step == 0 or line["epoch"] == best or i == len(lines) - 1]
 
 

@@ -148,13 +148,12 @@ def plot_training_curves(
     figures.save(figure, path)
 
 
-def plot_expert_load(loads: Tensor, path: str | Path, title: str | None = None) -> None:
+def plot_expert_load(loads: Tensor, path: str | Path) -> None:
     """Plot each expert's share of the gate mass in each layer, with a line for the even share.
 
     Args:
         loads: floating ``[L, E]``, rows sum to one.
         path: PNG file to write; its folder is created.
-        title: heading; by default ``"Load of the experts"``.
 
     Raises:
         ValueError: ``loads`` is not two-dimensional or is empty.
@@ -182,7 +181,7 @@ def plot_expert_load(loads: Tensor, path: str | Path, title: str | None = None) 
     panels[0].set_ylabel("share of gate mass")
     place = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.14)}
     panels[-1].legend(frameon=False, fontsize=8.5, labelcolor=figures.INK, **place)
-    figure.suptitle(title or "Load of the experts", x=0.01, ha="left", fontsize=12, color=figures.INK)
+    figure.suptitle("Load of the experts", x=0.01, ha="left", fontsize=12, color=figures.INK)
     figures.save(figure, path)
 
 

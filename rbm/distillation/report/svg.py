@@ -82,10 +82,10 @@ def percent_axis(axes: Axes, axis: str, low: float, high: float, *, ticks: int =
     chosen.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def around(values: Sequence[float], *, share: float = 0.12, least: float = 1.0) -> tuple[float, float]:
-    """Axis limits around values with a margin: a ``share`` of their range, or ``least`` if that is larger."""
+def around(values: Sequence[float], *, share: float = 0.12) -> tuple[float, float]:
+    """Axis limits around values with a margin: a ``share`` of their range, at least one."""
     low, high = min(values), max(values)
-    margin = max(share * (high - low), least)
+    margin = max(share * (high - low), 1.0)
     return low - margin, high + margin
 
 

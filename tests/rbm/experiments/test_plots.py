@@ -80,9 +80,9 @@ def test_bad_records(tmp_path):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 8), (2, 40)])
 def test_expert_load(tmp_path, figures, shape):
     loads = torch.rand(shape, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
-    pictures.plot_expert_load(loads, tmp_path / "load.png", title="Cora")
+    pictures.plot_expert_load(loads, tmp_path / "load.png")
     assert_picture(tmp_path / "load.png")
-    assert figures[0].get_suptitle() == "Cora"
+    assert figures[0].get_suptitle() == "Load of the experts"
     heights = [[bar.get_height() for bar in axes.patches] for axes in figures[0].axes]
     np.testing.assert_allclose(heights, loads.numpy(), rtol=1e-6)
     assert len({axes.get_ylim() for axes in figures[0].axes}) == 1, "layers are drawn on different scales"
