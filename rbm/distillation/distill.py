@@ -34,7 +34,7 @@ from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import named_after_graph
 from rbm.distillation.run_inputs import check_inputs, hashes
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
-from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent, check_student
+from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent, check_student, columns_of
 from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.teachers import TEACHERS, check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
@@ -355,8 +355,7 @@ def _train(
             source = LABELS_ALONE
             task = replace(task, teacher_outputs=outputs_of_labels(split, trained[method]))
     for trained_student in trained.values():
-        encodings = trained_student.encodings
-        trained_student.student.encodings = 0 if encodings is None else encodings.full.shape[1]
+        trained_student.student.encodings = columns_of(trained_student.encodings)
     return outputs, {method: trained[method] for method in methods}, {"neighbors": neighbors, "source": source}
 
 

@@ -4,20 +4,18 @@ After pretraining, all experts of a layer are copies of one expert. The closer t
 a plain MLP. The layer, inference, export and checkpoints do not depend on these limits.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rbm.nn.memory_router import MemoryRouter
 
-def expert_parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of mixture layers with one slice per expert: weight, bias, attention, each ``[E, ...]``."""
-    return [
-        parameter
-        for layer in layers
-        for name in ("weight", "bias", "attention")
-        if (parameter := getattr(layer, name, None)) is not None
-    ]
+
+def expert_parameters(layers: Iterable[MemoryRouter]) -> list[nn.Parameter]:
+    """The parameters of all layers with one slice per expert, each ``[E, ...]``."""
+    return [parameter for layer in layers for parameter in layer.expert_parameters()]
 
 
 def mean_expert(experts: Tensor) -> Tensor:

@@ -35,6 +35,11 @@ class TrainedStudent(NamedTuple):
     encodings: Encodings | None
 
 
+def columns_of(encodings: Encodings | None) -> int:
+    """Number of columns that encodings add to a student's rows."""
+    return 0 if encodings is None else encodings.full.shape[1]
+
+
 def check_student(kind: type) -> None:
     """Raise TypeError unless modules of class ``kind`` can be saved and loaded as students."""
     if not issubclass(kind, HubMixin):
@@ -127,7 +132,7 @@ class DistillationTask:
 
     def width(self, encodings: Encodings | None = None) -> int:
         """Number of columns of a student's input."""
-        return self.split.graph.num_features + (0 if encodings is None else encodings.full.shape[1])
+        return self.split.graph.num_features + columns_of(encodings)
 
     def hidden(self, network: Network) -> int:
         """Hidden width of a student, multiplied by ``config.inflate``."""

@@ -16,7 +16,7 @@ from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.datasets.homophily import edge_homophily
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.task import TrainedStudent
+from rbm.distillation.task import TrainedStudent, columns_of
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.parameters import count_parameters
 from rbm.nn.sparse_rows import Rows, concat_columns
@@ -176,6 +176,5 @@ def answers_right(logits: Tensor, split: GraphSplit) -> Tensor:
 
 
 def _needs(split: GraphSplit, trained: TrainedStudent) -> dict[str, Any]:
-    encodings = 0 if trained.encodings is None else trained.encodings.full.shape[1]
-    found = {"features": split.graph.num_features, "encodings": encodings}
+    found = {"features": split.graph.num_features, "encodings": columns_of(trained.encodings)}
     return found | ({"beside": trained.student.beside} if isinstance(trained.encodings, StoredHops) else {})
